@@ -11,9 +11,9 @@ from pathlib import Path
 from zlib import crc32
 
 from headway.core.run import Run
-from headway.doctor.measurement_job import MEASURED, Job, quiet, with_values
-from headway.doctor.rank_exchange import exchange, together, tried
-from headway.doctor.rank_examination import surroundings
+from headway.doctor.measurement_job import MEASURED, MeasurementJob, say_nothing, with_values
+from headway.doctor.rank_examination import examine_surroundings
+from headway.doctor.rank_exchange import measure_exchange, measure_together, try_alternatives
 from headway.launch.ranks import Ranks
 from headway.setup.build import set_up
 from headway.train.progress import Silent
@@ -23,10 +23,10 @@ from headway.train.trainer import Trainer
 
 def main(recipe: str, out: str, seconds: str) -> None:
     loaded = with_values(load_recipe(Path(recipe), ()), MEASURED, "as it is measured")
-    ranks = Ranks.from_environment(loaded.recipe.comm, quiet)
+    ranks = Ranks.from_environment(loaded.recipe.comm, say_nothing)
     assert ranks is not None
     with ranks, tempfile.TemporaryDirectory() as folder:
-        setup = set_up(loaded, say=quiet, ranks=ranks)
+        setup = set_up(loaded, say=say_nothing, ranks=ranks)
         where = Run(Path(folder) / "run")
         if ranks.speaks:
             Run.create(where.folder)
@@ -53,15 +53,15 @@ def main(recipe: str, out: str, seconds: str) -> None:
 
             trainer.meet = noted  # type: ignore[method-assign]
             trainer.meet()
-            now = together(trainer, ranks)
+            now = measure_together(trainer, ranks)
             before = seen()
-            alone = exchange(trainer, ranks, limit_s=1.0)
+            alone = measure_exchange(trainer, ranks, limit_s=1.0)
             without = all(value.grad is None for value in setup.model.parameters())
             after = seen()
-            others, late = tried(trainer, ranks, loaded.recipe.comm, now, limit_s=float(seconds))
+            others, late = try_alternatives(trainer, ranks, loaded.recipe.comm, now, limit_s=float(seconds))
             last = seen()
-            with closing(Job.of(loaded, quiet)) as job:
-                around = surroundings((), job, ranks.world)
+            with closing(MeasurementJob.from_recipe(loaded, say_nothing)) as job:
+                around = examine_surroundings((), job, ranks.world)
             if ranks.speaks:
                 found = {
                     "steps": now.steps,

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
-from headway.doctor.accuracy_parser import Scores
+from headway.doctor.accuracy_parser import AccuracyParser
 
 Found = list[tuple[str, float]]
 
 
 def found(line: str, **how: str) -> Found:
-    scores = Scores(**how)
-    return [(reading.kind, round(scores.value(reading), 6)) for reading in scores.read(line)]
+    scores = AccuracyParser(**how)
+    return [(reading.kind, round(scores.to_fraction(reading), 6)) for reading in scores.read(line)]
 
 
 KERAS = "Epoch 3/10 - 12s 31ms/step - accuracy: 0.4520 - loss: 1.5200 - val_accuracy: 0.5000 - val_loss: 1.2"
@@ -76,28 +76,28 @@ def test_the_usual_lines(line: str, expected: Found) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.text())
 def test_no_line_is_too_odd(line: str) -> None:
-    Scores().read(line)
-    Scores("a(.*)b", ".").read(line)
+    AccuracyParser().read(line)
+    AccuracyParser("a(.*)b", ".").read(line)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_json_lines_are_read_to_the_last_digit(train: float, val: float) -> None:
-    scores = Scores(scale="fraction")
+    scores = AccuracyParser(scale="fraction")
     readings = scores.read(json.dumps({"train_accuracy": train, "valid": {"accuracy": val}}))
-    assert [(one.kind, scores.value(one)) for one in readings] == [("train", train), ("val", val)]
+    assert [(one.kind, scores.to_fraction(one)) for one in readings] == [("train", train), ("val", val)]
 
 
 def test_a_script_that_shows_percent_is_known_by_a_value_above_1() -> None:
-    scores = Scores()
+    scores = AccuracyParser()
     (early,) = scores.read("val_acc: 0.9")
-    assert scores.value(early) == 0.9
-    assert scores.least(early) == pytest.approx(0.009)
-    assert Scores(scale="fraction").least(early) == 0.9
+    assert scores.to_fraction(early) == 0.9
+    assert scores.to_least_fraction(early) == pytest.approx(0.009)
+    assert AccuracyParser(scale="fraction").to_least_fraction(early) == 0.9
     scores.read("val_acc: 12.5")
-    assert scores.value(early) == pytest.approx(0.009), "what was read before is read anew"
+    assert scores.to_fraction(early) == pytest.approx(0.009), "what was read before is read anew"
     (sure,) = scores.read("train acc 9/10")
-    assert scores.value(sure) == 0.9
+    assert scores.to_fraction(sure) == 0.9
     assert found("val_acc: 0.9", scale="percent") == [("val", 0.009)]
     assert found("val_acc: 1.0 %") == [("val", 0.01)]
 
@@ -110,7 +110,7 @@ def test_patterns_of_ones_own() -> None:
 
 
 def test_a_line_that_says_of_nothing_what_it_is_of_is_kept() -> None:
-    scores = Scores()
+    scores = AccuracyParser()
     assert scores.read("epoch 3 accuracy: 0.7") == []
     scores.read("epoch 4 accuracy: 0.8")
     assert scores.unclear == "epoch 3 accuracy: 0.7"
@@ -118,12 +118,12 @@ def test_a_line_that_says_of_nothing_what_it_is_of_is_kept() -> None:
 
 def test_bad_patterns_and_scales() -> None:
     with pytest.raises(UsageError, match=r"--val-pattern: '\(' is no regular expression"):
-        Scores(val="(")
+        AccuracyParser(val="(")
     with pytest.raises(UsageError, match="there is no scale 'much'"):
-        Scores(scale="much")
+        AccuracyParser(scale="much")
 
 
 def test_a_wrong_pattern_is_shown_as_it_was_typed() -> None:
     with pytest.raises(UsageError) as caught:
-        Scores(val=r"acc=([\d.]+")
+        AccuracyParser(val=r"acc=([\d.]+")
     assert r"'acc=([\d.]+' is no regular expression" in str(caught.value)

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from tests._support import Said, command, headway, refused
 
-from headway.doctor.assess import MAY_BE_PERCENT, Goal, Lines, assess, command_of
-from headway.doctor.accuracy_parser import Scores
+from headway.doctor.accuracy_parser import AccuracyParser
+from headway.doctor.assess import MAY_BE_PERCENT, AccuracyGoal, OutputLines, assess, build_command
 
 
 def script(folder: Path, body: str, name: str = "train.py") -> Path:
@@ -133,12 +133,12 @@ def test_a_bar_drawn_in_place_counts_when_it_is_full(tmp_path: Path) -> None:
 
 
 def test_lines_of_streams() -> None:
-    lines = Lines()
+    lines = OutputLines()
     assert lines.feed(b"one\r\ntwo\nthr", 1.0)[1] == [(1.0, "one"), (1.0, "two")]
     assert lines.feed(b"ee\n\xff\xc3", 2.0)[1] == [(2.0, "three")]
     assert lines.end(3.0) == [(3.0, "\ufffd\ufffd")]
     assert lines.feed(b"\rdrawing 1/3\rdrawing 2/3", 1.0)[1] == []
-    assert lines.unfinished()
+    assert lines.is_unfinished()
     assert lines.feed(b"\rother 1/7\r", 2.0)[1] == [(2.0, "drawing 2/3")]
     assert lines.feed(b"\b\b\bother 7/7", 3.0)[1] == [(3.0, "other 7/7")]
     assert lines.feed(b"\nother 7/7\n", 4.0)[1] == [(4.0, "other 7/7")], "what is told is not told again"
@@ -177,8 +177,8 @@ def test_at_the_end_of_the_time_every_process_is_stopped(
     """Also those in a session of their own, and those that do not listen to SIGTERM."""
     monkeypatch.chdir(tmp_path)
     body = SHELLS_CHILDREN.format(ignore="trap '' TERM" if stubborn else "")
-    goal = Goal.of(0.9, 0.5, 5 / 60)
-    found = assess(command_of("sh", ["-c", body]), goal, Scores(), grace_s=0.5 if stubborn else 20)
+    goal = AccuracyGoal.from_options(0.9, 0.5, 5 / 60)
+    found = assess(build_command("sh", ["-c", body]), goal, AccuracyParser(), grace_s=0.5 if stubborn else 20)
     assert (found.passed, found.ended) == (False, "time")
     assert found.status == (-signal.SIGKILL if stubborn else -signal.SIGTERM)
     assert found.why.startswith("the training accuracy did not get there; its time was up, and the script was stopped ")
@@ -190,7 +190,7 @@ def test_children_that_hold_its_output_do_not_hold_the_verdict(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     body = CHILDREN.format(end="children[1].kill(); children[1].wait()")
     path = script(tmp_path, body)
-    found = assess(command_of(str(path)), Goal.of(None, 0.5, 1), Scores())
+    found = assess(build_command(str(path)), AccuracyGoal.from_options(None, 0.5, 1), AccuracyParser())
     assert (found.passed, found.ended) == (True, "itself")
     assert alive([int(pid) for pid in (tmp_path / "pids").read_text().split()]) == []
 
@@ -234,8 +234,10 @@ def test_the_moment_at_which_it_would_have_been_stopped_is_told_once(tmp_path: P
         if text == MAY_BE_PERCENT:
             told.touch()
 
-    goal = Goal.of(None, 0.9, 1)
-    found = assess(command_of(str(script(tmp_path, body))), goal, Scores(), echo=echo, stop_when_reached=True)
+    goal = AccuracyGoal.from_options(None, 0.9, 1)
+    found = assess(
+        build_command(str(script(tmp_path, body))), goal, AccuracyParser(), echo=echo, stop_when_reached=True
+    )
     assert (found.ended, found.kept_on) == ("itself", True)
     assert heard.count(MAY_BE_PERCENT) == 1
 

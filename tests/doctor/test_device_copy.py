@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headway.data.batch import Batch
-from headway.doctor.device_copy import copying
+from headway.doctor.device_copy import measure_copy
 
 
 def batch(samples: int, side: int) -> Batch:
@@ -18,13 +18,13 @@ def batch(samples: int, side: int) -> Batch:
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
-    assert copying(batch(4, 8), torch.device("cpu"), limit_s=1.0) is None
+    assert measure_copy(batch(4, 8), torch.device("cpu"), limit_s=1.0) is None
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_larger_images_take_longer_and_no_bus_is_faster_than_there_is() -> None:
     device = torch.device("cuda")
-    found = {side: copying(batch(256, side), device, limit_s=1.0) for side in (64, 256)}
+    found = {side: measure_copy(batch(256, side), device, limit_s=1.0) for side in (64, 256)}
     small, large = found[64], found[256]
     assert small is not None
     assert large is not None

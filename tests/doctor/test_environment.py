@@ -20,7 +20,7 @@ from tests.data._packs import folder
 from headway.data import dataset, native
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
-from headway.doctor.environment import examine
+from headway.doctor.environment import examine_environment
 from headway.setup.recipe import TrainRecipe
 
 CPUS = 8
@@ -74,7 +74,7 @@ def examined(tmp_path: Path) -> Examine:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text)
         tree = TrainRecipe.model_validate(given_of(data, **recipe))
-        found = examine(tree, CPU, data, interface, root=root, environ=environ or {})
+        found = examine_environment(tree, CPU, data, interface, root=root, environ=environ or {})
         assert all(one.what.endswith(".") and one.cure[-1:] in ("", ".") for one in found)
         assert len({one.what for one in found}) == len(found)
         return {one.what: one.cure for one in found}
@@ -139,7 +139,7 @@ def test_what_cannot_be_read_is_told_as_unknown_and_not_guessed(examined: Examin
 
 
 def test_a_real_machine_is_examined(data: Dataset) -> None:
-    found = examine(TrainRecipe.model_validate(given_of(data)), CPU, data)
+    found = examine_environment(TrainRecipe.model_validate(given_of(data)), CPU, data)
     assert len(found) > 5
     assert all(one.what.endswith(".") for one in found)
 
@@ -190,11 +190,11 @@ PROGRAM = """
 import json, os, sys, torch
 from pathlib import Path
 from headway.data import dataset
-from headway.doctor.environment import examine
+from headway.doctor.environment import examine_environment
 from headway.setup.recipe import TrainRecipe
 recipe = TrainRecipe.model_validate(json.loads(sys.argv[2]))
 environ = {} if sys.argv[3] == "hidden" else os.environ
-found = examine(recipe, torch.device("cpu"), dataset.open(sys.argv[1]), root=Path(sys.argv[4]), environ=environ)
+found = examine_environment(recipe, torch.device("cpu"), dataset.open(sys.argv[1]), root=Path(sys.argv[4]), environ=environ)
 print(json.dumps({one.what: one.cure for one in found}))
 """
 

@@ -15,12 +15,12 @@ from tests.data.tiers._server import make_pack
 
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
-from headway.doctor.contention import beside, handover
 from headway.doctor.budget import Budget
-from headway.doctor.examination import examination
-from headway.doctor.loader_measurement import fed
-from headway.doctor.measurement_job import Job, override, resized
-from headway.doctor.loop_measurement import by_batch, rate_of
+from headway.doctor.contention import measure_contention, measure_handover
+from headway.doctor.examination import examine_job
+from headway.doctor.loader_measurement import measure_loader
+from headway.doctor.loop_measurement import measure_loop_rate, measure_passes
+from headway.doctor.measurement_job import MeasurementJob, format_override, resize_batch
 from headway.doctor.sync_counter import count_syncs
 from headway.train.runs import load_recipe
 
@@ -64,8 +64,8 @@ SHORT = Budget(each=0.4, passes=0.4, side=0.1, whole=0.4, tries=1.0)
 
 def examined(folder: Path, *overrides: str, cold: bool = False) -> Profile:
     said: list[str] = []
-    with closing(Job.of(load_recipe(folder / "plain.yaml", overrides), said.append)) as job:
-        found = examination(job, said.append, SHORT, quick=True, cold=cold)
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides), said.append)) as job:
+        found = examine_job(job, said.append, SHORT, quick=True, cold=cold)
     assert said
     return found
 
@@ -106,10 +106,10 @@ def test_one_value_that_is_read_does_not_make_a_wait_of_all_that_is_done(folder:
 def test_a_slow_loader_is_measured_beside_the_loop(folder: Path) -> None:
     """A batch of it takes many steps of the loop."""
     loaded = load_recipe(folder / "plain.yaml", [*ANY_SIZE, "data.size=128", "data.cache=none"])
-    with closing(Job.of(loaded, str)) as job:
-        alone = fed(job, limit_s=0.3).rate.value
-        loop = rate_of(job, limit_s=0.3).value
-        found = beside(job, 1 / alone, 1 / loop, limit_s=3)
+    with closing(MeasurementJob.from_recipe(loaded, str)) as job:
+        alone = measure_loader(job, limit_s=0.3).rate.value
+        loop = measure_loop_rate(job, limit_s=0.3).value
+        found = measure_contention(job, 1 / alone, 1 / loop, limit_s=3)
     assert found.input_beside != found.input_alone, "too few batches came to tell what they take beside the loop"
 
 
@@ -117,20 +117,22 @@ def test_a_slow_loader_is_measured_beside_the_loop(folder: Path) -> None:
 def test_handing_batches_over_costs_short_steps_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a thread that takes 0.1 s for each round of a ring of three, which is at least twice in ten steps."""
     monkeypatch.setattr("headway.doctor.contention.PAUSE_S", 0.1)
-    with closing(Job.of(load_recipe(folder / "plain.yaml", ["batch=2", "log_every_steps=50"]), str)) as job:
-        assert handover(job, 0.005, limit_s=0) > 0.1 / (10 * 2)
-        assert handover(job, 1.0, limit_s=0) == 0
+    with closing(
+        MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", ["batch=2", "log_every_steps=50"]), str)
+    ) as job:
+        assert measure_handover(job, 0.005, limit_s=0) > 0.1 / (10 * 2)
+        assert measure_handover(job, 1.0, limit_s=0) == 0
     assert not [one for one in threading.enumerate() if one.name == "headway-doctor"]
 
 
 def test_noise_is_never_learnt(folder: Path) -> None:
     """The same images with other labels each time."""
-    with closing(Job.of(load_recipe(folder / "plain.yaml", []), str)) as job:
-        first, *others = job.noise()
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", []), str)) as job:
+        first, *others = job.make_noise()
         assert others
         assert all(torch.equal(first.images, one.images) for one in others)
         assert not all(torch.equal(first.labels, one.labels) for one in others)
-        assert not torch.equal(first.images, job.kept()[0].images)
+        assert not torch.equal(first.images, job.load_batches()[0].images)
 
 
 @pytest.mark.check
@@ -143,8 +145,8 @@ def test_what_comes_from_an_address_is_measured_as_it_comes(tmp_path: Path, monk
     write_recipe(tmp_path / "far.yaml", batch=8, data={"eval": None})
     with served(pack, bytes_s) as address:
         there = [f"data.train={address}", "data.cache=none", "data.size=32", *ANY_SIZE]
-        with closing(Job.of(load_recipe(tmp_path / "far.yaml", there), str)) as job:
-            found = fed(job, limit_s=1.5)
+        with closing(MeasurementJob.from_recipe(load_recipe(tmp_path / "far.yaml", there), str)) as job:
+            found = measure_loader(job, limit_s=1.5)
     most = bytes_s / (96 * 96 * 3)
     assert found.rate.value < 1.3 * most
     assert found.seconds["storage"] > 0.5 / found.rate.value
@@ -222,34 +224,34 @@ def test_synthetic_data_have_no_input(folder: Path) -> None:
 def test_syncs_are_counted_by_stage_and_by_line(folder: Path) -> None:
     profiling = sys.getprofile()
     loaded = load_recipe(folder / "plain.yaml", ["transform=holders.py:reads", "log_every_steps=50"])
-    job = Job.of(loaded, lambda text: None)
+    job = MeasurementJob.from_recipe(loaded, lambda text: None)
     try:
-        with job.trainer(batches=job.kept()) as trainer:
+        with job.open_trainer(batches=job.load_batches()) as trainer:
             found = count_syncs(trainer)
     finally:
         job.close()
-    assert found.of == {"augment": 1920}  # 30 images of 8 x 8: fewer than it would read
+    assert found.by_stage == {"augment": 1920}  # 30 images of 8 x 8: fewer than it would read
     (place,) = [place for place, line in found.lines.items() if line.reads]
     assert (place.within, Path(place.file).name, found.lines[place].reads) == ("transform", "holders.py", 1920)
     assert sys.getprofile() is profiling
 
 
 def test_a_clean_step_has_no_syncs(folder: Path) -> None:
-    job = Job.of(load_recipe(folder / "plain.yaml", ["log_every_steps=50"]), lambda text: None)
+    job = MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", ["log_every_steps=50"]), lambda text: None)
     try:
-        with job.trainer(batches=job.kept()) as trainer:
+        with job.open_trainer(batches=job.load_batches()) as trainer:
             assert count_syncs(trainer).count == 0
-        passes = by_batch(job, limit_s=0.1)
+        passes = measure_passes(job, limit_s=0.1)
         assert {2, 30} <= passes.keys()
     finally:
         job.close()
 
 
 def test_batches_of_another_size_repeat_their_samples(folder: Path) -> None:
-    job = Job.of(load_recipe(folder / "plain.yaml", []), lambda text: None)
+    job = MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", []), lambda text: None)
     try:
-        first = job.kept()[0]
-        other = resized(first, 70, torch.device("cpu"))
+        first = job.load_batches()[0]
+        other = resize_batch(first, 70, torch.device("cpu"))
     finally:
         job.close()
     assert len(other.images) == len(other.labels) == len(other.positions) == 70
@@ -258,7 +260,7 @@ def test_batches_of_another_size_repeat_their_samples(folder: Path) -> None:
 
 
 def test_changes_are_said_as_the_command_line_takes_them() -> None:
-    assert override({"data__threads": 2, "channels_last": False}) == "data.threads=2 channels_last=false"
+    assert format_override({"data__threads": 2, "channels_last": False}) == "data.threads=2 channels_last=false"
 
 
 def test_wrong_usage_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -12,16 +12,21 @@ from tests._support import packed_digits, write_recipe
 from headway.core.profile import Profile, Rate
 from headway.doctor import knob_search
 from headway.doctor.budget import Budget
-from headway.doctor.examination import examination
-from headway.doctor.loader_measurement import Fed, augmentation, by_threads, fed
-from headway.doctor.measurement_job import Job, quiet
-from headway.doctor.memory_cache_estimate import keeps, memory_fed
-from headway.doctor.knob_search import Knobs
-from headway.doctor.loop_measurement import Looped
-from headway.doctor.throughput_model import Model
-from headway.doctor.stalls import Stall, checkpoint, evaluation
-from headway.doctor.sync_counter import Syncs
-from headway.doctor.tune import changes_of
+from headway.doctor.examination import examine_job
+from headway.doctor.knob_search import KnobSearch
+from headway.doctor.loader_measurement import (
+    LoaderMeasurement,
+    measure_augmentation,
+    measure_by_threads,
+    measure_loader,
+)
+from headway.doctor.loop_measurement import LoopMeasurement
+from headway.doctor.measurement_job import MeasurementJob, say_nothing
+from headway.doctor.memory_cache_estimate import fits_in_memory, measure_memory_loader
+from headway.doctor.stalls import Stall, measure_checkpoint, measure_evaluation
+from headway.doctor.sync_counter import SyncCounts
+from headway.doctor.throughput_model import ThroughputModel
+from headway.doctor.tune import parse_changes
 from headway.train.runs import load_recipe
 
 
@@ -33,7 +38,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(recipe: Path) -> Profile:
+def search(recipe: Path) -> Profile:
     slow = [
         "channels_last=false",
         "checkpoint.every_steps=1",
@@ -41,8 +46,8 @@ def found(recipe: Path) -> Profile:
         "model.factory=net.py:wide",
     ]
     short = Budget(each=0.4, passes=0.2, side=0.1, whole=0.4, tries=3.0)
-    with closing(Job.of(load_recipe(recipe, slow), quiet)) as job:
-        return examination(job, quiet, short, quick=True)
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, slow), say_nothing)) as job:
+        return examine_job(job, say_nothing, short, quick=True)
 
 
 @pytest.mark.check
@@ -51,7 +56,7 @@ def test_every_knob_is_taken_by_the_recipe(recipe: Path, found: Profile) -> None
     for knob in found.knobs:
         if knob.override:
             loaded = load_recipe(recipe, knob.override.split(" "))
-            for key, value in changes_of(knob.override).items():
+            for key, value in parse_changes(knob.override).items():
                 assert dict(loaded.leaves())[key] == value
 
 
@@ -68,9 +73,9 @@ def stated(value: float) -> Rate:
     return Rate(value=value, low=value, high=value, windows=1)
 
 
-def fed_at(value: float) -> Fed:
+def fed_at(value: float) -> LoaderMeasurement:
     stages = {"storage": 0.1, "decode": 0.8, "augment": 0.0, "collate": 0.1}
-    return Fed(stated(value), {name: share / value for name, share in stages.items()}, 100, 1, 3)
+    return LoaderMeasurement(stated(value), {name: share / value for name, share in stages.items()}, 100, 1, 3)
 
 
 def test_what_stalls_is_offered_rarer_times_and_checkpoints_a_thread(
@@ -79,16 +84,20 @@ def test_what_stalls_is_offered_rarer_times_and_checkpoints_a_thread(
     """With stated seconds of a sample: 1 of the loop, 60 of evaluations, 39 of checkpoints, of which a thread leaves
     3. The best comes first."""
 
-    def copied(job: Job, limit_s: float) -> Stall:
+    def copied(job: MeasurementJob, limit_s: float) -> Stall:
         assert job.loaded.recipe.checkpoint.asynchronous
         return Stall(3.0 * job.batch, job.batch, "stated")
 
-    monkeypatch.setattr(knob_search, "checkpoint", copied)
-    model = Model({"input": {}, "loop": {"compute": 1.0}, "stall": {"evaluate": 60.0, "checkpoint": 39.0}}, 1.0, 1.0)
-    loop = Looped(stated(1.0), {"compute": 1.0}, {60: 60.0}, Syncs())
+    monkeypatch.setattr(knob_search, "measure_checkpoint", copied)
+    model = ThroughputModel(
+        {"input": {}, "loop": {"compute": 1.0}, "stall": {"evaluate": 60.0, "checkpoint": 39.0}}, 1.0, 1.0
+    )
+    loop = LoopMeasurement(stated(1.0), {"compute": 1.0}, {60: 60.0}, SyncCounts())
     waits = ["checkpoint.every_steps=1", "checkpoint.asynchronous=false"]
-    with closing(Job.of(load_recipe(recipe, waits), quiet)) as job:
-        offered = Knobs(job, model, None, None, None, loop, quiet, 0.1, 600).found(torch.device("cpu"), quick=True)
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, waits), say_nothing)) as job:
+        offered = KnobSearch(job, model, None, None, None, loop, say_nothing, 0.1, 600).search(
+            torch.device("cpu"), quick=True
+        )
     assert [(one.override, one.cures, one.measured) for one in offered] == [
         ("evaluate.every_epochs=4.0", "evaluate", False),
         ("checkpoint.asynchronous=true", "checkpoint", True),
@@ -101,13 +110,13 @@ def test_what_stalls_is_offered_rarer_times_and_checkpoints_a_thread(
 
 def test_what_feeds_the_loop_adds_up(recipe: Path) -> None:
     """As it is, and as memory would feed it: records of which nothing is read or decoded."""
-    with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
-        assert keeps(job)
-        decoded, kept = fed(job, limit_s=0.3), memory_fed(job, limit_s=0.3)
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, []), say_nothing)) as job:
+        assert fits_in_memory(job)
+        decoded, kept = measure_loader(job, limit_s=0.3), measure_memory_loader(job, limit_s=0.3)
         for found in (decoded, kept):
             assert sum(found.seconds.values()) == pytest.approx(1 / found.rate.value)
-        assert augmentation(job, decoded, limit_s=0.1) == 0
-        threads = by_threads(job, decoded, 2, limit_s=0.1)
+        assert measure_augmentation(job, decoded, limit_s=0.1) == 0
+        threads = measure_by_threads(job, decoded, 2, limit_s=0.1)
         assert threads.threads == (1, 2)
         assert threads.images_s[0] == decoded.rate.value
 
@@ -117,34 +126,34 @@ def test_memory_is_offered_where_images_are_decoded_again_and_again(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, cold_s: float, offered: list[float]
 ) -> None:
     """Which the first epoch does not do. At stated rates."""
-    monkeypatch.setattr(knob_search, "memory_fed", lambda job, limit_s: fed_at(500))
+    monkeypatch.setattr(knob_search, "measure_memory_loader", lambda job, limit_s: fed_at(500))
     now = fed_at(100)
     sides = {
         "input": {**now.seconds, "storage": now.seconds["storage"] + cold_s},
         "loop": {"compute": 1e-9},
         "stall": {},
     }
-    loop = Looped(stated(1e9), {"compute": 1e-9}, {60: 6e-8}, Syncs())
-    with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
-        tried = Knobs(job, Model(sides, 1.0, 1.0), None, now, None, loop, quiet, 0.1, 60)
-        found = tried.found(torch.device("cpu"), quick=True)
+    loop = LoopMeasurement(stated(1e9), {"compute": 1e-9}, {60: 6e-8}, SyncCounts())
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, []), say_nothing)) as job:
+        tried = KnobSearch(job, ThroughputModel(sides, 1.0, 1.0), None, now, None, loop, say_nothing, 0.1, 60)
+        found = tried.search(torch.device("cpu"), quick=True)
     gains = [one.gain for one in found if one.override == "data.cache=memory"]
     assert gains == pytest.approx(offered)
 
 
 def test_a_set_of_many_sizes_has_no_place_in_memory(recipe: Path) -> None:
-    job = Job.of(load_recipe(recipe, ["data.size=8", "data.scaled=true"]), quiet)
+    job = MeasurementJob.from_recipe(load_recipe(recipe, ["data.size=8", "data.scaled=true"]), say_nothing)
     try:
-        assert not keeps(job)
+        assert not fits_in_memory(job)
     finally:
         job.close()
 
 
 def test_stalls_are_of_one_event_and_its_interval(recipe: Path) -> None:
     often = ["checkpoint.every_steps=3", "evaluate.every_epochs=0.5"]
-    job = Job.of(load_recipe(recipe, often), quiet)
+    job = MeasurementJob.from_recipe(load_recipe(recipe, often), say_nothing)
     try:
-        evaluated, saved = evaluation(job, limit_s=5), checkpoint(job, limit_s=1)
+        evaluated, saved = measure_evaluation(job, limit_s=5), measure_checkpoint(job, limit_s=1)
     finally:
         job.close()
     assert evaluated is not None
@@ -153,8 +162,8 @@ def test_stalls_are_of_one_event_and_its_interval(recipe: Path) -> None:
     assert "all 150 images" in evaluated.how
     assert saved.every == 180
     assert saved.seconds == pytest.approx(saved.once_s / 180)
-    without = Job.of(load_recipe(recipe, ["data.eval=null"]), quiet)
+    without = MeasurementJob.from_recipe(load_recipe(recipe, ["data.eval=null"]), say_nothing)
     try:
-        assert evaluation(without, limit_s=1) is None
+        assert measure_evaluation(without, limit_s=1) is None
     finally:
         without.close()

@@ -13,9 +13,9 @@ from tests.doctor._profile import ceilings, knobs, profile, runs
 from tests.page.test_browser import opened
 
 from headway.core.profile import Profile, Threads, Together
-from headway.doctor.profile_page import SECTIONS, panels, write
+from headway.doctor.profile_page import SECTIONS, build_panels, write_page
 from headway.doctor.roofline import SAME_SIZE
-from headway.doctor.terminal_text import alone
+from headway.doctor.terminal_text import compute_stage_rates
 from headway.page import report
 from headway.page.panel import Panel
 
@@ -38,7 +38,7 @@ BARE: dict[str, Any] = {
 
 
 def found(shown: Profile) -> dict[str, Panel]:
-    return {one.name: one for one in panels(shown)}
+    return {one.name: one for one in build_panels(shown)}
 
 
 def series(panel: Panel) -> dict[str, dict[float, float]]:
@@ -48,13 +48,13 @@ def series(panel: Panel) -> dict[str, dict[float, float]]:
 def test_a_profile_on_disk_gives_the_same_page_each_time(tmp_path: Path) -> None:
     shown = profile()
     shown.write(tmp_path / "profile.json")
-    write(shown, tmp_path / "one.html")
-    write(Profile.read(tmp_path / "profile.json"), tmp_path / "other.html")
+    write_page(shown, tmp_path / "one.html")
+    write_page(Profile.read(tmp_path / "profile.json"), tmp_path / "other.html")
     page = (tmp_path / "one.html").read_bytes()
     assert page == (tmp_path / "other.html").read_bytes()
     assert b"host/IO limited" in page
     with pytest.raises(FileNotFoundError):
-        write(shown, tmp_path / "absent" / "page.html")
+        write_page(shown, tmp_path / "absent" / "page.html")
 
 
 def test_what_is_not_in_the_profile_is_not_drawn() -> None:
@@ -77,7 +77,7 @@ def test_the_verdict_stands_first() -> None:
     assert values["at most"][0] == "1.34 times"
     assert values["best knob"] == ("1.31 times", "images decoded once: data.cache=memory")
     assert card.note == shown.verdict.sentence
-    assert panels(shown)[0] == card
+    assert build_panels(shown)[0] == card
 
 
 def test_runs_that_contradict_each_other_confirm_nothing() -> None:
@@ -89,7 +89,7 @@ def test_runs_that_contradict_each_other_confirm_nothing() -> None:
 
 def test_a_bar_for_each_stage_and_a_line_for_now_and_for_the_best_knob() -> None:
     for shown in (profile(), profile(ranks=4)):
-        chart, bars = found(shown)["pipeline"], alone(shown)
+        chart, bars = found(shown)["pipeline"], compute_stage_rates(shown)
         stacks = chart.data["stacks"]
         assert [one["name"] for one in stacks] == ["loader", "training loop", "stalls", "together"]
         assert [max(values) for values in zip(*(one["values"] for one in stacks), strict=True)] == [
@@ -133,7 +133,7 @@ def test_rates_by_image_size() -> None:
     shown = profile()
     drawn = series(found(shown)["sizes"])
     loader, loop = drawn["loader, computed"], drawn["training loop, computed"]
-    own = {bar.name: bar.images_s for bar in alone(shown)}
+    own = {bar.name: bar.images_s for bar in compute_stage_rates(shown)}
     assert loader[32.0] == pytest.approx(own["loader together"])
     assert loop[32.0] == pytest.approx(own["training loop together"])
     assert loader[64] == pytest.approx(own["loader together"] / 4)
@@ -237,13 +237,13 @@ def test_a_browser_draws_every_chart(tmp_path: Path) -> None:
     page = tmp_path / "doctor.html"
     ranks = {f"rank {rank} seconds a step": 0.03 + rank / 1e3 for rank in range(4)}
     shown = profile(facts=profile().facts | ranks)
-    write(shown, page)
+    write_page(shown, page)
     document, console = opened(page, "--disable-3d-apis", "--window-size=1400,900")
     assert console == []
     articles = dict(re.findall(r'<article id="([^"]+)"(.*?)</article>', document, re.DOTALL))
     for name in ("pipeline", "anatomy", "threads", "sizes", "launch", "flops", "runs", "ranks"):
         assert 'class="main-svg"' in articles[name], name
-    assert articles["pipeline"].count('class="point"') >= len(alone(shown))
+    assert articles["pipeline"].count('class="point"') >= len(compute_stage_rates(shown))
     labels = re.findall(r'class="annotation-text"[^>]*>([^<]*)<', articles["pipeline"])
     assert labels == ["measured: 2,980", "with images decoded once: 4,087"]
     assert articles["pipeline"].count('class="shapelayer"') >= 1

@@ -15,10 +15,10 @@ from tests._support import finished, packed_digits, write_recipe
 
 from headway.core.profile import Ceiling, Profile, Rate, Side, Together, Verdict
 from headway.doctor.budget import Budget
-from headway.doctor.examination import examination
-from headway.doctor.measurement_job import Job, quiet
-from headway.doctor.rank_exchange import Exchange, Joint, Tried, better
-from headway.doctor.rank_examination import joined
+from headway.doctor.examination import examine_job
+from headway.doctor.measurement_job import MeasurementJob, say_nothing
+from headway.doctor.rank_examination import join_profiles
+from headway.doctor.rank_exchange import CommTrial, ExchangeMeasurement, JointRate, select_faster
 from headway.launch.hosts import Host, hosts_of
 from headway.launch.launcher import launch
 from headway.train.runs import load_recipe
@@ -83,8 +83,8 @@ def profile(loop_s: float, *, batch: int = 10) -> Profile:
     )  # fmt: skip
 
 
-def joint(value: float, steps: int = 9) -> Joint:
-    return Joint(rate(value), steps)
+def joint(value: float, steps: int = 9) -> JointRate:
+    return JointRate(rate(value), steps)
 
 
 def rate(value: float, spread: float = 0.0) -> Rate:
@@ -92,7 +92,7 @@ def rate(value: float, spread: float = 0.0) -> Rate:
 
 
 def test_ranks_that_are_alike_and_no_exchange_give_their_sum() -> None:
-    found = joined([profile(1e-3), profile(1e-3)], joint(2000), joint(2000), "cpu", between=False)
+    found = join_profiles([profile(1e-3), profile(1e-3)], joint(2000), joint(2000), "cpu", between=False)
     assert found.ranks == 2
     assert found.predicted == pytest.approx(2000)
     assert found.verdict.stage == "compute"
@@ -100,7 +100,7 @@ def test_ranks_that_are_alike_and_no_exchange_give_their_sum() -> None:
 
 
 def test_what_nobody_takes_alone_is_the_exchange() -> None:
-    found = joined([profile(1e-3), profile(1e-3)], joint(500), joint(500), "cpu", between=True)
+    found = join_profiles([profile(1e-3), profile(1e-3)], joint(500), joint(500), "cpu", between=True)
     assert found.verdict.kind == "communication limited"
     assert found.verdict.stage == "reduce"
     assert found.facts["exchange seconds a step"] == pytest.approx(0.03)
@@ -109,7 +109,7 @@ def test_what_nobody_takes_alone_is_the_exchange() -> None:
 
 
 def test_a_slow_rank_is_told_from_the_exchange() -> None:
-    found = joined([profile(1e-3), profile(1e-3), profile(5e-3)], joint(600), joint(600), "cpu", between=False)
+    found = join_profiles([profile(1e-3), profile(1e-3), profile(5e-3)], joint(600), joint(600), "cpu", between=False)
     assert found.verdict.stage == "slow rank"
     assert found.ceiling("reduce").seconds == pytest.approx(0, abs=1e-9)  # type: ignore[union-attr]
     assert "rank 2" in found.ceiling("slow rank").how  # type: ignore[union-attr]
@@ -124,47 +124,47 @@ def test_no_rank_drops_files_that_others_read(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("headway.doctor.examination.evict", dropped.append)
     monkeypatch.setattr("headway.doctor.storage.evict", dropped.append)
     short = Budget(each=0.2, passes=0.2, side=0.05, whole=0.2, tries=0.0)
-    with closing(Job.of(load_recipe(recipe, ()), quiet)) as job:
-        found = examination(job, quiet, short, quick=True, barrier=lambda: None)
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, ()), say_nothing)) as job:
+        found = examine_job(job, say_nothing, short, quick=True, barrier=lambda: None)
     assert dropped == []
     assert [one.split(":")[0] for one in found.not_measured if "by one process alone" in one] == ["The first epoch"]
     assert found.runs[-1].name == "cold"
     assert found.runs[-1].images_s is None
 
 
-ALONE = Exchange(seconds=0.04, bytes=4_000_000, latency_s=1e-4, buckets=3, algorithm="ring")
+ALONE = ExchangeMeasurement(seconds=0.04, bytes=4_000_000, latency_s=1e-4, buckets=3, algorithm="ring")
 
 
 def test_what_of_the_exchange_is_hidden_is_told() -> None:
     two = [profile(1e-3), profile(1e-3)]
-    found = joined(two, joint(500, 90), joint(400, 60), "cpu", between=False, alone=ALONE)
+    found = join_profiles(two, joint(500, 90), joint(400, 60), "cpu", between=False, alone=ALONE)
     how = found.ceiling("reduce").how  # type: ignore[union-attr]
     assert "30 ms of 40 ms stay exposed (4 MB in 3 buckets, most by ring)" in how
     assert found.facts["exchange alone seconds a step"] == pytest.approx(0.04)
     assert found.facts["exchange bytes/s"] == pytest.approx(1e8)
     assert found.facts["exchange latency seconds"] == 1e-4
     assert [(one.name, one.steps) for one in found.runs] == [("replay", 90), ("warm", 60)]
-    found = joined(two, joint(250), joint(250), "cpu", between=False, alone=ALONE)
+    found = join_profiles(two, joint(250), joint(250), "cpu", between=False, alone=ALONE)
     assert "70 ms; the exchange alone takes 40 ms" in found.ceiling("reduce").how  # type: ignore[union-attr]
 
 
 def test_another_algorithm_saves_no_more_than_is_exposed() -> None:
     two = [profile(1e-3), profile(1e-3)]
-    others = [Tried("by tree", "comm.algorithm=tree", 1.25), Tried("larger", "comm.bucket_mb=4.0", 9.0)]
-    found = joined(two, joint(500), joint(500), "cpu", between=False, others=others)
+    others = [CommTrial("by tree", "comm.algorithm=tree", 1.25), CommTrial("larger", "comm.bucket_mb=4.0", 9.0)]
+    found = join_profiles(two, joint(500), joint(500), "cpu", between=False, others=others)
     assert [knob.override for knob in found.knobs] == ["comm.bucket_mb=4.0", "comm.algorithm=tree"]
     assert [knob.gain for knob in found.knobs] == pytest.approx([4, 1.25])
     assert all(knob.exact and knob.measured and knob.cures == "reduce" for knob in found.knobs)
-    hidden = joined(two, joint(2000), joint(2000), "cpu", between=False, others=others)
+    hidden = join_profiles(two, joint(2000), joint(2000), "cpu", between=False, others=others)
     assert hidden.knobs == ()
 
 
 def test_what_is_within_the_noise_is_no_gain() -> None:
     tree = {"algorithm": "tree"}
-    assert [one.gain for one in better([(tree, rate(120, 0.1))], rate(100, 0.1))] == [1.2]
-    assert better([(tree, rate(120, 0.2))], rate(100, 0.1)) == []
-    assert better([(tree, rate(120, 0.1))], rate(100, 0.3)) == []
-    assert better([(tree, rate(100.5))], rate(100)) == []
+    assert [one.gain for one in select_faster([(tree, rate(120, 0.1))], rate(100, 0.1))] == [1.2]
+    assert select_faster([(tree, rate(120, 0.2))], rate(100, 0.1)) == []
+    assert select_faster([(tree, rate(120, 0.1))], rate(100, 0.3)) == []
+    assert select_faster([(tree, rate(100.5))], rate(100)) == []
 
 
 def many_buckets(folder: Path) -> Path:

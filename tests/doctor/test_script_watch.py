@@ -10,7 +10,7 @@ import pytest
 
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.doctor import script_watch
-from headway.doctor.script_watch import run
+from headway.doctor.script_watch import watch_script
 
 TRAIN = """
 import sys
@@ -55,7 +55,7 @@ def written(folder: Path, body: str, **values: object) -> Path:
 
 
 def test_a_script_is_watched_for_so_many_steps_and_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = run(written(tmp_path, TRAIN, EPOCHS=1000), ["--lr", "0.1"], steps=60)
+    found = watch_script(written(tmp_path, TRAIN, EPOCHS=1000), ["--lr", "0.1"], steps=60)
     assert found.steps == 60 - 1, "all but the first one of the second epoch"
     assert found.epochs == 2
     assert found.batch == 8
@@ -74,17 +74,17 @@ def test_a_script_is_watched_for_so_many_steps_and_ended(tmp_path: Path, capfd: 
 
 def test_a_loader_that_is_made_anew_in_each_epoch_is_the_same_loop(tmp_path: Path) -> None:
     anew = "        train = DataLoader(data, batch_size=8, shuffle=True)\n        for step,"
-    found = run(written(tmp_path, TRAIN.replace("        for step,", anew), EPOCHS=1000), steps=120)
+    found = watch_script(written(tmp_path, TRAIN.replace("        for step,", anew), EPOCHS=1000), steps=120)
     assert found.epochs == 3, "of 50 steps each; those of evaluation, of the same data in another order, are not seen"
     assert (found.batch, found.steps) == (8, 120 - 2)
 
 
 def test_a_short_script_ends_by_itself_and_tells_what_it_can(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = run(written(tmp_path, TRAIN.replace("randn(400", "randn(80").replace("(400,)", "(80,)"), EPOCHS=1))
+    found = watch_script(written(tmp_path, TRAIN.replace("randn(400", "randn(80").replace("(400,)", "(80,)"), EPOCHS=1))
     assert found.kind is None
     assert "are needed" in found.sentence
     assert "ended by itself" in capfd.readouterr().out
-    found = run(written(tmp_path, TRAIN, EPOCHS=2), seconds=600, to_stderr=True)
+    found = watch_script(written(tmp_path, TRAIN, EPOCHS=2), seconds=600, to_stderr=True)
     assert found.kind is not None
     said = capfd.readouterr()
     assert said.out == ""
@@ -92,20 +92,20 @@ def test_a_short_script_ends_by_itself_and_tells_what_it_can(tmp_path: Path, cap
 
 
 def test_its_time_is_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run(written(tmp_path, TRAIN, EPOCHS=10**9), seconds=0.1)
+    watch_script(written(tmp_path, TRAIN, EPOCHS=10**9), seconds=0.1)
     assert "saved at" in capfd.readouterr().out
 
 
 def test_a_script_that_fails_shows_where(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     body = "def deep():\n    raise ZeroDivisionError('of the user')\n\ndeep()\n"
     with pytest.raises(UserCodeError, match=r"train\.py: ZeroDivisionError: of the user"):
-        run(written(tmp_path, body))
+        watch_script(written(tmp_path, body))
     said = capfd.readouterr().err
     assert said.startswith("Traceback (most recent call last):\n")
     assert said.count("train.py") == 2, "its own frames alone"
     assert "runpy" not in said
     with pytest.raises(UserCodeError, match=r"train\.py: SyntaxError"):
-        run(written(tmp_path, "def ("))
+        watch_script(written(tmp_path, "def ("))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_script_that_fails_shows_where(tmp_path: Path, capfd: pytest.CaptureFi
 )
 def test_a_script_that_leaves(body: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserCodeError, match=said):
-        run(written(tmp_path, body))
+        watch_script(written(tmp_path, body))
 
 
 ALONE = """
@@ -134,9 +134,9 @@ for _ in range(20):
 
 def test_a_script_without_such_a_loop(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match=r"its optimizer stepped 20 times, never .*headway\.watch\.watch"):
-        run(written(tmp_path, ALONE))
+        watch_script(written(tmp_path, ALONE))
     with pytest.raises(HeadwayError, match="no optimizer of torch stepped"):
-        run(written(tmp_path, "print('hello')"))
+        watch_script(written(tmp_path, "print('hello')"))
 
 
 STUBBORN = """
@@ -157,7 +157,7 @@ while True:
 
 def test_a_script_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_watch, "GRACE_S", 0.5)
-    assert run(written(tmp_path, STUBBORN), steps=30).steps >= 29
+    assert watch_script(written(tmp_path, STUBBORN), steps=30).steps >= 29
 
 
 SPAWNED = """
@@ -185,7 +185,7 @@ if __name__ == "__main__":
 def test_workers_that_are_started_anew_find_what_the_script_defines(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = run(written(tmp_path, SPAWNED), seconds=600)
+    found = watch_script(written(tmp_path, SPAWNED), seconds=600)
     said = capfd.readouterr()
     assert "ended by itself" in said.out
     assert said.err == "", "nor a warning of the hooks that look for the network"
@@ -201,12 +201,12 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
         (Path(os.devnull), "there is no file"),
     ):
         with pytest.raises(UsageError, match=said):
-            run(wrong)
+            watch_script(wrong)
     (tmp_path / "train.sh").write_text("true")
     with pytest.raises(UsageError, match="this is no Python file"):
-        run(tmp_path / "train.sh")
+        watch_script(tmp_path / "train.sh")
     with pytest.raises(UsageError, match="--steps: 0 steps are nothing"):
-        run(path, steps=0)
+        watch_script(path, steps=0)
     for seconds in (0, -1, float("nan"), float("inf")):
         with pytest.raises(UsageError, match=r"--seconds: .* are nothing"):
-            run(path, seconds=seconds)
+            watch_script(path, seconds=seconds)

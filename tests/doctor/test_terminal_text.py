@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 from tests.doctor._profile import ceilings, knobs, profile, runs
 
 from headway.core.profile import OFF, Ceiling, Finding, Profile, Side, Verdict
-from headway.doctor.throughput_model import Model
-from headway.doctor.terminal_text import BLOCKS, COLUMNS, NOT_MEASURED, STAGES, alone, number, text
-from headway.doctor.verdict import verdict
+from headway.doctor.terminal_text import (
+    BLOCKS,
+    COLUMNS,
+    NOT_MEASURED,
+    STAGES,
+    compute_stage_rates,
+    format_number,
+    format_profile,
+)
+from headway.doctor.throughput_model import ThroughputModel
+from headway.doctor.verdict import conclude_verdict
 
 WORDS = ("", "a", "two words.", "a\nline", "\u00e4 long", "x" * 130, "all of a sentence " * 12, "a-b=c " * 30)
 SENTENCE = st.sampled_from(WORDS) | st.text(max_size=20)
@@ -25,7 +33,7 @@ def ceiling(stage: str, seconds: float, side: Side = "loop") -> Ceiling:
 
 def drawn(found: Profile) -> dict[str, tuple[float, str]]:
     """(columns of the bar, what follows the number) by name."""
-    rows = re.findall(r"^  (\S[^\u2588\n]*?) +(\u2588\S*) +([\d,.]+)(.*)$", text(found), re.MULTILINE)
+    rows = re.findall(r"^  (\S[^\u2588\n]*?) +(\u2588\S*) +([\d,.]+)(.*)$", format_profile(found), re.MULTILINE)
     return {name: (BLOCKS.index(bar[-1]) / 8 + len(bar) - 1, rest.strip()) for name, bar, _, rest in rows}
 
 
@@ -59,7 +67,7 @@ def profiles(draw: st.DrawFn) -> Profile:
 @given(profiles(), st.booleans())
 @settings(deadline=None)
 def test_it_fits_a_terminal(found: Profile, blocks: bool) -> None:
-    lines = text(found, blocks=blocks).split("\n")
+    lines = format_profile(found, blocks=blocks).split("\n")
     assert len(lines) <= 60
     assert max(map(len, lines)) <= COLUMNS
 
@@ -74,7 +82,7 @@ def test_where_everything_is_long_each_part_keeps_its_lines() -> None:
         verdict=profile().verdict.model_copy(update={"sentence": long, "unexplained": long}),
         not_measured=["A thing."] * 40,
     )
-    said = text(full).split("\n")
+    said = format_profile(full).split("\n")
     assert len(said) == 60
     assert said.count("  ... and 35 more, in the profile.") == 1  # faults
     assert said.count("  ... and 36 more, in the profile.") == 1  # knobs, two lines each
@@ -83,7 +91,7 @@ def test_where_everything_is_long_each_part_keeps_its_lines() -> None:
 
 
 def test_it_says_what_limits_and_how_far_the_prediction_is_off() -> None:
-    said = text(profile())
+    said = format_profile(profile())
     assert said.startswith("cifar10, later epochs, batch 128: host/IO limited\n")
     assert "Limit: decode, then compute.\n" in said
     assert "Predicted 3,120 images/s, measured 2,980 (+4.7 %), stalls computed in both." in said
@@ -93,30 +101,30 @@ def test_it_says_what_limits_and_how_far_the_prediction_is_off() -> None:
     assert "While both run on 2 cores, the loader takes 1.14 and the loop 1.05 times as long as alone." in said
     assert said.endswith("All this took 61.3 s.")
     steady = [one for one in ceilings() if one.side != "stall"]
-    assert "Predicted 3,120 images/s, measured 2,980 (+4.7 %)." in text(profile(ceilings=steady))
+    assert "Predicted 3,120 images/s, measured 2,980 (+4.7 %)." in format_profile(profile(ceilings=steady))
 
 
 def test_a_verdict_that_is_not_confirmed_says_so() -> None:
     found = profile()
     doubtful = found.verdict.model_copy(update={"confirmed": False, "unexplained": "9% is not explained."})
-    said = text(found.model_copy(update={"verdict": doubtful, "measured": 2500.0}))
+    said = format_profile(found.model_copy(update={"verdict": doubtful, "measured": 2500.0}))
     assert "measured 2,500 (+24.8 %), stalls computed in both: not confirmed.\n9% is not explained.\n" in said
     assert "measured?" in said
-    assert not re.search(r"measured\?|computed\?", text(found))
-    assert "Predicted 3,120 images/s; nothing was measured to confirm it." in text(profile(measured=None))
+    assert not re.search(r"measured\?|computed\?", format_profile(found))
+    assert "Predicted 3,120 images/s; nothing was measured to confirm it." in format_profile(profile(measured=None))
 
 
 def test_runs_that_contradict_each_other_are_told() -> None:
     faster = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in runs()]
-    said = text(profile(runs=faster).doubted())
+    said = format_profile(profile(runs=faster).doubted())
     assert "measured 2,980 (+4.7 %), stalls computed in both: not confirmed.\nThe short runs" in said
     assert "contradict each other by 4.8 times; other work on the machine" in said
     assert said.splitlines()[1].startswith("Not confirmed: The run is ")
-    assert "contradict" not in text(profile().doubted())
+    assert "contradict" not in format_profile(profile().doubted())
 
 
 def test_every_override_can_be_copied() -> None:
-    said = text(profile())
+    said = format_profile(profile())
     for knob in knobs():
         assert knob.override in said
     assert re.search(r"^  images decoded once +4,087 +1\.31  measured  data\.cache=memory$", said, re.MULTILINE)
@@ -125,23 +133,25 @@ def test_every_override_can_be_copied() -> None:
     )
     assert re.search(r"^  a processor with more cores .* computed  no key of the recipe$", said, re.MULTILINE)
     many = tuple(knobs()[0].model_copy(update={"name": f"knob {place}"}) for place in range(9))
-    cut = text(profile(knobs=many))
+    cut = format_profile(profile(knobs=many))
     assert "  ... and 5 more, in the profile." in cut  # two lines each, and one for these words
     assert "knob 3" in cut
     assert "knob 4" not in cut
-    assert "No setting of the recipe is known to give more." in text(profile(knobs=()))
+    assert "No setting of the recipe is known to give more." in format_profile(profile(knobs=()))
 
 
 def test_faults_stand_with_their_cures_and_the_rest_is_counted() -> None:
-    said = text(profile())
+    said = format_profile(profile())
     assert "Environment: 2 to mend; 2 more, with nothing to mend, in the profile\n  - OMP_NUM_THREADS is 1," in said
     assert "Unset it, or set it to 2." in said
     assert "AVX2" not in said
     well = tuple(one for one in profile().environment if not one.cure)
-    assert "Environment: nothing to mend; the profile says what was looked at (2)." in text(profile(environment=well))
+    assert "Environment: nothing to mend; the profile says what was looked at (2)." in format_profile(
+        profile(environment=well)
+    )
     missing = tuple(f"thing {place}" for place in range(NOT_MEASURED + 3))
-    assert "  - thing 2\n  ... and 5 more, in the profile.\n" in text(profile(not_measured=missing))
-    assert "Not measured" not in text(profile(not_measured=()))
+    assert "  - thing 2\n  ... and 5 more, in the profile.\n" in format_profile(profile(not_measured=missing))
+    assert "Not measured" not in format_profile(profile(not_measured=()))
 
 
 def test_bars_are_as_long_as_the_logarithm_and_the_limit_is_marked() -> None:
@@ -153,18 +163,18 @@ def test_bars_are_as_long_as_the_logarithm_and_the_limit_is_marked() -> None:
     steps = bars["compute"][0] - bars["decode"][0], bars["c"][0] - bars["compute"][0]
     assert steps[0] == pytest.approx(steps[1], abs=1 / 4)
     assert steps[0] == pytest.approx(42 * 2 / 4.477, abs=1 / 8)  # from 10 to 300,000, two powers of ten each
-    plain = text(found, blocks=False)
+    plain = format_profile(found, blocks=False)
     assert plain.isascii()
     assert re.search(r"^  decode +#{4} +30 < the limit$", plain, re.MULTILINE)
 
 
 def test_of_many_stages_the_slowest_are_drawn() -> None:
     found = profile(ceilings=[ceiling(f"stage {place}", 1.0 + place) for place in range(2 * STAGES)])
-    said = text(found)
+    said = format_profile(found)
     assert f"the slowest {STAGES - 1} of {2 * STAGES + 1}" in said
     assert "  stage 0 " not in said
     assert f"  stage {2 * STAGES - 1} " in said
-    assert "Each stage alone" not in text(profile(ceilings=()))
+    assert "Each stage alone" not in format_profile(profile(ceilings=()))
 
 
 @given(st.lists(st.tuples(st.sampled_from(SIDES), st.floats(1e-9, 10)), max_size=12), st.integers(1, 64))
@@ -173,7 +183,7 @@ def test_what_a_side_gives_together_is_the_sum_of_its_seconds(parts: list[tuple[
     found = profile(
         ranks=ranks, ceilings=[ceiling(f"s{place}", taken, side) for place, (side, taken) in enumerate(parts)]
     )
-    bars = alone(found)
+    bars = compute_stage_rates(found)
     assert sum(not bar.several for bar in bars) == len(parts)
     for side in SIDES:
         stages = [bar for bar in bars if bar.side == side and not bar.several]
@@ -185,7 +195,7 @@ def test_what_a_side_gives_together_is_the_sum_of_its_seconds(parts: list[tuple[
 
 
 def test_a_stage_that_takes_nothing_is_no_ceiling() -> None:
-    assert "sync" not in [bar.name for bar in alone(profile())]
+    assert "sync" not in [bar.name for bar in compute_stage_rates(profile())]
 
 
 @pytest.mark.parametrize(
@@ -201,15 +211,17 @@ def test_a_stage_that_takes_nothing_is_no_ceiling() -> None:
     ],
 )
 def test_numbers_are_short(value: float, said: str) -> None:
-    assert number(value) == said
+    assert format_number(value) == said
 
 
 def test_a_run_that_is_not_what_the_stages_say_is_said_first_and_once() -> None:
     warm = next(one for one in runs() if one.name == "warm").model_copy(update={"predicted": 100.0})
-    concluded = verdict(Model({"input": {"decode": 2e-3}, "loop": {"compute": 1e-2}, "stall": {}}, 1, 1), "cpu", warm)
+    concluded = conclude_verdict(
+        ThroughputModel({"input": {"decode": 2e-3}, "loop": {"compute": 1e-2}, "stall": {}}, 1, 1), "cpu", warm
+    )
     assert concluded.sentence.endswith(OFF)
     doubted = profile(runs=(warm,), verdict=concluded).doubted()
     assert doubted.verdict.sentence == "Not confirmed: " + concluded.sentence.removesuffix(OFF)
     assert doubted.verdict.unexplained == concluded.unexplained != ""
     assert doubted.doubted() == doubted
-    assert " ..." not in text(doubted).split("\n\n")[0]
+    assert " ..." not in format_profile(doubted).split("\n\n")[0]

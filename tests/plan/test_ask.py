@@ -14,7 +14,7 @@ from tests.plan._workload import workload
 from headway.core import collectives
 from headway.core.errors import UsageError
 from headway.core.profile import Ceiling, Profile, Side, Together
-from headway.doctor.throughput_model import Model
+from headway.doctor.throughput_model import ThroughputModel
 from headway.plan.answer import one_answer, step_of
 from headway.plan.ask import (
     epochs_of,
@@ -131,14 +131,17 @@ def test_a_processor_that_loads_and_trains_is_as_slow_as_the_doctor_says(
         ("decode", "input", loader), ("compute", "loop", loop), ("evaluate", "stall", stall)
     ]  # fmt: skip
     ceilings = [Ceiling(stage=stage, side=side, resource="host", seconds=took, how="") for stage, side, took in parts]
-    model = Model.of(ceilings, together)
+    model = ThroughputModel.from_ceilings(ceilings, together)
     found = like(
-        profile(machine={"device": "cpu"}), ceilings=tuple(ceilings), together=together, predicted=model.images_s()
+        profile(machine={"device": "cpu"}),
+        ceilings=tuple(ceilings),
+        together=together,
+        predicted=model.predict_images_s(),
     )
     computing = found.batch / of_profile(found, workload()).compute.seconds(found.batch)
     loading = loading_of(found, clusters()["dgx-1"].model_copy(update={"devices": 1}))
     assert loading is not None
-    assert min(computing, loading) == pytest.approx(model.images_s(stalls=False))
+    assert min(computing, loading) == pytest.approx(model.predict_images_s(stalls=False))
 
 
 def test_values_that_are_read_of_each_sample_grow_with_the_batch() -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import headway.watch
 from headway.core.errors import UsageError
-from headway.doctor.loop_observation import Observed
+from headway.doctor.loop_observation import LoopObservation
 from headway.observe.step_marks import WARM_UP_STEPS
 
 
@@ -43,7 +43,7 @@ def test_every_moment_is_in_its_stage(hands: Hands) -> None:
     assert found.samples_s == pytest.approx(8 / 24.5e-3)
     assert found.kind == "host/IO limited"
     assert found.p99_s == pytest.approx(21.5e-3)
-    assert Observed.model_validate(found.to_json()) == found
+    assert LoopObservation.model_validate(found.to_json()) == found
 
 
 class Slow(Dataset[Tensor]):
@@ -182,7 +182,7 @@ def trained(watched: bool) -> tuple[dict[str, Tensor], list[float]]:
         assert found.reads == 1.0
         assert found.read_at[0].startswith("item at test_loop_watch.py:")
         assert len(found.read_at) == 1, "what torch reads in a step of its own is not the user's"
-        assert "Python read 1 value a step, mostly item at" in found.text()
+        assert "Python read 1 value a step, mostly item at" in found.to_text()
     return model.state_dict(), losses
 
 

@@ -47,11 +47,11 @@ def doctor(
         if recipe is not None and recipe.endswith((".yaml", ".yml")) and "--" not in sys.argv:
             fix = "headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
             raise UsageError("the doctor looks at a recipe or at a script, not at both", where=recipe, fix=fix)
-        from headway.doctor.script_watch import run
+        from headway.doctor.script_watch import watch_script
 
         arguments = [*([] if recipe is None else [recipe]), *(overrides or ())]
-        seen = run(script, arguments, steps=steps, to_stderr=as_json)
-        show(seen.to_json(), as_json, seen.text())
+        seen = watch_script(script, arguments, steps=steps, to_stderr=as_json)
+        show(seen.to_json(), as_json, seen.to_text())
         return
     if recipe is None:
         raise UsageError("doctor wants a recipe", fix="headway doctor RECIPE, or headway doctor --script train.py.")
@@ -59,29 +59,29 @@ def doctor(
         raise UsageError("--steps is of --script", fix="Leave it out.")
     out = out or Path(f"{Path(recipe).stem}.profile.json")
     writable(out, page)
-    from headway.doctor.terminal_text import text
+    from headway.doctor.terminal_text import format_profile
 
     if procs is not None or hosts is not None:
-        from headway.doctor.rank_examination import examine as examine_ranks
+        from headway.doctor.rank_examination import examine_ranks as examine_ranks
 
         if cold:
             fix = "Leave one of them out."
             raise UsageError("--cold measures one process, and --procs and --hosts several", where="--cold", fix=fix)
         found = examine_ranks(Path(recipe), overrides or (), procs=procs, hosts=hosts, say=say, quick=quick)
     else:
-        from headway.doctor.examination import examine
+        from headway.doctor.examination import examine_recipe
 
-        found = examine(Path(recipe), overrides or (), say=say, quick=quick, cold=cold, begun=STARTED)
+        found = examine_recipe(Path(recipe), overrides or (), say=say, quick=quick, cold=cold, begun=STARTED)
     found = found.doubted()
     found.write(out)
     if page is not None:
         from headway.doctor import profile_page as pages
 
-        pages.write(found, page)
+        pages.write_page(found, page)
     written = f"Wrote {out}{f' and {page}' if page else ''}."
     if as_json:
         say(written)
-    show(found.model_dump(mode="json"), as_json, f"{text(found, blocks=_shows_blocks())}\n\n{written}")
+    show(found.model_dump(mode="json"), as_json, f"{format_profile(found, blocks=_shows_blocks())}\n\n{written}")
 
 
 def tune(
@@ -105,7 +105,7 @@ def tune(
     from headway.doctor.tune import tune as run
 
     found = run(recipe, overrides or (), allow=allow, out=out, say=say, quick=quick, overwrite=overwrite)
-    show(found.to_json(), as_json, found.text())
+    show(found.to_json(), as_json, found.to_text())
 
 
 def _shows_blocks() -> bool:

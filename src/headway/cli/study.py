@@ -81,16 +81,19 @@ def assess(
     as_json: Json = False,
 ) -> None:
     """Run a training script for so long, and say whether it reached accuracies."""
-    from headway.doctor.assess import Goal, command_of, text
+    from headway.doctor.accuracy_parser import AccuracyParser
+    from headway.doctor.assess import AccuracyGoal, build_command, format_assessment
     from headway.doctor.assess import assess as run
-    from headway.doctor.accuracy_parser import Scores
 
-    goal, scores = Goal.of(target_train, target_val, minutes), Scores(train_pattern, val_pattern, scale)
+    goal, scores = (
+        AccuracyGoal.from_options(target_train, target_val, minutes),
+        AccuracyParser(train_pattern, val_pattern, scale),
+    )
 
     def echo(piece: str, error: bool) -> None:
         print(piece, end="", file=sys.stderr if error or as_json else sys.stdout, flush=True)
 
-    found = run(command_of(script, arguments or ()), goal, scores, echo=echo, stop_when_reached=stop)
-    show(found.to_json(), as_json, text(found))
+    found = run(build_command(script, arguments or ()), goal, scores, echo=echo, stop_when_reached=stop)
+    show(found.to_json(), as_json, format_assessment(found))
     if not found.passed:
         raise typer.Exit(1)

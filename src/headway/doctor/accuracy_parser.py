@@ -10,9 +10,9 @@ from typing import Any, Literal, final
 from headway.core.errors import UsageError
 from headway.core.outside import parse_object
 
-Kind = Literal["train", "val"]
+AccuracyKind = Literal["train", "val"]
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, AccuracyKind] = {
     **dict.fromkeys(("train", "training", "trn"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "eval", "evaluate", "evaluation", "test", "testing", "dev"), "val"),
 }
@@ -38,16 +38,16 @@ ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|\][^\x07]*\x07)")
 
 @final
 @dataclass(frozen=True)
-class Reading:
+class AccuracyReading:
     """One accuracy as a line shows it; `percent` None: the line does not say whether it is one."""
 
-    kind: Kind
+    kind: AccuracyKind
     number: float
     percent: bool | None
 
 
 @final
-class Scores:
+class AccuracyParser:
     """Finds accuracies in lines.
 
     Of what an accuracy is, says its name (`val_acc`, `train/accuracy`), or a word before it (`valid: loss 0.3 acc 81.2
@@ -68,22 +68,22 @@ class Scores:
     def __init__(self, train: str | None = None, val: str | None = None, scale: str = "auto") -> None:
         if scale not in ("auto", "fraction", "percent"):
             raise UsageError(f"there is no scale {scale!r}", where="--scale", fix="Set auto, fraction or percent.")
-        self._patterns: dict[Kind, re.Pattern[str]] = {}
+        self._patterns: dict[AccuracyKind, re.Pattern[str]] = {}
         if train is not None:
-            self._patterns["train"] = _compiled(train, "--train-pattern")
+            self._patterns["train"] = _compile_pattern(train, "--train-pattern")
         if val is not None:
-            self._patterns["val"] = _compiled(val, "--val-pattern")
+            self._patterns["val"] = _compile_pattern(val, "--val-pattern")
         self._auto, self._percent = scale == "auto", scale == "percent"
         self.unclear: str | None = None
 
-    def read(self, line: str) -> list[Reading]:
+    def read(self, line: str) -> list[AccuracyReading]:
         """The accuracies of a line, in its order."""
         plain = TOP.sub(r"top\1", ANSI.sub("", line))
-        out = [reading for kind in self._patterns for reading in self._matched(kind, plain)]
+        out = [reading for kind in self._patterns for reading in self._match_pattern(kind, plain)]
         if len(self._patterns) < 2:
-            found = list(_named(plain))
+            found = list(_parse_line(plain))
             named = {kind for kind, _ in found}
-            bare: Kind | None = "train" if "val" in named or _is_keras(plain) else None
+            bare: AccuracyKind | None = "train" if "val" in named or _is_keras_bar(plain) else None
             bare = "val" if bare is None and plain.lstrip().startswith("* ") else bare  # PyTorch's ImageNet example
             if None in named and bare is None and self.unclear is None:
                 self.unclear = plain.strip()
@@ -96,25 +96,25 @@ class Scores:
             self._percent = True
         return out
 
-    def value(self, reading: Reading) -> float:
+    def to_fraction(self, reading: AccuracyReading) -> float:
         """Returns the score as a fraction of 1, by the scale that the script is known to use."""
         percent = self._percent if reading.percent is None else reading.percent
         return reading.number / 100 if percent else reading.number
 
-    def least(self, reading: Reading) -> float:
+    def to_least_fraction(self, reading: AccuracyReading) -> float:
         """The same as low as it can turn out: while the scale is not known, a number without a % may be percent."""
-        return reading.number / 100 if self._auto and reading.percent is None else self.value(reading)
+        return reading.number / 100 if self._auto and reading.percent is None else self.to_fraction(reading)
 
-    def _matched(self, kind: Kind, line: str) -> Iterator[Reading]:
+    def _match_pattern(self, kind: AccuracyKind, line: str) -> Iterator[AccuracyReading]:
         for match in self._patterns[kind].finditer(line):
             group = 1 if match.re.groups and match.group(1) is not None else 0
             number = re.compile(NUMBER).search(line, match.start(group), match.end(group))
             if number is not None:
                 sign = line[number.end() :].lstrip().startswith("%")
-                yield Reading(kind, float(number.group()), True if sign else None)
+                yield AccuracyReading(kind, float(number.group()), True if sign else None)
 
 
-def _compiled(pattern: str, where: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str, where: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern, re.IGNORECASE)
     except re.error as error:
@@ -122,7 +122,7 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
         raise UsageError(f"'{pattern}' is no regular expression ({error})", where=where, fix=fix) from None
 
 
-def _named(line: str) -> Iterator[tuple[Kind | None, Reading]]:
+def _parse_line(line: str) -> Iterator[tuple[AccuracyKind | None, AccuracyReading]]:
     """(what it is of, accuracy): of a JSON line by its keys, of another by its words."""
     if line.lstrip().startswith("{"):
         try:
@@ -130,29 +130,31 @@ def _named(line: str) -> Iterator[tuple[Kind | None, Reading]]:
         except ValueError:
             pass
         else:
-            yield from _of_tree(tree, None)
+            yield from _parse_tree(tree, None)
             return
-    yield from _of_words(line)
+    yield from _parse_words(line)
 
 
-def _of_tree(tree: dict[str, Any], around: Kind | None) -> Iterator[tuple[Kind | None, Reading]]:
+def _parse_tree(
+    tree: dict[str, Any], around: AccuracyKind | None
+) -> Iterator[tuple[AccuracyKind | None, AccuracyReading]]:
     """Args: around: what the keys above say. A value such as `"split": "val"` says it of its neighbours."""
     said = [KINDS[value.lower()] for value in tree.values() if isinstance(value, str) and value.lower() in KINDS]
     around = said[0] if said else around
     for key, value in tree.items():
-        kind, is_metric = _name(key)
+        kind, is_metric = _parse_name(key)
         kind = kind or around
         if isinstance(value, dict):
-            yield from _of_tree(value, kind)
+            yield from _parse_tree(value, kind)
         elif is_metric and isinstance(value, int | float) and not isinstance(value, bool):
-            yield kind, Reading(kind or "train", float(value), None)
+            yield kind, AccuracyReading(kind or "train", float(value), None)
 
 
-def _of_words(line: str) -> Iterator[tuple[Kind | None, Reading]]:
+def _parse_words(line: str) -> Iterator[tuple[AccuracyKind | None, AccuracyReading]]:
     """The number behind the name of an accuracy (`acc 0.8`), behind a colon after more words (`accuracy of the network
     on the 10000 test images: 54 %`), or behind what it is of (`acc: train 0.9, val 0.8`)."""
-    context: Kind | None = None  # the last word that says of what
-    own: Kind | None = None  # what the accuracy's own name says
+    context: AccuracyKind | None = None  # the last word that says of what
+    own: AccuracyKind | None = None  # what the accuracy's own name says
     awaits = False  # an accuracy was named, its number not yet seen
     active = False  # an accuracy was named
     other = False  # the words right before say that it is not the one of now
@@ -161,33 +163,33 @@ def _of_words(line: str) -> Iterator[tuple[Kind | None, Reading]]:
         gap, end = line[end : token.start()], token.end()
         word = token["word"]
         if word is not None:
-            kind, is_metric = _name(word)
+            kind, is_metric = _parse_name(word)
             if is_metric:
                 own, active, awaits = kind, not other, not other
             elif word.lower() in KINDS:
                 context = KINDS[word.lower()]
-            elif _closes(word):  # `accuracy after epoch 3: 0.9` still awaits its number
+            elif _claims_next_number(word):  # `accuracy after epoch 3: 0.9` still awaits its number
                 active = awaits = awaits and word.lower() == "epoch"
             other = word.lower() in OTHERS or (other and word.lower() in KINDS)
             before = before if word.lower() in FILLERS else word.lower()
             continue
-        follows = bool(before) and (_name(before)[1] or (before in KINDS and active and own is None))
-        colon = awaits and not _closes(before) and any(sign in gap for sign in ":=")
+        follows = bool(before) and (_parse_name(before)[1] or (before in KINDS and active and own is None))
+        colon = awaits and not _claims_next_number(before) and any(sign in gap for sign in ":=")
         if active and ((awaits and follows) or colon or (follows and before in KINDS)):
-            yield own or context, _reading(token, own or context or "train")
+            yield own or context, _build_reading(token, own or context or "train")
             awaits = False
         before, other = "", False
 
 
-def _reading(token: re.Match[str], kind: Kind) -> Reading:
+def _build_reading(token: re.Match[str], kind: AccuracyKind) -> AccuracyReading:
     """`9855/10000`, `81.2 %`, or `80.5 (79.9)`: of the newest batch, and in the mean of all."""
     if token["of"] is not None and float(token["of"]) >= float(token["number"]) and float(token["of"]) > 0:
-        return Reading(kind, float(token["number"]) / float(token["of"]), False)
+        return AccuracyReading(kind, float(token["number"]) / float(token["of"]), False)
     which = "mean" if token["mean"] is not None and token["mean_percent"] == token["percent"] else "number"
-    return Reading(kind, float(token[which]), True if token["percent"] else None)
+    return AccuracyReading(kind, float(token[which]), True if token["percent"] else None)
 
 
-def _name(word: str) -> tuple[Kind | None, bool]:
+def _parse_name(word: str) -> tuple[AccuracyKind | None, bool]:
     """(what a name is of, whether it is that of an accuracy)."""
     parts = [part.lower() for part in PARTS.findall(word)]
     kind = next((KINDS[part] for part in parts if part in KINDS), None)
@@ -200,11 +202,11 @@ def _name(word: str) -> tuple[Kind | None, bool]:
     return kind, False
 
 
-def _closes(word: str) -> bool:
+def _claims_next_number(word: str) -> bool:
     parts = [part.lower() for part in PARTS.findall(word)]
-    return any(part in CLOSED or part in METRICS for part in parts) and not _name(word)[1]
+    return any(part in CLOSED or part in METRICS for part in parts) and not _parse_name(word)[1]
 
 
-def _is_keras(line: str) -> bool:
+def _is_keras_bar(line: str) -> bool:
     """`391/391 - 12s 31ms/step - accuracy: 0.4520 - loss: 1.5200`."""
     return re.search(r" - (?:acc|accuracy): ", line) is not None and re.search(r"\bloss: ", line) is not None

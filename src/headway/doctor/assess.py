@@ -20,8 +20,8 @@ import psutil
 
 from headway.core.errors import UsageError
 from headway.core.signals import answered
-from headway.doctor.output_lines import Lines
-from headway.doctor.accuracy_parser import Kind, Reading, Scores
+from headway.doctor.accuracy_parser import AccuracyKind, AccuracyParser, AccuracyReading
+from headway.doctor.output_lines import OutputLines
 
 Echo = Callable[[str, bool], object]
 """Told every piece of the script's output as it comes; True: it went to standard error."""
@@ -30,7 +30,7 @@ GRACE_S = 10.0
 """Between asking a script to end and ending it."""
 DRAIN_S = 1.0
 """What children of a script that has ended may still say."""
-WORDS: dict[Kind, str] = {"train": "training accuracy", "val": "validation accuracy"}
+ACCURACY_NAMES: dict[AccuracyKind, str] = {"train": "training accuracy", "val": "validation accuracy"}
 MAY_BE_PERCENT = (
     "headway assess: the targets are reached if these numbers are shares; as they might be percent, the script goes on."
     " --scale fraction says that they are, and stops it.\n"
@@ -39,7 +39,7 @@ MAY_BE_PERCENT = (
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Goal:
+class AccuracyGoal:
     """What has to be reached: fractions of 1, or None; and the seconds for it, from the start of the process."""
 
     train: float | None
@@ -47,7 +47,7 @@ class Goal:
     seconds: float
 
     @staticmethod
-    def of(train: float | None, val: float | None, minutes: float) -> Goal:
+    def from_options(train: float | None, val: float | None, minutes: float) -> AccuracyGoal:
         """Targets as a user writes them: 0.9, or 90 for 90 %.
 
         Raises:
@@ -63,10 +63,10 @@ class Goal:
                 fix = "Give a share such as 0.9, or percent such as 90."
                 raise UsageError(f"{target:g} is no accuracy", where=f"--target-{name}", fix=fix)
             shares.append(target if target is None or target <= 1 else target / 100)
-        return Goal(train=shares[0], val=shares[1], seconds=60 * minutes)
+        return AccuracyGoal(train=shares[0], val=shares[1], seconds=60 * minutes)
 
-    def targets(self) -> dict[Kind, float]:
-        both: tuple[tuple[Kind, float | None], ...] = (("train", self.train), ("val", self.val))
+    def targets(self) -> dict[AccuracyKind, float]:
+        both: tuple[tuple[AccuracyKind, float | None], ...] = (("train", self.train), ("val", self.val))
         return {kind: target for kind, target in both if target is not None}
 
 
@@ -89,13 +89,13 @@ class Assessment:
 
     passed: bool
     why: str
-    goal: Goal
+    goal: AccuracyGoal
     seconds: float
     reached_s: float | None
-    first_s: dict[Kind, float | None]
-    best: dict[Kind, float | None]
-    last: dict[Kind, float | None]
-    readings: dict[Kind, int]
+    first_s: dict[AccuracyKind, float | None]
+    best: dict[AccuracyKind, float | None]
+    last: dict[AccuracyKind, float | None]
+    readings: dict[AccuracyKind, int]
     ended: str
     status: int
     unclear: str | None
@@ -107,23 +107,23 @@ class Assessment:
 
 @final
 @dataclass
-class History:
+class AccuracyHistory:
     """What was read, line by line, with the seconds at which each line came."""
 
-    lines: list[tuple[float, list[Reading]]] = field(default_factory=list)
+    lines: list[tuple[float, list[AccuracyReading]]] = field(default_factory=list)
 
-    def judged(
-        self, goal: Goal, value: Callable[[Reading], float]
-    ) -> tuple[float | None, dict[Kind, float | None], dict[Kind, list[float]]]:
+    def check_goal(
+        self, goal: AccuracyGoal, value: Callable[[AccuracyReading], float]
+    ) -> tuple[float | None, dict[AccuracyKind, float | None], dict[AccuracyKind, list[float]]]:
         """(seconds until all targets were reached at once, until each was, all values).
 
         Args:
-            value: of a reading as a fraction of 1: `Scores.value` or `Scores.least`.
+            value: of a reading as a fraction of 1: `Scores.value` or `Scores.to_least_fraction`.
         """
-        targets, newest = goal.targets(), dict[Kind, float]()
+        targets, newest = goal.targets(), dict[AccuracyKind, float]()
         reached: float | None = None
-        first: dict[Kind, float | None] = dict.fromkeys(targets)
-        values: dict[Kind, list[float]] = {"train": [], "val": []}
+        first: dict[AccuracyKind, float | None] = dict.fromkeys(targets)
+        values: dict[AccuracyKind, list[float]] = {"train": [], "val": []}
         for seconds, readings in self.lines:
             for reading in readings:
                 newest[reading.kind] = value(reading)
@@ -136,7 +136,7 @@ class History:
         return reached, first, values
 
 
-def command_of(script: str, arguments: Sequence[str] = ()) -> list[str]:
+def build_command(script: str, arguments: Sequence[str] = ()) -> list[str]:
     """What runs a script: a Python file by this Python, anything else as it is.
 
     Raises:
@@ -160,8 +160,8 @@ def command_of(script: str, arguments: Sequence[str] = ()) -> list[str]:
 
 def assess(
     command: Sequence[str],
-    goal: Goal,
-    scores: Scores,
+    goal: AccuracyGoal,
+    scores: AccuracyParser,
     *,
     echo: Echo = lambda text, error: None,
     stop_when_reached: bool = False,
@@ -184,17 +184,17 @@ def assess(
     Raises:
         UsageError: the command cannot be started.
     """
-    history, streams = History(), {False: Lines(), True: Lines()}
+    history, streams = AccuracyHistory(), {False: OutputLines(), True: OutputLines()}
     began = time.monotonic()
-    process = _started(command)
+    process = _start_process(command)
 
-    def heard(lines: Sequence[tuple[float, str]]) -> None:
+    def record_lines(lines: Sequence[tuple[float, str]]) -> None:
         for seconds, line in lines:
             if readings := scores.read(line):
                 history.lines.append((seconds, readings))
 
     ended, told = "itself", False
-    with _ending_all(process, grace_s) as stop, _Pipes(process) as pipes:
+    with _stop_all_processes(process, grace_s) as stop, _OutputPipes(process) as pipes:
         while process.poll() is None:
             left = goal.seconds - (time.monotonic() - began)
             if left <= 0:
@@ -206,12 +206,12 @@ def assess(
                 text, lines = streams[error].feed(data, now)
                 echo(text, error)
                 if now < goal.seconds:
-                    heard(lines)
+                    record_lines(lines)
             if stop_when_reached and len(history.lines) > known:
-                if history.judged(goal, scores.least)[0] is not None:
+                if history.check_goal(goal, scores.to_least_fraction)[0] is not None:
                     ended = "reached"
                     break
-                if not told and history.judged(goal, scores.value)[0] is not None:
+                if not told and history.check_goal(goal, scores.to_fraction)[0] is not None:
                     told = True
                     echo(MAY_BE_PERCENT, True)
         seconds = time.monotonic() - began
@@ -219,21 +219,21 @@ def assess(
         if ended != "itself":
             stop()
             until += grace_s - DRAIN_S
-        while time.monotonic() < until and not pipes.closed():
+        while time.monotonic() < until and not pipes.is_closed():
             if process.poll() is not None:
                 until = min(until, time.monotonic() + DRAIN_S)
             for error, data in pipes.read(0.05):
                 text, lines = streams[error].feed(data, time.monotonic() - began)
                 echo(text, error)
                 if ended == "itself" and seconds < goal.seconds:
-                    heard([(min(at, seconds), line) for at, line in lines])
+                    record_lines([(min(at, seconds), line) for at, line in lines])
         for stream in streams.values():
-            if ended == "itself" or not stream.unfinished():
-                heard([(at, line) for at, line in stream.end(seconds) if at <= goal.seconds])
-    return _assessed(goal, scores, history, ended, seconds, process.returncode, stop_when_reached)
+            if ended == "itself" or not stream.is_unfinished():
+                record_lines([(at, line) for at, line in stream.end(seconds) if at <= goal.seconds])
+    return _conclude(goal, scores, history, ended, seconds, process.returncode, stop_when_reached)
 
 
-def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start_process(command: Sequence[str]) -> subprocess.Popen[bytes]:
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}  # lines as they are printed, not 8 kB later
     try:
@@ -246,7 +246,7 @@ def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 @final
-class _Pipes:
+class _OutputPipes:
     """Both outputs of a process, read as they come."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -256,7 +256,7 @@ class _Pipes:
             os.set_blocking(stream.fileno(), False)
             self._selector.register(stream, selectors.EVENT_READ, error)
 
-    def __enter__(self) -> _Pipes:
+    def __enter__(self) -> _OutputPipes:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -265,12 +265,12 @@ class _Pipes:
             assert stream is not None
             stream.close()
 
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         return not self._selector.get_map()
 
     def read(self, seconds: float) -> Iterator[tuple[bool, bytes]]:
         """(whether it is standard error, bytes) of what has come, or comes within so many seconds."""
-        if self.closed():
+        if self.is_closed():
             time.sleep(seconds)
             return
         for key, _ in self._selector.select(seconds):
@@ -285,12 +285,12 @@ class _Pipes:
 
 
 @contextmanager
-def _ending_all(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[Callable[[], None]]:
+def _stop_all_processes(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[Callable[[], None]]:
     """Gives what asks all processes of a script to end. At the end of the block none of them is left. SIGTERM to this
     process ends the block as Ctrl-C does."""
     known: dict[int, psutil.Process] = {}
 
-    def tell(number: signal.Signals) -> None:
+    def send(number: signal.Signals) -> None:
         with suppress(psutil.Error):  # its children, also those in sessions of their own
             parent = psutil.Process(process.pid)
             known.update({child.pid: child for child in parent.children(recursive=True)})
@@ -302,43 +302,49 @@ def _ending_all(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[Ca
             with suppress(psutil.Error):
                 one.send_signal(number)
 
-    with answered(_interrupt, signal.SIGTERM):
+    with answered(_raise_interrupt, signal.SIGTERM):
         try:
-            yield lambda: tell(signal.SIGTERM)
+            yield lambda: send(signal.SIGTERM)
         except BaseException:
-            tell(signal.SIGTERM)
+            send(signal.SIGTERM)
             raise
         finally:
             until = time.monotonic() + grace_s
             while process.poll() is None and time.monotonic() < until:
                 time.sleep(0.02)
-            tell(signal.SIGKILL)
+            send(signal.SIGKILL)
             process.wait()
             known.pop(process.pid, None)
             psutil.wait_procs(known.values(), timeout=DRAIN_S)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _assessed(
-    goal: Goal, scores: Scores, history: History, ended: str, seconds: float, status: int, to_stop: bool
+def _conclude(
+    goal: AccuracyGoal,
+    scores: AccuracyParser,
+    history: AccuracyHistory,
+    ended: str,
+    seconds: float,
+    status: int,
+    to_stop: bool,
 ) -> Assessment:
-    reached, first, values = history.judged(goal, scores.value)
+    reached, first, values = history.check_goal(goal, scores.to_fraction)
     failed = ended == "itself" and status != 0
     passed = reached is not None and not failed
-    kinds: tuple[Kind, ...] = ("train", "val")
+    kinds: tuple[AccuracyKind, ...] = ("train", "val")
     targets = goal.targets()
     if passed:
         why = f"the targets were reached after {reached:.1f} s of {goal.seconds:.0f} s"
     elif failed:
         way = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         why = f"the script ended {way} after {seconds:.1f} s"
-    elif silent := [WORDS[kind] for kind in targets if not values[kind]]:
+    elif silent := [ACCURACY_NAMES[kind] for kind in targets if not values[kind]]:
         why = f"the script showed no {' and no '.join(silent)}"
     else:
-        below = [WORDS[kind] for kind in targets if first[kind] is None]
+        below = [ACCURACY_NAMES[kind] for kind in targets if first[kind] is None]
         what = f"the {' and the '.join(below)} did not get there" if below else "the targets were not reached at once"
         why = what if ended == "time" else f"{what} in {seconds:.1f} s, when the script ended"
     if ended == "time":
@@ -356,20 +362,20 @@ def _assessed(
         ended=ended,
         status=status,
         unclear=scores.unclear,
-        kept_on=to_stop and passed and history.judged(goal, scores.least)[0] is None,
+        kept_on=to_stop and passed and history.check_goal(goal, scores.to_least_fraction)[0] is None,
     )
 
 
-def text(found: Assessment) -> str:
+def format_assessment(found: Assessment) -> str:
     """The verdict, and a line for each target."""
     lines = [f"{'PASS' if found.passed else 'FAIL'}: {found.why}."]
     for kind, target in found.goal.targets().items():
         best, last, first = found.best[kind], found.last[kind], found.first_s[kind]
         if best is None or last is None:
-            lines.append(f"  {WORDS[kind]}: target {target:.4g}, none seen")
+            lines.append(f"  {ACCURACY_NAMES[kind]}: target {target:.4g}, none seen")
             continue
         when = "not reached" if first is None else f"reached after {first:.1f} s"
-        lines.append(f"  {WORDS[kind]}: target {target:.4g}, {when}; best {best:.4g}, last {last:.4g}")
+        lines.append(f"  {ACCURACY_NAMES[kind]}: target {target:.4g}, {when}; best {best:.4g}, last {last:.4g}")
     if found.kept_on:
         lines.append("  It was not stopped: its numbers might have been percent. If they are shares: --scale fraction")
     if found.unclear is None and (silent := [kind for kind in found.goal.targets() if not found.readings[kind]]):

@@ -29,7 +29,7 @@ class Budget:
     wall: float = inf
     step: float = inf
 
-    def wants(self) -> dict[str, float]:
+    def list_parts(self) -> dict[str, float]:
         """The parts of an examination in their order, and the seconds that each would take on a fast machine."""
         return {
             "loader": 1.2 * self.each,

@@ -14,10 +14,10 @@ from headway.core.cores import usable_cores
 from headway.core.profile import Together
 from headway.data.batch import Batch
 from headway.data.loader import PAUSE_S
-from headway.doctor.loader_measurement import loader_of
-from headway.doctor.measurement_job import Job, close
-from headway.doctor.loop_measurement import LONG_STEP_S, advanced, waiting
-from headway.doctor.rate_measurement import least_window_s, settled, timed
+from headway.doctor.loader_measurement import build_loader
+from headway.doctor.loop_measurement import LONG_STEP_S, build_wait, run_steps
+from headway.doctor.measurement_job import MeasurementJob, close_stream
+from headway.doctor.rate_measurement import build_window, choose_window_s, measure_rate
 
 BATCHES = 8
 """That the loader gives meanwhile, if the time is enough for them."""
@@ -26,7 +26,9 @@ SHORT_STEP_S = 0.01
 """Longer ones do not show what handing a batch over takes: some 0.1 ms."""
 
 
-def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, **options: Any) -> Together:
+def measure_contention(
+    job: MeasurementJob, input_alone: float, loop_alone: float, *, limit_s: float, **options: Any
+) -> Together:
     """Trains on batches that are there already, while a thread goes through the loader as fast as it gives.
 
     Args:
@@ -34,7 +36,7 @@ def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, *
         options: of the loader, in place of the recipe's.
     """
     arrived, stop, failed = list[tuple[float, int]](), threading.Event(), list[BaseException]()
-    loader = loader_of(job, options)
+    loader = build_loader(job, options)
 
     def drain() -> None:
         stream = iter(loader)
@@ -45,21 +47,21 @@ def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, *
         except BaseException as error:
             failed.append(error)
         finally:
-            close(stream)
+            close_stream(stream)
 
     thread = threading.Thread(target=drain, name="headway-doctor", daemon=True)
-    wait = waiting(job.setup.device)
-    with job.trainer(batches=job.kept()) as trainer:
+    wait = build_wait(job.setup.device)
+    with job.open_trainer(batches=job.load_batches()) as trainer:
         if job.batch * loop_alone <= LONG_STEP_S:  # a longer one has been made often enough
             trainer.run(1)
         thread.start()
         try:
             trainer.run(1)
             wait()
-            steps = max(1, round(least_window_s() / max(job.batch * loop_alone, 1e-6)))
+            steps = max(1, round(choose_window_s() / max(job.batch * loop_alone, 1e-6)))
             begun, before = perf_counter(), len(arrived)
-            window = timed(lambda: advanced(trainer, steps, wait), least_s=0.0)
-            rate = settled(window, limit_s=limit_s)
+            window = build_window(lambda: run_steps(trainer, steps, wait), least_s=0.0)
+            rate = measure_rate(window, limit_s=limit_s)
             while len(arrived) - before <= BATCHES and perf_counter() - begun < limit_s and not failed:
                 window()
             given = arrived[before:]
@@ -71,36 +73,37 @@ def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, *
     return Together(
         input_alone=input_alone,
         loop_alone=loop_alone,
-        input_beside=each(given) or input_alone,  # a loader that gives next to nothing meanwhile was not seen to suffer
+        input_beside=compute_seconds_per_image(given)
+        or input_alone,  # a loader that gives next to nothing meanwhile was not seen to suffer
         loop_beside=1 / rate.value,
         cores=usable_cores(),
     )
 
 
-def each(arrived: Sequence[tuple[float, int]]) -> float:
+def compute_seconds_per_image(arrived: Sequence[tuple[float, int]]) -> float:
     """Seconds of an image from the first batch to the last, of (time, images) of each; 0: there are too few of them."""
     if len(arrived) < 3:
         return 0.0
     return (arrived[-1][0] - arrived[0][0]) / sum(images for _, images in arrived[1:])
 
 
-def handover(job: Job, loop_alone: float, *, limit_s: float) -> float:
+def measure_handover(job: MeasurementJob, loop_alone: float, *, limit_s: float) -> float:
     """Seconds of a sample that the loop loses by taking its batches from another thread, which has next to nothing to
     do for them: both are woken up for each batch, and take turns at the interpreter. Steps that take long do not show
     it: 0."""
     if job.batch * loop_alone > SHORT_STEP_S:
         return 0.0
-    given = _Given(job.kept(), job.setup.recipe.data.ahead)
-    wait = waiting(job.setup.device)
-    steps = max(1, round(least_window_s() / (job.batch * loop_alone)))
+    given = _ReplayedFeed(job.load_batches(), job.setup.recipe.data.ahead)
+    wait = build_wait(job.setup.device)
+    steps = max(1, round(choose_window_s() / (job.batch * loop_alone)))
     lost, begun = list[float](), perf_counter()
-    with job.trainer(feed=lambda: given) as trainer:
-        window = timed(lambda: advanced(trainer, steps, wait), least_s=0.0)
+    with job.open_trainer(feed=lambda: given) as trainer:
+        window = build_window(lambda: run_steps(trainer, steps, wait), least_s=0.0)
         trainer.run(steps)
         try:
             while len(lost) < 3 or perf_counter() - begun < limit_s:
                 taken = []
-                for given.handed in (False, True):
+                for given.through_ring in (False, True):
                     trainer.run(job.setup.recipe.data.ahead)  # with what is there at once
                     wait()
                     taken.append(1 / window())
@@ -110,18 +113,18 @@ def handover(job: Job, loop_alone: float, *, limit_s: float) -> float:
     return max(0.0, median(lost))
 
 
-def handed(found: Together, seconds: float) -> Together:
+def add_handover(found: Together, seconds: float) -> Together:
     """With what a sample takes longer for the handing over."""
     changed = {"loop_alone": found.loop_alone + seconds, "loop_beside": found.loop_beside + seconds}
     return found.model_copy(update=changed)
 
 
 @final
-class _Given:
-    """Batches again and again; if `handed`, through a ring that a thread fills, as the loader's does."""
+class _ReplayedFeed:
+    """Batches again and again; if `through_ring`, through a ring that a thread fills, as the loader's does."""
 
     def __init__(self, batches: Sequence[Batch], ahead: int) -> None:
-        self.handed, self._batches = False, batches
+        self.through_ring, self._batches = False, batches
         self._free, self._ready = queue.SimpleQueue[bool](), queue.SimpleQueue[Batch]()
         for _ in range(ahead):
             self._free.put(True)
@@ -130,7 +133,7 @@ class _Given:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in itertools.cycle(self._batches):
-            if self.handed:
+            if self.through_ring:
                 yield self._ready.get()
                 self._free.put(True)
             else:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from headway.data.batch import Batch
-from headway.doctor.rate_measurement import settled, timed
+from headway.doctor.rate_measurement import build_window, measure_rate
 
 SLOTS = 3
 """Of pinned memory, as the loader's ring has several: one alone would stay in the processor's cache."""
 
 
-def copying(batch: Batch, device: torch.device, *, limit_s: float) -> float | None:
+def measure_copy(batch: Batch, device: torch.device, *, limit_s: float) -> float | None:
     """Seconds of a sample: its images from pinned memory and its labels, on a stream of their own, as the loader brings
     them. None on a CPU, where nothing is copied.
 
@@ -27,7 +27,7 @@ def copying(batch: Batch, device: torch.device, *, limit_s: float) -> float | No
         one.copy_(batch.images)
     labels, stream, turn = batch.labels.cpu(), torch.cuda.Stream(device), 0
 
-    def copied() -> int:
+    def copy_batch() -> int:
         nonlocal turn
         turn += 1
         with torch.cuda.stream(stream):
@@ -36,5 +36,5 @@ def copying(batch: Batch, device: torch.device, *, limit_s: float) -> float | No
         stream.synchronize()
         return len(labels)
 
-    copied()  # which sets the device's memory aside
-    return 1 / settled(timed(copied), limit_s=limit_s).value
+    copy_batch()  # which sets the device's memory aside
+    return 1 / measure_rate(build_window(copy_batch), limit_s=limit_s).value

@@ -19,20 +19,25 @@ from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.tiers.opened import RemoteShards
 from headway.doctor import environment, storage
-from headway.doctor.contention import beside, handed, handover
+from headway.doctor.batch_reduction import open_reduced_job
 from headway.doctor.budget import FULL, LOOK_SHARE, QUICK, Budget, WallTime
-from headway.doctor.device_copy import copying
-from headway.doctor.loader_measurement import Fed, augmentation, by_threads, fed
-from headway.doctor.measurement_job import Job
-from headway.doctor.knob_search import Knobs
-from headway.doctor.loop_measurement import Looped, looped
-from headway.doctor.throughput_model import Model
-from headway.doctor.page_cache import as_it_was, evict
-from headway.doctor.roofline import roof
-from headway.doctor.batch_reduction import shortened
-from headway.doctor.stalls import checkpoint, evaluation
-from headway.doctor.verdict import verdict
-from headway.doctor.whole_job import MOST_STEPS, Ran, run
+from headway.doctor.contention import add_handover, measure_contention, measure_handover
+from headway.doctor.device_copy import measure_copy
+from headway.doctor.knob_search import KnobSearch
+from headway.doctor.loader_measurement import (
+    LoaderMeasurement,
+    measure_augmentation,
+    measure_by_threads,
+    measure_loader,
+)
+from headway.doctor.loop_measurement import LoopMeasurement, measure_loop
+from headway.doctor.measurement_job import MeasurementJob
+from headway.doctor.page_cache import evict, restore_residency
+from headway.doctor.roofline import measure_roofline
+from headway.doctor.stalls import measure_checkpoint, measure_evaluation
+from headway.doctor.throughput_model import ThroughputModel
+from headway.doctor.verdict import conclude_verdict
+from headway.doctor.whole_job import MOST_STEPS, WholeJobRun, run_whole_job
 from headway.setup.inputs import Say
 from headway.train.runs import load_recipe
 
@@ -56,7 +61,7 @@ RESOURCES: dict[str, Resource] = {
 }
 
 
-def examine(
+def examine_recipe(
     recipe: Path,
     overrides: Sequence[str],
     *,
@@ -76,13 +81,13 @@ def examine(
     """
     begun = perf_counter() if begun is None else begun
     budget = QUICK if quick else FULL
-    with shortened(load_recipe(recipe, overrides), say, budget.step) as job:
-        found = examination(job, say, budget, quick, cold=cold, begun=begun)
+    with open_reduced_job(load_recipe(recipe, overrides), say, budget.step) as job:
+        found = examine_job(job, say, budget, quick, cold=cold, begun=begun)
     return found.model_copy(update={"seconds": perf_counter() - begun})
 
 
-def examination(
-    job: Job,
+def examine_job(
+    job: MeasurementJob,
     say: Say,
     budget: Budget,
     quick: bool,
@@ -98,15 +103,15 @@ def examination(
         barrier: waits for others that measure the same at the same time; called before each part.
         begun: the clock's time from which the limit of wall time counts; None: now.
     """
-    wall = WallTime(budget.wall, budget.wants(), clock() if begun is None else begun, clock)
-    return _Examination(job, say, budget, wall, quick, cold, barrier).profile()
+    wall = WallTime(budget.wall, budget.list_parts(), clock() if begun is None else begun, clock)
+    return _Examination(job, say, budget, wall, quick, cold, barrier).measure()
 
 
 @final
 class _Examination:
     def __init__(
         self,
-        job: Job,
+        job: MeasurementJob,
         say: Say,
         budget: Budget,
         wall: WallTime,
@@ -117,56 +122,62 @@ class _Examination:
         self._wall = wall
         self._barrier, self._others = barrier or (lambda: None), barrier is not None
         self._job, self._say, self._budget, self._quick, self._cold = job, say, budget, quick, cold
-        self._missing = [job.shortened] if job.shortened else []
+        self._missing = [job.batch_note] if job.batch_note else []
         self._facts: dict[str, float] = {}
         self._runs = list[WholeRun]()
         self._handed_s = 0.0
         """Of a sample: what taking a batch from the loader's thread costs the loop."""
         self._step_s = 0.0
 
-    def profile(self) -> Profile:
+    def measure(self) -> Profile:
         job, budget, setup, begun = self._job, self._budget, self._job.setup, perf_counter()
-        job.kept()
-        if self._cold and (reason := self._not_cold()):
+        job.load_batches()
+        if self._cold and (reason := self._explain_no_cold_epoch()):
             fix = "Leave --cold out: all epochs are alike."
             raise UsageError(f"there is no first epoch to measure: {reason}", where="--cold", fix=fix)
         self._barrier()
-        fed_warm, threads = self._input()
+        fed_warm, threads = self._measure_input()
         self._barrier()
         self._say("Measuring the loop, with batches that are there already.")
-        loop = looped(job, limit_s=self._allot("loop") / (1 + LOOK_SHARE), passes_s=self._allot("passes"))
+        loop = measure_loop(job, limit_s=self._allot("loop") / (1 + LOOK_SHARE), passes_s=self._allot("passes"))
         self._facts["syncs a step"] = loop.syncs.count
-        height, width = job.kept()[0].images.shape[1:3]
-        self._facts |= {"height": float(height), "width": float(width), **roof(job)}
+        height, width = job.load_batches()[0].images.shape[1:3]
+        self._facts |= {"height": float(height), "width": float(width), **measure_roofline(job)}
         together = None
         if fed_warm is not None:
             self._barrier()
             self._say("Measuring both beside each other.")
-            together = beside(job, 1 / fed_warm.rate.value, 1 / loop.rate.value, limit_s=self._allot("beside"))
-            self._handed_s = handover(job, 1 / loop.rate.value, limit_s=self._allot("handover"))
-            together = handed(together, self._handed_s)
-        ceilings = [*self._ceilings(fed_warm), *_of_loop(loop, self._handed_s), *self._stalls()]
-        warm = Model.of(ceilings, together)
+            together = measure_contention(
+                job, 1 / fed_warm.rate.value, 1 / loop.rate.value, limit_s=self._allot("beside")
+            )
+            self._handed_s = measure_handover(job, 1 / loop.rate.value, limit_s=self._allot("handover"))
+            together = add_handover(together, self._handed_s)
+        ceilings = [
+            *self._measure_input_ceilings(fed_warm),
+            *_build_loop_ceilings(loop, self._handed_s),
+            *self._measure_stalls(),
+        ]
+        warm = ThroughputModel.from_ceilings(ceilings, together)
         self._barrier()
         self._say("Running the whole job shortly.")
-        self._ran = self._whole(warm)
-        model, ceilings = self._first_epoch(warm, ceilings)
-        measured = self._run("cold" if self._cold else "warm")
+        self._ran = self._run_whole_job(warm)
+        model, ceilings = self._measure_first_epoch(warm, ceilings)
+        measured = self._find_run("cold" if self._cold else "warm")
         device = setup.device.type
-        concluded = verdict(model, device, measured, _laps(self._ran), ceilings)
+        concluded = conclude_verdict(model, device, measured, _build_lap_ceilings(self._ran), ceilings)
         self._say("Trying what might help.")
-        knobs = Knobs(job, model, together, fed_warm, threads, loop, self._say, budget.side, self._allot("tries"))
-        found = knobs.found(setup.device, quick=self._quick)
+        knobs = KnobSearch(job, model, together, fed_warm, threads, loop, self._say, budget.side, self._allot("tries"))
+        found = knobs.search(setup.device, quick=self._quick)
         self._missing += knobs.missing
-        stalls = model.total("stall")
+        stalls = model.sum_seconds("stall")
         whole = None
         if measured is not None and measured.images_s is not None:
             whole = 1 / (1 / measured.images_s.value + stalls)
         return Profile(
             name=job.loaded.recipe.name,
             quick=self._quick,
-            machine=machine(setup.device),
-            environment=environment.examine(job.loaded.recipe, setup.device, setup.train),
+            machine=describe_machine(setup.device),
+            environment=environment.examine_environment(job.loaded.recipe, setup.device, setup.train),
             batch=job.batch,
             ranks=1,
             regime="first epoch" if self._cold else "later epochs",
@@ -176,7 +187,7 @@ class _Examination:
             launch={str(count): seconds for count, seconds in loop.launch.items()},
             multiply_adds=None if setup.counts is None else setup.counts.multiply_adds,
             facts=self._facts,
-            predicted=model.images_s(),
+            predicted=model.predict_images_s(),
             measured=whole,
             runs=tuple(self._runs),
             verdict=concluded,
@@ -185,30 +196,30 @@ class _Examination:
             seconds=perf_counter() - begun,
         )
 
-    def _input(self) -> tuple[Fed | None, Threads | None]:
+    def _measure_input(self) -> tuple[LoaderMeasurement | None, Threads | None]:
         job = self._job
-        if job.synthetic:
+        if job.is_synthetic:
             self._missing.append("The data are synthetic: there is no input to measure.")
             return None, None
         self._say("Measuring the loader, with nothing that holds it back.")
-        found = fed(job, limit_s=self._allot("loader") / 1.2)
+        found = measure_loader(job, limit_s=self._allot("loader") / 1.2)
         self._facts["encoded bytes"] = found.record_bytes
         most = usable_cores()
         self._say("Measuring the loader by its number of threads.")
-        return found, by_threads(job, found, most, limit_s=self._allot("threads") / 2)
+        return found, measure_by_threads(job, found, most, limit_s=self._allot("threads") / 2)
 
-    def _ceilings(self, found: Fed | None) -> list[Ceiling]:
+    def _measure_input_ceilings(self, found: LoaderMeasurement | None) -> list[Ceiling]:
         """Of the loader."""
         if found is None:
             return []
         job, seconds = self._job, dict(found.seconds)
-        taken = augmentation(job, found, limit_s=self._allot("augment"))
+        taken = measure_augmentation(job, found, limit_s=self._allot("augment"))
         seconds["decode"] -= taken
         seconds["augment"] = taken
         tier = job.setup.inputs.loader.tier if job.setup.inputs.loader is not None else None
         copied = None  # of what lies on the device already
         if tier is None or tier.name != "device":
-            copied = copying(job.kept()[0], job.setup.device, limit_s=self._allot("copy"))
+            copied = measure_copy(job.load_batches()[0], job.setup.device, limit_s=self._allot("copy"))
         seconds["copy"] = min(copied or 0.0, seconds["collate"])
         seconds["collate"] -= seconds["copy"]
         decoding = "gathering decoded images" if tier is not None and tier.name in ("memory", "device") else "decoding"
@@ -225,10 +236,10 @@ class _Examination:
             for stage, text in how.items()
         ]
 
-    def _stalls(self) -> list[Ceiling]:
+    def _measure_stalls(self) -> list[Ceiling]:
         found = dict[str, Any]()
-        found["evaluate"] = evaluation(self._job, limit_s=self._allot("evaluate"))
-        found["checkpoint"] = checkpoint(self._job, limit_s=self._allot("checkpoint"))
+        found["evaluate"] = measure_evaluation(self._job, limit_s=self._allot("evaluate"))
+        found["checkpoint"] = measure_checkpoint(self._job, limit_s=self._allot("checkpoint"))
         out = []
         for stage, stall in found.items():
             how = "there is no evaluation set"
@@ -239,38 +250,40 @@ class _Examination:
             out.append(Ceiling(stage=stage, side="stall", resource="stall", seconds=seconds, how=how))
         return out
 
-    def _whole(self, model: Model) -> Ran:
+    def _run_whole_job(self, model: ThroughputModel) -> WholeJobRun:
         """The synthetic, replayed and warm run."""
-        job, loop = self._job, 1 / (model.total("loop") - self._handed_s)
+        job, loop = self._job, 1 / (model.sum_seconds("loop") - self._handed_s)
         self._step_s = job.batch / loop
         whole_s = RUN_STEPS * self._step_s
-        for name, batches in (("synthetic", job.noise), ("replay", job.kept)):
+        for name, batches in (("synthetic", job.make_noise), ("replay", job.load_batches)):
             if not self._wall.fits(whole_s, keeps_s=whole_s):
-                self._add(name, None, None, WANTING)
+                self._add_run(name, None, None, WANTING)
                 continue
-            self._add(name, run(job, limit_s=self._allot(name), batches=batches()), loop, NOTES[name])
-        ran = run(job, limit_s=self._allot("whole"))
-        note = f"the whole job, {'synthetic data' if job.synthetic else 'files in memory'}, without stalls"
-        self._add("warm", ran, model.images_s(stalls=False), note)
+            self._add_run(name, run_whole_job(job, limit_s=self._allot(name), batches=batches()), loop, NOTES[name])
+        ran = run_whole_job(job, limit_s=self._allot("whole"))
+        note = f"the whole job, {'synthetic data' if job.is_synthetic else 'files in memory'}, without stalls"
+        self._add_run("warm", ran, model.predict_images_s(stalls=False), note)
         return ran
 
     def _allot(self, part: str) -> float:
         """Seconds that a part may take, of what is left of the wall time."""
         return self._wall.allot(part)
 
-    def _add(self, name: Any, ran: Ran | None, predicted: float | None, note: str) -> None:
+    def _add_run(self, name: Any, ran: WholeJobRun | None, predicted: float | None, note: str) -> None:
         steps, rate, wait = (0, None, None) if ran is None else (ran.steps, ran.rate, ran.wait_share)
         self._runs.append(
             WholeRun(name=name, steps=steps, images_s=rate, predicted=predicted, wait_share=wait, note=note)
         )
 
-    def _run(self, name: str) -> WholeRun | None:
+    def _find_run(self, name: str) -> WholeRun | None:
         return next((one for one in self._runs if one.name == name), None)
 
-    def _first_epoch(self, model: Model, ceilings: list[Ceiling]) -> tuple[Model, list[Ceiling]]:
+    def _measure_first_epoch(
+        self, model: ThroughputModel, ceilings: list[Ceiling]
+    ) -> tuple[ThroughputModel, list[Ceiling]]:
         """The cold run; and where that is asked for, the model of the first epoch."""
         job, budget, dataset = self._job, self._budget, self._job.setup.train
-        reason = self._not_cold()
+        reason = self._explain_no_cold_epoch()
         if not reason and self._others:  # whose files are the same, and would be gone from memory for them too
             reason = "it is measured by one process alone: headway doctor without --procs and --hosts"
             self._missing.append(f"The first epoch: {reason}.")
@@ -278,27 +291,27 @@ class _Examination:
             reason = WANTING
         if reason or dataset is None:
             if dataset is not None and isinstance(dataset.source, RemoteShards):
-                self._storage(dataset, Order(len(dataset), job.setup.recipe.seed, job.setup.recipe.data.window))
-            self._add("cold", None, None, reason or "the data are synthetic")
+                self._measure_storage(dataset, Order(len(dataset), job.setup.recipe.seed, job.setup.recipe.data.window))
+            self._add_run("cold", None, None, reason or "the data are synthetic")
             return model, ceilings
         recipe = job.setup.recipe
         order = Order(len(dataset), recipe.seed, recipe.data.window)
         most = min(len(dataset), (MOST_STEPS + recipe.data.ahead + 2) * job.batch)
-        spans = storage.spans_of(dataset)(order(np.arange(most))[1])
-        self._storage(dataset, order)
-        with as_it_was(spans):
+        spans = storage.build_span_finder(dataset)(order(np.arange(most))[1])
+        self._measure_storage(dataset, order)
+        with restore_residency(spans):
             found = evict(spans)
             if not found.held:
                 self._missing.append(f"The first epoch: {found.note}")
-            count = 2 + round(budget.side / max(model.total("input") * job.batch, 1e-6))
-            alone = fed(job, limit_s=budget.side, batches=min(count, MOST_STEPS))
+            count = 2 + round(budget.side / max(model.sum_seconds("input") * job.batch, 1e-6))
+            alone = measure_loader(job, limit_s=budget.side, batches=min(count, MOST_STEPS))
             found = evict(spans)
-            ran = run(job, limit_s=budget.whole / 2, once=True)
-        extra = max(0.0, 1 / alone.rate.value - model.total("input"))
+            ran = run_whole_job(job, limit_s=budget.whole / 2, once=True)
+        extra = max(0.0, 1 / alone.rate.value - model.sum_seconds("input"))
         first = model.with_seconds({"storage": model.seconds["input"]["storage"] + extra})
         state = "files from the disk" if found.held else "files as they lay"
         note = f"the whole job in its first epoch, {state}, without stalls"
-        self._add("cold", ran, first.images_s(stalls=False), note)
+        self._add_run("cold", ran, first.predict_images_s(stalls=False), note)
         if not self._cold:
             return model, ceilings
         self._ran = ran
@@ -306,11 +319,13 @@ class _Examination:
         changed = {"seconds": first.seconds["input"]["storage"], "how": how}
         return first, [one.model_copy(update=changed) if one.stage == "storage" else one for one in ceilings]
 
-    def _storage(self, dataset: Dataset, order: Order) -> None:
+    def _measure_storage(self, dataset: Dataset, order: Order) -> None:
         """What the files give when they are only read."""
         threads, seconds = self._job.setup.recipe.data.threads, self._budget.side
         for cold in (True,) if isinstance(dataset.source, RemoteShards) else (True, False):
-            found = storage.measure(dataset, order, self._job.batch, cold=cold, seconds=seconds, threads=threads)
+            found = storage.measure_storage(
+                dataset, order, self._job.batch, cold=cold, seconds=seconds, threads=threads
+            )
             which = "cold" if cold else "warm"
             if found.cold == cold:
                 self._facts[f"storage {which} images/s"] = found.images_s.value
@@ -318,10 +333,10 @@ class _Examination:
             else:
                 self._missing.append(f"Storage, {which}: {found.note}")
 
-    def _not_cold(self) -> str:
+    def _explain_no_cold_epoch(self) -> str:
         """Why the first epoch is like the others; empty: it is not."""
         job = self._job
-        if job.synthetic:
+        if job.is_synthetic:
             return "the data are synthetic"
         loader = job.setup.inputs.loader
         assert loader is not None
@@ -330,12 +345,12 @@ class _Examination:
             return (
                 f"the whole set was brought into {'memory' if name == 'memory' else 'the device'} before the first step"
             )
-        if not storage.files_of(job.setup.inputs.train):  # type: ignore[arg-type]
+        if not storage.list_files(job.setup.inputs.train):  # type: ignore[arg-type]
             return "the data lie at an address, and what was read of it is measured as it comes"
         return ""
 
 
-def _of_loop(found: Looped, handed_s: float) -> list[Ceiling]:
+def _build_loop_ceilings(found: LoopMeasurement, handed_s: float) -> list[Ceiling]:
     how = {
         "normalise": "normalising and augmenting a batch",
         "transform": "the recipe's transform, timed in turns with normalising",
@@ -362,7 +377,7 @@ def _of_loop(found: Looped, handed_s: float) -> list[Ceiling]:
     return ceilings
 
 
-def _laps(ran: Ran) -> list[Ceiling]:
+def _build_lap_ceilings(ran: WholeJobRun) -> list[Ceiling]:
     """The loop's stages as they were in a run."""
     laps = ran.laps
     both = sum(laps.get(name, 0.0) for name in ("forward", "loss", "backward"))
@@ -373,7 +388,7 @@ def _laps(ran: Ran) -> list[Ceiling]:
     ]
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def describe_machine(device: torch.device) -> dict[str, Any]:
     """Processor, cores, memory, device and versions."""
     found = provenance({}, Path.cwd())
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -14,14 +14,20 @@ from headway.core.profile import Knob, Threads, Together
 from headway.data.batch import Batch
 from headway.data.columns import FLAG_RAW, PACK_FORMATS
 from headway.data.modes import Mode
-from headway.doctor.contention import beside, handed, handover
-from headway.doctor.loader_measurement import Fed, fed
-from headway.doctor.measurement_job import Job, override, quiet
-from headway.doctor.memory_cache_estimate import keeps, keeps_on_device, memory_fed
-from headway.doctor.loop_measurement import LONG_STEP_S, Looped, rate_of
-from headway.doctor.throughput_model import Model
-from headway.doctor.pack_estimate import First, kept_on_disk, lossless, packing_of, smaller
-from headway.doctor.stalls import checkpoint
+from headway.doctor.contention import add_handover, measure_contention, measure_handover
+from headway.doctor.loader_measurement import LoaderMeasurement, measure_loader
+from headway.doctor.loop_measurement import LONG_STEP_S, LoopMeasurement, measure_loop_rate
+from headway.doctor.measurement_job import MeasurementJob, format_override, say_nothing
+from headway.doctor.memory_cache_estimate import fits_in_memory, fits_on_device, measure_memory_loader
+from headway.doctor.pack_estimate import (
+    FirstRecords,
+    build_pack_command,
+    choose_smaller_mode,
+    fits_in_disk_cache,
+    list_lossless_modes,
+)
+from headway.doctor.stalls import measure_checkpoint
+from headway.doctor.throughput_model import ThroughputModel
 from headway.setup.inputs import Say
 from headway.setup.precision import candidates
 
@@ -55,17 +61,17 @@ CHECKPOINT_COST = "more steps that are lost with a crash"
 
 
 @final
-class Knobs:
+class KnobSearch:
     """Attributes: missing: what was not tried, and why."""
 
     def __init__(
         self,
-        job: Job,
-        model: Model,
+        job: MeasurementJob,
+        model: ThroughputModel,
         together: Together | None,
-        found: Fed | None,
+        found: LoaderMeasurement | None,
         threads: Threads | None,
-        loop: Looped,
+        loop: LoopMeasurement,
         say: Say,
         side_s: float,
         tries_s: float,
@@ -81,17 +87,22 @@ class Knobs:
         """Of a sample: what it takes longer to read in the first epoch, if that is asked about."""
         self.missing = list[str]()
 
-    def found(self, device: torch.device, *, quick: bool) -> list[Knob]:
+    def search(self, device: torch.device, *, quick: bool) -> list[Knob]:
         """The best first; those alone that give something."""
         out = list[Knob]()
         sides: dict[str, list[Callable[[], Iterator[Knob]]]] = {
-            "input": [self._input, lambda: self._places(device), self._packs],
-            "loop": [lambda: self._augmented(device), lambda: self._loop_knobs(device)],
+            "input": [self._suggest_input, lambda: self._suggest_caches(device), self._suggest_packs],
+            "loop": [lambda: self._suggest_device_augmentation(device), lambda: self._suggest_loop(device)],
         }
-        first = sorted(sides, key=lambda side: -self._gain_without(*self._model.seconds[side]))
-        makers = [self._own_code, self._stalls, *(make for side in first for make in sides[side]), self._smaller_images]
+        first = sorted(sides, key=lambda side: -self._compute_gain_without(*self._model.seconds[side]))
+        makers = [
+            self._suggest_own_code,
+            self._suggest_stalls,
+            *(make for side in first for make in sides[side]),
+            self._suggest_smaller_images,
+        ]
         if not quick:  # last: it takes longer than all the others
-            makers.append(self._compiled)
+            makers.append(self._suggest_compile)
         for make in makers:
             try:
                 for knob in make():
@@ -101,15 +112,15 @@ class Knobs:
         worth = [one for one in out if one.gain >= WORTH]
         return sorted(worth, key=lambda one: -one.images_s)
 
-    def _knob(
-        self, name: str, cures: str, changes: Mapping[str, Any], model: Model, *, measured: bool, cost: str = "",
+    def _build_knob(
+        self, name: str, cures: str, changes: Mapping[str, Any], model: ThroughputModel, *, measured: bool, cost: str = "",
         exact: bool = True, command: str = "",
     ) -> Knob:  # fmt: skip
-        predicted, now = model.images_s(), self._model.images_s()
+        predicted, now = model.predict_images_s(), self._model.predict_images_s()
         return Knob(
             name=name,
             cures=cures,
-            override=command or override(changes),
+            override=command or format_override(changes),
             images_s=predicted,
             gain=predicted / now,
             measured=measured,
@@ -117,14 +128,14 @@ class Knobs:
             cost=cost,
         )
 
-    def _worth(self, side: str) -> bool:
-        return self._gain_without(*self._model.seconds[side]) >= SIDE_WORTH
+    def _is_worth_trying(self, side: str) -> bool:
+        return self._compute_gain_without(*self._model.seconds[side]) >= SIDE_WORTH
 
-    def _gain_without(self, *stages: str) -> float:
+    def _compute_gain_without(self, *stages: str) -> float:
         """Times the images/s if these stages took nothing."""
-        return self._model.with_seconds(dict.fromkeys(stages, 0.0)).images_s() / self._model.images_s()
+        return self._model.with_seconds(dict.fromkeys(stages, 0.0)).predict_images_s() / self._model.predict_images_s()
 
-    def _time_is_up(self, what: str, needs_s: float = 0.0) -> bool:
+    def _is_out_of_time(self, what: str, needs_s: float = 0.0) -> bool:
         if perf_counter() + max(needs_s, self._least_s) < self._until:
             return False
         self.missing.append(f"{what}: not tried, for want of time.")
@@ -132,23 +143,25 @@ class Knobs:
 
     # The user's own lines.
 
-    def _own_code(self) -> Iterator[Knob]:
+    def _suggest_own_code(self) -> Iterator[Knob]:
         """What the job would give if the longest line of a stage took nothing; no setting of the recipe does that."""
         for stage, (line, *_) in self._loop.code.items():
             taken = self._model.seconds["loop"].get(stage, 0.0)
             changed = self._model.with_seconds({stage: max(0.0, taken - line.seconds)})
-            yield self._knob(str(line), stage, {}, changed, measured=False, cost=CODE_COST)
+            yield self._build_knob(str(line), stage, {}, changed, measured=False, cost=CODE_COST)
 
     # What happens between steps.
 
-    def _stalls(self) -> Iterator[Knob]:
+    def _suggest_stalls(self) -> Iterator[Knob]:
         recipe, model, stalls = self._job.loaded.recipe, self._model, self._model.seconds["stall"]
         if stalls.get("evaluate", 0.0) > 0:
             changed = model.with_seconds({"evaluate": stalls["evaluate"] / LATER})
             changes = {"evaluate.every_epochs": LATER * recipe.evaluate.every_epochs}
-            yield self._knob("rarer evaluations", "evaluate", changes, changed, measured=False, cost=EVALUATE_COST)
+            yield self._build_knob(
+                "rarer evaluations", "evaluate", changes, changed, measured=False, cost=EVALUATE_COST
+            )
         taken = stalls.get("checkpoint", 0.0)
-        if taken <= 0 or not self._worth("stall"):
+        if taken <= 0 or not self._is_worth_trying("stall"):
             return
         options = recipe.checkpoint
         changed = model.with_seconds({"checkpoint": taken / LATER})
@@ -156,52 +169,56 @@ class Knobs:
             changes = {"checkpoint.every_epochs": LATER * options.every_epochs}
         else:
             changes = {"checkpoint.every_steps": LATER * options.every_steps}
-        yield self._knob("rarer checkpoints", "checkpoint", changes, changed, measured=False, cost=CHECKPOINT_COST)
-        if not options.asynchronous and not self._time_is_up("checkpoint.asynchronous"):
+        yield self._build_knob(
+            "rarer checkpoints", "checkpoint", changes, changed, measured=False, cost=CHECKPOINT_COST
+        )
+        if not options.asynchronous and not self._is_out_of_time("checkpoint.asynchronous"):
             part = options.model_copy(update={"asynchronous": True})
             loaded = replace(self._job.loaded, recipe=recipe.model_copy(update={"checkpoint": part}))
-            other = Job(loaded, self._job.setup)
-            other.take(self._job.kept())
-            changed = model.with_seconds({"checkpoint": checkpoint(other, limit_s=self._side_s).seconds})
+            other = MeasurementJob(loaded, self._job.setup)
+            other.replace_batches(self._job.load_batches())
+            changed = model.with_seconds({"checkpoint": measure_checkpoint(other, limit_s=self._side_s).seconds})
             changes = {"checkpoint.asynchronous": True}
             cost = "memory for a copy of the state"
-            yield self._knob("checkpoints beside training", "checkpoint", changes, changed, measured=True, cost=cost)
+            yield self._build_knob(
+                "checkpoints beside training", "checkpoint", changes, changed, measured=True, cost=cost
+            )
 
     # The loader.
 
-    def _input(self) -> Iterator[Knob]:
+    def _suggest_input(self) -> Iterator[Knob]:
         job, found = self._job, self._fed
-        if found is None or not self._worth("input"):
+        if found is None or not self._is_worth_trying("input"):
             return
-        yield from self._more_threads(found)
+        yield from self._suggest_threads(found)
         train, options = job.setup.inputs.train, job.setup.recipe.data
         assert train is not None
         # A cache is filled before the first step, from the same storage: it gives the first epoch nothing.
         if (
             options.cache in ("none", "disk")
             and not self._cold_s
-            and keeps(job)
-            and not self._time_is_up("data.cache=memory")
+            and fits_in_memory(job)
+            and not self._is_out_of_time("data.cache=memory")
         ):
-            changed = self._fed_by(memory_fed(job, limit_s=self._side_s), found)
+            changed = self._replace_input(measure_memory_loader(job, limit_s=self._side_s), found)
             cost = "memory for the decoded set, which is filled before the first step"
             changes = {"data.cache": "memory"}
-            yield self._knob("decoded images in memory", "decode", changes, changed, measured=True, cost=cost)
+            yield self._build_knob("decoded images in memory", "decode", changes, changed, measured=True, cost=cost)
         encoded = not bool((train.flags & FLAG_RAW).any())
         if encoded and not options.scaled and options.cache in ("none", "disk") and options.size is not None:
-            other = fed(job, limit_s=self._side_s, scaled=True)
+            other = measure_loader(job, limit_s=self._side_s, scaled=True)
             cost = "pixels that differ a little"
-            changed = self._fed_by(other, found)
+            changed = self._replace_input(other, found)
             scaled = {"data.scaled": True}
-            yield self._knob("smaller decodes", "decode", scaled, changed, measured=True, exact=False, cost=cost)
+            yield self._build_knob("smaller decodes", "decode", scaled, changed, measured=True, exact=False, cost=cost)
         if options.decoder == "pillow":
-            other = fed(job, limit_s=self._side_s, backend="native")
-            changed = self._fed_by(other, found)
+            other = measure_loader(job, limit_s=self._side_s, backend="native")
+            changed = self._replace_input(other, found)
             changes = {"data.decoder": "native"}
             cost = "pixels that differ by 1 at most, by rounding"
-            yield self._knob("the native core", "decode", changes, changed, measured=True, cost=cost)
+            yield self._build_knob("the native core", "decode", changes, changed, measured=True, cost=cost)
 
-    def _more_threads(self, found: Fed) -> Iterator[Knob]:
+    def _suggest_threads(self, found: LoaderMeasurement) -> Iterator[Knob]:
         threads = self._threads
         if threads is None:
             return
@@ -209,45 +226,53 @@ class Knobs:
             if count == found.threads or rate <= found.rate.value:
                 continue
             what = f"{count} decoding threads"
-            if self._time_is_up(what):
+            if self._is_out_of_time(what):
                 continue
-            measured = beside(self._job, 1 / rate, 1 / self._loop.rate.value, limit_s=self._side_s, threads=count)
-            changed = self._scaled_input(found.rate.value / rate)
-            changed = changed.beside(measured)
-            yield self._knob(what, "decode", {"data.threads": count}, changed, measured=True)
+            measured = measure_contention(
+                self._job, 1 / rate, 1 / self._loop.rate.value, limit_s=self._side_s, threads=count
+            )
+            changed = self._scale_input(found.rate.value / rate)
+            changed = changed.with_contention(measured)
+            yield self._build_knob(what, "decode", {"data.threads": count}, changed, measured=True)
 
-    def _scaled_input(self, ratio: float, read: float = 1.0) -> Model:
+    def _scale_input(self, ratio: float, read: float = 1.0) -> ThroughputModel:
         """Whatever is changed, a storage gives no more in the first epoch; but `read` times as much is asked of it."""
         changed = {stage: seconds * ratio for stage, seconds in self._model.seconds["input"].items()}
         if self._cold_s:
             changed["storage"] += self._cold_s * (read - ratio)
         return self._model.with_seconds(changed)
 
-    def _fed_by(self, other: Fed, found: Fed) -> Model:
-        return self._scaled_input(found.rate.value / other.rate.value)
+    def _replace_input(self, other: LoaderMeasurement, found: LoaderMeasurement) -> ThroughputModel:
+        return self._scale_input(found.rate.value / other.rate.value)
 
     # Other records, and other places for them.
 
-    def _places(self, device: torch.device) -> Iterator[Knob]:
+    def _suggest_caches(self, device: torch.device) -> Iterator[Knob]:
         """Later epochs read what the first one brought there."""
         job, found, options = self._job, self._fed, self._job.setup.recipe.data
         if found is None or self._cold_s or options.cache not in ("none", "disk", "memory"):
             return
-        fetched = options.cache == "none" and self._gain_without("storage") >= SIDE_WORTH and kept_on_disk(job)
-        if fetched and not self._time_is_up("data.cache=disk", 2 * self._side_s):
-            near = First(job).packed(Mode(kind="keep"), limit_s=self._side_s)
+        fetched = (
+            options.cache == "none" and self._compute_gain_without("storage") >= SIDE_WORTH and fits_in_disk_cache(job)
+        )
+        if fetched and not self._is_out_of_time("data.cache=disk", 2 * self._side_s):
+            near = FirstRecords(job).pack(Mode(kind="keep"), limit_s=self._side_s)
             if near.count:
-                seconds = {"storage": near.fed(limit_s=self._side_s).seconds["storage"]}
+                seconds = {"storage": near.measure_loader(limit_s=self._side_s).seconds["storage"]}
                 changes, changed = {"data.cache": "disk"}, self._model.with_seconds(seconds)
                 cost = "room on the local disk, and a first epoch that is no faster"
-                yield self._knob("records on the local disk", "storage", changes, changed, measured=False, cost=cost)
-        if device.type == "cuda" and keeps_on_device(job):
+                yield self._build_knob(
+                    "records on the local disk", "storage", changes, changed, measured=False, cost=cost
+                )
+        if device.type == "cuda" and fits_on_device(job):
             gone = dict.fromkeys(("storage", "decode", "augment"), 0.0)
             changes, cost = {"data.cache": "device"}, "memory of the device for the decoded set"
             changed = self._model.with_seconds(gone)
-            yield self._knob("decoded images on the device", "decode", changes, changed, measured=False, cost=cost)
+            yield self._build_knob(
+                "decoded images on the device", "decode", changes, changed, measured=False, cost=cost
+            )
 
-    def _packs(self) -> Iterator[Knob]:
+    def _suggest_packs(self) -> Iterator[Knob]:
         """What would be read and decoded of packed records, made of the first ones of the run."""
         job, found, options = self._job, self._fed, self._job.setup.recipe.data
         if found is None or options.cache not in ("none", "disk"):
@@ -255,127 +280,132 @@ class Knobs:
         stages = {"keep": ("storage", "collate")}
         modes = [
             mode
-            for mode in (*lossless(job), smaller(job))
-            if mode and self._gain_without(*stages.get(mode.kind, ("decode", "augment"))) >= SIDE_WORTH
+            for mode in (*list_lossless_modes(job), choose_smaller_mode(job))
+            if mode and self._compute_gain_without(*stages.get(mode.kind, ("decode", "augment"))) >= SIDE_WORTH
         ]
-        first, train, as_it_is = First(job), job.setup.inputs.train, None
+        first, train, as_it_is = FirstRecords(job), job.setup.inputs.train, None
         assert train is not None
         for mode in modes:
-            if self._time_is_up(f"headway pack --mode {mode}", 2 * self._side_s):
+            if self._is_out_of_time(f"headway pack --mode {mode}", 2 * self._side_s):
                 continue
             self._say(f"Trying images as headway pack --mode {mode} would have them.")
-            packed = first.packed(mode, limit_s=self._side_s)
+            packed = first.pack(mode, limit_s=self._side_s)
             if not packed.count:
                 continue
-            other = packed.fed(limit_s=self._side_s)
+            other = packed.measure_loader(limit_s=self._side_s)
             if train.description.format in PACK_FORMATS:  # beside the same samples, in the same place
                 if as_it_is is None:
-                    kept = first.packed(Mode(kind="keep"), limit_s=self._side_s)
-                    as_it_is = kept.fed(limit_s=self._side_s)
-                changed = self._packed_by(as_it_is, other)
+                    kept = first.pack(Mode(kind="keep"), limit_s=self._side_s)
+                    as_it_is = kept.measure_loader(limit_s=self._side_s)
+                changed = self._replace_records(as_it_is, other)
             else:
-                changed = self._packed_by(found, other)
+                changed = self._replace_records(found, other)
             exact = mode.kind != "encode"
             cost = PACK_COST if exact else f"{PIXELS_COST}; {PACK_COST}"
             name = {"keep": "a pack of the files", "seekable": "a seekable pack"}.get(
                 mode.kind, f"images stored with a shorter side of {mode.side}"
             )
-            command, cures = packing_of(job, mode).command(job.loaded), "storage" if mode.kind == "keep" else "decode"
+            command, cures = (
+                build_pack_command(job, mode).format_command(job.loaded),
+                "storage" if mode.kind == "keep" else "decode",
+            )
             tried = not self._cold_s  # what a first epoch waits for is computed, of bytes
-            yield self._knob(name, cures, {}, changed, measured=tried, exact=exact, cost=cost, command=command)
+            yield self._build_knob(name, cures, {}, changed, measured=tried, exact=exact, cost=cost, command=command)
 
-    def _packed_by(self, now: Fed, other: Fed) -> Model:
+    def _replace_records(self, now: LoaderMeasurement, other: LoaderMeasurement) -> ThroughputModel:
         read = other.record_bytes / now.record_bytes if now.record_bytes else 1.0
-        return self._scaled_input(now.rate.value / other.rate.value, read)
+        return self._scale_input(now.rate.value / other.rate.value, read)
 
-    def _smaller_images(self) -> Iterator[Knob]:
+    def _suggest_smaller_images(self) -> Iterator[Knob]:
         """Both sides have less to do."""
         job, options = self._job, self._job.setup.recipe.data
         height, width = job.setup.inputs.size
-        side = smaller_side(height)
-        if job.synthetic or height != width or side is None or options.progressive is not None:
+        side = choose_smaller_side(height)
+        if job.is_synthetic or height != width or side is None or options.progressive is not None:
             return
         if options.cache == "device":  # cannot be resized there
             return
         changes = {"data.size": side}
-        text = override(changes)
-        if self._time_is_up(text, 2 * self._side_s):
+        text = format_override(changes)
+        if self._is_out_of_time(text, 2 * self._side_s):
             return
-        ratio = self._ratio(text, changes, batches=[nearest(batch, side) for batch in job.kept()])
+        ratio = self._measure_ratio(text, changes, batches=[shrink_batch(batch, side) for batch in job.load_batches()])
         if ratio is None:
             return
         changed = self._model
         if self._fed is not None:
-            changed = self._fed_by(fed(job, limit_s=self._side_s, size=(side, side)), self._fed)
-        changed = changed.with_seconds(self._times_loop(ratio))
-        cures = "decode" if self._model.total("input") > self._model.total("loop") else "compute"
+            changed = self._replace_input(measure_loader(job, limit_s=self._side_s, size=(side, side)), self._fed)
+        changed = changed.with_seconds(self._scale_loop(ratio))
+        cures = "decode" if self._model.sum_seconds("input") > self._model.sum_seconds("loop") else "compute"
         name = f"images of {side} pixels"
-        yield self._knob(name, cures, changes, changed, measured=True, exact=False, cost=PIXELS_COST)
+        yield self._build_knob(name, cures, changes, changed, measured=True, exact=False, cost=PIXELS_COST)
 
     # The loop.
 
-    def _loop_knobs(self, device: torch.device) -> Iterator[Knob]:
-        if not self._worth("loop"):
+    def _suggest_loop(self, device: torch.device) -> Iterator[Knob]:
+        if not self._is_worth_trying("loop"):
             return
         recipe, job = self._job.setup.recipe, self._job
         seconds = self._model.seconds["loop"]
         heavy = seconds.get("compute", 0.0) + seconds.get("launch", 0.0)
-        if heavy >= 0.1 * self._model.total("loop"):
+        if heavy >= 0.1 * self._model.sum_seconds("loop"):
             best = [name for name in candidates(device) if name != "fp32"]
             if recipe.precision == "fp32" and best and not recipe.half_weights:
                 cost = FP16_COST if best[0] == "fp16" else BF16_COST
-                yield from self._tried(best[0], "compute", {"precision": best[0]}, exact=False, cost=cost)
+                yield from self._try_loop(best[0], "compute", {"precision": best[0]}, exact=False, cost=cost)
             elif recipe.precision == "bf16" and not best and not recipe.half_weights:
-                yield from self._tried("fp32", "compute", {"precision": "fp32"}, exact=False, cost=FP32_COST)
+                yield from self._try_loop("fp32", "compute", {"precision": "fp32"}, exact=False, cost=FP32_COST)
             other = not recipe.channels_last
             name = "channels last" if other else "channels first"
-            yield from self._tried(name, "compute", {"channels_last": other})
+            yield from self._try_loop(name, "compute", {"channels_last": other})
             if recipe.recompute is not False:
                 cost = "memory for the activations"
-                yield from self._tried("no second forward pass", "compute", {"recompute": False}, cost=cost)
+                yield from self._try_loop("no second forward pass", "compute", {"recompute": False}, cost=cost)
         fixed = sum(seconds.get(one, 0.0) for one in ("launch", "optimizer", "other"))
-        if fixed >= 0.1 * self._model.total("loop") and recipe.batch_growth is None and not job.shortened:
-            yield from self._larger_batch({"batch": LARGER * job.loaded.recipe.batch})
+        if fixed >= 0.1 * self._model.sum_seconds("loop") and recipe.batch_growth is None and not job.batch_note:
+            yield from self._suggest_larger_batch({"batch": LARGER * job.loaded.recipe.batch})
         log, every = seconds.get("log", 0.0), job.loaded.recipe.log_every_steps
         if every < 50 and log > 0:
             changed = self._model.with_seconds({"log": log * every / 50})
-            yield self._knob("fewer records", "log", {"log_every_steps": 50}, changed, measured=False)
+            yield self._build_knob("fewer records", "log", {"log_every_steps": 50}, changed, measured=False)
 
-    def _larger_batch(self, changes: Mapping[str, Any]) -> Iterator[Knob]:
+    def _suggest_larger_batch(self, changes: Mapping[str, Any]) -> Iterator[Knob]:
         """What loader and loop do once a batch is done less often by both, and so is handing over."""
-        text = override(changes)
-        if self._time_is_up(text, 4 * self._side_s):
+        text = format_override(changes)
+        if self._is_out_of_time(text, 4 * self._side_s):
             return
 
-        seen = list[tuple[Fed, Together]]()
+        seen = list[tuple[LoaderMeasurement, Together]]()
 
-        def look(other: Job, rate: float) -> None:
+        def look(other: MeasurementJob, rate: float) -> None:
             loader = self._job.setup.inputs.loader
             if self._fed is None or loader is None:
                 return
-            into = fed(other, limit_s=self._side_s, tier=loader.tier)
-            both = beside(other, 1 / into.rate.value, 1 / rate, limit_s=self._side_s, tier=loader.tier)
-            seen.append((into, handed(both, handover(other, 1 / rate, limit_s=self._side_s))))
+            into = measure_loader(other, limit_s=self._side_s, tier=loader.tier)
+            both = measure_contention(other, 1 / into.rate.value, 1 / rate, limit_s=self._side_s, tier=loader.tier)
+            seen.append((into, add_handover(both, measure_handover(other, 1 / rate, limit_s=self._side_s))))
 
-        ratio = self._ratio(text, changes, look=look)
+        ratio = self._measure_ratio(text, changes, look=look)
         if ratio is None:
             return
-        changed = self._model.with_seconds(self._times_loop(ratio))
+        changed = self._model.with_seconds(self._scale_loop(ratio))
         if seen and self._fed is not None:
-            (into, both), loop = seen[0], self._model.total("loop")
-            changed = self._fed_by(into, self._fed).with_seconds(self._times_loop(both.loop_alone / loop))
-            changed = changed.beside(both)
-        yield self._knob("a larger batch", "launch", changes, changed, measured=True, exact=False, cost=BATCH_COST)
+            (into, both), loop = seen[0], self._model.sum_seconds("loop")
+            changed = self._replace_input(into, self._fed).with_seconds(self._scale_loop(both.loop_alone / loop))
+            changed = changed.with_contention(both)
+        yield self._build_knob(
+            "a larger batch", "launch", changes, changed, measured=True, exact=False, cost=BATCH_COST
+        )
 
-    def _compiled(self) -> Iterator[Knob]:
+    def _suggest_compile(self) -> Iterator[Knob]:
         recipe, changes = self._job.setup.recipe, {"compile": True}
-        text = override(changes)
-        if recipe.compile is not False or recipe.recompute is not False or not self._worth("loop"):
+        text = format_override(changes)
+        if recipe.compile is not False or recipe.recompute is not False or not self._is_worth_trying("loop"):
             return
-        if self._time_is_up(text, LONG_S):
+        if self._is_out_of_time(text, LONG_S):
             return
         said = list[str]()
-        ratio = self._ratio(text, changes, say=said.append)
+        ratio = self._measure_ratio(text, changes, say=said.append)
         broken = [one.removeprefix(BREAKS) for one in said if one.startswith(BREAKS)]
         self.missing += [f"{text} leaves a part of the network to Python: {one}" for one in broken]
         if ratio is not None:
@@ -383,44 +413,44 @@ class Knobs:
             if broken:
                 lines, stay = f"{len(broken)} line{'s'[:many]}", "stay" if many else "stays"
                 cost += f"; {lines} of the network {stay} with Python, see what was not measured"
-            changed = self._model.with_seconds(self._times_loop(ratio))
-            yield self._knob("a compiled network", "launch", changes, changed, measured=True, cost=cost)
+            changed = self._model.with_seconds(self._scale_loop(ratio))
+            yield self._build_knob("a compiled network", "launch", changes, changed, measured=True, cost=cost)
 
-    def _augmented(self, device: torch.device) -> Iterator[Knob]:
+    def _suggest_device_augmentation(self, device: torch.device) -> Iterator[Knob]:
         """What the host does of flips and shifts, on a device that has time for it."""
         recipe, found = self._job.setup.recipe, self._fed
         if device.type != "cuda" or found is None or not recipe.augment.on_host(device.type):
             return
         changes = {"augment.where": "device"}
-        text = override(changes)
-        if self._time_is_up(text, 2 * self._side_s):
+        text = format_override(changes)
+        if self._is_out_of_time(text, 2 * self._side_s):
             return
-        ratio = self._ratio(text, changes)
+        ratio = self._measure_ratio(text, changes)
         if ratio is not None:
-            other = fed(self._job, limit_s=self._side_s, flip=False, translate=0)
-            changed = self._fed_by(other, found).with_seconds(self._times_loop(ratio))
-            yield self._knob("augmentation on the device", "augment", changes, changed, measured=True)
+            other = measure_loader(self._job, limit_s=self._side_s, flip=False, translate=0)
+            changed = self._replace_input(other, found).with_seconds(self._scale_loop(ratio))
+            yield self._build_knob("augmentation on the device", "augment", changes, changed, measured=True)
 
-    def _tried(
+    def _try_loop(
         self, name: str, cures: str, changes: Mapping[str, Any], *, exact: bool = True, cost: str = ""
     ) -> Iterator[Knob]:
         """A loop that is measured with other values."""
-        text = override(changes)
-        if self._time_is_up(text):
+        text = format_override(changes)
+        if self._is_out_of_time(text):
             return
-        ratio = self._ratio(text, changes)
+        ratio = self._measure_ratio(text, changes)
         if ratio is not None:
-            changed = self._model.with_seconds(self._times_loop(ratio))
-            yield self._knob(name, cures, changes, changed, measured=True, exact=exact, cost=cost)
+            changed = self._model.with_seconds(self._scale_loop(ratio))
+            yield self._build_knob(name, cures, changes, changed, measured=True, exact=exact, cost=cost)
 
-    def _ratio(
+    def _measure_ratio(
         self,
         text: str,
         changes: Mapping[str, Any],
         *,
         batches: Sequence[Batch] | None = None,
-        look: Callable[[Job, float], None] | None = None,
-        say: Say = quiet,
+        look: Callable[[MeasurementJob, float], None] | None = None,
+        say: Say = say_nothing,
     ) -> float | None:
         """Seconds of the loop with other values over those without; None: it does not work, and `missing` says why.
 
@@ -430,14 +460,14 @@ class Knobs:
         self._say(f"Trying {text}.")
         given = {key.replace(".", "__"): value for key, value in changes.items()}
         try:
-            other = self._job.variant(say, **given)
+            other = self._job.build_variant(say, **given)
         except HeadwayError as error:
             self.missing.append(f"{text}: {error}")
             return None
         try:
             if batches is not None:
-                other.take(list(batches))
-            found = rate_of(other, limit_s=self._side_s)
+                other.replace_batches(list(batches))
+            found = measure_loop_rate(other, limit_s=self._side_s)
             if look is not None:
                 look(other, found.value)
         except Exception as error:  # of a compiler that is not there, or for want of memory, too
@@ -449,18 +479,18 @@ class Knobs:
             other.close()
         return self._loop.rate.value / found.value
 
-    def _times_loop(self, ratio: float) -> dict[str, float]:
+    def _scale_loop(self, ratio: float) -> dict[str, float]:
         return {stage: seconds * ratio for stage, seconds in self._model.seconds["loop"].items()}
 
 
-def smaller_side(side: int) -> int | None:
+def choose_smaller_side(side: int) -> int | None:
     """The multiple of STEP next to SMALLER of a side; None: there is none that is worth it."""
     if side < SMALLEST:
         return None
     return min(STEP * round(SMALLER * side / STEP), STEP * ((side - 1) // STEP))
 
 
-def nearest(batch: Batch, side: int) -> Batch:
+def shrink_batch(batch: Batch, side: int) -> Batch:
     """A batch of smaller images, by their nearest pixels: what takes them takes as long whatever they show."""
     height, width = batch.images.shape[1:3]
     images = batch.images

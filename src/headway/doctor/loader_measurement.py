@@ -13,8 +13,8 @@ from headway.data.batch import Batch
 from headway.data.loader import Loader
 from headway.data.options import CropRecipe
 from headway.data.tiers.opened import RemoteShards
-from headway.doctor.measurement_job import Job, close
-from headway.doctor.rate_measurement import settled, timed
+from headway.doctor.measurement_job import MeasurementJob, close_stream
+from headway.doctor.rate_measurement import build_window, measure_rate
 from headway.setup.recipe import TrainRecipe
 
 PLAIN: dict[str, Any] = {"crop": CropRecipe(), "flip": False, "translate": 0}
@@ -23,7 +23,7 @@ PLAIN: dict[str, Any] = {"crop": CropRecipe(), "flip": False, "translate": 0}
 
 @final
 @dataclass(frozen=True)
-class Fed:
+class LoaderMeasurement:
     """Attributes: seconds: of a sample, by stage; they add up to 1 / rate. record_bytes: of one sample. threads: that
     decode. batches: that were gone through."""
 
@@ -34,7 +34,9 @@ class Fed:
     batches: int
 
 
-def fed(job: Job, *, limit_s: float, batches: int | None = None, **options: Any) -> Fed:
+def measure_loader(
+    job: MeasurementJob, *, limit_s: float, batches: int | None = None, **options: Any
+) -> LoaderMeasurement:
     """Goes through the run's first batches as fast as the loader gives them, again and again.
 
     Args:
@@ -44,28 +46,28 @@ def fed(job: Job, *, limit_s: float, batches: int | None = None, **options: Any)
 
     What is fetched from an address and not kept comes as fast in each epoch: one stream is gone through.
     """
-    if batches is None and "tier" not in options and _fetches(job):
-        return _streamed(job, limit_s=limit_s, options=options)
+    if batches is None and "tier" not in options and _fetches_every_epoch(job):
+        return _measure_remote_stream(job, limit_s=limit_s, options=options)
     if batches is None:
-        first = _through(job, limit_s=limit_s / 5, most=None, options=options)
+        first = _measure_batches(job, limit_s=limit_s / 5, most=None, options=options)
         count, rates = first.batches, list[float]()
-        parts: list[Fed] = []
+        parts: list[LoaderMeasurement] = []
 
         def window() -> float:
-            parts.append(_through(job, limit_s=limit_s, most=count, options=options))
+            parts.append(_measure_batches(job, limit_s=limit_s, most=count, options=options))
             rates.append(parts[-1].rate.value)
             return rates[-1]
 
-        rate = settled(window, limit_s=limit_s)
+        rate = measure_rate(window, limit_s=limit_s)
         stages = {name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds}
         scale = 1 / rate.value / max(sum(stages.values()), 1e-12)
         last = parts[-1]
         shares = {name: value * scale for name, value in stages.items()}
-        return Fed(rate, shares, last.record_bytes, last.threads, count)
-    return _through(job, limit_s=limit_s, most=batches, options=options)
+        return LoaderMeasurement(rate, shares, last.record_bytes, last.threads, count)
+    return _measure_batches(job, limit_s=limit_s, most=batches, options=options)
 
 
-def loader_of(job: Job, options: Mapping[str, Any]) -> Iterable[Batch]:
+def build_loader(job: MeasurementJob, options: Mapping[str, Any]) -> Iterable[Batch]:
     """A new loader from the beginning of the run."""
     inputs, recipe = job.setup.inputs, job.setup.recipe
     inputs.feed = None
@@ -75,9 +77,11 @@ def loader_of(job: Job, options: Mapping[str, Any]) -> Iterable[Batch]:
     return inputs.training(inputs.train, recipe, batch=job.setup.plan, **options)
 
 
-def _through(job: Job, *, limit_s: float, most: int | None, options: Mapping[str, Any]) -> Fed:
+def _measure_batches(
+    job: MeasurementJob, *, limit_s: float, most: int | None, options: Mapping[str, Any]
+) -> LoaderMeasurement:
     """Args: most: batches; None: what comes in time, and at least two."""
-    loader = loader_of(job, options)
+    loader = build_loader(job, options)
     stream = iter(loader)
     images = count = 0
     try:
@@ -90,22 +94,22 @@ def _through(job: Job, *, limit_s: float, most: int | None, options: Mapping[str
                 break
         seconds = max(perf_counter() - begun, 1e-9)
     finally:
-        close(stream)
+        close_stream(stream)
     del first
     rate = images / seconds
-    stages, bytes_each, threads = _stages(loader, 1 / rate)
-    return Fed(Rate(value=rate, low=rate, high=rate, windows=1), stages, bytes_each, threads, count + 1)
+    stages, bytes_each, threads = _read_stages(loader, 1 / rate)
+    return LoaderMeasurement(Rate(value=rate, low=rate, high=rate, windows=1), stages, bytes_each, threads, count + 1)
 
 
-def _fetches(job: Job) -> bool:
+def _fetches_every_epoch(job: MeasurementJob) -> bool:
     """Whether records come over a network in each epoch."""
     train = job.setup.train
     return train is not None and isinstance(train.source, RemoteShards) and job.setup.recipe.data.cache == "none"
 
 
-def _streamed(job: Job, *, limit_s: float, options: Mapping[str, Any]) -> Fed:
+def _measure_remote_stream(job: MeasurementJob, *, limit_s: float, options: Mapping[str, Any]) -> LoaderMeasurement:
     """One stream; what lay ready or was under way when it began is left out."""
-    loader = loader_of(job, options)
+    loader = build_loader(job, options)
     stream = iter(loader)
     images = count = 0
     try:
@@ -114,23 +118,23 @@ def _streamed(job: Job, *, limit_s: float, options: Mapping[str, Any]) -> Fed:
             next(stream)
             count += 1
 
-        def work() -> int:
+        def take_batch() -> int:
             nonlocal images, count
             taken = len(next(stream).images)
             images, count = images + taken, count + 1
             return taken
 
         begun = perf_counter()
-        found = settled(timed(work, least_s=limit_s / 10), limit_s=limit_s)
+        found = measure_rate(build_window(take_batch, least_s=limit_s / 10), limit_s=limit_s)
         rate = images / (perf_counter() - begun)  # the mean: they come in bursts
     finally:
-        close(stream)
-    stages, bytes_each, threads = _stages(loader, 1 / rate)
+        close_stream(stream)
+    stages, bytes_each, threads = _read_stages(loader, 1 / rate)
     known = Rate(value=rate, low=min(rate, found.low), high=max(rate, found.high), windows=found.windows)
-    return Fed(known, stages, bytes_each, threads, count)
+    return LoaderMeasurement(known, stages, bytes_each, threads, count)
 
 
-def _stages(loader: Iterable[Batch], whole: float) -> tuple[dict[str, float], float, int]:
+def _read_stages(loader: Iterable[Batch], whole: float) -> tuple[dict[str, float], float, int]:
     """What the loader's thread has noted of its time; what is left of a sample's is its handing over."""
     if not isinstance(loader, Loader):
         return {"collate": whole}, 0.0, 0
@@ -143,28 +147,28 @@ def _stages(loader: Iterable[Batch], whole: float) -> tuple[dict[str, float], fl
     return inner, stats.record_bytes / max(1, stats.stage_images), stats.threads
 
 
-def augmentation(job: Job, plain_of: Fed, *, limit_s: float) -> float:
+def measure_augmentation(job: MeasurementJob, plain_of: LoaderMeasurement, *, limit_s: float) -> float:
     """Seconds of a sample's decoding that its crop, flip and shift take; 0 where the host does none of them."""
     recipe: TrainRecipe = job.setup.recipe
     if not (recipe.augment.on_host(job.setup.device.type) or recipe.data.crop.random):
         return 0.0
-    bare = fed(job, limit_s=limit_s, **PLAIN)
+    bare = measure_loader(job, limit_s=limit_s, **PLAIN)
     return max(0.0, min(plain_of.seconds["decode"], 1 / plain_of.rate.value - 1 / bare.rate.value))
 
 
-def by_threads(job: Job, measured: Fed, most: int, *, limit_s: float) -> Threads:
+def measure_by_threads(job: MeasurementJob, measured: LoaderMeasurement, most: int, *, limit_s: float) -> Threads:
     """What the loader gives with 1, 2, 4... threads, up to `most`; and the fit of seconds = serial + parallel / threads
     by least squares, neither below 0."""
     counts = sorted({1, *(2**power for power in range(1, 12) if 2**power < most), most, measured.threads})
     rates = []
     for count in counts:
-        one = measured if count == measured.threads else fed(job, limit_s=limit_s, threads=count)
+        one = measured if count == measured.threads else measure_loader(job, limit_s=limit_s, threads=count)
         rates.append(one.rate.value)
-    serial, parallel = fitted(counts, [1 / rate for rate in rates])
+    serial, parallel = fit_threads(counts, [1 / rate for rate in rates])
     return Threads(threads=tuple(counts), images_s=tuple(rates), serial_s=serial, parallel_s=parallel)
 
 
-def fitted(threads: list[int], seconds: list[float]) -> tuple[float, float]:
+def fit_threads(threads: list[int], seconds: list[float]) -> tuple[float, float]:
     """(serial, parallel) of seconds = serial + parallel / threads."""
     n = len(threads)
     if n < 2:

@@ -15,13 +15,13 @@ import torch
 from headway.core.modules import leaving_no_trace
 from headway.core.profile import Code, Rate, What
 from headway.data.batch import Batch
-from headway.doctor.time_attribution import ELSEWHERE, attribute, share_of
 from headway.doctor.budget import LOOK_SHARE
-from headway.doctor.measurement_job import Job, resized
-from headway.doctor.rate_measurement import least_window_s, settled, timed
+from headway.doctor.measurement_job import MeasurementJob, resize_batch
+from headway.doctor.rate_measurement import build_window, choose_window_s, measure_rate
 from headway.doctor.stack_sampler import StackSampler
-from headway.doctor.sync_counter import Syncs, count_syncs
-from headway.doctor.user_code import TRANSFORM, Place
+from headway.doctor.sync_counter import SyncCounts, count_syncs
+from headway.doctor.time_attribution import ELSEWHERE, attribute_time, compute_own_share
+from headway.doctor.user_code import TRANSFORM, CodeLine
 from headway.setup.prepare import augmented, divided, prepared
 from headway.train.trainer import Trainer
 
@@ -45,7 +45,7 @@ READS = 200
 
 @final
 @dataclass(frozen=True)
-class Looped:
+class LoopMeasurement:
     """Attributes: seconds: of a sample, by stage; they add up to 1 / rate. launch: seconds of forward and backward, by
     the number of samples, without the user's own lines. syncs: of a step. code: the user's lines in a stage, the
     longest first."""
@@ -53,45 +53,45 @@ class Looped:
     rate: Rate
     seconds: Mapping[str, float]
     launch: Mapping[int, float]
-    syncs: Syncs
+    syncs: SyncCounts
     code: Mapping[str, tuple[Code, ...]] = field(default_factory=dict)
 
 
-def looped(job: Job, *, limit_s: float, passes_s: float) -> Looped:
+def measure_loop(job: MeasurementJob, *, limit_s: float, passes_s: float) -> LoopMeasurement:
     """Trains on batches that are there already. The loop is the Trainer's own."""
     device = job.setup.device
-    with job.trainer(batches=job.kept()) as trainer:
-        wait = waiting(device)
-        a_step = warmed(trainer, wait)
+    with job.open_trainer(batches=job.load_batches()) as trainer:
+        wait = build_wait(device)
+        a_step = warm_up(trainer, wait)
         long = a_step > LONG_STEP_S
         seen = StackSampler()
         first = trainer.step
         # A step of a second is looked at a thousand times: the looking costs it nothing that shows.
         compiled = bool(job.setup.recipe.compile)  # which a signal's handler would be drawn into
         with seen if long and not compiled else nullcontext():
-            rate, laps = stepped(job, trainer, limit_s=limit_s, a_step=a_step)
+            rate, laps = measure_steps(job, trainer, limit_s=limit_s, a_step=a_step)
         if not long and not compiled:
             first = trainer.step
             with seen:
-                _fill(trainer, wait, a_step, LOOK_SHARE * limit_s)
+                _run_for(trainer, wait, a_step, LOOK_SHARE * limit_s)
         steps = trainer.step - first
         syncs = count_syncs(trainer, 1 if long else 3)
     whole = 1 / rate.value
     on_cpu = device.type == "cpu"
-    a_read = read_s(str(device))
-    spent, known = attribute(seen, syncs, steps=steps, step_s=job.batch * whole, read_s=a_read, on_cpu=on_cpu)
+    a_read = measure_read_s(str(device))
+    spent, known = attribute_time(seen, syncs, steps=steps, step_s=job.batch * whole, read_s=a_read, on_cpu=on_cpu)
     own = {line: seconds / job.batch for line, seconds in spent.items()}
     passed = sum(laps.get(name, 0.0) for name in PASSES)
     if on_cpu:
         passed = max(0.0, passed - sum(of for (place, _), of in own.items() if place.within in OF_PASSES))
     # A long pass was seen in the steps; it is not made again.
-    passes = by_batch(job, limit_s=passes_s, known=known, whole_s=passed * job.batch if long and on_cpu else None)
+    passes = measure_passes(job, limit_s=passes_s, known=known, whole_s=passed * job.batch if long and on_cpu else None)
     if not on_cpu:  # whose laps are the time to hand work over
         at = min(passes, key=lambda count: abs(count - job.batch))
         passed = passes[at] / at
     augment = laps.get("augment", 0.0)
-    transform = 0.0 if job.setup.transform is None else augment * _share_of_transform(job, limit_s=passes_s)
-    launch = min(passed, intercept(passes) / job.batch)
+    transform = 0.0 if job.setup.transform is None else augment * _measure_transform_share(job, limit_s=passes_s)
+    launch = min(passed, compute_intercept(passes) / job.batch)
     seconds = {
         "normalise": augment - transform,
         "transform": transform,
@@ -101,15 +101,17 @@ def looped(job: Job, *, limit_s: float, passes_s: float) -> Looped:
         "optimizer": laps.get("optimizer", 0.0),
         "log": laps.get("log", 0.0),
     }
-    code = _move_own(seconds, own)
+    code = _move_own_lines(seconds, own)
     if not any(line.reads for place, line in syncs.lines.items() if place.within in OF_PASSES):
         _move_reads(seconds, sum(syncs.seconds.get(lap, 0.0) for lap in ("forward", "loss")) / job.batch)
     seconds["other"] = max(0.0, whole - sum(seconds.values()))
     scale = whole / sum(seconds.values())
-    return Looped(rate, {name: value * scale for name, value in seconds.items()}, passes, syncs, code)
+    return LoopMeasurement(rate, {name: value * scale for name, value in seconds.items()}, passes, syncs, code)
 
 
-def _move_own(seconds: dict[str, float], own: Mapping[tuple[Place, What], float]) -> dict[str, tuple[Code, ...]]:
+def _move_own_lines(
+    seconds: dict[str, float], own: Mapping[tuple[CodeLine, What], float]
+) -> dict[str, tuple[Code, ...]]:
     """Moves what the user's lines take from the stages that they were measured in to those that they are; forward and
     backward are without them already.
 
@@ -144,29 +146,29 @@ def _move_reads(seconds: dict[str, float], lost: float) -> None:
         lost -= moved
 
 
-def _fill(trainer: Trainer, wait: Callable[[], object], a_step: float, limit_s: float) -> None:
+def _run_for(trainer: Trainer, wait: Callable[[], object], a_step: float, limit_s: float) -> None:
     """Does as many steps as fit into the limit, and one at least."""
-    advanced(trainer, max(1, round(limit_s / a_step)), wait)
+    run_steps(trainer, max(1, round(limit_s / a_step)), wait)
 
 
-def stepped(
-    job: Job, trainer: Trainer, *, limit_s: float, a_step: float | None = None
+def measure_steps(
+    job: MeasurementJob, trainer: Trainer, *, limit_s: float, a_step: float | None = None
 ) -> tuple[Rate, dict[str, float]]:
     """Rate of a Trainer's steps, and seconds of a sample in each stage of its Clock.
 
     Args:
         a_step: seconds of a step, where the Trainer is warm already.
     """
-    wait = waiting(job.setup.device)
-    a_step = a_step or warmed(trainer, wait)
+    wait = build_wait(job.setup.device)
+    a_step = a_step or warm_up(trainer, wait)
     before, begun = dict(trainer.clock.seconds), trainer.position
-    steps = max(1, round(least_window_s() / a_step))
-    rate = settled(timed(lambda: advanced(trainer, steps, wait)), limit_s=limit_s)
+    steps = max(1, round(choose_window_s() / a_step))
+    rate = measure_rate(build_window(lambda: run_steps(trainer, steps, wait)), limit_s=limit_s)
     images, after = trainer.position - begun, trainer.clock.seconds
     return rate, {name: (value - before.get(name, 0.0)) / images for name, value in after.items()}
 
 
-def advanced(trainer: Trainer, steps: int, wait: Callable[[], object]) -> int:
+def run_steps(trainer: Trainer, steps: int, wait: Callable[[], object]) -> int:
     """Images of so many steps, which are done once this returns."""
     position = trainer.position
     trainer.run(steps)
@@ -174,7 +176,7 @@ def advanced(trainer: Trainer, steps: int, wait: Callable[[], object]) -> int:
     return trainer.position - position
 
 
-def warmed(trainer: Trainer, wait: Callable[[], object]) -> float:
+def warm_up(trainer: Trainer, wait: Callable[[], object]) -> float:
     """Seconds of a step, once what is allocated, chosen or compiled at first is there."""
     seconds = 0.0
     for number in range(4):
@@ -187,17 +189,17 @@ def warmed(trainer: Trainer, wait: Callable[[], object]) -> float:
     return seconds
 
 
-def rate_of(job: Job, *, limit_s: float) -> Rate:
+def measure_loop_rate(job: MeasurementJob, *, limit_s: float) -> Rate:
     """Measures images/s of the loop alone, with batches that are ready."""
-    with job.trainer(batches=job.kept()) as trainer:
-        return stepped(job, trainer, limit_s=limit_s)[0]
+    with job.open_trainer(batches=job.load_batches()) as trainer:
+        return measure_steps(job, trainer, limit_s=limit_s)[0]
 
 
-def by_batch(
-    job: Job,
+def measure_passes(
+    job: MeasurementJob,
     *,
     limit_s: float,
-    known: Mapping[Place, What | None] | None = None,
+    known: Mapping[CodeLine, What | None] | None = None,
     whole_s: float | None = None,
 ) -> dict[int, float]:
     """Seconds of a forward and backward pass over so many samples: two, a micro-batch, and one between or beyond.
@@ -218,7 +220,7 @@ def by_batch(
         if count == most == job.batch and whole_s is not None:
             found[count] = whole_s
             continue
-        run = passing(job, resized(job.kept()[0], count, setup.device))
+        run = build_pass(job, resize_batch(job.load_batches()[0], count, setup.device))
         try:
             run()
         except (RuntimeError, MemoryError):
@@ -226,15 +228,15 @@ def by_batch(
                 raise
             continue  # there is no memory for more than the run takes at once
         with StackSampler() if known is not None else nullcontext() as seen:
-            found[count] = count / settled(timed(run), limit_s=limit_s / len(counts)).value
+            found[count] = count / measure_rate(build_window(run), limit_s=limit_s / len(counts)).value
         if seen is not None:
-            found[count] *= 1 - share_of(seen, known or {})
+            found[count] *= 1 - compute_own_share(seen, known or {})
     return found
 
 
-def passing(job: Job, batch: Batch) -> Callable[[], int]:
+def build_pass(job: MeasurementJob, batch: Batch) -> Callable[[], int]:
     """Forward and backward over one batch, that leaves no gradients."""
-    setup, wait = job.setup, waiting(job.setup.device)
+    setup, wait = job.setup, build_wait(job.setup.device)
     images, labels = prepared(setup, batch, 1)
     weights = torch.full((len(images),), 1 / len(images), device=setup.device)
     parameters = [value for value in setup.model.parameters() if value.requires_grad]
@@ -252,7 +254,7 @@ def passing(job: Job, batch: Batch) -> Callable[[], int]:
     return run
 
 
-def intercept(seconds: Mapping[int, float]) -> float:
+def compute_intercept(seconds: Mapping[int, float]) -> float:
     """Returns the seconds that a pass takes whatever its batch: where a line through the two largest batches starts.
 
     Smaller ones are left out, since two samples alone may go through other, cheaper code.
@@ -264,7 +266,7 @@ def intercept(seconds: Mapping[int, float]) -> float:
     return max(0.0, first - slope * low)
 
 
-def waiting(device: torch.device) -> Callable[[], object]:
+def build_wait(device: torch.device) -> Callable[[], object]:
     """Waits for the device."""
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
@@ -272,7 +274,7 @@ def waiting(device: torch.device) -> Callable[[], object]:
 
 
 @functools.cache
-def read_s(device: str) -> float:
+def measure_read_s(device: str) -> float:
     """Seconds that Python takes to pick one value out of a tensor of this device and read it."""
     values, taken = torch.zeros(1, 1, 1, 1, device=device), []
     clock = thread_time if device == "cpu" else perf_counter  # what other programs take of the time is none of it
@@ -284,17 +286,17 @@ def read_s(device: str) -> float:
     return median(taken)
 
 
-def _share_of_transform(job: Job, *, limit_s: float) -> float:
+def _measure_transform_share(job: MeasurementJob, *, limit_s: float) -> float:
     """Measures how much of preparing a batch the user's transform takes, from 0 to 1.
 
     Normalising and the transform are timed in turns, so a machine that slows down slows both. Timed at another moment
     than the run's lap, the transform once left 1.4 ms an image to `normalise` beside other programs; in turns it leaves
     4 us.
     """
-    setup, batch = job.setup, job.kept()[0]
-    keys, wait, transform = batch.keys(), waiting(setup.device), setup.transform
+    setup, batch = job.setup, job.load_batches()[0]
+    keys, wait, transform = batch.keys(), build_wait(setup.device), setup.transform
     assert transform is not None
-    least = least_window_s()
+    least = choose_window_s()
 
     def window() -> float:
         spent, begun = 0.0, perf_counter()
@@ -311,4 +313,4 @@ def _share_of_transform(job: Job, *, limit_s: float) -> float:
 
     with leaving_no_trace(setup.model):
         transform(*augmented(setup, batch, keys), keys)
-        return settled(window, limit_s=limit_s).value
+        return measure_rate(window, limit_s=limit_s).value

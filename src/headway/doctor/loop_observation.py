@@ -19,7 +19,7 @@ PatternKind = Literal["workers", "first batch", "period", "drift", "slow rank"]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class LoopFacts:
     """What is known of a loop apart from its times.
 
     Attributes:
@@ -60,7 +60,7 @@ class Facts:
     places: tuple[tuple[str, int], ...] = ()
 
     @property
-    def asynchronous(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether the device works on its own: then what the host's clock shows is the handing over of the work."""
         return self.device != "cpu"
 
@@ -77,7 +77,7 @@ class StageTime(Record):
 
 
 @final
-class PatternSeen(Record):
+class LoopPattern(Record):
     """Something that comes back, drifts, or stays behind."""
 
     kind: PatternKind
@@ -107,7 +107,7 @@ class RankTime(Record):
 
 
 @final
-class Observed(Record):
+class LoopObservation(Record):
     """What was seen of a training loop, and what limits it."""
 
     version: Literal[1] = 1
@@ -147,7 +147,7 @@ class Observed(Record):
     """Where the first of these values were read, the most frequent place first: `item at train.py:41`."""
     starved: float | None = None
     """Share of the steps in which the device had nothing left to do when a batch came; None: not known."""
-    patterns: tuple[PatternSeen, ...] = ()
+    patterns: tuple[LoopPattern, ...] = ()
     advice: tuple[Advice, ...] = ()
     ranks: tuple[RankTime, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -157,45 +157,43 @@ class Observed(Record):
         return self.model_dump(mode="json")
 
     def __str__(self) -> str:
-        return self.text()
+        return self.to_text()
 
-    def text(self) -> str:
+    def to_text(self) -> str:
         """For a terminal: at most 30 lines."""
         lines = [f"{self.kind or 'no verdict'}: {self.sentence}."]
         if self.step_s is not None and self.stages:
-            lines += [self._summary(), "", *self._table()]
-        if said := self._reading():
+            lines += [self._format_summary(), "", *self._format_table()]
+        if said := self._format_reads():
             lines.append(said)
-        patterns = [f"{one.sentence}{_chance(one.p_value)}" for one in self.patterns]
-        lines += _list("Patterns:", patterns, MOST_PATTERNS)
+        patterns = [f"{one.sentence}{_format_p_value(one.p_value)}" for one in self.patterns]
+        lines += _format_list("Patterns:", patterns, MOST_PATTERNS)
         advice = [f"{one.why}: {one.change}" for one in self.advice]
-        lines += _list("What to change:", advice, MOST_ADVICE)
-        lines += _list("Not told apart:", self.unknown, MOST_UNKNOWN)
+        lines += _format_list("What to change:", advice, MOST_ADVICE)
+        lines += _format_list("Not told apart:", self.unknown, MOST_UNKNOWN)
         return "\n".join(lines)
 
-    def _summary(self) -> str:
+    def _format_summary(self) -> str:
         assert self.step_s is not None
         assert self.p99_s is not None
         of = "" if self.batch is None else f" of {self.batch:,} samples"
         rate = "" if self.samples_s is None else f", {self.samples_s:,.0f} samples/s"
-        said = (
-            f"{self.steps:,} steps{of} on {self.device}: {_ms(self.step_s)} each (99 % within {_ms(self.p99_s)}){rate}"
-        )
+        said = f"{self.steps:,} steps{of} on {self.device}: {_format_seconds(self.step_s)} each (99 % within {_format_seconds(self.p99_s)}){rate}"
         if self.between_epochs_s is not None and self.between_epochs_s > self.step_s:
-            said += f"; {_ms(self.between_epochs_s)} between epochs, not counted"
+            said += f"; {_format_seconds(self.between_epochs_s)} between epochs, not counted"
         return f"{said}."
 
-    def _table(self) -> list[str]:
+    def _format_table(self) -> list[str]:
         lines = [f"  {'stage':<12}{'a step':>12}{'share':>9}"]
         for one in self.stages:
-            lines.append(f"  {one.stage:<12}{_ms(one.seconds):>12}{100 * one.share:>7.1f} %")
+            lines.append(f"  {one.stage:<12}{_format_seconds(one.seconds):>12}{100 * one.share:>7.1f} %")
         return lines
 
-    def _reading(self) -> str:
+    def _format_reads(self) -> str:
         where = f", mostly {self.read_at[0]}" if self.read_at else ""
         if self.syncs is not None and self.sync_share is not None:
             said = f"Python waited for a value on the device {self.syncs:.2g} times a step{where if self.syncs else ''}"
-            return f"{said}: {percent(self.sync_share)} of the time."
+            return f"{said}: {format_share(self.sync_share)} of the time."
         if self.reads:
             many = f"{self.reads:.2g} value{'' if self.reads == 1 else 's'}"
             said = f"Python read {many} a step{where}"
@@ -203,7 +201,7 @@ class Observed(Record):
         return ""
 
 
-def _list(head: str, found: Any, most: int) -> list[str]:
+def _format_list(head: str, found: Any, most: int) -> list[str]:
     """A head and a line for each; where there are too many, the last line counts the others."""
     shown = [one if len(one) <= LONGEST else f"{one[: LONGEST - 3]}..." for one in found]
     if len(shown) > most:
@@ -211,17 +209,17 @@ def _list(head: str, found: Any, most: int) -> list[str]:
     return [head, *(f"  - {one}" for one in shown)] if shown else []
 
 
-def _chance(p_value: float | None) -> str:
+def _format_p_value(p_value: float | None) -> str:
     if p_value is None:
         return ""
     return " (p < 0.0001)" if p_value < 1e-4 else f" (p = {p_value:.2g})"
 
 
-def _ms(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     value, unit = (1e3 * seconds, "ms") if seconds < 1 else (seconds, "s")
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
-def percent(share: float) -> str:
+def format_share(share: float) -> str:
     """`63 %`, `1.3 %`."""
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"

@@ -40,7 +40,7 @@ REPLAYED_BYTES, REPLAYED = 256 * 2**20, 8
 
 
 @final
-class Job:
+class MeasurementJob:
     """One process's part of a recipe. Close it after use.
 
     Attributes:
@@ -53,11 +53,11 @@ class Job:
     def __init__(self, loaded: Loaded[TrainRecipe], setup: Setup) -> None:
         self.loaded, self.setup = loaded, setup
         self.batch = setup.plan.batch_at(0)
-        self.shortened = ""
+        self.batch_note = ""
         self._kept: list[Batch] = []
 
     @staticmethod
-    def of(loaded: Loaded[TrainRecipe], say: Any, **changes: Any) -> Job:
+    def from_recipe(loaded: Loaded[TrainRecipe], say: Any, **changes: Any) -> MeasurementJob:
         """Sets up a recipe, with some of its values otherwise (`a__b=1` is a.b: 1).
 
         Raises:
@@ -73,27 +73,27 @@ class Job:
             for key, value in chosen.items()
             if origins.get(key, "").startswith("auto: ") and not loaded.origins.get(key, "").startswith("auto: ")
         }
-        return Job(loaded.resolve_all(resolved), setup)
+        return MeasurementJob(loaded.resolve_all(resolved), setup)
 
     def close(self) -> None:
         self._kept.clear()
         self.setup.inputs.close()
 
     @property
-    def synthetic(self) -> bool:
+    def is_synthetic(self) -> bool:
         """Whether there is no loader to measure."""
         return self.setup.inputs.train is None
 
-    def variant(self, say: Any, **changes: Any) -> Job:
+    def build_variant(self, say: Any, **changes: Any) -> MeasurementJob:
         """The same with some values otherwise, for its loop alone: its data are read in place, not from a cache. It
         replays this job's batches."""
-        if not self.synthetic:
+        if not self.is_synthetic:
             changes = {"data__cache": "none", **changes}
-        other = Job.of(self.loaded, say, **changes)
-        other.take([resized(batch, other.batch, other.setup.device) for batch in self.kept()])
+        other = MeasurementJob.from_recipe(self.loaded, say, **changes)
+        other.replace_batches([resize_batch(batch, other.batch, other.setup.device) for batch in self.load_batches()])
         return other
 
-    def kept(self) -> list[Batch]:
+    def load_batches(self) -> list[Batch]:
         """The first batches of the run, which stay."""
         if not self._kept:
             self.setup.inputs.feed = None
@@ -104,22 +104,22 @@ class Job:
                     if (len(self._kept) + 1) * batch.images.nbytes > REPLAYED_BYTES:
                         break
             finally:
-                close(stream)
+                close_stream(stream)
         return self._kept
 
-    def noise(self) -> list[Batch]:
+    def make_noise(self) -> list[Batch]:
         """The same images of noise with other labels each time: what could be learnt would end in gradients of next to
         nothing, with which a processor computes slowly."""
-        first = self.kept()[0]
+        first = self.load_batches()[0]
         images = torch.randint(0, 256, first.images.shape, dtype=torch.uint8).to(first.images)
-        return [replace(one, images=images) for one in self.kept()]
+        return [replace(one, images=images) for one in self.load_batches()]
 
-    def take(self, batches: list[Batch]) -> None:
+    def replace_batches(self, batches: list[Batch]) -> None:
         """Replays these."""
         self._kept = batches
 
     @contextmanager
-    def trainer(
+    def open_trainer(
         self,
         *,
         batches: Sequence[Batch] = (),
@@ -133,16 +133,16 @@ class Job:
         """
         self.setup.inputs.feed = (lambda: itertools.cycle(batches)) if batches else feed
         try:
-            with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_of_runs()) as folder:
+            with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_find_runs_folder()) as folder:
                 run = Run.create(Path(folder) / "run")
                 with closing(Trainer(self.setup, run, display or Silent())) as trainer:
-                    trainer.say = quiet  # what is replayed may well diverge
+                    trainer.say = say_nothing  # what is replayed may well diverge
                     yield trainer
         finally:
             self.setup.inputs.feed = None
 
 
-def _of_runs() -> Path | None:
+def _find_runs_folder() -> Path | None:
     """Where runs are kept, if that is another file system than that of temporary files: checkpoints go there."""
     where = Path("runs") if Path("runs").is_dir() else Path.cwd()
     other = where.stat().st_dev != Path(tempfile.gettempdir()).stat().st_dev
@@ -154,7 +154,7 @@ def with_values(loaded: Loaded[TrainRecipe], values: Mapping[str, Any], reason: 
     return loaded.resolve_all({key: (value, reason) for key, value in values.items()}) if values else loaded
 
 
-def override(changes: Mapping[str, Any]) -> str:
+def format_override(changes: Mapping[str, Any]) -> str:
     """As the command line takes changes: `data.threads=2 precision=bf16`."""
 
     def text(value: Any) -> str:
@@ -163,7 +163,7 @@ def override(changes: Mapping[str, Any]) -> str:
     return " ".join(f"{key.replace('__', '.')}={text(value)}" for key, value in changes.items())
 
 
-def resized(batch: Batch, samples: int, device: torch.device) -> Batch:
+def resize_batch(batch: Batch, samples: int, device: torch.device) -> Batch:
     """A batch of another size, of the same samples; some may be in it several times."""
     place = np.arange(samples) % len(batch.images)
     there = torch.from_numpy(place).to(batch.images.device)
@@ -178,11 +178,11 @@ def resized(batch: Batch, samples: int, device: torch.device) -> Batch:
     return replace(batch, **changed)
 
 
-def close(stream: object) -> None:
+def close_stream(stream: object) -> None:
     """Ends the threads behind an iterator of batches."""
     if hasattr(stream, "close"):
         stream.close()
 
 
-def quiet(text: str) -> None:
+def say_nothing(text: str) -> None:
     """Says nothing."""

@@ -9,8 +9,8 @@ from headway.core.memory import free_memory_bytes
 from headway.data.columns import FLAG_RAW
 from headway.data.order import Order
 from headway.data.tiers.memory import MemoryTier
-from headway.doctor.loader_measurement import Fed, fed
-from headway.doctor.measurement_job import Job
+from headway.doctor.loader_measurement import LoaderMeasurement, measure_loader
+from headway.doctor.measurement_job import MeasurementJob
 
 SHARE = 0.5
 """Of the free memory that a set may take to be offered a place there."""
@@ -20,7 +20,7 @@ LOOKED_AT = 16_384
 """Positions whose pixels are there; the others are never asked for."""
 
 
-def keeps(job: Job) -> bool:
+def fits_in_memory(job: MeasurementJob) -> bool:
     """Whether the decoded set would find room in memory."""
     train = job.setup.inputs.train
     if train is None or train.pixel_bytes is None or job.setup.recipe.data.scaled:
@@ -28,7 +28,7 @@ def keeps(job: Job) -> bool:
     return train.pixel_bytes <= SHARE * free_memory_bytes()
 
 
-def keeps_on_device(job: Job) -> bool:
+def fits_on_device(job: MeasurementJob) -> bool:
     """The same of the device's memory, where batches are gathered of whole images."""
     inputs, recipe = job.setup.inputs, job.setup.recipe
     train = inputs.train
@@ -39,7 +39,7 @@ def keeps_on_device(job: Job) -> bool:
     return train.pixel_bytes <= SHARE * torch.cuda.mem_get_info(job.setup.device)[0]
 
 
-def memory_fed(job: Job, *, limit_s: float) -> Fed:
+def measure_memory_loader(job: MeasurementJob, *, limit_s: float) -> LoaderMeasurement:
     """The loader over a set of which only what is asked for holds pixels."""
     train, recipe = job.setup.inputs.train, job.setup.recipe
     assert train is not None
@@ -57,5 +57,5 @@ def memory_fed(job: Job, *, limit_s: float) -> Fed:
     tier = MemoryTier(train, "memory, as it would be", pixels, None)
     tier.flags = np.full(len(train), FLAG_RAW, np.uint8)
     tier.damaged = np.zeros(len(train), np.uint8)
-    runs = [fed(job, limit_s=limit_s / 3, batches=batches, tier=tier, verify="never") for _ in range(4)]
+    runs = [measure_loader(job, limit_s=limit_s / 3, batches=batches, tier=tier, verify="never") for _ in range(4)]
     return sorted(runs[1:], key=lambda one: one.rate.value)[1]

@@ -14,7 +14,7 @@ OF_EPOCHS = re.compile(r"epoch\W*$", re.IGNORECASE)
 
 
 @final
-class Lines:
+class OutputLines:
     """Lines of one stream. A line that is drawn again and again in place (a progress bar) is told when its counter is
     full; one without a counter when another line begins, or when the output ends."""
 
@@ -33,20 +33,20 @@ class Lines:
         while (end := END.search(self._rest)) is not None:
             line, self._rest = self._rest[: end.start()], self._rest[end.end() :]
             if end.group() == "\n":
-                out += self._ended(line, now)
+                out += self._end_line(line, now)
             elif line.strip():
-                out += self._before(line)
+                out += self._take_other_bar(line)
                 self._drawn, self._drawn_s = line, now
-        shown = self._shown()
-        counter = _counter(shown)
+        shown = self._current_line()
+        counter = _parse_counter(shown)
         if counter is not None and counter[0] >= counter[1] and shown != self._told:
             out.append((now, shown))
             self._told = shown
         return text, out
 
-    def _before(self, line: str) -> list[tuple[float, str]]:
+    def _take_other_bar(self, line: str) -> list[tuple[float, str]]:
         """The bar that a line takes the place of, where it is another one."""
-        if self._drawn is None or self._drawn == self._told or _is_of_one_bar(self._drawn, line):
+        if self._drawn is None or self._drawn == self._told or _is_same_bar(self._drawn, line):
             return []
         return [(self._drawn_s, self._drawn)]
 
@@ -54,35 +54,35 @@ class Lines:
         """What has no end of its own."""
         self._rest += self._decoder.decode(b"", final=True)
         line, self._rest = self._rest, ""
-        return self._ended(line, now)
+        return self._end_line(line, now)
 
-    def _ended(self, line: str, now: float) -> list[tuple[float, str]]:
+    def _end_line(self, line: str, now: float) -> list[tuple[float, str]]:
         """A line, or the bar on it; what was told of it when it was full is not told again."""
         if line.strip():
-            out = [*self._before(line), (now, line)]
+            out = [*self._take_other_bar(line), (now, line)]
         else:
             out = [(self._drawn_s, self._drawn)] if self._drawn is not None else []
         told, self._told, self._drawn = self._told, None, None
         return [one for one in out if one[1] != told]
 
-    def _shown(self) -> str:
+    def _current_line(self) -> str:
         """What stands on the line that has no end yet."""
         return self._rest if self._rest.strip() else self._drawn or ""
 
-    def unfinished(self) -> bool:
+    def is_unfinished(self) -> bool:
         """Whether the bar that is drawn now is not full: what it shows is of part of an epoch."""
-        counter = _counter(self._shown())
+        counter = _parse_counter(self._current_line())
         return counter is not None and counter[0] < counter[1]
 
 
-def _counter(line: str) -> tuple[int, int] | None:
+def _parse_counter(line: str) -> tuple[int, int] | None:
     """(done, of) of a bar: the last `n/m` of whole numbers that no word of an epoch stands before."""
     found = [m for m in COUNTER.finditer(line) if not OF_EPOCHS.search(line[: m.start()])]
     return (int(found[-1][1]), int(found[-1][2])) if found else None
 
 
-def _is_of_one_bar(one: str, other: str) -> bool:
-    before, after = _counter(one), _counter(other)
+def _is_same_bar(one: str, other: str) -> bool:
+    before, after = _parse_counter(one), _parse_counter(other)
     if before is None or after is None:
         return False
     return before[1] == after[1] and before[0] <= after[0]

@@ -29,8 +29,8 @@ from headway.data.records import Records
 from headway.data.tiers.opened import RemoteShards
 from headway.data.tiers.policy import Slots
 from headway.data.tiers.tier import Ids, Tier
-from headway.doctor.loader_measurement import Fed, fed
-from headway.doctor.measurement_job import Job
+from headway.doctor.loader_measurement import LoaderMeasurement, measure_loader
+from headway.doctor.measurement_job import MeasurementJob
 from headway.setup.recipe import TrainRecipe
 
 CHUNK = 16
@@ -56,45 +56,45 @@ THEN = " && "
 
 @final
 @dataclass(frozen=True)
-class Packing:
+class PackCommand:
     """A pack that a recipe could train on. Attributes: source: as the command takes it. folder: that it makes."""
 
     source: str
     folder: Path
     mode: Mode
 
-    def command(self, loaded: Loaded[TrainRecipe]) -> str:
+    def format_command(self, loaded: Loaded[TrainRecipe]) -> str:
         """Two commands, to be pasted."""
         named = self.folder.name if self.folder.parent == loaded.base else str(self.folder)
-        pack = ["headway", "pack", self.source, shown(self.folder), "--mode", str(self.mode)]
-        train = ["headway", "train", shown(recipe_of(loaded)), f"data.train={named}"]
+        pack = ["headway", "pack", self.source, format_path(self.folder), "--mode", str(self.mode)]
+        train = ["headway", "train", format_path(find_recipe_file(loaded)), f"data.train={named}"]
         return THEN.join(map(shlex.join, (pack, train)))
 
     @staticmethod
-    def parse(text: str) -> Packing | None:
+    def parse(text: str) -> PackCommand | None:
         """Of what `command` wrote; None: this is nothing of the kind."""
         words = shlex.split(text)
         if words[:2] != ["headway", "pack"]:
             return None
         source, folder, _, mode = words[2:6]
-        return Packing(source, Path(folder), Mode.parse(mode))
+        return PackCommand(source, Path(folder), Mode.parse(mode))
 
 
-def packing_of(job: Job, mode: Mode) -> Packing:
+def build_pack_command(job: MeasurementJob, mode: Mode) -> PackCommand:
     """Of the training set into a folder beside the recipe, named after it."""
     loaded = job.loaded
     train = loaded.recipe.data.train.removeprefix("file://")
-    source = shown(loaded.base / Path(train).expanduser())
-    stem = recipe_of(loaded).stem if recipe_of(loaded).suffix else loaded.recipe.name
-    return Packing(source, loaded.base / f"{stem}.{kind_of(mode)}", mode)
+    source = format_path(loaded.base / Path(train).expanduser())
+    stem = find_recipe_file(loaded).stem if find_recipe_file(loaded).suffix else loaded.recipe.name
+    return PackCommand(source, loaded.base / f"{stem}.{choose_folder_suffix(mode)}", mode)
 
 
-def kind_of(mode: Mode) -> str:
+def choose_folder_suffix(mode: Mode) -> str:
     """The end of a folder's name."""
     return mode.kind if mode.side is None else f"{mode.side}"
 
 
-def recipe_of(loaded: Loaded[TrainRecipe]) -> Path:
+def find_recipe_file(loaded: Loaded[TrainRecipe]) -> Path:
     """The file that a recipe was read from, as its values' origins say it; `RECIPE` where they do not."""
     for origin in loaded.origins.values():
         if found := re.fullmatch(r"(.+\.ya?ml):\d+", origin):
@@ -102,12 +102,12 @@ def recipe_of(loaded: Loaded[TrainRecipe]) -> Path:
     return Path("RECIPE")
 
 
-def shown(path: Path) -> str:
+def format_path(path: Path) -> str:
     """As one would write it here."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def lossless(job: Job) -> list[Mode]:
+def list_lossless_modes(job: MeasurementJob) -> list[Mode]:
     """Modes that keep every pixel and that the training set is not in yet, of those that may help."""
     train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
     if train is None or isinstance(train.source, RemoteShards) or (train.flags[:LOOKED_AT] & FLAG_RAW).any():
@@ -120,15 +120,15 @@ def lossless(job: Job) -> list[Mode]:
     small = (sum(crop.scale) / 2 if crop.random else square * crop.share**2) < LITTLE
     plain = train.description.mode in ("keep", "foreign")
     able = native.available() and job.setup.recipe.data.decoder != "pillow"
-    if small and plain and able and _of_jpegs(train):
+    if small and plain and able and _is_mostly_jpeg(train):
         found.append(Mode(kind="seekable"))
     return found
 
 
-def smaller(job: Job) -> Mode | None:
+def choose_smaller_mode(job: MeasurementJob) -> Mode | None:
     """Images that are only as large as the recipe needs them; None where they are not much larger."""
     train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
-    if train is None or isinstance(train.source, RemoteShards) or not _of_jpegs(train):
+    if train is None or isinstance(train.source, RemoteShards) or not _is_mostly_jpeg(train):
         return None
     needed = max(job.setup.inputs.size) * (MARGIN if crop.random else 1 / crop.share)
     side = ROUND * -(-int(np.ceil(needed - 1e-6)) // ROUND)
@@ -136,31 +136,31 @@ def smaller(job: Job) -> Mode | None:
     return Mode(kind="encode", side=side) if shorter >= LARGER * side else None
 
 
-def kept_on_disk(job: Job) -> bool:
+def fits_in_disk_cache(job: MeasurementJob) -> bool:
     """Whether the training set lies far away, and the recipe's cache folder would hold all of it."""
     train, options = job.setup.inputs.train, job.setup.recipe.data
     if train is None or not isinstance(train.source, RemoteShards):
         return False
     nbytes = int(train.length.sum(dtype=np.int64))
-    return nbytes <= min(options.cache_gb * 1e9, free_disk_bytes(Path(options.cache_folder or cache_folder())))
+    return nbytes <= min(options.cache_gb * 1e9, read_free_disk_bytes(Path(options.cache_folder or cache_folder())))
 
 
-def free_disk_bytes(folder: Path) -> int:
+def read_free_disk_bytes(folder: Path) -> int:
     """Of the disk on which a folder lies or would lie."""
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     return shutil.disk_usage(there).free
 
 
-def _of_jpegs(dataset: Dataset) -> bool:
+def _is_mostly_jpeg(dataset: Dataset) -> bool:
     """Whether nearly all of the first samples are."""
     return bool(np.mean(dataset.flags[:LOOKED_AT] & (FLAG_RAW | FLAG_NOT_JPEG) == 0) >= MOSTLY)
 
 
 @final
-class First:
+class FirstRecords:
     """The first records of a run, as they lie and as a pack would have them."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: MeasurementJob) -> None:
         dataset = job.setup.inputs.train
         assert dataset is not None
         recipe = job.setup.recipe
@@ -169,7 +169,7 @@ class First:
         asked = order(np.arange(min(len(dataset), MOST)))[1]
         self._ids = asked[np.sort(np.unique(asked, return_index=True)[1])]
 
-    def packed(self, mode: Mode, *, limit_s: float) -> AsPacked:
+    def pack(self, mode: Mode, *, limit_s: float) -> PackedSample:
         """Makes as many as there is time for."""
         images = Samples(self._dataset, isinstance(self._dataset.source, RemoteShards))
         treatment = treatment_of(mode, None, False, [])[0]
@@ -177,39 +177,41 @@ class First:
         with strict_pillow(), ThreadPoolExecutor(usable_cores()) as pool:
             for low in range(0, len(self._ids), CHUNK):
                 some = self._ids[low : low + CHUNK].tolist()
-                for sample, one in zip(some, _treated(pool, treatment, images, some), strict=True):
+                for sample, one in zip(some, _treat_records(pool, treatment, images, some), strict=True):
                     if not one.reason:
                         ids.append(sample)
                         stored.append(one)
                         nbytes += one.size_bytes
                 if perf_counter() >= until or nbytes >= MOST_BYTES:
                     break
-        return AsPacked(self._job, self._dataset, ids, stored)
+        return PackedSample(self._job, self._dataset, ids, stored)
 
 
-def _treated(pool: ThreadPoolExecutor, treatment: Treatment, images: Samples, ids: Sequence[int]) -> Iterator[Stored]:
+def _treat_records(
+    pool: ThreadPoolExecutor, treatment: Treatment, images: Samples, ids: Sequence[int]
+) -> Iterator[Stored]:
     near = images.together(ids)
     return pool.map(lambda sample: treatment(near.read(sample), None, ""), ids)
 
 
 @final
-class AsPacked:
+class PackedSample:
     """Some records, as a pack has them. Attributes: count: of them; 0: all are damaged."""
 
-    def __init__(self, job: Job, dataset: Dataset, ids: Sequence[int], stored: Sequence[Stored]) -> None:
+    def __init__(self, job: MeasurementJob, dataset: Dataset, ids: Sequence[int], stored: Sequence[Stored]) -> None:
         self._job, self._dataset, self._ids, self._stored = job, dataset, np.array(ids, np.int64), stored
         self.count = len(ids)
 
-    def fed(self, *, limit_s: float) -> Fed:
+    def measure_loader(self, *, limit_s: float) -> LoaderMeasurement:
         """The loader over a set in memory in which each sample is one of these; those that were made are their own."""
-        return fed(self._job, limit_s=limit_s, tier=self.tier(), verify="never")
+        return measure_loader(self._job, limit_s=limit_s, tier=self.build_tier(), verify="never")
 
-    def tier(self) -> Tier:
-        return _Standing(self._dataset, self._ids, self._stored)
+    def build_tier(self) -> Tier:
+        return _SampleTier(self._dataset, self._ids, self._stored)
 
 
 @final
-class _Standing(Tier):
+class _SampleTier(Tier):
     """A few records that stand for all of a set."""
 
     def __init__(self, dataset: Dataset, ids: Ids, stored: Sequence[Stored]) -> None:

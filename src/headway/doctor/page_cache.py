@@ -48,7 +48,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 @final
-class Span(NamedTuple):
+class FileSpan(NamedTuple):
     """Bytes [begin, end) of a file; end None: up to its end."""
 
     path: Path
@@ -56,7 +56,7 @@ class Span(NamedTuple):
     end: int | None = None
 
 
-Files = Iterable[Path | Span]
+Files = Iterable[Path | FileSpan]
 _Ranges = Mapping[Path, list[tuple[int, int]]]
 
 
@@ -87,12 +87,12 @@ class Mount(NamedTuple):
     options: str
 
     @property
-    def network(self) -> bool:
+    def is_network(self) -> bool:
         """Whether this is a network file system."""
         return self.kind in NETWORK_FILE_SYSTEMS
 
 
-def mount_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Mount | None:
+def find_mount(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Mount | None:
     """The file system on which a path lies; None where the kernel does not say."""
     best, inside = None, f"{os.path.realpath(path)}/"
     with suppress(OSError), mounts.open(errors="surrogateescape") as lines:
@@ -106,13 +106,13 @@ def mount_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Mount |
     return best
 
 
-def resident(files: Files) -> float | None:
+def measure_resident_share(files: Files) -> float | None:
     """The share of the files' pages that lies in memory; of many or large files, an even sample is looked at.
 
     None: there is no page, or it cannot be told: this is no Linux, or the files are another user's, of which the
     kernel says nothing (Linux 5.2).
     """
-    return _share(_ranges(files))
+    return _measure_share(_align_ranges(files))
 
 
 def evict(files: Files) -> Eviction:
@@ -121,23 +121,23 @@ def evict(files: Files) -> Eviction:
     It cannot hold for files that lie in memory (tmpfs), or that another process maps. Mappings of this process stay as
     they are. Where it cannot be told what lies in memory, nothing is done.
     """
-    ranges = _ranges(files := list(files))
-    before = after = _share(ranges)
+    ranges = _align_ranges(files := list(files))
+    before = after = _measure_share(ranges)
     if before is not None:
-        _give_back(ranges, synced=False)
-        after = _share(ranges)
+        _drop_pages(ranges, synced=False)
+        after = _measure_share(ranges)
         if after is not None and after >= COLD:  # not written to the disk yet, or parts of larger pieces
-            _give_back(_ranges(files, _FOLIO), synced=True)
-            after = _share(ranges)
+            _drop_pages(_align_ranges(files, _FOLIO), synced=True)
+            after = _measure_share(ranges)
     held = after is not None and after < COLD
-    return Eviction(held, before, after, "" if held else _reason(ranges, after))
+    return Eviction(held, before, after, "" if held else _explain_failure(ranges, after))
 
 
 def load(files: Files) -> int:
     """Reads files into memory, as much of them as is free; returns how many bytes were read."""
     view, done, room = memoryview(bytearray(_BUFFER)), 0, free_memory_bytes()
-    for path, ranges in _ranges(files).items():
-        with suppress(OSError), _opened(path) as (number, size):
+    for path, ranges in _align_ranges(files).items():
+        with suppress(OSError), _open_file(path) as (number, size):
             for low, high in ranges:
                 end = min(high, size)
                 while low < end and (count := os.preadv(number, [view[: min(end - low, room - done)]], low)):
@@ -146,28 +146,28 @@ def load(files: Files) -> int:
 
 
 @contextmanager
-def as_it_was(files: Files) -> Iterator[None]:
+def restore_residency(files: Files) -> Iterator[None]:
     """Leaves in memory, after what is done inside, what of the files lay there before."""
-    ranges = _ranges(files, _FOLIO)
-    before = [] if _share(ranges) is None else list(_resident_spans(ranges))
+    ranges = _align_ranges(files, _FOLIO)
+    before = [] if _measure_share(ranges) is None else list(_find_resident_spans(ranges))
     try:
         yield
     finally:
         load(before)
 
 
-def _ranges(files: Files, align: int = _PAGE) -> _Ranges:
+def _align_ranges(files: Files, align: int = _PAGE) -> _Ranges:
     """Of each file the bytes [low, high) that are meant, in whole pieces of `align` bytes, the last beyond its end."""
     found: dict[Path, list[tuple[int, int]]] = {}
     for one in files:
-        span = one if isinstance(one, Span) else Span(one)
+        span = one if isinstance(one, FileSpan) else FileSpan(one)
         high = _END if span.end is None else -(-span.end // align) * align
         if span.begin < high:
             found.setdefault(span.path, []).append((span.begin // align * align, high))
-    return {path: _merged(ranges) for path, ranges in found.items()}
+    return {path: _merge_ranges(ranges) for path, ranges in found.items()}
 
 
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     ranges.sort()
     out = ranges[:1]
     for low, high in ranges[1:]:
@@ -179,7 +179,7 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[int, int]]:
+def _open_file(path: Path) -> Iterator[tuple[int, int]]:
     """(descriptor, size in bytes) of a file."""
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -188,62 +188,64 @@ def _opened(path: Path) -> Iterator[tuple[int, int]]:
         os.close(number)
 
 
-def _share(ranges: _Ranges) -> float | None:
-    if not _tells():
+def _measure_share(ranges: _Ranges) -> float | None:
+    if not _is_mincore_reliable():
         return None
     here = pages = 0
     every = -(-len(ranges) // _MOST_FILES) or 1
     try:
         for path in list(ranges)[::every]:
-            with suppress(FileNotFoundError), _opened(path) as (number, size):  # one that is gone has no pages
-                if not _is_told(path, number):
+            with suppress(FileNotFoundError), _open_file(path) as (number, size):  # one that is gone has no pages
+                if not _may_query(path, number):
                     return None
-                pieces = list(_pieces(ranges[path], size))
+                pieces = list(_split_ranges(ranges[path], size))
                 most = max(1, _MOST_PIECES // len(ranges))
                 for low, high in pieces[:: -(-len(pieces) // most) or 1]:
-                    found = _pages(number, low, high)
+                    found = _read_page_flags(number, low, high)
                     here, pages = here + int(np.count_nonzero(found)), pages + len(found)
     except OSError:  # a file system without mappings, or a file that may not be read
         return None
     return here / pages if pages else None
 
 
-def _resident_spans(ranges: _Ranges) -> Iterator[Span]:
+def _find_resident_spans(ranges: _Ranges) -> Iterator[FileSpan]:
     for path, some in ranges.items():
-        with suppress(OSError), _opened(path) as (number, size):
-            for low, high in _pieces(some, size):
-                edges = np.flatnonzero(np.diff(_pages(number, low, high).astype(np.int8), prepend=0, append=0))
+        with suppress(OSError), _open_file(path) as (number, size):
+            for low, high in _split_ranges(some, size):
+                edges = np.flatnonzero(
+                    np.diff(_read_page_flags(number, low, high).astype(np.int8), prepend=0, append=0)
+                )
                 for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-                    yield Span(path, low + first * _PAGE, low + last * _PAGE)
+                    yield FileSpan(path, low + first * _PAGE, low + last * _PAGE)
 
 
-def _pieces(ranges: list[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+def _split_ranges(ranges: list[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
     for low, high in ranges:
         end = min(high, size)
         yield from ((begin, min(begin + _PIECE, end)) for begin in range(low, end, _PIECE))
 
 
-def _pages(number: int, low: int, high: int) -> NDArray[np.bool_]:
+def _read_page_flags(number: int, low: int, high: int) -> NDArray[np.bool_]:
     """Whether each page of bytes [low, high) of an open file lies in memory; low is a page's first byte."""
     address = _LIBC.mmap(None, high - low, mmap.PROT_READ, mmap.MAP_SHARED, number, low)
     if address == _FAILED:
-        raise _error()
+        raise _build_os_error()
     try:
         found = np.empty(-(-(high - low) // _PAGE), np.uint8)
         if _LIBC.mincore(address, high - low, found.ctypes.data):
-            raise _error()
+            raise _build_os_error()
         return (found & 1).view(np.bool_)
     finally:
         _LIBC.munmap(address, high - low)
 
 
-def _error() -> OSError:
+def _build_os_error() -> OSError:
     code = ctypes.get_errno()
     return OSError(code, os.strerror(code))
 
 
 @cache
-def _tells() -> bool:
+def _is_mincore_reliable() -> bool:
     """Whether mincore is to be trusted: in some sandboxes it says that even a hole lies in memory."""
     try:
         number = os.memfd_create("hole")
@@ -251,22 +253,22 @@ def _tells() -> bool:
         return False
     try:
         os.ftruncate(number, _PAGE)
-        return not _pages(number, 0, _PAGE).any()
+        return not _read_page_flags(number, 0, _PAGE).any()
     except OSError:
         return False
     finally:
         os.close(number)
 
 
-def _is_told(path: Path, number: int) -> bool:
+def _may_query(path: Path, number: int) -> bool:
     """Whether mincore tells this user of a file. Of others' files it says that all lies in memory."""
     return os.geteuid() in (0, os.fstat(number).st_uid) or os.access(path, os.W_OK, effective_ids=True)
 
 
-def _give_back(ranges: _Ranges, *, synced: bool) -> None:
-    mapped = _mapped()
+def _drop_pages(ranges: _Ranges, *, synced: bool) -> None:
+    mapped = _find_mappings()
     for path, some in ranges.items():
-        with suppress(OSError), _opened(path) as (number, size):
+        with suppress(OSError), _open_file(path) as (number, size):
             if synced:
                 with suppress(OSError):  # a file system that cannot be written
                     os.fdatasync(number)
@@ -280,7 +282,7 @@ def _give_back(ranges: _Ranges, *, synced: bool) -> None:
                 os.posix_fadvise(number, low, 0 if high >= size else high - low, os.POSIX_FADV_DONTNEED)
 
 
-def _mapped() -> Mapping[int, list[tuple[int, int, int]]]:
+def _find_mappings() -> Mapping[int, list[tuple[int, int, int]]]:
     """The files that this process maps, by inode: the address of each mapping, and which bytes [low, high) it shows.
 
     Two files of two file systems may have one inode: MADV_PAGEOUT loses nothing of whatever lies at an address.
@@ -296,12 +298,12 @@ def _mapped() -> Mapping[int, list[tuple[int, int, int]]]:
     return found
 
 
-def _reason(ranges: _Ranges, after: float | None) -> str:
+def _explain_failure(ranges: _Ranges, after: float | None) -> str:
     if not ranges:
         return "There is no file to read."
-    if after is None and not _tells():
+    if after is None and not _is_mincore_reliable():
         return "This system does not say what of a file lies in memory."
-    mount = mount_of(next(iter(ranges)))
+    mount = find_mount(next(iter(ranges)))
     if mount is not None and mount.kind in _IN_MEMORY:
         return f"The files lie in memory: their file system is {mount.kind}."
     if after is None:

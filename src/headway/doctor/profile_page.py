@@ -11,7 +11,18 @@ from typing import Any
 from headway.core.files import write_whole
 from headway.core.profile import Ceiling, Profile, Side, WholeRun
 from headway.doctor.roofline import SAME_SIZE
-from headway.doctor.terminal_text import SIDES, alone, caution, how_sure, how_to, number, percent, prediction, signed, together
+from headway.doctor.terminal_text import (
+    SIDES,
+    compute_stage_rates,
+    describe_certainty,
+    describe_change,
+    describe_contention,
+    describe_cost,
+    describe_prediction,
+    format_number,
+    format_percent,
+    format_signed,
+)
 from headway.page import panel, report
 from headway.page.panel import Panel
 
@@ -27,56 +38,56 @@ FLOPS = 6.0
 """Of one multiply-add of a forward pass in a training step: two there, and twice as many in the backward pass."""
 
 
-def write(profile: Profile, path: Path) -> None:
+def write_page(profile: Profile, path: Path) -> None:
     """Writes one self-contained HTML file; the same profile gives the same file. Raises OSError."""
     how = "quick" if profile.quick else "full"
     html = report.render(
-        panels(profile),
+        build_panels(profile),
         title=f"{profile.name}: {profile.verdict.kind}",
         subtitle=f"What limits the recipe on this machine: {profile.regime}, batch {profile.batch:,}, "
         f"{profile.ranks} rank{'s'[: profile.ranks > 1]}",
         sections=SECTIONS,
-        footer=f"A {how} examination of {number(profile.seconds)} s.",
+        footer=f"A {how} examination of {format_number(profile.seconds)} s.",
     )
     write_whole(path, html)
 
 
-def panels(profile: Profile) -> list[Panel]:
+def build_panels(profile: Profile) -> list[Panel]:
     """Every picture that the profile has the numbers for."""
     drawn: tuple[Callable[[Profile], Panel | None], ...] = (
-        *(_verdict, _pipeline),
-        *(_anatomy, _threads, _sizes, _launch, _flops, _ceilings),
-        *(_runs, _run_table),
-        _knobs,
-        *(_environment, _not_measured, _ranks, _machine, _facts),
+        *(_draw_verdict, _draw_pipeline),
+        *(_draw_anatomy, _draw_threads, _draw_sizes, _draw_launch, _draw_flops, _draw_ceilings),
+        *(_draw_runs, _draw_run_table),
+        _draw_knobs,
+        *(_draw_environment, _draw_not_measured, _draw_ranks, _draw_machine, _draw_facts),
     )
     return [found for one in drawn if (found := one(profile)) is not None]
 
 
-def _verdict(profile: Profile) -> Panel:
+def _draw_verdict(profile: Profile) -> Panel:
     verdict = profile.verdict
     values: list[tuple[str, str, str]] = [("limit", verdict.stage, verdict.kind)]
     values.append(
-        ("predicted images/s", number(profile.predicted), "from loader and loop, alone and beside each other")
+        ("predicted images/s", format_number(profile.predicted), "from loader and loop, alone and beside each other")
     )
     if profile.measured is not None:
-        error = signed(profile.predicted / profile.measured - 1)
+        error = format_signed(profile.predicted / profile.measured - 1)
         word = "confirmed" if verdict.confirmed else "not confirmed"
-        values.append(("measured images/s", number(profile.measured), f"the prediction is {error} off: {word}"))
+        values.append(("measured images/s", format_number(profile.measured), f"the prediction is {error} off: {word}"))
     without = f"the images/s, if {verdict.stage} took no time"
     values.append(("at most", f"{verdict.most:.2f} times", without))
     values.append(("next limit", verdict.next_stage or "none", "once the first is cured"))
     if profile.knobs:
         best = profile.knobs[0]
         doubt = " (over a prediction that is not confirmed)" if verdict.unexplained else ""
-        values.append(("best knob", f"{best.gain:.2f} times", f"{best.name}: {how_to(best)}{doubt}"))
+        values.append(("best knob", f"{best.gain:.2f} times", f"{best.name}: {describe_change(best)}{doubt}"))
     note = " ".join(filter(None, (verdict.sentence, verdict.unexplained)))
     return panel.cards("verdict", "Verdict", values, section="Verdict", order=100, note=note)
 
 
-def _pipeline(profile: Profile) -> Panel:
+def _draw_pipeline(profile: Profile) -> Panel:
     """A bar for each stage and side, lines at what the job gives, and would give with the best knob."""
-    found = alone(profile)
+    found = compute_stage_rates(profile)
     marks = {profile.verdict.next_stage: "next", profile.verdict.stage: "the limit"}
     names = [f"{one.name} ({marks[one.name]})" if one.name in marks else one.name for one in found]
     groups: list[tuple[str, Side | None]] = [*((name, side) for side, name in SIDES.items()), ("together", None)]
@@ -86,10 +97,10 @@ def _pipeline(profile: Profile) -> Panel:
         if any(of):
             stacks.append((name, of))
     now, what = (profile.predicted, "predicted") if profile.measured is None else (profile.measured, "measured")
-    rules = [(f"{what}: {number(now)}", now)]
+    rules = [(f"{what}: {format_number(now)}", now)]
     if profile.knobs:
         best = profile.knobs[0]
-        rules.append((f"with {best.name}: {number(best.images_s)}", best.images_s))
+        rules.append((f"with {best.name}: {format_number(best.images_s)}", best.images_s))
     ranks = f", of all {profile.ranks} ranks" if profile.ranks > 1 else ""
     return panel.bars(
         "pipeline",
@@ -103,11 +114,11 @@ def _pipeline(profile: Profile) -> Panel:
         order=110,
         width="full",
         note="The shortest bar is the lowest ceiling. Loader and loop work at the same time; the stages of one of them "
-        "share it, so that what they give together is less than the least of them. " + prediction(profile),
+        "share it, so that what they give together is less than the least of them. " + describe_prediction(profile),
     )
 
 
-def _anatomy(profile: Profile) -> Panel:
+def _draw_anatomy(profile: Profile) -> Panel:
     """Milliseconds of a step, by stage."""
     sides = [side for side in SIDES if any(one.side == side and one.seconds > 0 for one in profile.ceilings)]
     parts = []
@@ -129,7 +140,7 @@ def _anatomy(profile: Profile) -> Panel:
     )
 
 
-def _threads(profile: Profile) -> Panel | None:
+def _draw_threads(profile: Profile) -> Panel | None:
     """What the loader gives by its threads, the fit through it, and what the loop takes."""
     found = profile.threads
     if found is None or not found.threads:
@@ -146,7 +157,7 @@ def _threads(profile: Profile) -> Panel | None:
         series.append(("what the loop alone takes", ends, [takes, takes]))
     series.append(("measured", list(found.threads), list(found.images_s)))  # the last is drawn above the others
     rates = [rate for _, _, values in series for rate in values if rate is not None]
-    most = f"{number(1 / found.serial_s)} images/s" if found.serial_s > 0 else "no bound that shows"
+    most = f"{format_number(1 / found.serial_s)} images/s" if found.serial_s > 0 else "no bound that shows"
     return panel.lines(
         "threads",
         "Loader by its threads",
@@ -161,7 +172,7 @@ def _threads(profile: Profile) -> Panel | None:
     )
 
 
-def _sizes(profile: Profile) -> Panel | None:
+def _draw_sizes(profile: Profile) -> Panel | None:
     """Rates of loader and loop by the side of a square image, computed; nothing where the size is not known."""
     height, width = profile.facts.get("height", 0.0), profile.facts.get("width", 0.0)
     here = math.sqrt(height * width)
@@ -173,7 +184,9 @@ def _sizes(profile: Profile) -> Panel | None:
     for side in ("input", "loop"):
         stages = [one for one in profile.ceilings if one.side == side and one.seconds > 0]
         if stages:
-            rates: list[float | None] = [profile.ranks / _at(stages, growing, (size / here) ** 2) for size in sizes]
+            rates: list[float | None] = [
+                profile.ranks / _sum_seconds(stages, growing, (size / here) ** 2) for size in sizes
+            ]
             series.append((f"{SIDES[side]}, computed", sizes, rates))
     if profile.measured is not None:
         series.append((f"measured, at {height:.0f} x {width:.0f}", [here], [profile.measured]))
@@ -194,12 +207,12 @@ def _sizes(profile: Profile) -> Panel | None:
     )
 
 
-def _at(stages: list[Ceiling], growing: frozenset[str], pixels: float) -> float:
+def _sum_seconds(stages: list[Ceiling], growing: frozenset[str], pixels: float) -> float:
     """Seconds of a sample with so many times the pixels."""
     return sum(one.seconds * (pixels if one.stage in growing else 1.0) for one in stages)
 
 
-def _launch(profile: Profile) -> Panel | None:
+def _draw_launch(profile: Profile) -> Panel | None:
     """Seconds of forward and backward by the batch, with what a step takes whatever its batch."""
     if not profile.launch:
         return None
@@ -213,7 +226,7 @@ def _launch(profile: Profile) -> Panel | None:
         share = fixed / (fixed + compute.seconds * profile.batch) if fixed else 0.0
         note = (
             f"The line starts from {1e3 * fixed:.3g} ms, which a step takes whatever its batch: "
-            f"{percent(share)} of forward and backward at a batch of {profile.batch:,}."
+            f"{format_percent(share)} of forward and backward at a batch of {profile.batch:,}."
         )
     series.append(("measured", [batch for batch, _ in points], [1e3 * seconds for _, seconds in points]))
     return panel.lines(
@@ -229,7 +242,7 @@ def _launch(profile: Profile) -> Panel | None:
     )
 
 
-def _flops(profile: Profile) -> Panel | None:
+def _draw_flops(profile: Profile) -> Panel | None:
     """FLOP/s reached beside the measured peak, over FLOP by byte of memory; nothing where no peak was measured."""
     peak, intensity = profile.facts.get("peak_flops", 0.0), profile.facts.get("intensity", 0.0)
     compute = profile.ceiling("compute")
@@ -239,13 +252,13 @@ def _flops(profile: Profile) -> Panel | None:
     reached = FLOPS * profile.multiply_adds / (compute.seconds + (launch.seconds if launch is not None else 0.0))
     bandwidth = profile.facts.get("peak_bytes_s", 0.0)
     places = [intensity / 10, intensity * 10]
-    note = f"Forward and backward reach {percent(reached / peak)} of the measured peak"
+    note = f"Forward and backward reach {format_percent(reached / peak)} of the measured peak"
     if bandwidth > 0:
         knee = peak / bandwidth
         places = sorted({min(intensity, knee) / 10, knee, max(intensity, knee) * 10})
         bound = "the memory" if intensity < knee else "arithmetic"
         roof = min(peak, bandwidth * intensity)
-        note += f", and {percent(reached / roof)} of the roof above, which {bound} sets"
+        note += f", and {format_percent(reached / roof)} of the roof above, which {bound} sets"
     roofs = [min(peak, bandwidth * place) if bandwidth > 0 else peak for place in places]
     return panel.lines(
         "flops",
@@ -261,10 +274,10 @@ def _flops(profile: Profile) -> Panel | None:
     )
 
 
-def _ceilings(profile: Profile) -> Panel:
+def _draw_ceilings(profile: Profile) -> Panel:
     rows = []
     for one in profile.ceilings:
-        rate = "-" if one.images_s is None else number(one.images_s)
+        rate = "-" if one.images_s is None else format_number(one.images_s)
         taken = f"{1e6 * one.seconds:,.4g}" if one.seconds else "0"
         rows.append((one.stage, SIDES[one.side], one.resource, one.how, taken, rate))
     columns = ("stage", "of", "resource", "how it was measured, or why not", "us an image", "images/s alone")
@@ -274,7 +287,7 @@ def _ceilings(profile: Profile) -> Panel:
     )
 
 
-def _runs(profile: Profile) -> Panel | None:
+def _draw_runs(profile: Profile) -> Panel | None:
     """A pair of bars for each run."""
     names, predicted, measured = [], list[float](), list[float]()
     for run in profile.runs:
@@ -297,13 +310,13 @@ def _runs(profile: Profile) -> Panel | None:
         section="Whole runs",
         order=300,
         width="full",
-        note=together(profile),
+        note=describe_contention(profile),
     )
 
 
-def _run_table(profile: Profile) -> Panel:
+def _draw_run_table(profile: Profile) -> Panel:
     columns = ("run", "what it tells", "steps", "predicted", "measured", "from", "to", "error", "waiting")
-    rows = [(run.name, run.note, f"{run.steps:,}", *_of_run(run)) for run in profile.runs]
+    rows = [(run.name, run.note, f"{run.steps:,}", *_format_run(run)) for run in profile.runs]
     return panel.table(
         "run-table",
         "Short runs of the whole job",
@@ -313,30 +326,30 @@ def _run_table(profile: Profile) -> Panel:
         order=310,
         width="full",
         note="In images/s; from and to: the 95 % interval. Error: predicted over measured, less 1. "
-        + prediction(profile),
+        + describe_prediction(profile),
     )
 
 
-def _of_run(run: WholeRun) -> Iterator[str]:
+def _format_run(run: WholeRun) -> Iterator[str]:
     rate = run.images_s
-    yield "-" if run.predicted is None else number(run.predicted)
-    yield "-" if rate is None else number(rate.value)
-    yield "-" if rate is None else number(rate.low)
-    yield "-" if rate is None else number(rate.high)
-    yield "-" if run.error is None else signed(run.error)
-    yield "-" if run.wait_share is None else percent(run.wait_share)
+    yield "-" if run.predicted is None else format_number(run.predicted)
+    yield "-" if rate is None else format_number(rate.value)
+    yield "-" if rate is None else format_number(rate.low)
+    yield "-" if rate is None else format_number(rate.high)
+    yield "-" if run.error is None else format_signed(run.error)
+    yield "-" if run.wait_share is None else format_percent(run.wait_share)
 
 
-def _knobs(profile: Profile) -> Panel:
+def _draw_knobs(profile: Profile) -> Panel:
     columns = ("what", "how", "what to know", "cures", "how sure", "images/s", "times")
     rows = [
         (
             knob.name,
-            how_to(knob),
-            caution(knob),
+            describe_change(knob),
+            describe_cost(knob),
             knob.cures,
-            how_sure(knob, profile),
-            number(knob.images_s),
+            describe_certainty(knob, profile),
+            format_number(knob.images_s),
             f"{knob.gain:.2f}",
         )
         for knob in profile.knobs
@@ -349,13 +362,13 @@ def _knobs(profile: Profile) -> Panel:
         section="Knobs",
         order=400,
         width="full",
-        note=f"Each alone, beside the {number(profile.predicted)} images/s that are predicted now, the best first. "
+        note=f"Each alone, beside the {format_number(profile.predicted)} images/s that are predicted now, the best first. "
         "A question mark: the short run of the whole job did not confirm the prediction. "
         "What is no command goes behind: headway train RECIPE",
     )
 
 
-def _environment(profile: Profile) -> Panel:
+def _draw_environment(profile: Profile) -> Panel:
     found = sorted(profile.environment, key=lambda one: not one.cure)
     rows = [(one.what, one.cure or "-") for one in found]
     faults = sum(bool(one.cure) for one in found)
@@ -364,7 +377,7 @@ def _environment(profile: Profile) -> Panel:
     return panel.table("environment", "Environment", ("what was found", "cure"), rows, **wide)
 
 
-def _not_measured(profile: Profile) -> Panel | None:
+def _draw_not_measured(profile: Profile) -> Panel | None:
     if not profile.not_measured:
         return None
     rows = [(what,) for what in profile.not_measured]
@@ -372,7 +385,7 @@ def _not_measured(profile: Profile) -> Panel | None:
     return panel.table("not-measured", "Not measured", ("what, and why",), rows, **wide)
 
 
-def _ranks(profile: Profile) -> Panel | None:
+def _draw_ranks(profile: Profile) -> Panel | None:
     """A bar for each rank, from facts called `rank N seconds a step`."""
     found = []
     for name, seconds in profile.facts.items():
@@ -394,22 +407,22 @@ def _ranks(profile: Profile) -> Panel | None:
     )
 
 
-def _machine(profile: Profile) -> Panel:
-    rows = list(_flat(profile.machine))
+def _draw_machine(profile: Profile) -> Panel:
+    rows = list(_flatten(profile.machine))
     return panel.table("machine", "Machine and versions", ("what", "value"), rows, section="Machine", order=530)
 
 
-def _flat(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{path}{key}.")
+            yield from _flatten(value, f"{path}{key}.")
         elif key.endswith("_bytes") and isinstance(value, int | float):
             yield f"{path}{key.removesuffix('_bytes')}", f"{value / 2**30:,.1f} GiB"
         else:
             yield f"{path}{key}", "-" if value is None else str(value)
 
 
-def _facts(profile: Profile) -> Panel:
+def _draw_facts(profile: Profile) -> Panel:
     rows = [(name, f"{value:,.6g}") for name, value in profile.facts.items()]
     if profile.multiply_adds is not None:
         rows.append(("multiply-adds of an image, forward", f"{profile.multiply_adds:,}"))

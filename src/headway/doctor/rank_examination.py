@@ -31,13 +31,22 @@ from headway.core.world import World
 from headway.data.options import SYNTHETIC
 from headway.doctor import environment
 from headway.doctor.budget import FULL, QUICK, Budget, WallTime
-from headway.doctor.examination import examination
-from headway.doctor.measurement_job import MEASURED, Job, quiet, with_values
-from headway.doctor.rank_exchange import GAIN, TOGETHER_S, Exchange, Joint, Tried, exchange, together, tried
-from headway.doctor.loop_measurement import looped
-from headway.doctor.throughput_model import Model
-from headway.doctor.verdict import verdict
-from headway.doctor.whole_job import run
+from headway.doctor.examination import examine_job
+from headway.doctor.loop_measurement import measure_loop
+from headway.doctor.measurement_job import MEASURED, MeasurementJob, say_nothing, with_values
+from headway.doctor.rank_exchange import (
+    GAIN,
+    TOGETHER_S,
+    CommTrial,
+    ExchangeMeasurement,
+    JointRate,
+    measure_exchange,
+    measure_together,
+    try_alternatives,
+)
+from headway.doctor.throughput_model import ThroughputModel
+from headway.doctor.verdict import conclude_verdict
+from headway.doctor.whole_job import run_whole_job
 from headway.launch.hosts import hosts_of, shared
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
@@ -57,7 +66,7 @@ TRIES_S = 10.0
 NARROW_COST = "gradients cross between hosts in 16 bits; sums stay in fp32"
 
 
-def examine(
+def examine_ranks(
     recipe: Path, overrides: Sequence[str], *, procs: int | None, hosts: str | None, say: Say, quick: bool = False
 ) -> Profile:
     """Measures a recipe by several processes of this launcher.
@@ -100,13 +109,13 @@ def main(asked: dict[str, Any]) -> None:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    ranks = Ranks.from_environment(loaded.recipe.comm, quiet)
+    ranks = Ranks.from_environment(loaded.recipe.comm, say_nothing)
     assert ranks is not None
-    say_all = say if ranks.speaks else quiet
+    say_all = say if ranks.speaks else say_nothing
     with ranks:
         ranks.share(loaded.recipe.batch)
         share = loaded.recipe.batch // ranks.launched_size
-        setup = set_up(with_values(loaded, MEASURED, "as it is measured"), say=quiet, ranks=ranks)
+        setup = set_up(with_values(loaded, MEASURED, "as it is measured"), say=say_nothing, ranks=ranks)
         with closing(setup.inputs):
             where = Run(Path(asked["folder"]) / "run")
             if ranks.speaks:
@@ -117,33 +126,35 @@ def main(asked: dict[str, Any]) -> None:
                 norm = {"batch": share}
                 if isinstance(micro := loaded.recipe.micro_batch, int):
                     norm["micro_batch"] = min(micro, share)
-                with closing(Job.of(loaded, quiet, **norm)) as job:
+                with closing(MeasurementJob.from_recipe(loaded, say_nothing, **norm)) as job:
                     control.barrier()
-                    budget, wall = share_out(quick, begun)
-                    mine = examination(job, say_all, budget, quick, barrier=control.barrier, begun=begun)
-                    around = surroundings(mine.environment, job, ranks.world)
+                    budget, wall = split_wall_time(quick, begun)
+                    mine = examine_job(job, say_all, budget, quick, barrier=control.barrier, begun=begun)
+                    around = examine_surroundings(mine.environment, job, ranks.world)
                     mine = mine.model_copy(update={"environment": around})
                     found = control.gather_bytes(mine.model_dump_json().encode())
                     profiles = [Profile.model_validate_json(text) for text in found]
-                    single = _single(loaded, wall.allot("single"), budget.side) if ranks.speaks else 0.0
+                    single = _measure_single_process(loaded, wall.allot("single"), budget.side) if ranks.speaks else 0.0
                     control.barrier()
-                    batches = job.kept()
+                    batches = job.load_batches()
                     setup.inputs.feed = lambda: itertools.cycle(batches)
-                    now = together(trainer, ranks, limit_s=wall.allot("replay"))
-                    alone = exchange(trainer, ranks, limit_s=wall.allot("exchange"))
-                    steps = _Steps.of(profiles, now.rate)
+                    now = measure_together(trainer, ranks, limit_s=wall.allot("replay"))
+                    alone = measure_exchange(trainer, ranks, limit_s=wall.allot("exchange"))
+                    steps = _StepTimes.from_profiles(profiles, now.rate)
                     worth = json.loads(control.broadcast_bytes(json.dumps(steps.exposed > WORTH * steps.step).encode()))
-                    others, late = list[Tried](), list[str]()
+                    others, late = list[CommTrial](), list[str]()
                     if worth and not quick:
                         say_all("Trying other buckets and algorithms for the exchange.")
-                        others, late = tried(trainer, ranks, loaded.recipe.comm, now, limit_s=wall.allot("tries"))
+                        others, late = try_alternatives(
+                            trainer, ranks, loaded.recipe.comm, now, limit_s=wall.allot("tries")
+                        )
                 setup.inputs.feed = None
                 trainer.meet()  # the loader begins anew
-                whole = together(trainer, ranks, limit_s=wall.allot("whole"))
+                whole = measure_together(trainer, ranks, limit_s=wall.allot("whole"))
                 if ranks.speaks:
                     narrow = len(ranks.world.hosts) > 1 and loaded.recipe.comm.wire == "fp32"
                     device = setup.device.type
-                    profile = joined(
+                    profile = join_profiles(
                         profiles, now, whole, device, between=narrow, single=single, alone=alone, others=others
                     )
                     missing = (f"{one}: not tried, for want of time." for one in late)
@@ -153,14 +164,14 @@ def main(asked: dict[str, Any]) -> None:
         ranks.done = True
 
 
-def surroundings(alone: Sequence[Finding], job: Job, world: World) -> tuple[Finding, ...]:
+def examine_surroundings(alone: Sequence[Finding], job: MeasurementJob, world: World) -> tuple[Finding, ...]:
     """The environment as one process has found it; with several hosts that with the network by which they have met."""
     if len(world.hosts) == 1:
         return tuple(alone)
-    return environment.examine(job.loaded.recipe, job.setup.device, job.setup.train, world.interface)
+    return environment.examine_environment(job.loaded.recipe, job.setup.device, job.setup.train, world.interface)
 
 
-def share_out(quick: bool, begun: float) -> tuple[Budget, WallTime]:
+def split_wall_time(quick: bool, begun: float) -> tuple[Budget, WallTime]:
     """Divides the wall time between what each rank measures by itself, and what all of them measure afterwards.
 
     Args:
@@ -177,23 +188,23 @@ def share_out(quick: bool, begun: float) -> tuple[Budget, WallTime]:
     return replace(budget, wall=budget.wall - sum(wants.values())), WallTime(budget.wall, wants, begun)
 
 
-def _single(loaded: Loaded[TrainRecipe], limit_s: float, side_s: float) -> float:
+def _measure_single_process(loaded: Loaded[TrainRecipe], limit_s: float, side_s: float) -> float:
     """Images/s that one process with all of this host's cores gives, while the others wait."""
     cores, before = usable_cores(), torch.get_num_threads()
     changes = {} if loaded.recipe.data.train == SYNTHETIC else {"data__threads": max(1, cores - 1)}
     torch.set_num_threads(cores)
     try:
-        with closing(Job.of(loaded, quiet, **changes)) as job:
-            if job.synthetic:
-                return looped(job, limit_s=min(side_s, limit_s), passes_s=min(side_s, limit_s)).rate.value
-            return run(job, limit_s=limit_s).rate.value
+        with closing(MeasurementJob.from_recipe(loaded, say_nothing, **changes)) as job:
+            if job.is_synthetic:
+                return measure_loop(job, limit_s=min(side_s, limit_s), passes_s=min(side_s, limit_s)).rate.value
+            return run_whole_job(job, limit_s=limit_s).rate.value
     finally:
         torch.set_num_threads(before)
 
 
 @final
 @dataclass(frozen=True)
-class _Steps:
+class _StepTimes:
     """Attributes: alone: seconds of a step of each rank, as if there were no others. middle: of the median rank.
     slow: what the slowest takes longer. step: of all together. exposed: of that, what is not explained by the rest."""
 
@@ -204,25 +215,25 @@ class _Steps:
     exposed: float
 
     @staticmethod
-    def of(profiles: Sequence[Profile], now: Rate) -> _Steps:
+    def from_profiles(profiles: Sequence[Profile], now: Rate) -> _StepTimes:
         loops = [sum(one.seconds for one in profile.ceilings if one.side == "loop") for profile in profiles]
         alone = [seconds * profile.batch for seconds, profile in zip(loops, profiles, strict=True)]
         middle, most = statistics.median_low(alone), max(alone)
         slow = most - middle if most >= SLOWER * middle else 0.0
         step = sum(profile.batch for profile in profiles) / now.value
-        return _Steps(alone, middle, slow, step, max(0.0, step - most))
+        return _StepTimes(alone, middle, slow, step, max(0.0, step - most))
 
 
-def joined(
+def join_profiles(
     profiles: Sequence[Profile],
-    now: Joint,
-    whole: Joint,
+    now: JointRate,
+    whole: JointRate,
     device: str,
     *,
     between: bool,
     single: float = 0.0,
-    alone: Exchange | None = None,
-    others: Sequence[Tried] = (),
+    alone: ExchangeMeasurement | None = None,
+    others: Sequence[CommTrial] = (),
 ) -> Profile:
     """One profile of all ranks: the stages of the median rank, and what the others add.
 
@@ -233,7 +244,7 @@ def joined(
         single: images/s of one process with all cores of its host; 0: not measured.
         alone: the exchange with nothing else. others: other buckets and algorithms that gave more.
     """
-    count, steps = len(profiles), _Steps.of(profiles, now.rate)
+    count, steps = len(profiles), _StepTimes.from_profiles(profiles, now.rate)
     base = profiles[steps.alone.index(steps.middle)]
     slowest, exposed = steps.alone.index(max(steps.alone)), steps.exposed
     more = [
@@ -250,18 +261,18 @@ def joined(
             side="loop",
             resource="links",
             seconds=exposed / base.batch,
-            how=_how(exposed, alone),
+            how=_describe_exchange(exposed, alone),
         ),
     ]
     ceilings = (*base.ceilings, *more)
-    model = Model.of(ceilings, base.together)
-    predicted, steady = count * model.images_s(), count * model.images_s(stalls=False)
+    model = ThroughputModel.from_ceilings(ceilings, base.together)
+    predicted, steady = count * model.predict_images_s(), count * model.predict_images_s(stalls=False)
     runs = [one for one in base.runs if one.name == "synthetic"]
     note = "all ranks, with batches that are there already"
     runs.append(WholeRun(name="replay", steps=now.steps, images_s=now.rate, predicted=None, wait_share=None, note=note))
     note = "the whole job on all ranks, files in memory, without stalls"
     warm = WholeRun(name="warm", steps=whole.steps, images_s=whole.rate, predicted=steady, wait_share=None, note=note)
-    measured = 1 / (1 / whole.rate.value + model.total("stall") / count)
+    measured = 1 / (1 / whole.rate.value + model.sum_seconds("stall") / count)
     facts = base.facts | {f"rank {rank} seconds a step": seconds for rank, seconds in enumerate(steps.alone)}
     facts["exchange seconds a step"] = exposed
     if alone is not None:
@@ -269,14 +280,16 @@ def joined(
         facts["exchange bytes a step"] = float(alone.bytes)
         facts["exchange bytes/s"] = alone.bytes / alone.seconds
         facts["exchange latency seconds"] = alone.latency_s
-    knobs = [_of_all(one, model, count) for one in base.knobs]
-    knobs += _wire(model, count) if between and exposed else []
-    knobs += [knob for one in others if (knob := _other(one, model, count, steps.step / base.batch)).gain >= GAIN]
+    knobs = [_scale_knob(one, model, count) for one in base.knobs]
+    knobs += _suggest_half_bytes(model, count) if between and exposed else []
+    knobs += [
+        knob for one in others if (knob := _build_comm_knob(one, model, count, steps.step / base.batch)).gain >= GAIN
+    ]
     if single:
         facts["one process images/s"] = single
-        alone_s = 1 / (1 / single + model.total("stall"))
+        alone_s = 1 / (1 / single + model.sum_seconds("stall"))
         if alone_s > predicted:
-            knobs.append(_fewer(alone_s, predicted))
+            knobs.append(_suggest_one_process(alone_s, predicted))
     return base.model_copy(
         update={
             "ranks": count,
@@ -285,13 +298,13 @@ def joined(
             "runs": (*runs, warm),
             "predicted": predicted,
             "measured": measured,
-            "verdict": verdict(model, device, warm, (), ceilings),
+            "verdict": conclude_verdict(model, device, warm, (), ceilings),
             "knobs": tuple(sorted(knobs, key=lambda one: -one.images_s)),
         }
     )
 
 
-def _how(exposed: float, alone: Exchange | None) -> str:
+def _describe_exchange(exposed: float, alone: ExchangeMeasurement | None) -> str:
     """How long the exchange is, and how much of it nothing hides."""
     what = "what a step takes longer with the others than the slowest of them alone"
     if alone is None:
@@ -303,9 +316,9 @@ def _how(exposed: float, alone: Exchange | None) -> str:
     return f"{what}: {here}; the exchange alone takes {raw} ({sums}, most by {alone.algorithm}), the rest is waiting"
 
 
-def _of_all(knob: Knob, model: Model, count: int) -> Knob:
+def _scale_knob(knob: Knob, model: ThroughputModel, count: int) -> Knob:
     """A knob that was tried on one rank's part, for all of them: what it saves of a sample, and no more."""
-    now = 1 / model.images_s()
+    now = 1 / model.predict_images_s()
     saved = (1 - 1 / knob.gain) * min(now, 1 / (knob.images_s / knob.gain))
     predicted = 1 / (now - saved)
     changed: dict[str, Any] = {"images_s": count * predicted, "gain": predicted * now}
@@ -315,7 +328,7 @@ def _of_all(knob: Knob, model: Model, count: int) -> Knob:
     return knob.model_copy(update=changed)
 
 
-def _fewer(images_s: float, predicted: float) -> Knob:
+def _suggest_one_process(images_s: float, predicted: float) -> Knob:
     """More processes are not always faster: on shared cores, or where the exchange takes longer than it saves."""
     return Knob(
         name="one process: leave --procs and --hosts out",
@@ -329,35 +342,35 @@ def _fewer(images_s: float, predicted: float) -> Knob:
     )
 
 
-def _other(tried: Tried, model: Model, count: int, a_sample: float) -> Knob:
+def _build_comm_knob(tried: CommTrial, model: ThroughputModel, count: int, a_sample: float) -> Knob:
     """What was tried takes from the exchange what it has saved of a step, and no more than there is."""
     reduce = model.seconds["loop"]["reduce"]
     changed = model.with_seconds({"reduce": max(0.0, reduce - a_sample * (1 - 1 / tried.gain))})
-    predicted = changed.images_s()
+    predicted = changed.predict_images_s()
     return Knob(
         name=tried.name,
         cures="reduce",
         override=tried.override,
         images_s=count * predicted,
-        gain=predicted / model.images_s(),
+        gain=predicted / model.predict_images_s(),
         measured=True,
         exact=True,
         cost="",
     )
 
 
-def _wire(model: Model, count: int) -> list[Knob]:
+def _suggest_half_bytes(model: ThroughputModel, count: int) -> list[Knob]:
     """Half the bytes take half the time, where links and not latencies are what holds."""
     seconds = model.seconds["loop"]["reduce"]
     changed = model.with_seconds({"reduce": seconds / 2})
-    predicted = changed.images_s()
+    predicted = changed.predict_images_s()
     return [
         Knob(
             name="half the bytes between hosts",
             cures="reduce",
             override="comm.wire=fp16",
             images_s=count * predicted,
-            gain=predicted / model.images_s(),
+            gain=predicted / model.predict_images_s(),
             measured=False,
             exact=False,
             cost=NARROW_COST,

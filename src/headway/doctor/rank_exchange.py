@@ -22,9 +22,9 @@ from headway.comm.options import CommRecipe
 from headway.core.profile import Rate
 from headway.core.statistics import median_interval
 from headway.core.world import Group
-from headway.doctor.measurement_job import override
-from headway.doctor.loop_measurement import advanced, waiting
-from headway.doctor.rate_measurement import known, least_window_s, timed
+from headway.doctor.loop_measurement import build_wait, run_steps
+from headway.doctor.measurement_job import format_override
+from headway.doctor.rate_measurement import build_window, choose_window_s, is_settled
 from headway.launch.ranks import Ranks
 from headway.train.trainer import Trainer
 
@@ -54,7 +54,7 @@ GAIN = 1.01
 
 @final
 @dataclass(frozen=True)
-class Joint:
+class JointRate:
     """Attributes: rate: images/s of all ranks. steps: that were timed."""
 
     rate: Rate
@@ -63,7 +63,7 @@ class Joint:
 
 @final
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeMeasurement:
     """The sums of a step when nothing else runs.
 
     Attributes:
@@ -80,7 +80,7 @@ class Exchange:
 
 @final
 @dataclass(frozen=True)
-class Tried:
+class CommTrial:
     """Attributes: gain: over the steps as they are, with batches that are there already."""
 
     name: str
@@ -88,15 +88,15 @@ class Tried:
     gain: float
 
 
-def together(
+def measure_together(
     trainer: Trainer, ranks: Ranks, *, windows: int = WINDOWS, window_s: float = WINDOW_S, limit_s: float = inf
-) -> Joint:
+) -> JointRate:
     """Images/s of all ranks.
 
     Args:
         limit_s: fewer windows are timed where so many would take longer, but never less than FEWEST_WINDOWS.
     """
-    wait: Callable[[], object] = waiting(trainer.setup.device)
+    wait: Callable[[], object] = build_wait(trainer.setup.device)
     control = ranks.world.control
     trainer.run(SETTLES - 2)
     wait()
@@ -108,22 +108,22 @@ def together(
     steps = max(1, round(window_s / a_step))
     fit = int(min(windows, limit_s / (steps * a_step)))
     # Rank 0 decides both: ranks that disagreed would wait for each other for ever.
-    steps, windows = _said(control, [steps, max(FEWEST_WINDOWS, fit)])
-    window = timed(lambda: advanced(trainer, steps, wait), least_s=0.0)
+    steps, windows = _broadcast_from_rank_0(control, [steps, max(FEWEST_WINDOWS, fit)])
+    window = build_window(lambda: run_steps(trainer, steps, wait), least_s=0.0)
     rates, first = [], trainer.step
     for _ in range(windows):
         control.barrier()
         rates.append(window())
     middle, low, high = median_interval(rates)
-    return Joint(Rate(value=middle, low=low, high=high, windows=windows), trainer.step - first)
+    return JointRate(Rate(value=middle, low=low, high=high, windows=windows), trainer.step - first)
 
 
-def exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Exchange:
+def measure_exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> ExchangeMeasurement:
     """The run's own sums of its own buckets, until their time is known to 3 %; the weights stay as they are.
 
     Call it after a step: what is without a gradient is known then, and in which order the others come.
     """
-    wait: Callable[[], object] = waiting(trainer.setup.device)
+    wait: Callable[[], object] = build_wait(trainer.setup.device)
     control, world = ranks.world.control, ranks.world
     nothing = torch.zeros((), device=world.device)
 
@@ -137,21 +137,23 @@ def exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Exchange:
         wait()
         return (perf_counter() - begun) / count
 
-    count = _said(control, max(1, round(least_window_s() / sums(2))))
+    count = _broadcast_from_rank_0(control, max(1, round(choose_window_s() / sums(2))))
     found, since = list[float](), perf_counter()
     while True:
         found.append(sums(count))
         late = len(found) >= 3 and perf_counter() - since >= limit_s
-        if _said(control, known(found) or late):
+        if _broadcast_from_rank_0(control, is_settled(found) or late):
             break
     trainer.setup.model.zero_grad(set_to_none=True)
     buckets = ranks.reducer.buckets
     algorithm = Counter(ranks.reducer.algorithms).most_common(1)[0][0]
-    latency = _latency(ranks, algorithm, wait)
-    return Exchange(statistics.median(found), sum(one.nbytes for one in buckets), latency, len(buckets), algorithm)
+    latency = _measure_latency(ranks, algorithm, wait)
+    return ExchangeMeasurement(
+        statistics.median(found), sum(one.nbytes for one in buckets), latency, len(buckets), algorithm
+    )
 
 
-def _latency(ranks: Ranks, algorithm: Algorithm, wait: Callable[[], object]) -> float:
+def _measure_latency(ranks: Ranks, algorithm: Algorithm, wait: Callable[[], object]) -> float:
     """Seconds of the sum of a few bytes."""
     few, taken = torch.zeros(TINY, device=ranks.world.device), []
     for _ in range(TINY_SUMS):
@@ -162,9 +164,9 @@ def _latency(ranks: Ranks, algorithm: Algorithm, wait: Callable[[], object]) -> 
     return statistics.median(taken)
 
 
-def tried(
-    trainer: Trainer, ranks: Ranks, options: CommRecipe, now: Joint, *, limit_s: float
-) -> tuple[list[Tried], list[str]]:
+def try_alternatives(
+    trainer: Trainer, ranks: Ranks, options: CommRecipe, now: JointRate, *, limit_s: float
+) -> tuple[list[CommTrial], list[str]]:
     """Other buckets and other algorithms, each in steps of the run itself; what gives less than `GAIN` is left out.
 
     Sums differ by rounding alone: the form in which gradients cross stays. A gain is over the faster of what was
@@ -180,28 +182,30 @@ def tried(
     begun = perf_counter()
     a_step = trainer.setup.plan.batch_at(trainer.position) / now.rate.value
     one_s = SETTLES * a_step + SHORT_WINDOWS * max(SHORT_WINDOW_S, a_step) + MEET_S
-    found, laid = list[tuple[dict[str, Any], Rate]](), {_laid(ranks)}
-    changes = _said(ranks.world.control, alternatives(ranks, options))
+    found, laid = list[tuple[dict[str, Any], Rate]](), {_read_bucket_sizes(ranks)}
+    changes = _broadcast_from_rank_0(ranks.world.control, list_alternatives(ranks, options))
     while changes:
         since = perf_counter()
-        if not _said(ranks.world.control, since - begun + 2 * one_s <= limit_s):  # this one, and as it is again
+        if not _broadcast_from_rank_0(
+            ranks.world.control, since - begun + 2 * one_s <= limit_s
+        ):  # this one, and as it is again
             break
         change = changes.pop(0)
-        _meet(trainer, ranks, options.model_copy(update=change))
-        if "bucket_mb" in change and _laid(ranks) in laid:
+        _meet_with(trainer, ranks, options.model_copy(update=change))
+        if "bucket_mb" in change and _read_bucket_sizes(ranks) in laid:
             continue  # the same buckets: a large parameter has one of its own
-        laid.add(_laid(ranks))
-        found.append((change, together(trainer, ranks, windows=SHORT_WINDOWS, window_s=SHORT_WINDOW_S).rate))
+        laid.add(_read_bucket_sizes(ranks))
+        found.append((change, measure_together(trainer, ranks, windows=SHORT_WINDOWS, window_s=SHORT_WINDOW_S).rate))
         one_s = perf_counter() - since
-    late = [_override(change) for change in changes]
-    _meet(trainer, ranks, options)
+    late = [_format_change(change) for change in changes]
+    _meet_with(trainer, ranks, options)
     if not found:
         return [], late
-    again = together(trainer, ranks, windows=SHORT_WINDOWS, window_s=SHORT_WINDOW_S).rate
-    return better(found, max(now.rate, again, key=lambda one: one.value)), late
+    again = measure_together(trainer, ranks, windows=SHORT_WINDOWS, window_s=SHORT_WINDOW_S).rate
+    return select_faster(found, max(now.rate, again, key=lambda one: one.value)), late
 
 
-def alternatives(ranks: Ranks, options: CommRecipe) -> list[dict[str, Any]]:
+def list_alternatives(ranks: Ranks, options: CommRecipe) -> list[dict[str, Any]]:
     """Other values for the recipe's `comm`: two sizes of buckets, and each algorithm that differs on this world."""
     buckets = [one.nbytes for one in ranks.reducer.buckets]
     whole, size = sum(buckets), ranks.reducer.bucket_bytes
@@ -215,36 +219,36 @@ def alternatives(ranks: Ranks, options: CommRecipe) -> list[dict[str, Any]]:
     return found + [{"algorithm": one} for one in candidates(ranks.communicator) if {one} != used]
 
 
-def better(found: Sequence[tuple[dict[str, Any], Rate]], now: Rate) -> list[Tried]:
+def select_faster(found: Sequence[tuple[dict[str, Any], Rate]], now: Rate) -> list[CommTrial]:
     """Returns the changes that are faster than the run as it is now, beyond the noise."""
     return [
-        Tried(_name(change), _override(change), rate.value / now.value)
+        CommTrial(_name_change(change), _format_change(change), rate.value / now.value)
         for change, rate in found
         if rate.value >= GAIN * now.value and rate.low > now.value and rate.value > now.high
     ]
 
 
-def _name(change: Mapping[str, Any]) -> str:
+def _name_change(change: Mapping[str, Any]) -> str:
     if "bucket_mb" in change:
         return f"gradients in buckets of {change['bucket_mb']:g} MB"
     return f"gradients are summed by {change['algorithm']}"
 
 
-def _override(change: Mapping[str, Any]) -> str:
-    return override({f"comm__{key}": value for key, value in change.items()})
+def _format_change(change: Mapping[str, Any]) -> str:
+    return format_override({f"comm__{key}": value for key, value in change.items()})
 
 
-def _laid(ranks: Ranks) -> tuple[int, ...]:
+def _read_bucket_sizes(ranks: Ranks) -> tuple[int, ...]:
     return tuple(one.nbytes for one in ranks.reducer.buckets)
 
 
-def _meet(trainer: Trainer, ranks: Ranks, options: CommRecipe) -> None:
+def _meet_with(trainer: Trainer, ranks: Ranks, options: CommRecipe) -> None:
     """The ranks come together anew, with these options."""
     ranks.options = options
     trainer.meet()
 
 
-def _said(control: Group, mine: T) -> T:
+def _broadcast_from_rank_0(control: Group, mine: T) -> T:
     """What rank 0 says, on all ranks."""
     said: T = json.loads(control.broadcast_bytes(json.dumps(mine).encode()))
     return said

@@ -21,7 +21,7 @@ LEAST_WITH_QUOTA_S = 0.5
 """A quota stops all threads once in each 0.1 s: a window has to see it several times."""
 
 
-def settled(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Rate:
+def measure_rate(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Rate:
     """Calls `window`, which gives images/s, until the median is known to 3 % or the time is up; three times at least,
     or twice, where one takes half of the time.
 
@@ -33,29 +33,29 @@ def settled(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Rate:
         found.append(window())
         spent = perf_counter() - begun
         least = 2 if spent >= len(found) * limit_s / 2 else 3
-        if known(found) or (len(found) >= least and spent >= limit_s):
+        if is_settled(found) or (len(found) >= least and spent >= limit_s):
             middle, low, high = median_interval(found)
             return Rate(value=middle, low=low, high=high, windows=len(found))
 
 
-def known(found: Sequence[float]) -> bool:
+def is_settled(found: Sequence[float]) -> bool:
     """Whether the median of what windows gave is known to 3 %."""
     middle, low, high = median_interval(found)
     return len(found) >= LEAST_WINDOWS and high - low <= 2 * TOLERANCE * middle
 
 
 @functools.cache
-def least_window_s() -> float:
+def choose_window_s() -> float:
     """Of a window on this machine."""
     quotas = [quota_cores(folder) for folder in groups_over("cpu")]
     limited = any(quota is not None and quota < len(usable_cpus()) for quota in quotas)
     return LEAST_WITH_QUOTA_S if limited else LEAST_WINDOW_S
 
 
-def timed(work: Callable[[], int], *, least_s: float | None = None) -> Callable[[], float]:
+def build_window(work: Callable[[], int], *, least_s: float | None = None) -> Callable[[], float]:
     """A window over calls of `work`, which gives the images it dealt with: so many as take `least_s`; None: as long as
     one has to be here."""
-    least = least_window_s() if least_s is None else least_s
+    least = choose_window_s() if least_s is None else least_s
 
     def window() -> float:
         images, begun = 0, perf_counter()

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from headway.core.modules import leaving_no_trace
-from headway.doctor.measurement_job import Job
-from headway.doctor.loop_measurement import waiting
+from headway.doctor.loop_measurement import build_wait
+from headway.doctor.measurement_job import MeasurementJob
 from headway.setup.prepare import prepared
 
 SIDE = 1024
@@ -25,38 +25,38 @@ MOVED = 4
 """Times that an activation is moved: written and read on the way forward, and so is its gradient on the way back."""
 
 
-def roof(job: Job) -> dict[str, float]:
+def measure_roofline(job: MeasurementJob) -> dict[str, float]:
     """`peak_flops` (FLOP/s of a matrix product in the run's precision), `peak_bytes_s` (of a copy), `intensity` (FLOP a
     byte of a training step, activations and weights, if nothing stays in caches); empty where multiply-adds are not
     known. Of data that are not synthetic, SAME_SIZE always."""
     setup = job.setup
-    sizes = _sizes(job)
+    sizes = _compare_sizes(job)
     if setup.counts is None or not setup.counts.multiply_adds:
         return sizes
-    device, wait = setup.device, waiting(setup.device)
+    device, wait = setup.device, build_wait(setup.device)
     left = torch.randn(SIDE, SIDE, device=device)
     with setup.precision.autocast():
         kind = torch.mm(left, left).dtype
     left = left.to(kind)
-    flops = 2 * SIDE**3 / _best(lambda: torch.mm(left, left), wait)
+    flops = 2 * SIDE**3 / _measure_best(lambda: torch.mm(left, left), wait)
     source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
-    bytes_s = 2 * COPIED_BYTES / _best(lambda: target.copy_(source), wait)
+    bytes_s = 2 * COPIED_BYTES / _measure_best(lambda: target.copy_(source), wait)
     # Forward, and twice as much backward: with respect to weights and to activations.
     arithmetic = 3 * 2 * setup.counts.multiply_adds * job.batch
-    return {**sizes, "peak_flops": flops, "peak_bytes_s": bytes_s, "intensity": arithmetic / _moved(job)}
+    return {**sizes, "peak_flops": flops, "peak_bytes_s": bytes_s, "intensity": arithmetic / _count_moved_bytes(job)}
 
 
-def _sizes(job: Job) -> dict[str, float]:
+def _compare_sizes(job: MeasurementJob) -> dict[str, float]:
     dataset = job.setup.train
     if dataset is None:
         return {}
-    height, width = job.kept()[0].images.shape[1:3]
+    height, width = job.load_batches()[0].images.shape[1:3]
     same = np.all(dataset.height == height) and np.all(dataset.width == width)
     return {SAME_SIZE: float(same)}
 
 
-def _best(work: Callable[[], object], wait: Callable[[], object]) -> float:
+def _measure_best(work: Callable[[], object], wait: Callable[[], object]) -> float:
     found = []
     for _ in range(TIMES):
         wait()
@@ -67,18 +67,18 @@ def _best(work: Callable[[], object], wait: Callable[[], object]) -> float:
     return min(found)
 
 
-def _moved(job: Job) -> float:
+def _count_moved_bytes(job: MeasurementJob) -> float:
     """Bytes of a step."""
-    setup, batch = job.setup, job.kept()[0]
+    setup, batch = job.setup, job.load_batches()[0]
     images, _ = prepared(setup, batch, 1)
     some = images[: min(len(images), 8)]
     seen = [0]
 
-    def see(module: torch.nn.Module, given: object, made: object) -> None:
+    def add_bytes(module: torch.nn.Module, given: object, made: object) -> None:
         if isinstance(made, torch.Tensor) and not list(module.children()):
             seen[0] += made.numel() * made.element_size()
 
-    handles = [module.register_forward_hook(see) for module in setup.model.modules()]
+    handles = [module.register_forward_hook(add_bytes) for module in setup.model.modules()]
     try:
         with leaving_no_trace(setup.model), torch.no_grad(), setup.precision.autocast():
             setup.model(some)

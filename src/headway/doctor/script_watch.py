@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.signals import answered
-from headway.doctor.loop_observation import Observed
+from headway.doctor.loop_observation import LoopObservation
 
 STEPS, SECONDS = 200, 60.0
 """That are watched unless the user says: whichever ends first."""
@@ -24,14 +24,14 @@ GRACE_S = 20.0
 POLL_S = 0.1
 
 
-def run(
+def watch_script(
     script: str | Path,
     arguments: Sequence[str] = (),
     *,
     steps: int | None = None,
     seconds: float | None = None,
     to_stderr: bool = False,
-) -> Observed:
+) -> LoopObservation:
     """Runs a Python file in a process of its own and watches its first training loop over a torch DataLoader.
 
     The script is ended from inside of its loop once it was watched for long enough, as by an exception that it does
@@ -63,10 +63,10 @@ def run(
         # -P: a script's folder is found first, as ever, and the folder that this was called in is not.
         module = "headway.watch.script_child"
         command = [sys.executable, "-P", "-m", module, str(result), limits, str(path), *arguments]
-        status = _waited(command, result, 2 if to_stderr else None)
+        status = _wait_for_result(command, result, 2 if to_stderr else None)
         said: dict[str, Any] = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
     if "observed" in said:
-        return Observed.model_validate(said["observed"])
+        return LoopObservation.model_validate(said["observed"])
     if "missing" in said:
         fix = "Wrap what your loop is over: headway.watch.watch(loader, model, optimizer)."
         raise HeadwayError(said["missing"], where=str(script), fix=fix)
@@ -76,9 +76,9 @@ def run(
     raise UserCodeError(f"it ended {way} before it was watched", where=str(script))
 
 
-def _waited(command: Sequence[str], result: Path, stdout: int | None) -> int:
+def _wait_for_result(command: Sequence[str], result: Path, stdout: int | None) -> int:
     """Exit status of the child, which is ended where it has told its result and goes on."""
-    with answered(_interrupt, signal.SIGTERM):
+    with answered(_raise_interrupt, signal.SIGTERM):
         process = subprocess.Popen(command, stdout=stdout)
         told: float | None = None
         try:
@@ -99,5 +99,5 @@ def _waited(command: Sequence[str], result: Path, stdout: int | None) -> int:
     return process.returncode
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from time import perf_counter, thread_time
 from types import FrameType, TracebackType
 from typing import Any, final
 
-from headway.doctor.user_code import Place, find_place
+from headway.doctor.user_code import CodeLine, find_user_line
 
 EVERY_S = 0.001
 
@@ -38,10 +38,10 @@ class StackSampler:
 
     def __init__(self) -> None:
         self.total_s = 0.0
-        self.seconds, self.waited = defaultdict[Place, float](float), defaultdict[Place, float](float)
-        self.collected = defaultdict[Place | None, float](float)
+        self.seconds, self.waited = defaultdict[CodeLine, float](float), defaultdict[CodeLine, float](float)
+        self.collected = defaultdict[CodeLine | None, float](float)
         self._schedule = -1
-        self._collecting: tuple[float, Place | None] | None = None
+        self._collecting: tuple[float, CodeLine | None] | None = None
         self._collected_s, self._looking = 0.0, False
         self._last = (0.0, 0.0, 0.0, 0.0)
 
@@ -86,7 +86,7 @@ class StackSampler:
             self._looking = False
 
     def _note(self, frame: FrameType | None) -> None:
-        place, now = find_place(frame), self._clocks()
+        place, now = find_user_line(frame), self._clocks()
         wall, ran, queued, collected = (new - old for new, old in zip(now, self._last, strict=True))
         self._last = now
         # Each look stands for all that was since the one before it.
@@ -108,7 +108,7 @@ class StackSampler:
         """Notes the time of a collection, on whatever thread: it holds them all up."""
         if phase == "start":
             own = threading.current_thread() is threading.main_thread()
-            self._collecting = perf_counter(), find_place(sys._getframe(1)) if own else None
+            self._collecting = perf_counter(), find_user_line(sys._getframe(1)) if own else None
         elif self._collecting is not None:
             begun, place = self._collecting
             spent = perf_counter() - begun

@@ -7,8 +7,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any, final
 
-from headway.doctor.measurement_job import Job, close, with_values
-from headway.doctor.loop_measurement import waiting
+from headway.doctor.loop_measurement import build_wait
+from headway.doctor.measurement_job import MeasurementJob, close_stream, with_values
 from headway.train.evaluate import batches_of
 from headway.train.trainer import Display, Trainer
 
@@ -33,12 +33,12 @@ class Stall:
         return self.once_s / self.every
 
 
-def evaluation(job: Job, *, limit_s: float) -> Stall | None:
+def measure_evaluation(job: MeasurementJob, *, limit_s: float) -> Stall | None:
     """One evaluation, from what comes within the limit; None: there is no evaluation set."""
     setup, dataset = job.setup, job.setup.eval
     if dataset is None:
         return None
-    wait, begun, done, first, first_s = waiting(setup.device), perf_counter(), 0, 0, 0.0
+    wait, begun, done, first, first_s = build_wait(setup.device), perf_counter(), 0, 0, 0.0
     stream = batches_of(setup, dataset)
     try:
         for outputs, labels, batch in stream:
@@ -53,7 +53,7 @@ def evaluation(job: Job, *, limit_s: float) -> Stall | None:
         wait()
         spent = perf_counter() - begun
     finally:
-        close(stream)
+        close_stream(stream)
     every = job.loaded.recipe.evaluate.every_epochs * setup.epoch
     if done >= len(dataset):
         return Stall(spent, every, f"all {done:,} images")
@@ -61,18 +61,18 @@ def evaluation(job: Job, *, limit_s: float) -> Stall | None:
     return Stall(first_s + (len(dataset) - first) / rate, every, f"{done:,} of {len(dataset):,} images")
 
 
-def checkpoint(job: Job, *, limit_s: float) -> Stall:
+def measure_checkpoint(job: MeasurementJob, *, limit_s: float) -> Stall:
     """How long the loop waits for one: for the writing, or for the copy that a thread writes meanwhile."""
     options, setup = job.loaded.recipe.checkpoint, job.setup
     values = {"checkpoint.every_steps": 1, "checkpoint.asynchronous": options.asynchronous}
-    other = Job(job.loaded, replace(setup, loaded=with_values(setup.loaded, values, "as it is measured")))
-    other.take(job.kept())
+    other = MeasurementJob(job.loaded, replace(setup, loaded=with_values(setup.loaded, values, "as it is measured")))
+    other.replace_batches(job.load_batches())
     found, begun = list[float](), perf_counter()
     if options.asynchronous:  # a second one would wait for the first one's thread
         while not found or (len(found) < CHECKPOINTS and perf_counter() - begun < limit_s):
-            found += _saved(other, 1, limit_s)
+            found += _measure_saves(other, 1, limit_s)
     else:
-        found = _saved(other, SETTLED + CHECKPOINTS, limit_s)
+        found = _measure_saves(other, SETTLED + CHECKPOINTS, limit_s)
         found = found[SETTLED:] or found
     every = options.every_epochs * setup.epoch if options.every_steps is None else options.every_steps * job.batch
     how = "the copy; a thread writes it meanwhile" if options.asynchronous else "until it is written"
@@ -80,18 +80,18 @@ def checkpoint(job: Job, *, limit_s: float) -> Stall:
     return Stall(median(found), every, how + where)
 
 
-def _saved(job: Job, most: int, limit_s: float) -> list[float]:
+def _measure_saves(job: MeasurementJob, most: int, limit_s: float) -> list[float]:
     """Seconds that the loop was held by each of the checkpoints of one run, at most so many. That a run waits for the
     last one's writing at its end is no part of it."""
-    seen, begun = _Held(), perf_counter()
-    with job.trainer(batches=job.kept(), display=seen) as trainer:
+    seen, begun = _CheckpointTimes(), perf_counter()
+    with job.open_trainer(batches=job.load_batches(), display=seen) as trainer:
         while len(seen.seconds) < most and (not seen.seconds or perf_counter() - begun < limit_s):
             trainer.run(1)
     return seen.seconds
 
 
 @final
-class _Held(Display):
+class _CheckpointTimes(Display):
     """Notes by how much the Clock's time of checkpoints grows with each step."""
 
     def __init__(self) -> None:

@@ -38,8 +38,16 @@ from headway.data.tiers.layout import Layout
 from headway.data.tiers.opened import RemoteShards
 from headway.data.tiers.state import STATE_FILE
 from headway.data.tiers.store import PACKS
-from headway.doctor.rate_measurement import settled, timed
-from headway.doctor.page_cache import COLD, Mount, Span, as_it_was, evict, mount_of, resident
+from headway.doctor.page_cache import (
+    COLD,
+    FileSpan,
+    Mount,
+    evict,
+    find_mount,
+    measure_resident_share,
+    restore_residency,
+)
+from headway.doctor.rate_measurement import build_window, measure_rate
 
 Ids = NDArray[np.int64]
 
@@ -61,7 +69,7 @@ _LIBC.pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_
 
 @final
 @dataclass(frozen=True)
-class Storage:
+class StorageRate:
     """What the storage gives.
 
     Attributes:
@@ -81,7 +89,7 @@ class Storage:
 
 @final
 @dataclass(frozen=True)
-class Place:
+class StorageLocation:
     """Where a data set lies.
 
     Attributes:
@@ -100,22 +108,22 @@ class Place:
     resident: float | None
 
 
-def place_of(dataset: Dataset, mounts: Path = Path("/proc/self/mountinfo")) -> Place:
+def describe_location(dataset: Dataset, mounts: Path = Path("/proc/self/mountinfo")) -> StorageLocation:
     """What is to be known of a data set's storage without measuring it."""
     near = not isinstance(dataset.source, RemoteShards)
     n, size = len(dataset), int(dataset.length.sum(dtype=np.int64))
     some = np.unique(np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.int64))
-    return Place(
-        at=_at(dataset),
-        mount=mount_of(dataset.folder, mounts) if near else None,
-        files=_files(dataset),
+    return StorageLocation(
+        at=_format_location(dataset),
+        mount=find_mount(dataset.folder, mounts) if near else None,
+        files=_count_files(dataset),
         bytes=size,
         record_bytes=size / max(1, n),
-        resident=resident(spans_of(dataset)(some)) if near else None,
+        resident=measure_resident_share(build_span_finder(dataset)(some)) if near else None,
     )
 
 
-def files_of(dataset: Dataset) -> list[Path]:
+def list_files(dataset: Dataset) -> list[Path]:
     """The local files that hold a data set's records; none of a set that lies at an address."""
     if isinstance(dataset.source, RemoteShards):
         return []
@@ -124,17 +132,17 @@ def files_of(dataset: Dataset) -> list[Path]:
     return [dataset.folder / shard.name for shard in dataset.description.shards]
 
 
-def spans_of(dataset: Dataset) -> Callable[[Ids], list[Span]]:
+def build_span_finder(dataset: Dataset) -> Callable[[Ids], list[FileSpan]]:
     """Gives where the records of some samples of a local data set lie, those together that lie side by side."""
     if isinstance(dataset.source, LooseFiles):
-        return lambda ids: [Span(dataset.folder / dataset.name(sample)) for sample in np.unique(ids).tolist()]
+        return lambda ids: [FileSpan(dataset.folder / dataset.name(sample)) for sample in np.unique(ids).tolist()]
     columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
     shards = dataset.description.shards
     layout = Layout(columns, shards)
 
-    def spans(ids: Ids) -> list[Span]:
+    def spans(ids: Ids) -> list[FileSpan]:
         return [
-            Span(dataset.folder / shards[int(run.shard[0])].name, int(run.start[0]), int(run.end.max()))
+            FileSpan(dataset.folder / shards[int(run.shard[0])].name, int(run.start[0]), int(run.end.max()))
             for run in layout.runs(np.unique(ids))
             if run.end.max() > 0  # what is damaged lies nowhere
         ]
@@ -142,7 +150,7 @@ def spans_of(dataset: Dataset) -> Callable[[Ids], list[Span]]:
     return spans
 
 
-def measure(
+def measure_storage(
     dataset: Dataset,
     order: Order,
     batch: int,
@@ -151,7 +159,7 @@ def measure(
     seconds: float,
     threads: int | None = None,
     folder: Path | None = None,
-) -> Storage:
+) -> StorageRate:
     """Reads the records of a run's first batches, as many as are needed until their rate is known to 3 %.
 
     What lay in memory before lies there afterwards. Of a remote set, a cold measurement keeps nothing, and a warm one
@@ -170,23 +178,25 @@ def measure(
     threads = threads or default_threads()
     source = dataset.source
     if not isinstance(source, RemoteShards):
-        with _Reader(dataset, dataset.read, threads if isinstance(source, MappedShards) else 0) as reader:
-            return (_cold if cold else _warm)(dataset, order, batch, reader, seconds)
+        with _RecordReader(dataset, dataset.read, threads if isinstance(source, MappedShards) else 0) as reader:
+            return (_measure_cold if cold else _measure_warm)(dataset, order, batch, reader, seconds)
     if cold:
-        return _fetched(dataset, source, order, batch, seconds)
+        return _measure_remote(dataset, source, order, batch, seconds)
     root = folder or cache_folder()
     with (
         closing(DiskTier(dataset, source.remote, root, BUDGET_BYTES, why="")) as tier,
-        _Reader(dataset, tier.read, threads) as reader,
+        _RecordReader(dataset, tier.read, threads) as reader,
     ):
-        found = _warm(dataset, order, batch, reader, seconds)
+        found = _measure_warm(dataset, order, batch, reader, seconds)
     if (root / PACKS / dataset.fingerprint / STATE_FILE).exists():
         return replace(found, note=f"Records in the cache folder {root}.")
-    return replace(found, note=f"The cache folder {root} cannot be used: records came from {_at(dataset)} each time.")
+    return replace(
+        found, note=f"The cache folder {root} cannot be used: records came from {_format_location(dataset)} each time."
+    )
 
 
 @final
-class _Reader:
+class _RecordReader:
     """Reads samples as a loader does, until all their bytes have been in this process's memory.
 
     Attributes:
@@ -231,18 +241,18 @@ class _Reader:
                 raise DataError("records cannot be read to their end", where=str(self._dataset.folder), fix=fix)
 
 
-def _cold(dataset: Dataset, order: Order, batch: int, reader: _Reader, seconds: float) -> Storage:
-    spans, n = spans_of(dataset), len(dataset)
+def _measure_cold(dataset: Dataset, order: Order, batch: int, reader: _RecordReader, seconds: float) -> StorageRate:
+    spans, n = build_span_finder(dataset), len(dataset)
     at, reasons = 0, list[str]()
     with ExitStack() as restored:
 
-        def chilled(count: int) -> Ids:
+        def evict_next(count: int) -> Ids:
             """The next samples, at most up to the epoch's end, so that none comes twice; they lie on the disk alone."""
             nonlocal at
             low, at = at, min(at + count, (at // n + 1) * n)
             _, ids = order(np.arange(low, at))
             some = spans(ids)
-            restored.enter_context(as_it_was(some))
+            restored.enter_context(restore_residency(some))
             if not (found := evict(some)).held:
                 reasons.append(found.note)
             return ids
@@ -253,31 +263,31 @@ def _cold(dataset: Dataset, order: Order, batch: int, reader: _Reader, seconds: 
                 reader(ids[first : first + at_once])
             return max(perf_counter() - begun, 1e-9)
 
-        latency_s = median(read(ids, 1) for ids in chilled(ALONE)[:, None])
+        latency_s = median(read(ids, 1) for ids in evict_next(ALONE)[:, None])
         if reasons:
-            warm = _warm(dataset, order, batch, reader, seconds)
+            warm = _measure_warm(dataset, order, batch, reader, seconds)
             return replace(warm, note=f"Cold reads cannot be had. {reasons[0]} {warm.note}")
         rate = 1 / latency_s
 
         def window() -> float:
             nonlocal rate
-            ids = chilled(batch * max(1, round(WINDOW_S * rate / batch)))
+            ids = evict_next(batch * max(1, round(WINDOW_S * rate / batch)))
             rate = len(ids) / read(ids, batch)
             return rate
 
-        settled_rate = settled(window, limit_s=seconds)
-    notes = [_how(dataset, reader, "Records that were not in memory")]
+        settled_rate = measure_rate(window, limit_s=seconds)
+    notes = [_describe_reads(dataset, reader, "Records that were not in memory")]
     if reasons:
         notes.append(reasons[0])
     if isinstance(dataset.source, LooseFiles):
         notes.append("The files' names stayed in memory: the first epoch of a machine that just started is slower.")
-    if (mount := mount_of(dataset.folder)) is not None and mount.network:
+    if (mount := find_mount(dataset.folder)) is not None and mount.is_network:
         notes.append(f"They lie behind {mount.kind}, whose server may have had them in its own memory.")
-    return _storage(dataset, settled_rate, latency_s, not reasons, " ".join(notes))
+    return _build_rate(dataset, settled_rate, latency_s, not reasons, " ".join(notes))
 
 
-def _warm(dataset: Dataset, order: Order, batch: int, reader: _Reader, seconds: float) -> Storage:
-    most = max(batch, min(len(dataset), round(WARM_BYTES / max(1.0, _record_bytes(dataset)))))
+def _measure_warm(dataset: Dataset, order: Order, batch: int, reader: _RecordReader, seconds: float) -> StorageRate:
+    most = max(batch, min(len(dataset), round(WARM_BYTES / max(1.0, _compute_record_bytes(dataset)))))
     _, ids = order(np.arange(most))
     batches = [ids[low : low + batch] for low in range(0, most, batch)]
     begun, count = perf_counter(), 0
@@ -285,16 +295,16 @@ def _warm(dataset: Dataset, order: Order, batch: int, reader: _Reader, seconds: 
         reader(batches[count])
         count += 1
     again = itertools.cycle(batches[:count])
-    rate = settled(timed(lambda: reader(next(again))), limit_s=seconds / 2)
-    note = _how(dataset, reader, "Records that were in memory")
+    rate = measure_rate(build_window(lambda: reader(next(again))), limit_s=seconds / 2)
+    note = _describe_reads(dataset, reader, "Records that were in memory")
     if not isinstance(dataset.source, RemoteShards):
-        share = resident(spans_of(dataset)(np.concatenate(batches[:count])))
+        share = measure_resident_share(build_span_finder(dataset)(np.concatenate(batches[:count])))
         if share is not None and share < 1 - COLD:
             note += f" Only {share:.0%} of what was read stayed there."
-    return _storage(dataset, rate, None, False, note)
+    return _build_rate(dataset, rate, None, False, note)
 
 
-def _fetched(dataset: Dataset, source: RemoteShards, order: Order, batch: int, seconds: float) -> Storage:
+def _measure_remote(dataset: Dataset, source: RemoteShards, order: Order, batch: int, seconds: float) -> StorageRate:
     def alone(sample: int) -> float:
         begun = perf_counter()
         source.read(np.array([sample], np.int64))
@@ -315,35 +325,35 @@ def _fetched(dataset: Dataset, source: RemoteShards, order: Order, batch: int, s
     latency_s = median(map(alone, first.tolist()))
     with closing(stream()) as counts:
         next(counts)  # until the threads are connected
-        rate = settled(timed(lambda: next(counts), least_s=WINDOW_S), limit_s=seconds)
+        rate = measure_rate(build_window(lambda: next(counts), least_s=WINDOW_S), limit_s=seconds)
     note = (
-        f"Records from {_at(dataset)}, none of which was kept, on {THREADS} fetching threads. "
+        f"Records from {_format_location(dataset)}, none of which was kept, on {THREADS} fetching threads. "
         "Its server may have had them in its own memory."
     )
-    return _storage(dataset, rate, latency_s, True, note)
+    return _build_rate(dataset, rate, latency_s, True, note)
 
 
-def _storage(dataset: Dataset, rate: Rate, latency_s: float | None, cold: bool, note: str) -> Storage:
-    return Storage(rate, rate.value * _record_bytes(dataset), latency_s, cold, note)
+def _build_rate(dataset: Dataset, rate: Rate, latency_s: float | None, cold: bool, note: str) -> StorageRate:
+    return StorageRate(rate, rate.value * _compute_record_bytes(dataset), latency_s, cold, note)
 
 
-def _record_bytes(dataset: Dataset) -> float:
+def _compute_record_bytes(dataset: Dataset) -> float:
     return float(dataset.length.mean(dtype=np.float64))
 
 
-def _how(dataset: Dataset, reader: _Reader, which: str) -> str:
+def _describe_reads(dataset: Dataset, reader: _RecordReader, which: str) -> str:
     if reader.threads:
         return f"{which}, touched by {reader.threads} thread{'s'[: reader.threads > 1]} as decoding does."
     kind = "each file by its name" if isinstance(dataset.source, LooseFiles) else "from shards"
     return f"{which}, read {kind}, one after the other."
 
 
-def _at(dataset: Dataset) -> str:
+def _format_location(dataset: Dataset) -> str:
     source = dataset.source
     return source.remote.shown if isinstance(source, RemoteShards) else str(dataset.folder)
 
 
-def _files(dataset: Dataset) -> int:
+def _count_files(dataset: Dataset) -> int:
     if isinstance(dataset.source, RemoteShards):
         return 0
     return len(dataset) if isinstance(dataset.source, LooseFiles) else len(dataset.description.shards)

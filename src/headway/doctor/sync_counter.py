@@ -19,7 +19,7 @@ from typing import Any, Literal, final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headway.doctor.user_code import Place, find_place
+from headway.doctor.user_code import CodeLine, find_user_line
 from headway.train.trainer import Trainer
 
 Waits = Literal["sleep", "lock", "file"]
@@ -40,7 +40,7 @@ EMPTY_CALLS = 99
 
 @final
 @dataclass
-class Line:
+class LineCounts:
     """What a line of the user's calls in one step, in the mean.
 
     Attributes:
@@ -57,32 +57,32 @@ class Line:
 
 @final
 @dataclass
-class Syncs:
+class SyncCounts:
     """Reads of values in one step, in the mean: how many and how many seconds they take, by stage of the Clock; and
     what each line of the user's does."""
 
-    of: dict[str, float] = field(default_factory=dict)
+    by_stage: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    lines: dict[Place, Line] = field(default_factory=dict)
+    lines: dict[CodeLine, LineCounts] = field(default_factory=dict)
 
     @property
     def count(self) -> float:
         """Number of reads in a step, over all stages."""
-        return sum(self.of.values())
+        return sum(self.by_stage.values())
 
 
 @final
-class _Counting(TorchDispatchMode):
+class _CountingMode(TorchDispatchMode):
     """Counts operations by the user's line, and reads of values; where a stage of the Clock ends, they are that
     stage's."""
 
-    def __init__(self, found: Syncs) -> None:
+    def __init__(self, found: SyncCounts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._lines = found.lines
         self.reads, self.read_ns = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        place, begun, ran = find_place(_caller()), perf_counter_ns(), thread_time_ns()
+        place, begun, ran = find_user_line(_find_caller()), perf_counter_ns(), thread_time_ns()
         result = func(*args, **(kwargs or {}))
         spent, ran = perf_counter_ns() - begun, thread_time_ns() - ran
         reads = func in _READS
@@ -90,14 +90,14 @@ class _Counting(TorchDispatchMode):
             self.reads += 1
             self.read_ns += spent
         if place is not None:
-            line = self._lines.setdefault(place, Line())
+            line = self._lines.setdefault(place, LineCounts())
             line.reads += reads
             line.operations += 1
             line.operation_s += ran / 1e9
         return result
 
 
-def _caller() -> FrameType | None:
+def _find_caller() -> FrameType | None:
     """The frame that has called an operation, from within a dispatch mode, which torch wraps."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.endswith(_WRAPS):
@@ -106,15 +106,15 @@ def _caller() -> FrameType | None:
 
 
 @final
-class _Calls:
+class _CallTimer:
     """Takes the time of functions in C that the user's lines call, as a profile function of this thread."""
 
-    def __init__(self, found: Syncs) -> None:
+    def __init__(self, found: SyncCounts) -> None:
         self._lines = found.lines
         self._open: tuple[Any, Waits, int, int] | None = None
         # A call that does nothing would count 1.5 us, a third of the time of a loop of such calls.
         self._empty_ns, self._spent_ns, nothing, seen = 0, 0, io.BytesIO().tell, []
-        with _profiling(self):
+        with _profile_calls(self):
             for _ in range(EMPTY_CALLS):
                 nothing()
                 seen.append(self._spent_ns)
@@ -122,7 +122,7 @@ class _Calls:
 
     def __call__(self, frame: FrameType, event: str, function: Any) -> None:
         if event == "c_call":
-            kind = waits_in(function)
+            kind = classify_wait(function)
             if kind is not None:
                 self._open = function, kind, thread_time_ns(), perf_counter_ns()
         elif self._open is not None and event in ("c_return", "c_exception") and self._open[0] is function:
@@ -132,12 +132,12 @@ class _Calls:
             self._spent_ns = spent = max(0, ended - begun - self._empty_ns)
             if kind != "file":  # who takes a lock that is free does not wait for it
                 spent = max(0, spent - (thread_time_ns() - ran))
-            if (place := find_place(frame)) is not None:
-                calls = self._lines.setdefault(place, Line()).calls
+            if (place := find_user_line(frame)) is not None:
+                calls = self._lines.setdefault(place, LineCounts()).calls
                 calls[kind] = calls.get(kind, 0.0) + spent / 1e9
 
 
-def waits_in(function: Any) -> Waits | None:
+def classify_wait(function: Any) -> Waits | None:
     """Tells what a function in C may wait for; None: for nothing that is known."""
     name, module = function.__name__, getattr(function, "__module__", None)
     if module == "time":
@@ -153,10 +153,10 @@ def waits_in(function: Any) -> Waits | None:
 
 
 @final
-class _Lapped:
+class _CountingClock:
     """A Clock whose marks tell what was counted since the one before."""
 
-    def __init__(self, clock: Any, mode: _Counting, found: Syncs) -> None:
+    def __init__(self, clock: Any, mode: _CountingMode, found: SyncCounts) -> None:
         self._clock, self._mode, self._found = clock, mode, found
 
     def __getattr__(self, name: str) -> Any:
@@ -166,16 +166,16 @@ class _Lapped:
         self._clock.lap(stage)
         mode, found = self._mode, self._found
         if mode.reads:
-            found.of[stage] = found.of.get(stage, 0) + mode.reads
+            found.by_stage[stage] = found.by_stage.get(stage, 0) + mode.reads
             found.seconds[stage] = found.seconds.get(stage, 0.0) + mode.read_ns / 1e9
             mode.reads = mode.read_ns = 0
 
 
-def count_syncs(trainer: Trainer, steps: int = 3) -> Syncs:
+def count_syncs(trainer: Trainer, steps: int = 3) -> SyncCounts:
     """Counts while a Trainer does some steps. What is read for a record, which waits by design, is not counted."""
-    found = Syncs()
-    mode, clock = _Counting(found), trainer.clock
-    trainer.clock = _Lapped(clock, mode, found)  # type: ignore[assignment]
+    found = SyncCounts()
+    mode, clock = _CountingMode(found), trainer.clock
+    trainer.clock = _CountingClock(clock, mode, found)  # type: ignore[assignment]
     try:
         with mode, count_calls(found):
             trainer.run(steps)
@@ -186,20 +186,20 @@ def count_syncs(trainer: Trainer, steps: int = 3) -> Syncs:
         line.operations /= steps
         line.operation_s /= steps
         line.calls = {kind: seconds / steps for kind, seconds in line.calls.items()}
-    return Syncs(
-        {stage: count / steps for stage, count in found.of.items() if stage != "log"},
+    return SyncCounts(
+        {stage: count / steps for stage, count in found.by_stage.items() if stage != "log"},
         {stage: seconds / steps for stage, seconds in found.seconds.items() if stage != "log"},
         found.lines,
     )
 
 
-def count_calls(found: Syncs) -> AbstractContextManager[None]:
+def count_calls(found: SyncCounts) -> AbstractContextManager[None]:
     """Within it, what functions in C take that the user's lines call is counted, on this thread."""
-    return _profiling(_Calls(found))
+    return _profile_calls(_CallTimer(found))
 
 
 @contextmanager
-def _profiling(calls: _Calls) -> Iterator[None]:
+def _profile_calls(calls: _CallTimer) -> Iterator[None]:
     """Within it calls of functions in C are told, on this thread. A debugger's or a profiler's function waits."""
     before = sys.getprofile()
     sys.setprofile(calls)

@@ -35,7 +35,7 @@ SIDES: dict[Side, str] = {"input": "loader", "loop": "training loop", "stall": "
 
 @final
 @dataclass(frozen=True)
-class Alone:
+class StageRate:
     """What a stage would give if a sample took nothing else; or all stages of a side."""
 
     name: str
@@ -46,56 +46,56 @@ class Alone:
     """Whether it stands for all stages of its side."""
 
 
-def alone(profile: Profile) -> list[Alone]:
+def compute_stage_rates(profile: Profile) -> list[StageRate]:
     """The stages that take time, in their order by side; where a side has several, what they give together follows."""
     found = []
     for side, name in SIDES.items():
         stages = [one for one in profile.ceilings if one.side == side and one.seconds > 0]
-        found += [Alone(one.stage, side, profile.ranks / one.seconds, False) for one in stages]
+        found += [StageRate(one.stage, side, profile.ranks / one.seconds, False) for one in stages]
         if len(stages) > 1:
             seconds = sum(one.seconds for one in stages)
-            found.append(Alone(f"{name} together", side, profile.ranks / seconds, True))
+            found.append(StageRate(f"{name} together", side, profile.ranks / seconds, True))
     return found
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """`3,120`, `12.3` or `0.0451`: three digits at least, and every one before the point."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
-def signed(share: float) -> str:
+def format_signed(share: float) -> str:
     """`+4.7 %`."""
     return f"{100 * share:+.1f} %"
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """`31 %`; of less than a hundredth, one digit more."""
     return f"{100 * share:.{0 if share >= 0.01 or share == 0 else 1}f} %"
 
 
-def prediction(profile: Profile) -> str:
+def describe_prediction(profile: Profile) -> str:
     """`Predicted 3,120 images/s, measured 2,980 (+4.7 %).`, or that nothing was measured. Short runs are without
     evaluations and checkpoints: what those take was measured by itself, and is counted in both numbers."""
-    found = f"Predicted {number(profile.predicted)} images/s"
+    found = f"Predicted {format_number(profile.predicted)} images/s"
     if profile.measured is None:
         return f"{found}; nothing was measured to confirm it."
-    error = signed(profile.predicted / profile.measured - 1)
+    error = format_signed(profile.predicted / profile.measured - 1)
     doubt = "" if profile.verdict.confirmed else ": not confirmed"
     stalls = sum(one.seconds for one in profile.ceilings if one.side == "stall") * profile.predicted / profile.ranks
     computed = ", stalls computed in both" if stalls > WORTH_SAYING else ""
-    return f"{found}, measured {number(profile.measured)} ({error}){computed}{doubt}."
+    return f"{found}, measured {format_number(profile.measured)} ({error}){computed}{doubt}."
 
 
-def behind(profile: Profile) -> str:
+def describe_limit(profile: Profile) -> str:
     """The limit and the next one, by their names in the table."""
     verdict = profile.verdict
     following = f", then {verdict.next_stage}" if verdict.next_stage not in ("", verdict.stage) else ""
     return f"Limit: {verdict.stage}{following}."
 
 
-def together(profile: Profile) -> str:
+def describe_contention(profile: Profile) -> str:
     """How loader and loop hinder each other; empty where that was not measured."""
     found = profile.together
     if found is None:
@@ -105,7 +105,7 @@ def together(profile: Profile) -> str:
     return f"While both run on {cores}, the loader takes {loader:.2f} and the loop {loop:.2f} times as long as alone."
 
 
-def text(profile: Profile, *, blocks: bool = True) -> str:
+def format_profile(profile: Profile, *, blocks: bool = True) -> str:
     """The verdict, the whole runs, the ceilings, the knobs, the environment, and what could not be measured.
 
     Args:
@@ -113,53 +113,53 @@ def text(profile: Profile, *, blocks: bool = True) -> str:
     """
     lines = []
     for part in (
-        _head(profile),
-        _runs(profile),
-        _stages(profile, BLOCKS if blocks else PLAIN),
-        _knobs(profile),
-        _environment(profile),
-        _not_measured(profile),
+        _format_head(profile),
+        _format_runs(profile),
+        _format_stages(profile, BLOCKS if blocks else PLAIN),
+        _format_knobs(profile),
+        _format_environment(profile),
+        _format_not_measured(profile),
     ):
         lines += [*part, ""] if part else []
     quick = ", with --quick" if profile.quick else ""
-    return "\n".join([*lines, f"All this took {number(profile.seconds)} s{quick}."])
+    return "\n".join([*lines, f"All this took {format_number(profile.seconds)} s{quick}."])
 
 
-def _head(profile: Profile) -> list[str]:
+def _format_head(profile: Profile) -> list[str]:
     verdict = profile.verdict
     ranks = f" on each of {profile.ranks} ranks" if profile.ranks > 1 else ""
     about = f"{profile.regime}, batch {profile.batch:,}{ranks}: {verdict.kind}"
-    lines = [f"{_clipped(profile.name, COLUMNS - len(about) - 2)}, {about}"]
-    for sentence, most in ((verdict.sentence, 3), (behind(profile), 1), (prediction(profile), 1)):
-        lines += _wrapped(sentence, most=most)
-    return lines + _wrapped(verdict.unexplained, most=HEAD - len(lines))
+    lines = [f"{_clip(profile.name, COLUMNS - len(about) - 2)}, {about}"]
+    for sentence, most in ((verdict.sentence, 3), (describe_limit(profile), 1), (describe_prediction(profile), 1)):
+        lines += _wrap(sentence, most=most)
+    return lines + _wrap(verdict.unexplained, most=HEAD - len(lines))
 
 
-def _runs(profile: Profile) -> list[str]:
-    last = _wrapped(together(profile), most=1)
+def _format_runs(profile: Profile) -> list[str]:
+    last = _wrap(describe_contention(profile), most=1)
     if not profile.runs:
         return last
-    heading = _columns("Short runs", ("predicted", "measured", "error", "waiting"), SHORT)
-    rows = [[_of_run(run)] for run in profile.runs]
-    return [f"{heading}  in images/s", *_fitting(rows, RUNS - 1 - len(last)), *last]
+    heading = _format_columns("Short runs", ("predicted", "measured", "error", "waiting"), SHORT)
+    rows = [[_format_run(run)] for run in profile.runs]
+    return [f"{heading}  in images/s", *_fit_items(rows, RUNS - 1 - len(last)), *last]
 
 
-def _of_run(run: WholeRun) -> str:
+def _format_run(run: WholeRun) -> str:
     if run.images_s is None:
-        return _clipped(f"  {run.name:<{SHORT - 2}} not run: {run.note}", COLUMNS)
+        return _clip(f"  {run.name:<{SHORT - 2}} not run: {run.note}", COLUMNS)
     cells = (
-        "-" if run.predicted is None else number(run.predicted),
-        number(run.images_s.value),
-        "-" if run.error is None else signed(run.error),
-        "-" if run.wait_share is None else percent(run.wait_share),
+        "-" if run.predicted is None else format_number(run.predicted),
+        format_number(run.images_s.value),
+        "-" if run.error is None else format_signed(run.error),
+        "-" if run.wait_share is None else format_percent(run.wait_share),
     )
-    return _clipped(f"{_columns(f'  {run.name}', cells, SHORT)}  {run.note}".rstrip(), COLUMNS)
+    return _clip(f"{_format_columns(f'  {run.name}', cells, SHORT)}  {run.note}".rstrip(), COLUMNS)
 
 
-def _stages(profile: Profile, shades: str) -> list[str]:
+def _format_stages(profile: Profile, shades: str) -> list[str]:
     """The lowest ceilings, on a logarithmic scale: a stage that is ten times as fast as another has a longer bar, and
     not one that leaves nothing of the other."""
-    found = alone(profile)
+    found = compute_stage_rates(profile)
     if not found:
         return []
     kept = sorted(found, key=lambda one: one.images_s)[: STAGES - 1]
@@ -167,66 +167,66 @@ def _stages(profile: Profile, shades: str) -> list[str]:
     low, high = 10 ** math.floor(math.log10(min(rates) / 2)), max(rates)
     marks = {profile.verdict.next_stage: "next", profile.verdict.stage: "the limit"}
     arrow = "\u25c4" if shades == BLOCKS else "<"
-    scale = f"logarithmic, from {number(low)}"
+    scale = f"logarithmic, from {format_number(low)}"
     slowest = f"; the slowest {len(kept)} of {len(found)}" if len(kept) < len(found) else ""
     lines = [f"Each stage alone, in images/s ({scale}{slowest})"]
     for one in found:
         if one in kept:
-            drawn = _bar(math.log(one.images_s / low) / math.log(high / low), shades)
+            drawn = _format_bar(math.log(one.images_s / low) / math.log(high / low), shades)
             mark = marks.get(one.name, "")
-            row = f"  {_clipped(one.name, 25):<25} {drawn:<{BAR}} {number(one.images_s):>11}"
+            row = f"  {_clip(one.name, 25):<25} {drawn:<{BAR}} {format_number(one.images_s):>11}"
             lines.append(f"{row} {arrow} {mark}" if mark else row)
     return lines
 
 
-def _bar(share: float, shades: str) -> str:
+def _format_bar(share: float, shades: str) -> str:
     levels = len(shades) - 1
     eighths = max(1, round(share * BAR * levels))
     full, rest = divmod(eighths, levels)
     return shades[-1] * full + (shades[rest] if rest else "")
 
 
-def _knobs(profile: Profile) -> list[str]:
+def _format_knobs(profile: Profile) -> list[str]:
     if not profile.knobs:
         return ["No setting of the recipe is known to give more."]
-    heading = _columns("What can be set otherwise", ("images/s", "times", "how sure"))
+    heading = _format_columns("What can be set otherwise", ("images/s", "times", "how sure"))
     return [
         f"{heading}  how",
-        *_fitting([_of_knob(knob, how_sure(knob, profile)) for knob in profile.knobs], KNOBS - 1),
+        *_fit_items([_format_knob(knob, describe_certainty(knob, profile)) for knob in profile.knobs], KNOBS - 1),
     ]
 
 
-def how_sure(knob: Knob, profile: Profile) -> str:
+def describe_certainty(knob: Knob, profile: Profile) -> str:
     """Whether its gain was measured or computed, with a question mark where a run did not confirm the prediction."""
     doubtful = profile.measured is not None and not profile.verdict.confirmed
     return ("measured" if knob.measured else "computed") + "?" * doubtful
 
 
-def _of_knob(knob: Knob, sure: str) -> list[str]:
+def _format_knob(knob: Knob, sure: str) -> list[str]:
     """A row; the override, which is there to be copied, on lines of its own where it does not fit; what to know."""
-    row = _columns(f"  {knob.name}", (number(knob.images_s), f"{knob.gain:.2f}", sure))
-    how = how_to(knob)
+    row = _format_columns(f"  {knob.name}", (format_number(knob.images_s), f"{knob.gain:.2f}", sure))
+    how = describe_change(knob)
     if len(row) + 2 + len(how) <= COLUMNS:
         lines = [f"{row}  {how}"]
     else:
         lines = [row, *textwrap.wrap(how, COLUMNS - 4, break_long_words=False, break_on_hyphens=False)]
         lines[1:] = [f"    {line}" for line in lines[1:]]
-    return lines + _wrapped(caution(knob), indent="    ", most=1)
+    return lines + _wrap(describe_cost(knob), indent="    ", most=1)
 
 
-def how_to(knob: Knob) -> str:
+def describe_change(knob: Knob) -> str:
     """The exact override or command, or that there is none."""
     return knob.override or "no key of the recipe"
 
 
-def caution(knob: Knob) -> str:
+def describe_cost(knob: Knob) -> str:
     """What it costs, and whether the recipe's mathematics change; empty: nothing."""
     changes = "" if knob.exact else "It changes the recipe's mathematics."
     cost = f"It costs: {knob.cost.removesuffix('.')}." if knob.cost else ""
     return f"{changes} {cost}".strip()
 
 
-def _environment(profile: Profile) -> list[str]:
+def _format_environment(profile: Profile) -> list[str]:
     if not profile.environment:
         return []
     faults = [finding for finding in profile.environment if finding.cure]
@@ -234,22 +234,22 @@ def _environment(profile: Profile) -> list[str]:
     if not faults:
         return [f"Environment: nothing to mend; the profile says what was looked at ({well})."]
     beside = f"; {well} more, with nothing to mend, in the profile" if well else ""
-    items = [_wrapped(f"{one.what} {one.cure}", indent="  - ", most=2) for one in faults]
-    return [f"Environment: {len(faults)} to mend{beside}", *_fitting(items, ENVIRONMENT - 1)]
+    items = [_wrap(f"{one.what} {one.cure}", indent="  - ", most=2) for one in faults]
+    return [f"Environment: {len(faults)} to mend{beside}", *_fit_items(items, ENVIRONMENT - 1)]
 
 
-def _not_measured(profile: Profile) -> list[str]:
+def _format_not_measured(profile: Profile) -> list[str]:
     if not profile.not_measured:
         return []
-    items = [_wrapped(what, indent="  - ", most=2) for what in profile.not_measured]
-    return ["Not measured", *_fitting(items, NOT_MEASURED - 1)]
+    items = [_wrap(what, indent="  - ", most=2) for what in profile.not_measured]
+    return ["Not measured", *_fit_items(items, NOT_MEASURED - 1)]
 
 
-def _columns(name: str, cells: Iterable[str], width: int = NAME) -> str:
-    return " ".join([f"{_clipped(name, width):<{width}}", *(f"{cell:>9}" for cell in cells)])
+def _format_columns(name: str, cells: Iterable[str], width: int = NAME) -> str:
+    return " ".join([f"{_clip(name, width):<{width}}", *(f"{cell:>9}" for cell in cells)])
 
 
-def _fitting(items: Sequence[list[str]], most: int) -> list[str]:
+def _fit_items(items: Sequence[list[str]], most: int) -> list[str]:
     """As many items, each of some lines, as `most` lines hold; the last line counts those that are left out."""
     lines = [line for item in items for line in item]
     kept = len(items)
@@ -260,7 +260,7 @@ def _fitting(items: Sequence[list[str]], most: int) -> list[str]:
     return lines
 
 
-def _wrapped(sentence: str, *, most: int, indent: str = "") -> list[str]:
+def _wrap(sentence: str, *, most: int, indent: str = "") -> list[str]:
     return textwrap.wrap(
         sentence,
         COLUMNS,
@@ -271,7 +271,7 @@ def _wrapped(sentence: str, *, most: int, indent: str = "") -> list[str]:
     )
 
 
-def _clipped(name: str, width: int) -> str:
+def _clip(name: str, width: int) -> str:
     """On one line of so many columns."""
     line = re.sub(r"[^\S ]+", " ", name)
     return line if len(line) <= width else f"{line[: width - 4].rstrip()} ..."

@@ -20,7 +20,7 @@ from typing import final
 from headway.core.profile import Ceiling, Together
 
 
-def seconds_together(input_alone: float, loop_alone: float, input_beside: float, loop_beside: float) -> float:
+def compute_seconds_together(input_alone: float, loop_alone: float, input_beside: float, loop_beside: float) -> float:
     """Seconds of a sample when loader and loop run side by side; the arguments are seconds of a sample too."""
     both = min(input_beside, loop_beside)
     return both + (1 - both / input_beside) * input_alone + (1 - both / loop_beside) * loop_alone
@@ -28,7 +28,7 @@ def seconds_together(input_alone: float, loop_alone: float, input_beside: float,
 
 @final
 @dataclass(frozen=True)
-class Model:
+class ThroughputModel:
     """Predicts images/s of the whole job.
 
     Attributes:
@@ -41,52 +41,52 @@ class Model:
     loop_slower: float
 
     @staticmethod
-    def of(ceilings: Sequence[Ceiling], together: Together | None) -> Model:
+    def from_ceilings(ceilings: Sequence[Ceiling], together: Together | None) -> ThroughputModel:
         """Args: together: None where the input costs nothing."""
         seconds: dict[str, dict[str, float]] = {"input": {}, "loop": {}, "stall": {}}
         for one in ceilings:
             seconds[one.side][one.stage] = one.seconds
-        alone = Model(seconds, 1.0, 1.0)
-        return alone if together is None else alone.beside(together)
+        alone = ThroughputModel(seconds, 1.0, 1.0)
+        return alone if together is None else alone.with_contention(together)
 
-    def beside(self, found: Together) -> Model:
+    def with_contention(self, found: Together) -> ThroughputModel:
         """The same with what was measured of both beside each other."""
         # Noise may make one faster beside the other.
         slower = (found.input_beside / found.input_alone, found.loop_beside / found.loop_alone)
-        return Model(self.seconds, max(1.0, slower[0]), max(1.0, slower[1]))
+        return ThroughputModel(self.seconds, max(1.0, slower[0]), max(1.0, slower[1]))
 
-    def total(self, side: str) -> float:
+    def sum_seconds(self, side: str) -> float:
         """Returns the seconds of a sample on one side, over all its stages."""
         return sum(self.seconds[side].values())
 
-    def images_s(self, *, stalls: bool = True) -> float:
+    def predict_images_s(self, *, stalls: bool = True) -> float:
         """Args: stalls: what evaluations, checkpoints and records take is counted."""
-        into, loop = self.total("input"), self.total("loop")
+        into, loop = self.sum_seconds("input"), self.sum_seconds("loop")
         if not into or not loop:
             steady = into + loop
         else:
-            steady = seconds_together(into, loop, into * self.input_slower, loop * self.loop_slower)
-        return 1 / max(steady + (self.total("stall") if stalls else 0.0), 1e-12)
+            steady = compute_seconds_together(into, loop, into * self.input_slower, loop * self.loop_slower)
+        return 1 / max(steady + (self.sum_seconds("stall") if stalls else 0.0), 1e-12)
 
-    def with_seconds(self, changed: Mapping[str, float]) -> Model:
+    def with_seconds(self, changed: Mapping[str, float]) -> ThroughputModel:
         """The same with other seconds for some stages."""
         seconds = {
             side: {stage: changed.get(stage, value) for stage, value in stages.items()}
             for side, stages in self.seconds.items()
         }
-        return Model(seconds, self.input_slower, self.loop_slower)
+        return ThroughputModel(seconds, self.input_slower, self.loop_slower)
 
-    def without(self, stage: str) -> Model:
+    def without_stage(self, stage: str) -> ThroughputModel:
         """The same if a stage took nothing."""
         return self.with_seconds({stage: 0.0})
 
-    def gains(self) -> list[tuple[str, float]]:
+    def rank_gains(self) -> list[tuple[str, float]]:
         """Every stage that takes time, with how many times the images/s the job would give if it took nothing. The
         first is the limit: the largest gain, and of two that would give as much, the stage that takes longer. So no
         other row of its side, loader, loop or stalls, is lower in the table."""
-        now = self.images_s()
+        now = self.predict_images_s()
         found = [
-            (stage, self.without(stage).images_s() / now, seconds)
+            (stage, self.without_stage(stage).predict_images_s() / now, seconds)
             for stages in self.seconds.values()
             for stage, seconds in stages.items()
             if seconds > 0

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from headway.core.profile import What
 from headway.doctor.stack_sampler import StackSampler
-from headway.doctor.sync_counter import Line, Syncs
-from headway.doctor.user_code import FORWARD, Place
+from headway.doctor.sync_counter import LineCounts, SyncCounts
+from headway.doctor.user_code import FORWARD, CodeLine
 
-Spent = dict[tuple[Place, What], float]
+Spent = dict[tuple[CodeLine, What], float]
 
 MOSTLY = 0.5
 """Share of a line's time that torch, a function, or waiting takes, from which on that is what the line does."""
@@ -23,11 +23,13 @@ READS = 0.3
 LITTLE = 0.003
 """Share of all time, below which a line is left where it is: a few looks at it tell nothing."""
 
-ELSEWHERE = Place(FORWARD, "", 0)
+ELSEWHERE = CodeLine(FORWARD, "", 0)
 """Stands for a line that is not the user's."""
 
 
-def classify(seconds: float, waited: float, line: Line, place: Place, *, read_s: float, on_cpu: bool) -> What | None:
+def classify(
+    seconds: float, waited: float, line: LineCounts, place: CodeLine, *, read_s: float, on_cpu: bool
+) -> What | None:
     """Tells what a line of the user's does in a step; None: it calls operations of torch.
 
     Args:
@@ -51,9 +53,9 @@ def classify(seconds: float, waited: float, line: Line, place: Place, *, read_s:
     return "lock" if takes else "sleep"
 
 
-def attribute(
-    seen: StackSampler, syncs: Syncs, *, steps: int, step_s: float, read_s: float, on_cpu: bool
-) -> tuple[Spent, dict[Place, What | None]]:
+def attribute_time(
+    seen: StackSampler, syncs: SyncCounts, *, steps: int, step_s: float, read_s: float, on_cpu: bool
+) -> tuple[Spent, dict[CodeLine, What | None]]:
     """Tells the seconds of a step that the user's lines take, by what they do; and what each line was found to do.
 
     Args:
@@ -61,14 +63,14 @@ def attribute(
             more than what it has seen of each.
     """
     spent: Spent = {}
-    known: dict[Place, What | None] = {}
+    known: dict[CodeLine, What | None] = {}
     if not seen.total_s or not steps:
         return spent, known
     scale = step_s / seen.total_s
     for place, seconds in seen.seconds.items():
         if seconds < LITTLE * seen.total_s:
             continue
-        line = syncs.lines.get(place, Line())
+        line = syncs.lines.get(place, LineCounts())
         waited = seen.waited[place] / steps
         what = classify(seconds / steps, waited, line, place, read_s=read_s, on_cpu=on_cpu)
         known[place] = what
@@ -80,7 +82,7 @@ def attribute(
     return spent, known
 
 
-def share_of(seen: StackSampler, known: Mapping[Place, What | None]) -> float:
+def compute_own_share(seen: StackSampler, known: Mapping[CodeLine, What | None]) -> float:
     """Tells the share of a sampler's time that lines take which are known not to call torch, collections included."""
     if not seen.total_s:
         return 0.0

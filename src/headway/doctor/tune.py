@@ -18,11 +18,11 @@ from headway.core.recipe import Loaded, load
 from headway.core.recipe_text import given
 from headway.core.statistics import median_interval
 from headway.doctor.budget import FULL, QUICK, Budget
-from headway.doctor.examination import examination, machine
-from headway.doctor.measurement_job import Job, override, quiet
-from headway.doctor.pack_estimate import Packing
-from headway.doctor.tune_packs import Packs
-from headway.doctor.whole_job import run
+from headway.doctor.examination import describe_machine, examine_job
+from headway.doctor.measurement_job import MeasurementJob, format_override, say_nothing
+from headway.doctor.pack_estimate import PackCommand
+from headway.doctor.tune_packs import TrialPacks
+from headway.doctor.whole_job import run_whole_job
 from headway.setup.inputs import Say
 from headway.setup.recipe import TrainRecipe
 from headway.train.runs import load_recipe
@@ -48,7 +48,7 @@ ROUNDS = 6
 
 @final
 @dataclass(frozen=True)
-class Try:
+class TuneTrial:
     """A knob that was applied. Attributes: before, after: images/s, in turns. kept: it helped beyond the noise."""
 
     override: str
@@ -69,18 +69,18 @@ class Try:
 
 @final
 @dataclass
-class Tuned:
+class TuneResult:
     """What came of it. Attributes: before, after: images/s of the recipe as it was and as it is written."""
 
     recipe: Path
     written: Path
     before: Rate | None = None
     after: Rate | None = None
-    tries: list[Try] = field(default_factory=list)
+    tries: list[TuneTrial] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
-    def kept(self) -> list[Try]:
+    def kept(self) -> list[TuneTrial]:
         """Knobs that were kept."""
         return [one for one in self.tries if one.kept]
 
@@ -99,7 +99,7 @@ class Tuned:
             "notes": self.notes,
         }
 
-    def text(self) -> str:
+    def to_text(self) -> str:
         """Returns all of it as lines for a terminal."""
         lines = []
         for one in self.tries:
@@ -131,7 +131,7 @@ def tune(
     say: Say,
     quick: bool = False,
     overwrite: bool = False,
-) -> Tuned:
+) -> TuneResult:
     """Writes RECIPE.tuned.yaml: the recipe's own text with what helped, and above it the evidence as comments.
 
     Args:
@@ -140,7 +140,7 @@ def tune(
     Raises:
         UsageError: no such name; the file is there already. HeadwayError: see `set_up`.
     """
-    allowed = _allowed(allow)
+    allowed = _parse_allowed(allow)
     target = out or recipe.with_suffix(".tuned.yaml")
     if target.resolve().parent != recipe.resolve().parent:
         what = "the tuned recipe has the recipe's relative paths, which start where it lies"
@@ -149,24 +149,30 @@ def tune(
         raise UsageError("this file exists", where=str(target), fix="Replace it with --overwrite, or name --out.")
     writable(target)
     loaded = load_recipe(recipe, overrides)
-    found, budget = Tuned(recipe, target), QUICK if quick else FULL
-    with Packs(say) as packs:
-        values = _searched(loaded, found, packs, allowed, budget, say, quick)
+    found, budget = TuneResult(recipe, target), QUICK if quick else FULL
+    with TrialPacks(say) as packs:
+        values = _search(loaded, found, packs, allowed, budget, say, quick)
         found.notes += packs.notes
-        found.before, found.after = _at_last(loaded, values, budget.whole / TURNS, say)
-        for name in sorted({key for one in found.kept for key in _costly(one.override)}):
+        found.before, found.after = _compare_final(loaded, values, budget.whole / TURNS, say)
+        for name in sorted({key for one in found.kept for key in _list_costly_keys(one.override)}):
             found.notes.append(f"{name} was changed: {COSTS[name]}.")
         text = given(recipe, overrides, values, TrainRecipe)
-        found.notes += _lost(recipe, text)
+        found.notes += _note_lost_comments(recipe, text)
         # What an earlier tune said of the recipe stands below this one's evidence, and apart.
-        write_whole(target, _evidence(recipe, found) + "\n" * text.startswith("#") + text)
+        write_whole(target, _format_evidence(recipe, found) + "\n" * text.startswith("#") + text)
         load(target, (), TrainRecipe)  # it is read as it was written
         packs.keep(values.get("data.train"))
     return found
 
 
-def _searched(
-    loaded: Loaded[TrainRecipe], found: Tuned, packs: Packs, allowed: set[str], budget: Budget, say: Say, quick: bool
+def _search(
+    loaded: Loaded[TrainRecipe],
+    found: TuneResult,
+    packs: TrialPacks,
+    allowed: set[str],
+    budget: Budget,
+    say: Say,
+    quick: bool,
 ) -> dict[str, Any]:
     """The values that were kept. All that is tried goes into `found`. A knob that was left out makes nothing else of
     what was examined; one that was kept does."""
@@ -174,13 +180,15 @@ def _searched(
     refused = set[str]()
     for number in range(ROUNDS):
         kept = None
-        with closing(Job.of(with_all(loaded, values), quiet if number else say)) as job:
-            examined = examination(job, quiet, budget, quick)
-            for knob in [*examined.knobs, *more_ahead(job, examined)]:
-                if knob.override in refused or not _fits(knob, allowed):
+        with closing(
+            MeasurementJob.from_recipe(with_tuned_values(loaded, values), say_nothing if number else say)
+        ) as job:
+            examined = examine_job(job, say_nothing, budget, quick)
+            for knob in [*examined.knobs, *suggest_more_prefetch(job, examined)]:
+                if knob.override in refused or not _is_allowed(knob, allowed):
                     continue
                 refused.add(knob.override)
-                if (kept := _kept(job, loaded, values, knob, found, packs, budget.whole / TURNS, say)) is not None:
+                if (kept := _try_knob(job, loaded, values, knob, found, packs, budget.whole / TURNS, say)) is not None:
                     break
         if kept is None:
             break
@@ -188,7 +196,7 @@ def _searched(
     return values
 
 
-def more_ahead(job: Job, found: Profile) -> list[Knob]:
+def suggest_more_prefetch(job: MeasurementJob, found: Profile) -> list[Knob]:
     """More batches ready, where the loop waits though the loader is the faster of both: for batches that take longer
     than others. At most no wait is left."""
     run = next((one for one in found.runs if one.name == "warm"), None)
@@ -200,7 +208,7 @@ def more_ahead(job: Job, found: Profile) -> list[Knob]:
         Knob(
             name="more batches ready",
             cures="collate",
-            override=override({"data.ahead": AHEAD * job.setup.recipe.data.ahead}),
+            override=format_override({"data.ahead": AHEAD * job.setup.recipe.data.ahead}),
             images_s=found.predicted * gain,
             gain=gain,
             measured=False,
@@ -210,25 +218,25 @@ def more_ahead(job: Job, found: Profile) -> list[Knob]:
     ]
 
 
-def _kept(
-    job: Job,
+def _try_knob(
+    job: MeasurementJob,
     loaded: Loaded[TrainRecipe],
     values: dict[str, Any],
     knob: Knob,
-    found: Tuned,
-    packs: Packs,
+    found: TuneResult,
+    packs: TrialPacks,
     each_s: float,
     say: Say,
 ) -> dict[str, Any] | None:
     """What a knob changes, if it helps."""
     say(f"Trying {knob.override}: {knob.gain:.2f} times the images/s are predicted.")
-    changes: dict[str, Any] | None = changes_of(knob.override)
-    if (packing := Packing.parse(knob.override)) is not None:
+    changes: dict[str, Any] | None = parse_changes(knob.override)
+    if (packing := PackCommand.parse(knob.override)) is not None:
         assert job.setup.inputs.train is not None
         changes = packs.make(packing, job.setup.inputs.train)
     if changes is None:
         return None
-    one = _tried(job, loaded, values | changes, knob, each_s, say)
+    one = _run_trial(job, loaded, values | changes, knob, each_s, say)
     if one is not None:
         found.tries.append(one)
         if one.kept:
@@ -239,7 +247,7 @@ def _kept(
     return None
 
 
-def _allowed(text: str) -> set[str]:
+def _parse_allowed(text: str) -> set[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in ALLOWED:
@@ -247,18 +255,18 @@ def _allowed(text: str) -> set[str]:
     return {key for name in names for key in ALLOWED[name]}
 
 
-def _fits(knob: Knob, allowed: set[str]) -> bool:
-    keys = set(changes_of(knob.override))
+def _is_allowed(knob: Knob, allowed: set[str]) -> bool:
+    keys = set(parse_changes(knob.override))
     between = knob.cures in ("evaluate", "checkpoint", "log")
-    known = bool(keys) or Packing.parse(knob.override) is not None
+    known = bool(keys) or PackCommand.parse(knob.override) is not None
     return known and knob.gain >= WORTH and (knob.exact or (bool(keys) and keys <= allowed)) and not between
 
 
-def _costly(text: str) -> list[str]:
-    return [name for name, keys in ALLOWED.items() if set(keys) & set(changes_of(text))]
+def _list_costly_keys(text: str) -> list[str]:
+    return [name for name, keys in ALLOWED.items() if set(keys) & set(parse_changes(text))]
 
 
-def changes_of(text: str) -> dict[str, Any]:
+def parse_changes(text: str) -> dict[str, Any]:
     """`data.threads=2 precision=bf16` as values by key; empty for a command."""
     parts = [part.partition("=") for part in text.split()]
     if not all(equals and not key.startswith("-") for key, equals, _ in parts):
@@ -266,27 +274,27 @@ def changes_of(text: str) -> dict[str, Any]:
     return {key: yaml.safe_load(value) for key, _, value in parts}
 
 
-def with_all(loaded: Loaded[TrainRecipe], values: dict[str, Any]) -> Loaded[TrainRecipe]:
+def with_tuned_values(loaded: Loaded[TrainRecipe], values: dict[str, Any]) -> Loaded[TrainRecipe]:
     """Returns the recipe with these values, marked as tuned."""
     return loaded.resolve_all({key: (value, "tuned") for key, value in values.items()}) if values else loaded
 
 
-def _tried(
-    job: Job, loaded: Loaded[TrainRecipe], values: dict[str, Any], knob: Knob, each_s: float, say: Say
-) -> Try | None:
+def _run_trial(
+    job: MeasurementJob, loaded: Loaded[TrainRecipe], values: dict[str, Any], knob: Knob, each_s: float, say: Say
+) -> TuneTrial | None:
     """The whole job with a knob's values and without it, in turns."""
     try:
-        other = Job.of(with_all(loaded, values), quiet)
+        other = MeasurementJob.from_recipe(with_tuned_values(loaded, values), say_nothing)
     except (HeadwayError, ValidationError):  # the recipe, or two values that do not go together
         return None
     with closing(other):
-        pairs = _in_turns([job, other], each_s)
+        pairs = _run_in_turns([job, other], each_s)
     ratio, low, high = median_interval([b / a for a, b in pairs])
     kept = low > 1.0
     why = "" if kept else "within the noise" if high > 1.0 else "slower"
     say(f"{knob.override}: {ratio:.2f} times as fast [{low:.2f}, {high:.2f}]{'' if kept else ', left out'}.")
     middle = median_interval([before for before, _ in pairs])[0]
-    return Try(
+    return TuneTrial(
         override=knob.override,
         name=knob.name,
         predicted=knob.gain,
@@ -299,44 +307,47 @@ def _tried(
     )
 
 
-def _in_turns(jobs: Sequence[Job], each_s: float) -> list[tuple[float, ...]]:
+def _run_in_turns(jobs: Sequence[MeasurementJob], each_s: float) -> list[tuple[float, ...]]:
     """Images/s of each, round by round; each round begins with another one. One round before those warms up."""
     out = []
     for number in range(TURNS + 1):
         order = list(range(len(jobs)))
         order = order[number % len(jobs) :] + order[: number % len(jobs)]
-        rates = {place: run(jobs[place], limit_s=each_s).rate.value for place in order}
+        rates = {place: run_whole_job(jobs[place], limit_s=each_s).rate.value for place in order}
         if number:
             out.append(tuple(rates[place] for place in range(len(jobs))))
     return out
 
 
-def _at_last(
+def _compare_final(
     loaded: Loaded[TrainRecipe], values: dict[str, Any], each_s: float, say: Say
 ) -> tuple[Rate | None, Rate | None]:
     """(before, after): the recipe as it was beside the one that is written."""
     if not values:
         return None, None
     say("Measuring both once more.")
-    with closing(Job.of(loaded, quiet)) as first, closing(Job.of(with_all(loaded, values), quiet)) as second:
-        pairs = _in_turns([first, second], each_s)
+    with (
+        closing(MeasurementJob.from_recipe(loaded, say_nothing)) as first,
+        closing(MeasurementJob.from_recipe(with_tuned_values(loaded, values), say_nothing)) as second,
+    ):
+        pairs = _run_in_turns([first, second], each_s)
     sides = [median_interval(side) for side in zip(*pairs, strict=True)]
     before, after = (Rate(value=mid, low=low, high=high, windows=TURNS) for mid, low, high in sides)
     return before, after
 
 
-def _lost(recipe: Path, text: str) -> list[str]:
+def _note_lost_comments(recipe: Path, text: str) -> list[str]:
     """A note, where lines of comments are not in a text."""
     lines = [line.strip() for line in read_text(recipe).splitlines()]
     lost = [line for line in lines if line.startswith("#") and line not in text]
     return [f"{len(lost)} of the recipe's lines of comments could not be kept, the first: {lost[0]}"] if lost else []
 
 
-def _evidence(recipe: Path, found: Tuned) -> str:
+def _format_evidence(recipe: Path, found: TuneResult) -> str:
     """What was measured, as comments."""
     import torch
 
-    here = machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    here = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     head = [f"{recipe.name}, tuned on {here['processor']}, {here['usable_cores']} cores, {here['device']}."]
     if found.before is not None and found.after is not None:
         gain = found.after.value / found.before.value

@@ -12,7 +12,7 @@ import numpy as np
 from headway.core.errors import HeadwayError
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
-from headway.doctor.pack_estimate import GROWTH, Packing, free_disk_bytes, shown
+from headway.doctor.pack_estimate import GROWTH, PackCommand, format_path, read_free_disk_bytes
 from headway.setup.inputs import Say
 
 FREE = 0.9
@@ -20,7 +20,7 @@ FREE = 0.9
 
 
 @final
-class Packs:
+class TrialPacks:
     """Use it in a with statement. Attributes: notes: what was not packed, and why, in sentences."""
 
     def __init__(self, say: Say) -> None:
@@ -28,7 +28,7 @@ class Packs:
         self._kept = ""
         self.notes = list[str]()
 
-    def __enter__(self) -> Packs:
+    def __enter__(self) -> TrialPacks:
         return self
 
     def __exit__(
@@ -38,18 +38,18 @@ class Packs:
             if name != self._kept or kind is not None:
                 self.remove(name)
 
-    def make(self, packing: Packing, dataset: Dataset) -> dict[str, Any] | None:
+    def make(self, packing: PackCommand, dataset: Dataset) -> dict[str, Any] | None:
         """Packs; the values with which the recipe trains on it. None: that was not possible, and a note says why."""
         folder, what = packing.folder, f"headway pack --mode {packing.mode} was not tried"
         if folder.exists():
-            self.notes.append(f"{what}: {shown(folder)} is there already. Remove it, or name it as data.train.")
+            self.notes.append(f"{what}: {format_path(folder)} is there already. Remove it, or name it as data.train.")
             return None
-        needed, free = GROWTH * int(dataset.length.sum(dtype=np.int64)), free_disk_bytes(folder.parent)
+        needed, free = GROWTH * int(dataset.length.sum(dtype=np.int64)), read_free_disk_bytes(folder.parent)
         if needed > FREE * free:
             sizes = f"the pack takes about {needed / 1e9:,.2f} GB, and {free / 1e9:,.2f} GB are free"
-            self.notes.append(f"{what}: {sizes} in {shown(folder.parent)}.")
+            self.notes.append(f"{what}: {sizes} in {format_path(folder.parent)}.")
             return None
-        self._say(f"Packing {len(dataset):,} images into {shown(folder)}.")
+        self._say(f"Packing {len(dataset):,} images into {format_path(folder)}.")
         try:
             pack(packing.source, folder, mode=str(packing.mode))
         except HeadwayError as error:

@@ -25,7 +25,7 @@ _PREPARED = "prepared"
 TRANSFORM, FORWARD, BACKWARD = "transform", "forward", "backward"
 
 
-class Place(NamedTuple):
+class CodeLine(NamedTuple):
     """A line of the user's code. `within` names the part of a step that runs it: transform, forward, backward, or the
     function of the user's that was called, such as loss and metrics."""
 
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 
 @cache
-def owner_of(file: str) -> Owner:
+def find_owner(file: str) -> Owner:
     """Tells who wrote a source file, by its path."""
     if file.startswith("<"):  # frozen modules, and what libraries make at run time
         return "library"
@@ -52,7 +52,7 @@ def owner_of(file: str) -> Owner:
     return "library" if path.startswith(_STANDARD) else "user"
 
 
-def find_place(frame: FrameType | None) -> Place | None:
+def find_user_line(frame: FrameType | None) -> CodeLine | None:
     """Finds the innermost frame of the user's that the given frame works for; None: torch or Headway works for itself.
 
     The standard library and NumPy work for whoever calls them. So do installed packages, unless no file of the user's
@@ -61,7 +61,7 @@ def find_place(frame: FrameType | None) -> Place | None:
     found: tuple[str, int] | None = None
     of_package = False
     while frame is not None:
-        owner = owner_of(frame.f_code.co_filename)
+        owner = find_owner(frame.f_code.co_filename)
         if owner in ("torch", "headway"):
             break
         if owner == "user":
@@ -70,14 +70,14 @@ def find_place(frame: FrameType | None) -> Place | None:
         if owner == "package" and not of_package:
             found, of_package = (frame.f_code.co_filename, frame.f_lineno), True
         frame = frame.f_back
-    return None if found is None else Place(_within(frame), *found)
+    return None if found is None else CodeLine(_find_step_part(frame), *found)
 
 
-def _within(frame: FrameType | None) -> str:
+def _find_step_part(frame: FrameType | None) -> str:
     """Names the part of a step that a frame belongs to."""
     entry: FrameType | None = None
     while frame is not None:
-        if owner_of(frame.f_code.co_filename) == "headway":
+        if find_owner(frame.f_code.co_filename) == "headway":
             break
         entry, frame = frame, frame.f_back
     if frame is not None and frame.f_code.co_name == _PREPARED:
@@ -85,6 +85,6 @@ def _within(frame: FrameType | None) -> str:
     if entry is None:
         return FORWARD
     file = entry.f_code.co_filename
-    if owner_of(file) != "torch":
+    if find_owner(file) != "torch":
         return entry.f_code.co_name
     return BACKWARD if "/autograd/" in file or file.endswith("/_tensor.py") else FORWARD

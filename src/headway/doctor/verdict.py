@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from headway.core.profile import OFF, Ceiling, Code, Kind, Verdict, What, WholeRun
-from headway.doctor.throughput_model import Model
+from headway.doctor.throughput_model import ThroughputModel
 
 CONFIRMED = 0.10
 """Prediction and measurement differ by no more."""
@@ -14,7 +14,7 @@ CONFIRMED = 0.10
 MOST = 0.9
 """Share of a stage that is called all of it."""
 
-KINDS: dict[str, Kind] = {
+KIND_BY_STAGE: dict[str, Kind] = {
     "storage": "host/IO limited",
     "decode": "host/IO limited",
     "augment": "host/IO limited",
@@ -38,7 +38,7 @@ KINDS: dict[str, Kind] = {
 }
 """By the stage; `normalise` and `transform` by where they are done."""
 
-WORDS = {
+STAGE_WORDS = {
     "storage": "reading the records",
     "decode": "decoding the images",
     "augment": "crop, flip and shift while decoding",
@@ -65,15 +65,15 @@ WORDS = {
 """What a stage is, in a sentence."""
 
 
-def kind_of(stage: str, device: str) -> Kind:
+def choose_kind(stage: str, device: str) -> Kind:
     """Returns the verdict for a limiting stage on a device."""
     if stage in ("normalise", "transform"):
         return "host/IO limited" if device == "cpu" else "device limited"
-    return KINDS[stage]
+    return KIND_BY_STAGE[stage]
 
 
-def verdict(
-    model: Model,
+def conclude_verdict(
+    model: ThroughputModel,
     device: str,
     run: WholeRun | None,
     laps: Sequence[Ceiling] = (),
@@ -85,23 +85,23 @@ def verdict(
         device: cpu or cuda. run: the whole job, where it ran. laps: the loop's stages as they were in it.
         ceilings: the stages, for the user's lines in them.
     """
-    (stage, gain), *others = model.gains()
-    behind = model.without(stage).gains()
+    (stage, gain), *others = model.rank_gains()
+    behind = model.without_stage(stage).rank_gains()
     following = behind[0][0] if behind else (others[0][0] if others else stage)
-    kind = kind_of(stage, device)
+    kind = choose_kind(stage, device)
     code = next((one.code[0] for one in ceilings if one.stage == stage and one.code), None)
-    what = WORDS[stage] + _of(code, stage, ceilings)
+    what = STAGE_WORDS[stage] + _format_code(code, stage, ceilings)
     unexplained, confirmed = "", False
     if run is not None and run.error is not None and run.images_s is not None:
         confirmed = abs(run.error) <= CONFIRMED
         if not confirmed:
-            unexplained = _unexplained(model, run, laps)
+            unexplained = _explain_gap(model, run, laps)
     share = 1 - 1 / gain if gain > 1 else 0.0
     text = f"The run is {kind}: {what} takes {share:.0%} of its time"
     if share < 0.005:
         text = f"The run is {kind}: {what} takes longest, though something else takes as long beside it"
     text += f". Without that it would give at most {max(gain, 1.0):.2f} times the images/s"
-    text += f", and {WORDS[following]} would limit it." if following != stage else "."
+    text += f", and {STAGE_WORDS[following]} would limit it." if following != stage else "."
     if unexplained:
         text += OFF
     return Verdict(
@@ -116,7 +116,7 @@ def verdict(
     )
 
 
-def _of(code: Code | None, stage: str, ceilings: Sequence[Ceiling]) -> str:
+def _format_code(code: Code | None, stage: str, ceilings: Sequence[Ceiling]) -> str:
     """Names the user's line, and how much of the stage it is where that is not all."""
     if code is None:
         return ""
@@ -125,7 +125,7 @@ def _of(code: Code | None, stage: str, ceilings: Sequence[Ceiling]) -> str:
     return f" ({code})" if share >= MOST else f" ({code}: {share:.0%} of it)"
 
 
-def _unexplained(model: Model, run: WholeRun, laps: Sequence[Ceiling]) -> str:
+def _explain_gap(model: ThroughputModel, run: WholeRun, laps: Sequence[Ceiling]) -> str:
     """What of a run the stages do not explain."""
     assert run.images_s is not None
     assert run.error is not None
@@ -145,4 +145,4 @@ def _unexplained(model: Model, run: WholeRun, laps: Sequence[Ceiling]) -> str:
     alone = alone_of.get(worst.stage, 0.0)
     if alone <= 0:
         return f"{text}."
-    return f"{text}; {WORDS[worst.stage]} takes {worst.seconds / alone:.1f} times as long there as alone."
+    return f"{text}; {STAGE_WORDS[worst.stage]} takes {worst.seconds / alone:.1f} times as long there as alone."

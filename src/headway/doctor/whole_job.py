@@ -9,16 +9,16 @@ from typing import final
 
 from headway.core.profile import Rate
 from headway.data.batch import Batch
-from headway.doctor.measurement_job import Job
-from headway.doctor.loop_measurement import LONG_STEP_S, advanced, waiting, warmed
-from headway.doctor.rate_measurement import settled, timed
+from headway.doctor.loop_measurement import LONG_STEP_S, build_wait, run_steps, warm_up
+from headway.doctor.measurement_job import MeasurementJob
+from headway.doctor.rate_measurement import build_window, measure_rate
 
 MOST_STEPS = 200
 
 
 @final
 @dataclass(frozen=True)
-class Ran:
+class WholeJobRun:
     """Attributes: wait_share: of the time, in which the loop waited for batches. laps: seconds of a sample by stage."""
 
     rate: Rate
@@ -27,16 +27,18 @@ class Ran:
     laps: Mapping[str, float]
 
 
-def run(job: Job, *, limit_s: float, once: bool = False, batches: Sequence[Batch] = ()) -> Ran:
+def run_whole_job(
+    job: MeasurementJob, *, limit_s: float, once: bool = False, batches: Sequence[Batch] = ()
+) -> WholeJobRun:
     """Trains on the loader's batches, from the beginning of the run, first batch left out.
 
     Args:
         batches: to train on these, again and again.
         once: from files that are read for the first time: steps are not repeated, and a few seconds are all there is.
     """
-    wait = waiting(job.setup.device)
-    with job.trainer(batches=batches) as trainer:
-        a_step = warmed(trainer, wait) if not once else 0.0
+    wait = build_wait(job.setup.device)
+    with job.open_trainer(batches=batches) as trainer:
+        a_step = warm_up(trainer, wait) if not once else 0.0
         if once:
             trainer.run(1)
         elif a_step <= LONG_STEP_S:
@@ -45,19 +47,19 @@ def run(job: Job, *, limit_s: float, once: bool = False, batches: Sequence[Batch
         before, begun, first = dict(trainer.clock.seconds), trainer.position, trainer.step
         since = perf_counter()
 
-        def turn() -> int:
+        def run_batches() -> int:
             """Several batches: the ring gives some at once, and then none."""
-            return advanced(trainer, 1 if once or a_step > LONG_STEP_S else job.setup.recipe.data.ahead, wait)
+            return run_steps(trainer, 1 if once or a_step > LONG_STEP_S else job.setup.recipe.data.ahead, wait)
 
         if once:
             while perf_counter() - since < limit_s and trainer.step - first < MOST_STEPS:
-                turn()
+                run_batches()
             value = (trainer.position - begun) / (perf_counter() - since)
             rate = Rate(value=value, low=value, high=value, windows=1)
         else:
-            rate = settled(timed(turn), limit_s=limit_s)
+            rate = measure_rate(build_window(run_batches), limit_s=limit_s)
         images, steps = trainer.position - begun, trainer.step - first
         spent = perf_counter() - since
         after = trainer.clock.seconds
     laps = {name: (value - before.get(name, 0.0)) / images for name, value in after.items()}
-    return Ran(rate, steps, min(1.0, laps.get("wait", 0.0) * images / spent), laps)
+    return WholeJobRun(rate, steps, min(1.0, laps.get("wait", 0.0) * images / spent), laps)

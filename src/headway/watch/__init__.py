@@ -1,6 +1,6 @@
 """Watches any PyTorch training loop through hooks: `with headway.watch.watch(loader, model, optimizer) as seen`.
 
-In: a loader, networks and optimizers of the user's own script. Out: an `Observed`, with a verdict of `headway.doctor`.
+In: a loader, networks and optimizers of the user's own script. Out: an `LoopObservation`, with a verdict of `headway.doctor`.
 Read `loop_watch.py` first; `hooks.py` marks the stages, `findings.py` turns marks into numbers and advice.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.lazy import lazily
-from headway.doctor.loop_observation import Observed as Observed
+from headway.doctor.loop_observation import LoopObservation as LoopObservation
 
 if TYPE_CHECKING:
-    from headway.watch.loop_watch import Watch as Watch
+    from headway.watch.loop_watch import LoopWatch as LoopWatch
     from headway.watch.loop_watch import watch as watch
 
-_HOMES = {"Watch": "loop_watch", "watch": "loop_watch"}
+_HOMES = {"LoopWatch": "loop_watch", "watch": "loop_watch"}
 
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

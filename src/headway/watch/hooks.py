@@ -29,33 +29,33 @@ class Hooks:
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], marks: Marks) -> None:
         self.autocast: bool | None = None
         self._remove: list[Callable[[], object]] = []
-        before, after = _Hook(self._look, marks.forward_began), _Hook(lambda: None, marks.forward_ended)
+        before, after = _Hook(self._read_autocast, marks.forward_began), _Hook(lambda: None, marks.forward_ended)
 
-        def began(*_: object) -> None:
+        def mark_begin(*_: object) -> None:
             if not is_compiling():
                 marks.step_began()
 
-        def ended(*_: object) -> None:
+        def mark_end(*_: object) -> None:
             if not is_compiling():
                 marks.step_ended()
 
         for model in models:
             compiled = vars(model).get("_compiled_call_impl")
             if compiled is not None:  # model.compile() traces hooks too, which see nothing then
-                vars(model)["_compiled_call_impl"] = _timed(compiled, before, after)
+                vars(model)["_compiled_call_impl"] = _mark_call(compiled, before, after)
                 self._remove.append(partial(vars(model).__setitem__, "_compiled_call_impl", compiled))
                 continue
             self._remove.append(model.register_forward_pre_hook(before, prepend=True).remove)
             self._remove.append(model.register_forward_hook(after).remove)
         for optimizer in optimizers:
-            self._remove.append(optimizer.register_step_pre_hook(began).remove)
-            self._remove.append(optimizer.register_step_post_hook(ended).remove)
+            self._remove.append(optimizer.register_step_pre_hook(mark_begin).remove)
+            self._remove.append(optimizer.register_step_post_hook(mark_end).remove)
 
     def remove(self) -> None:
         while self._remove:
             self._remove.pop()()
 
-    def _look(self) -> None:
+    def _read_autocast(self) -> None:
         """At what the first forward pass alone can tell."""
         self.autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
@@ -78,18 +78,18 @@ class _Hook:
             self._mark()
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return _no_hook, ()
+        return _build_empty_hook, ()
 
 
-def _no_hook() -> Callable[..., None]:
-    return _nothing
+def _build_empty_hook() -> Callable[..., None]:
+    return _do_nothing
 
 
-def _nothing(*_: object) -> None:
+def _do_nothing(*_: object) -> None:
     """The hook of a copy."""
 
 
-def _timed(compiled: Callable[..., Any], before: _Hook, after: _Hook) -> Callable[..., Any]:
+def _mark_call(compiled: Callable[..., Any], before: _Hook, after: _Hook) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         before()
         try:

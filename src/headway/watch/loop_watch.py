@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 from headway.core.cores import rank_cores
 from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
-from headway.doctor.loop_observation import Facts, Observed, RankTime
+from headway.doctor.loop_observation import LoopFacts, LoopObservation, RankTime
 from headway.observe.step_marks import BACKWARD, Marks, Series
 from headway.observe.tensor_taps import listen, unlisten
-from headway.watch.findings import concluded
+from headway.watch.findings import conclude_watch
 from headway.watch.hooks import Hooks
 
 B = TypeVar("B")
@@ -34,7 +34,7 @@ def watch(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     every: Mapping[str, int] | None = None,
-) -> Watch[B]:
+) -> LoopWatch[B]:
     """Watches a training loop: waiting for batches, forward, loss, backward, optimizer, all else; what limits it.
 
     ```python
@@ -57,19 +57,19 @@ def watch(
     Raises:
         UsageError: one of them is something else.
     """
-    models = _several(model, nn.Module, "model", "a torch.nn.Module")
-    optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer", "a torch.optim.Optimizer")
+    models = _to_tuple(model, nn.Module, "model", "a torch.nn.Module")
+    optimizers = _to_tuple(optimizer, torch.optim.Optimizer, "optimizer", "a torch.optim.Optimizer")
     if not hasattr(loader, "__iter__"):
         what = f"an object of type {type(loader).__name__} gives no batches"
         raise UsageError(what, where="loader", fix="Give what the loop is over.")
     for name, steps in (every or {}).items():
         if not isinstance(steps, int) or steps < 1:
             raise UsageError(f"{name!r} is done every {steps!r} steps", where="every", fix="Give a number of steps.")
-    return Watch(loader, models, optimizers, dict(every or {}))
+    return LoopWatch(loader, models, optimizers, dict(every or {}))
 
 
 @final
-class Watch(Generic[B]):
+class LoopWatch(Generic[B]):
     """What `watch` gives.
 
     Attributes:
@@ -101,7 +101,7 @@ class Watch(Generic[B]):
     def close(self) -> None:
         """Takes the hooks off; a loop that still goes on is not watched any more."""
         if self._current is not None:
-            self._leave(self._current)
+            self._abandon(self._current)
         if self._hooks is not None:
             self._autocast = self._hooks.autocast
             self._hooks.remove()
@@ -112,7 +112,7 @@ class Watch(Generic[B]):
         """Steps that were seen to their end, the first few, which do not count, among them."""
         return self._marks.steps
 
-    def verdict(self, *, across_ranks: bool = False) -> Observed:
+    def verdict(self, *, across_ranks: bool = False) -> LoopObservation:
         """What was seen so far, and what limits the loop; may be asked for at any time.
 
         Args:
@@ -124,12 +124,12 @@ class Watch(Generic[B]):
         """
         series = Series.of(list(self._marks.rows))
         if not across_ranks:
-            return concluded(series, tuple(self._marks.starts), self._facts())
-        if not _distributed():
+            return conclude_watch(series, tuple(self._marks.starts), self._collect_facts())
+        if not _is_distributed():
             fix = "Call torch.distributed.init_process_group first, or leave across_ranks out."
             raise UsageError("torch.distributed is not initialised", where="across_ranks", fix=fix)
-        ranks, windows = _gathered(series)
-        return concluded(series, tuple(self._marks.starts), self._facts(), ranks=ranks, windows=windows)
+        ranks, windows = _gather_ranks(series)
+        return conclude_watch(series, tuple(self._marks.starts), self._collect_facts(), ranks=ranks, windows=windows)
 
     def iterate(self, make: Callable[[], Iterator[B]], *, index: int = -1) -> WatchedIterator[B]:
         """Watches one loop.
@@ -141,7 +141,10 @@ class Watch(Generic[B]):
         if self._hooks is None:
             return WatchedIterator(make(), self, token)
         self._device = next((one.device for model in self._models for one in model.parameters()), self._device)
-        self._marks.drained, self._marks.exchanges = _drained(self._device), _exchanges(self._models)
+        self._marks.drained, self._marks.exchanges = (
+            _build_idle_query(self._device),
+            _build_exchange_query(self._models),
+        )
         if self._current is None:
             listen(self._marks)
         self._current = token
@@ -149,22 +152,22 @@ class Watch(Generic[B]):
         try:
             inner = make()
         except BaseException:
-            self._leave(token)
+            self._abandon(token)
             raise
         self._marks.made()
         return WatchedIterator(inner, self, token)
 
-    def _leave(self, token: object) -> None:
+    def _abandon(self, token: object) -> None:
         """A loop is given up."""
         if self._current is token:
             self._marks.left()
-            self._done()
+            self._finish()
 
-    def _done(self) -> None:
+    def _finish(self) -> None:
         self._current = None
         unlisten(self._marks)
 
-    def _facts(self) -> Facts:
+    def _collect_facts(self) -> LoopFacts:
         loader, device = self._given, self._device
         torchs = loader if isinstance(loader, DataLoader) else None
         read = self._marks.places.most_common(MOST_PLACES)
@@ -174,7 +177,7 @@ class Watch(Generic[B]):
         except (TypeError, NotImplementedError):
             batches = None
         cuda = device.type == "cuda"
-        return Facts(
+        return LoopFacts(
             device=device.type,
             samples=self._samples,
             batches=batches or None,
@@ -185,11 +188,11 @@ class Watch(Generic[B]):
             prefetch=None if torchs is None else torchs.prefetch_factor,
             cores=rank_cores(),
             threads=torch.get_num_threads(),
-            compiled=any(_compiled(model) for model in self._models),
+            compiled=any(_is_compiled(model) for model in self._models),
             autocast=self._autocast if self._hooks is None else self._hooks.autocast,
             bf16=cuda and torch.cuda.get_device_capability(device) >= (8, 0),
-            fusable=any(_fusable(optimizer) for optimizer in self._optimizers),
-            exchange=_exchange(self._models),
+            fusable=any(_can_be_fused(optimizer) for optimizer in self._optimizers),
+            exchange=_describe_exchange(self._models),
             elsewhere=self._marks.elsewhere,
             every=tuple(self._every.items()),
             places=tuple(places),
@@ -200,7 +203,7 @@ class Watch(Generic[B]):
 class WatchedLoader(Generic[B]):
     """A loader whose loops are watched; all else of it is the loader's own."""
 
-    def __init__(self, loader: Iterable[B], watched: Watch[B]) -> None:
+    def __init__(self, loader: Iterable[B], watched: LoopWatch[B]) -> None:
         self._loader, self._watched = loader, watched
 
     def __iter__(self) -> WatchedIterator[B]:
@@ -219,7 +222,7 @@ class WatchedLoader(Generic[B]):
 class WatchedIterator(Generic[B]):
     """One loop over a loader; `Watch.iterate` makes it."""
 
-    def __init__(self, inner: Iterator[B], watched: Watch[B], token: object) -> None:
+    def __init__(self, inner: Iterator[B], watched: LoopWatch[B], token: object) -> None:
         self._inner, self._watched, self._token = inner, watched, token
         self._marks = watched._marks
 
@@ -235,14 +238,14 @@ class WatchedIterator(Generic[B]):
             batch = next(self._inner)
         except StopIteration:
             marks.ended()
-            watched._done()
+            watched._finish()
             raise
         except BaseException:
-            watched._leave(self._token)
+            watched._abandon(self._token)
             raise
         marks.came()
         if watched._samples is None:
-            watched._samples = _length(batch)
+            watched._samples = _count_samples(batch)
         return batch
 
     def __getattr__(self, name: str) -> Any:
@@ -252,10 +255,10 @@ class WatchedIterator(Generic[B]):
 
     def __del__(self) -> None:
         if not sys.is_finalizing():  # a loop that was left with `break`
-            self._watched._leave(self._token)
+            self._watched._abandon(self._token)
 
 
-def _several(given: Any, kind: type, where: str, what: str) -> tuple[Any, ...]:
+def _to_tuple(given: Any, kind: type, where: str, what: str) -> tuple[Any, ...]:
     found = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not found:
         raise UsageError("there is none", where=where, fix=f"Give {what}, or several.")
@@ -266,7 +269,7 @@ def _several(given: Any, kind: type, where: str, what: str) -> tuple[Any, ...]:
     return found
 
 
-def _drained(device: torch.device) -> Callable[[], bool | None] | None:
+def _build_idle_query(device: torch.device) -> Callable[[], bool | None] | None:
     """Asks whether a device has nothing left to do in its current stream, which takes 2 us and waits for nothing."""
     if device.type != "cuda":
         return None
@@ -280,7 +283,7 @@ def _drained(device: torch.device) -> Callable[[], bool | None] | None:
     return ask
 
 
-def _exchanges(models: Sequence[nn.Module]) -> Callable[[], bool] | None:
+def _build_exchange_query(models: Sequence[nn.Module]) -> Callable[[], bool] | None:
     """Asks whether the next backward exchanges gradients."""
     for model in models:
         if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -288,32 +291,32 @@ def _exchanges(models: Sequence[nn.Module]) -> Callable[[], bool] | None:
     return None
 
 
-def _length(batch: Any) -> int | None:
+def _count_samples(batch: Any) -> int | None:
     """Samples of a batch: the first dimension of the first tensor in it."""
     if isinstance(batch, torch.Tensor):
         return int(batch.shape[0]) if batch.ndim else None
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):
-        return next((found for one in batch if (found := _length(one)) is not None), None)
+        return next((found for one in batch if (found := _count_samples(one)) is not None), None)
     return None
 
 
-def _compiled(model: nn.Module) -> bool:
+def _is_compiled(model: nn.Module) -> bool:
     return model._compiled_call_impl is not None or type(model).__name__ == "OptimizedModule"
 
 
-def _fusable(optimizer: torch.optim.Optimizer) -> bool:
+def _can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
     return "fused" in optimizer.defaults and not any(group.get("fused") for group in optimizer.param_groups)
 
 
-def _distributed() -> bool:
+def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _exchange(models: Sequence[nn.Module]) -> str:
+def _describe_exchange(models: Sequence[nn.Module]) -> str:
     """What of the steps' stages is an exchange, in a sentence."""
-    if not _distributed() or torch.distributed.get_world_size() == 1:
+    if not _is_distributed() or torch.distributed.get_world_size() == 1:
         return ""
     if any(isinstance(model, nn.parallel.DistributedDataParallel) for model in models):
         return "backward contains the exchange of gradients, and the waiting for other ranks"
@@ -324,7 +327,7 @@ def _exchange(models: Sequence[nn.Module]) -> str:
     return "several ranks train; what they exchange is in the stages in which your loop does it"
 
 
-def _gathered(series: Series) -> tuple[tuple[RankTime, ...], np.ndarray[Any, np.dtype[np.float64]]]:
+def _gather_ranks(series: Series) -> tuple[tuple[RankTime, ...], np.ndarray[Any, np.dtype[np.float64]]]:
     """Of all ranks their steps, and [windows, ranks] the seconds of a step that each takes itself.
 
     Own is all but backward, in which the ranks wait for each other: as long as one of them computes there, the others
