@@ -443,7 +443,7 @@ def test_the_file_system_of_the_data_is_told(
 def test_many_loose_files_are_told(examined: Examine, data: Dataset, tmp_path: Path, monkeypatch: Any) -> None:
     with closing(dataset.open(tmp_path / "images")) as loose:
         assert not any("loose files" in what for what in examined(data=loose))
-        monkeypatch.setattr("headway.doctor.environment.MANY_FILES", 60)
+        monkeypatch.setattr("headway.doctor.environment_input.MANY_FILES", 60)
         what, cure = only(examined(data=loose), "loose files")
     assert "60 loose files" in what
     assert cure.startswith(f"headway pack {tmp_path / 'images'} ")

@@ -14,8 +14,8 @@ from headway.cli.screen import Json, say, show
 from headway.core.errors import UsageError
 from headway.core.files import writable
 
+# About when the process started: the limit of wall time counts the imports too.
 STARTED = perf_counter()
-"""About when the process started: the limit of wall time counts the imports too."""
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")]
 

@@ -1,4 +1,4 @@
-"""A step that takes seconds is made of fewer samples, so that an examination has time for several steps."""
+"""Reduces the batch if one step takes seconds, so that an examination has time for several steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headway.doctor.measurement_job import MeasurementJob, resize_batch, with_va
 from headway.setup.inputs import Say
 from headway.setup.recipe import TrainRecipe
 
+# A pass of this length gives the time of a sample; a shorter one mostly shows the machine's noise.
 SHOWS_S = 0.1
-"""A pass that takes so long tells what a sample takes; a shorter one tells the machine's hiccups."""
 REPEATS = 2
 
 
@@ -23,14 +23,14 @@ REPEATS = 2
 def open_reduced_job(loaded: Loaded[TrainRecipe], say: Say, longest_s: float) -> Iterator[MeasurementJob]:
     """Sets up a recipe's job and closes it after use. Its batch is halved until a step takes at most `longest_s`.
 
-    The batch stays where halving it does not help: the time does not grow with the samples, or a micro-batch is the
-    least that a step can be. It also stays in a compiled network, which would be compiled anew for each size.
+    The batch stays as it is if halving it does not help: the time does not grow with the samples, or the step is
+    already one micro-batch. It also stays in a compiled network, which would be compiled again for each size.
 
     Args:
         longest_s: seconds.
 
     Raises:
-        HeadwayError: whatever is wrong with recipe, data, network or task.
+        HeadwayError: recipe, data, network or task are wrong.
     """
     with closing(MeasurementJob.from_recipe(loaded, say)) as job:
         shorter, why = _reduce_batch(job, longest_s)
@@ -44,8 +44,11 @@ def open_reduced_job(loaded: Loaded[TrainRecipe], say: Say, longest_s: float) ->
 
 
 def estimate_step_seconds(job: MeasurementJob) -> tuple[float, float]:
-    """Estimates the seconds of forward and backward that a step takes whatever its batch, and those that each sample
-    adds, from the two largest of passes over 2, 4, 8, ... samples. The last one takes 0.1 s, or is the whole batch."""
+    """Estimates the fixed seconds of forward and backward in a step, and the seconds per sample.
+
+    Passes over 2, 4, 8, ... samples are timed until one takes 0.1 s or is the whole batch; the two largest give the
+    line.
+    """
     count = SMALL
     before = after = _measure_pass_s(job, count)
     while 2 * count <= job.batch and (count == SMALL or after < SHOWS_S):
@@ -56,12 +59,13 @@ def estimate_step_seconds(job: MeasurementJob) -> tuple[float, float]:
 
 
 def _reduce_batch(job: MeasurementJob, longest_s: float) -> tuple[Loaded[TrainRecipe] | None, str]:
-    """The recipe with a smaller batch, in evaluations too, and why; None: it stays as it is."""
+    """Returns the recipe with a smaller batch (for evaluations too) and the reason; None: it stays as it is."""
     recipe = job.loaded.recipe
     if recipe.compile:
         return None, ""
     fixed_s, each_s = estimate_step_seconds(job)
     least = recipe.micro_batch if isinstance(recipe.micro_batch, int) else SMALL
+    # Halving helps as long as samples, and not fixed costs, take most of the step.
     found, batch = None, job.batch
     while fixed_s + each_s * batch > longest_s and each_s * batch > fixed_s and batch // 2 >= least:
         values = {"batch": batch // 2}
@@ -69,16 +73,17 @@ def _reduce_batch(job: MeasurementJob, longest_s: float) -> tuple[Loaded[TrainRe
             values["evaluate.batch"] = min(batch // 2, recipe.evaluate.batch)
         try:
             found = with_values(job.loaded, values, "as it is measured")
-        except ValidationError:  # other values of the recipe want a larger batch
+        except ValidationError:
+            # Another value of the recipe, such as `micro_batch`, needs a larger batch.
             break
         batch //= 2
     whole_s, part_s = fixed_s + each_s * job.batch, fixed_s + each_s * batch
-    why = f"one takes about {whole_s:.2g} s. All figures are those of batch={batch}, whose steps take {part_s:.2g} s."
-    return found, f"Steps of {job.batch:,} samples: {why}"
+    why = f"takes about {whole_s:.2g} s. All figures are for batch={batch}, whose steps take {part_s:.2g} s."
+    return found, f"A step of {job.batch:,} samples {why}"
 
 
 def _measure_pass_s(job: MeasurementJob, samples: int) -> float:
-    """Seconds of the shortest of some passes, the transform included. The first one, which allocates, is left out."""
+    """Returns the seconds of the fastest of some passes, transform included, without the first one, which allocates."""
     batch, taken = resize_batch(job.load_batches()[0], samples, job.setup.device), list[float]()
     for _ in range(1 + REPEATS):
         begun = perf_counter()

@@ -1,4 +1,5 @@
-"""Loader and loop beside each other, neither waiting for the other: how much longer each then takes."""
+"""Measures loader and training loop at the same time, neither waiting for the other: how much each slows the other
+down."""
 
 from __future__ import annotations
 
@@ -19,21 +20,21 @@ from headway.doctor.loop_measurement import LONG_STEP_S, build_wait, run_steps
 from headway.doctor.measurement_job import MeasurementJob, close_stream
 from headway.doctor.rate_measurement import build_window, choose_window_s, measure_rate
 
+# Batches that the loader should deliver during the measurement, if the time allows.
 BATCHES = 8
-"""That the loader gives meanwhile, if the time is enough for them."""
 
+# Handing a batch over costs about 0.1 ms: steps longer than this do not show it.
 SHORT_STEP_S = 0.01
-"""Longer ones do not show what handing a batch over takes: some 0.1 ms."""
 
 
 def measure_contention(
     job: MeasurementJob, input_alone: float, loop_alone: float, *, limit_s: float, **options: Any
 ) -> Together:
-    """Trains on batches that are there already, while a thread goes through the loader as fast as it gives.
+    """Trains on ready batches while a thread drains the loader as fast as it delivers.
 
     Args:
-        input_alone, loop_alone: seconds of a sample.
-        options: of the loader, in place of the recipe's.
+        input_alone, loop_alone: seconds of a sample, each measured alone.
+        options: of the loader, instead of the recipe's.
     """
     arrived, stop, failed = list[tuple[float, int]](), threading.Event(), list[BaseException]()
     loader = build_loader(job, options)
@@ -52,13 +53,15 @@ def measure_contention(
     thread = threading.Thread(target=drain, name="headway-doctor", daemon=True)
     wait = build_wait(job.setup.device)
     with job.open_trainer(batches=job.load_batches()) as trainer:
-        if job.batch * loop_alone <= LONG_STEP_S:  # a longer one has been made often enough
+        if job.batch * loop_alone <= LONG_STEP_S:
+            # A warm-up step; long steps were already run often enough.
             trainer.run(1)
         thread.start()
         try:
             trainer.run(1)
             wait()
             steps = max(1, round(choose_window_s() / max(job.batch * loop_alone, 1e-6)))
+            # Batches from before this point were made while the loop still started up.
             begun, before = perf_counter(), len(arrived)
             window = build_window(lambda: run_steps(trainer, steps, wait), least_s=0.0)
             rate = measure_rate(window, limit_s=limit_s)
@@ -74,28 +77,30 @@ def measure_contention(
         input_alone=input_alone,
         loop_alone=loop_alone,
         input_beside=compute_seconds_per_image(given)
-        or input_alone,  # a loader that gives next to nothing meanwhile was not seen to suffer
+        # With fewer than 3 batches the slow-down of the loader is unknown: none is assumed.
+        or input_alone,
         loop_beside=1 / rate.value,
         cores=usable_cores(),
     )
 
 
 def compute_seconds_per_image(arrived: Sequence[tuple[float, int]]) -> float:
-    """Seconds of an image from the first batch to the last, of (time, images) of each; 0: there are too few of them."""
+    """Returns the seconds of an image from the first to the last of (time, images) pairs; 0: fewer than 3 batches."""
     if len(arrived) < 3:
         return 0.0
     return (arrived[-1][0] - arrived[0][0]) / sum(images for _, images in arrived[1:])
 
 
 def measure_handover(job: MeasurementJob, loop_alone: float, *, limit_s: float) -> float:
-    """Seconds of a sample that the loop loses by taking its batches from another thread, which has next to nothing to
-    do for them: both are woken up for each batch, and take turns at the interpreter. Steps that take long do not show
-    it: 0."""
+    """Returns the seconds of a sample that the loop loses by taking batches from another thread that has almost nothing
+    to do: both threads wake up for each batch and share the interpreter lock. 0 for long steps, which do not show
+    it."""
     if job.batch * loop_alone > SHORT_STEP_S:
         return 0.0
     given = _ReplayedFeed(job.load_batches(), job.setup.recipe.data.ahead)
     wait = build_wait(job.setup.device)
     steps = max(1, round(choose_window_s() / (job.batch * loop_alone)))
+    # Windows without and with the ring alternate, so a machine that slows down slows both.
     lost, begun = list[float](), perf_counter()
     with job.open_trainer(feed=lambda: given) as trainer:
         window = build_window(lambda: run_steps(trainer, steps, wait), least_s=0.0)
@@ -104,7 +109,8 @@ def measure_handover(job: MeasurementJob, loop_alone: float, *, limit_s: float) 
             while len(lost) < 3 or perf_counter() - begun < limit_s:
                 taken = []
                 for given.through_ring in (False, True):
-                    trainer.run(job.setup.recipe.data.ahead)  # with what is there at once
+                    # Use up the batches that are ready at once.
+                    trainer.run(job.setup.recipe.data.ahead)
                     wait()
                     taken.append(1 / window())
                 lost.append(taken[1] - taken[0])
@@ -114,14 +120,14 @@ def measure_handover(job: MeasurementJob, loop_alone: float, *, limit_s: float) 
 
 
 def add_handover(found: Together, seconds: float) -> Together:
-    """With what a sample takes longer for the handing over."""
+    """Returns the same measurement with the seconds that handing a sample over adds to the loop."""
     changed = {"loop_alone": found.loop_alone + seconds, "loop_beside": found.loop_beside + seconds}
     return found.model_copy(update=changed)
 
 
 @final
 class _ReplayedFeed:
-    """Batches again and again; if `through_ring`, through a ring that a thread fills, as the loader's does."""
+    """Repeats batches; with `through_ring` they come through a ring that a thread fills, as from the loader."""
 
     def __init__(self, batches: Sequence[Batch], ahead: int) -> None:
         self.through_ring, self._batches = False, batches
@@ -149,6 +155,7 @@ class _ReplayedFeed:
                 more = self._free.get_nowait()
             except queue.Empty:
                 more = self._free.get()
+                # The loader's thread pauses in the same way after it has waited.
                 sleep(PAUSE_S)
             if not more:
                 return

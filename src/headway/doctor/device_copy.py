@@ -1,4 +1,4 @@
-"""What it takes to bring a batch to the device, where that is a GPU."""
+"""Measures the host-to-device copy of a batch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import torch
 from headway.data.batch import Batch
 from headway.doctor.rate_measurement import build_window, measure_rate
 
+# Pinned buffers in use, as many as the loader's ring has: a single one would stay in the processor's cache.
 SLOTS = 3
-"""Of pinned memory, as the loader's ring has several: one alone would stay in the processor's cache."""
 
 
 def measure_copy(batch: Batch, device: torch.device, *, limit_s: float) -> float | None:
-    """Seconds of a sample: its images from pinned memory and its labels, on a stream of their own, as the loader brings
-    them. None on a CPU, where nothing is copied.
+    """Returns the seconds per sample to copy images (from pinned memory) and labels on their own stream, as the loader
+    does. None on a CPU, which needs no copy.
 
-    Of a set that lies on the device already nothing is copied in the run either: that is for the caller to know.
+    A set that already lies on the device needs no copy either: the caller checks that.
 
     Args:
-        batch: of the run, wherever it lies. limit_s: as of `settled`.
+        batch: of the run, on any device. limit_s: see `measure_rate`.
     """
     if device.type != "cuda":
         return None
@@ -36,5 +36,6 @@ def measure_copy(batch: Batch, device: torch.device, *, limit_s: float) -> float
         stream.synchronize()
         return len(labels)
 
-    copy_batch()  # which sets the device's memory aside
+    # The first copy allocates device memory.
+    copy_batch()
     return 1 / measure_rate(build_window(copy_batch), limit_s=limit_s).value

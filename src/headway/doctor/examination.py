@@ -1,4 +1,4 @@
-"""The doctor: measures a recipe's stages one by one, predicts the whole job from them, runs it, and concludes."""
+"""Examines a recipe: measures its stages one by one, predicts the whole job from them, runs it, and names the limit."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from headway.doctor.whole_job import MOST_STEPS, WholeJobRun, run_whole_job
 from headway.setup.inputs import Say
 from headway.train.runs import load_recipe
 
+# Least number of steps of a short run and of a first-epoch run; if they do not fit into the time, the run is left out.
 RUN_STEPS, COLD_STEPS = 3, 3
-"""Steps that a short run takes at least, and one of the first epoch; there is none where they do not fit."""
 WANTING = "for want of time"
+# Notes on runs without a loader.
 NOTES = {
     "synthetic": "the loop, with one batch of noise again and again",
     "replay": "the loop, with batches that are there already",
 }
-"""On runs without a loader."""
+# Lines of the user's that a row of the table names.
 NAMED = 3
-"""Lines of the user's that a row of the table names."""
 
 RESOURCES: dict[str, Resource] = {
     "storage": "disk",
@@ -73,11 +73,12 @@ def examine_recipe(
     """Measures a recipe on this machine, in this process.
 
     Args:
-        cold: conclude on the first epoch, whose files are read from the disk, and not on the later ones.
+        cold: conclude on the first epoch, whose files are read from the disk, instead of the later ones.
         begun: the time of `perf_counter` from which the limit of wall time counts; None: now.
 
     Raises:
-        HeadwayError: whatever is wrong with recipe, data, network or task. UsageError: `cold`, and nothing is read.
+        HeadwayError: recipe, data, network or task are wrong. UsageError: `cold`, and the first epoch is like the
+            others.
     """
     begun = perf_counter() if begun is None else begun
     budget = QUICK if quick else FULL
@@ -97,10 +98,10 @@ def examine_job(
     begun: float | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> Profile:
-    """The same of a job that is set up.
+    """Measures a job that is set up already.
 
     Args:
-        barrier: waits for others that measure the same at the same time; called before each part.
+        barrier: waits for other processes that measure the same; called before each part.
         begun: the clock's time from which the limit of wall time counts; None: now.
     """
     wall = WallTime(budget.wall, budget.list_parts(), clock() if begun is None else begun, clock)
@@ -125,20 +126,22 @@ class _Examination:
         self._missing = [job.batch_note] if job.batch_note else []
         self._facts: dict[str, float] = {}
         self._runs = list[WholeRun]()
+        # Seconds of a sample that the loop loses by taking batches from the loader's thread.
         self._handed_s = 0.0
-        """Of a sample: what taking a batch from the loader's thread costs the loop."""
         self._step_s = 0.0
 
     def measure(self) -> Profile:
+        """Measures all parts and builds the profile."""
         job, budget, setup, begun = self._job, self._budget, self._job.setup, perf_counter()
         job.load_batches()
         if self._cold and (reason := self._explain_no_cold_epoch()):
-            fix = "Leave --cold out: all epochs are alike."
-            raise UsageError(f"there is no first epoch to measure: {reason}", where="--cold", fix=fix)
+            fix = "Leave --cold out: all epochs take the same time."
+            raise UsageError(f"the first epoch does not differ from the others: {reason}", where="--cold", fix=fix)
         self._barrier()
         fed_warm, threads = self._measure_input()
         self._barrier()
-        self._say("Measuring the loop, with batches that are there already.")
+        # The loop must not wait for input here: batches are replayed from memory.
+        self._say("Measuring the training loop with ready batches.")
         loop = measure_loop(job, limit_s=self._allot("loop") / (1 + LOOK_SHARE), passes_s=self._allot("passes"))
         self._facts["syncs a step"] = loop.syncs.count
         height, width = job.load_batches()[0].images.shape[1:3]
@@ -146,7 +149,8 @@ class _Examination:
         together = None
         if fed_warm is not None:
             self._barrier()
-            self._say("Measuring both beside each other.")
+            # Loader and loop share cores, so each is measured again while the other one runs.
+            self._say("Measuring loader and loop at the same time.")
             together = measure_contention(
                 job, 1 / fed_warm.rate.value, 1 / loop.rate.value, limit_s=self._allot("beside")
             )
@@ -159,17 +163,18 @@ class _Examination:
         ]
         warm = ThroughputModel.from_ceilings(ceilings, together)
         self._barrier()
-        self._say("Running the whole job shortly.")
+        self._say("Running the whole job for a few steps.")
         self._ran = self._run_whole_job(warm)
         model, ceilings = self._measure_first_epoch(warm, ceilings)
         measured = self._find_run("cold" if self._cold else "warm")
         device = setup.device.type
         concluded = conclude_verdict(model, device, measured, _build_lap_ceilings(self._ran), ceilings)
-        self._say("Trying what might help.")
+        self._say("Trying other settings.")
         knobs = KnobSearch(job, model, together, fed_warm, threads, loop, self._say, budget.side, self._allot("tries"))
         found = knobs.search(setup.device, quick=self._quick)
         self._missing += knobs.missing
         stalls = model.sum_seconds("stall")
+        # Short runs have no evaluations and checkpoints: the time that these add is computed.
         whole = None
         if measured is not None and measured.images_s is not None:
             whole = 1 / (1 / measured.images_s.value + stalls)
@@ -197,46 +202,50 @@ class _Examination:
         )
 
     def _measure_input(self) -> tuple[LoaderMeasurement | None, Threads | None]:
+        """Measures the loader alone, and with other thread counts; None for synthetic data."""
         job = self._job
         if job.is_synthetic:
-            self._missing.append("The data are synthetic: there is no input to measure.")
+            self._missing.append("The data are synthetic: there is no loader to measure.")
             return None, None
-        self._say("Measuring the loader, with nothing that holds it back.")
+        self._say("Measuring the loader alone.")
         found = measure_loader(job, limit_s=self._allot("loader") / 1.2)
         self._facts["encoded bytes"] = found.record_bytes
         most = usable_cores()
-        self._say("Measuring the loader by its number of threads.")
+        self._say("Measuring the loader with other numbers of threads.")
         return found, measure_by_threads(job, found, most, limit_s=self._allot("threads") / 2)
 
     def _measure_input_ceilings(self, found: LoaderMeasurement | None) -> list[Ceiling]:
-        """Of the loader."""
+        """Divides the loader's time among its stages."""
         if found is None:
             return []
         job, seconds = self._job, dict(found.seconds)
         taken = measure_augmentation(job, found, limit_s=self._allot("augment"))
+        # Augmentation happens while decoding, and the copy while collating: their shares are moved.
         seconds["decode"] -= taken
         seconds["augment"] = taken
         tier = job.setup.inputs.loader.tier if job.setup.inputs.loader is not None else None
-        copied = None  # of what lies on the device already
+        # Stays None if the set lies on the device already.
+        copied = None
         if tier is None or tier.name != "device":
             copied = measure_copy(job.load_batches()[0], job.setup.device, limit_s=self._allot("copy"))
         seconds["copy"] = min(copied or 0.0, seconds["collate"])
         seconds["collate"] -= seconds["copy"]
         decoding = "gathering decoded images" if tier is not None and tier.name in ("memory", "device") else "decoding"
         how = {
-            "storage": "finding or fetching the records, files in memory",
+            "storage": "reading or fetching the records, files in memory",
             "decode": f"{decoding}, {found.threads} thread{'s'[: found.threads > 1]}",
-            "augment": "with the recipe's crop, flip and shift, less without",
-            "collate": "order, keys, labels, handing over",
+            "augment": "with crop, flip and shift, minus without them",
+            "collate": "order, keys, labels, hand-over to the loop",
         }
         if copied is not None:
-            how["copy"] = "pinned memory to the device, on a stream of its own"
+            how["copy"] = "pinned memory to the device, on its own stream"
         return [
             Ceiling(stage=stage, side="input", resource=RESOURCES[stage], seconds=max(0.0, seconds[stage]), how=text)
             for stage, text in how.items()
         ]
 
     def _measure_stalls(self) -> list[Ceiling]:
+        """Measures evaluations and checkpoints."""
         found = dict[str, Any]()
         found["evaluate"] = measure_evaluation(self._job, limit_s=self._allot("evaluate"))
         found["checkpoint"] = measure_checkpoint(self._job, limit_s=self._allot("checkpoint"))
@@ -251,7 +260,7 @@ class _Examination:
         return out
 
     def _run_whole_job(self, model: ThroughputModel) -> WholeJobRun:
-        """The synthetic, replayed and warm run."""
+        """Runs the loop on noise and on replayed batches, and the whole job with files in memory."""
         job, loop = self._job, 1 / (model.sum_seconds("loop") - self._handed_s)
         self._step_s = job.batch / loop
         whole_s = RUN_STEPS * self._step_s
@@ -266,7 +275,7 @@ class _Examination:
         return ran
 
     def _allot(self, part: str) -> float:
-        """Seconds that a part may take, of what is left of the wall time."""
+        """Returns the seconds that a part may take of the wall time that is left."""
         return self._wall.allot(part)
 
     def _add_run(self, name: Any, ran: WholeJobRun | None, predicted: float | None, note: str) -> None:
@@ -281,12 +290,15 @@ class _Examination:
     def _measure_first_epoch(
         self, model: ThroughputModel, ceilings: list[Ceiling]
     ) -> tuple[ThroughputModel, list[Ceiling]]:
-        """The cold run; and where that is asked for, the model of the first epoch."""
+        """Runs the first epoch with cold files; returns the model and ceilings to conclude on, changed only with
+        `--cold`."""
         job, budget, dataset = self._job, self._budget, self._job.setup.train
         reason = self._explain_no_cold_epoch()
-        if not reason and self._others:  # whose files are the same, and would be gone from memory for them too
-            reason = "it is measured by one process alone: headway doctor without --procs and --hosts"
+        if not reason and self._others:
+            # Evicting the files would take them from the other ranks as well.
+            reason = "only one process alone can measure it: run headway doctor without --procs and --hosts"
             self._missing.append(f"The first epoch: {reason}.")
+        # Without --cold the first epoch is only a side result, so it must fit into the time left.
         if not reason and not self._cold and not self._wall.fits(COLD_STEPS * self._step_s):
             reason = WANTING
         if reason or dataset is None:
@@ -303,6 +315,7 @@ class _Examination:
             found = evict(spans)
             if not found.held:
                 self._missing.append(f"The first epoch: {found.note}")
+            # Each record is read cold only once, so the loader gets as many batches as fit into the time.
             count = 2 + round(budget.side / max(model.sum_seconds("input") * job.batch, 1e-6))
             alone = measure_loader(job, limit_s=budget.side, batches=min(count, MOST_STEPS))
             found = evict(spans)
@@ -315,12 +328,12 @@ class _Examination:
         if not self._cold:
             return model, ceilings
         self._ran = ran
-        how = f"{state}: what the loader takes longer then"
+        how = f"{state}: time that the loader takes longer than with files in memory"
         changed = {"seconds": first.seconds["input"]["storage"], "how": how}
         return first, [one.model_copy(update=changed) if one.stage == "storage" else one for one in ceilings]
 
     def _measure_storage(self, dataset: Dataset, order: Order) -> None:
-        """What the files give when they are only read."""
+        """Measures reading the records alone, without decoding."""
         threads, seconds = self._job.setup.recipe.data.threads, self._budget.side
         for cold in (True,) if isinstance(dataset.source, RemoteShards) else (True, False):
             found = storage.measure_storage(
@@ -334,7 +347,7 @@ class _Examination:
                 self._missing.append(f"Storage, {which}: {found.note}")
 
     def _explain_no_cold_epoch(self) -> str:
-        """Why the first epoch is like the others; empty: it is not."""
+        """Returns why the first epoch is like the others; empty: it differs."""
         job = self._job
         if job.is_synthetic:
             return "the data are synthetic"
@@ -343,29 +356,33 @@ class _Examination:
         name = loader.tier.name
         if name in ("memory", "device"):
             return (
-                f"the whole set was brought into {'memory' if name == 'memory' else 'the device'} before the first step"
+                f"the whole set is loaded into {'memory' if name == 'memory' else 'the device'} before the first step"
             )
         if not storage.list_files(job.setup.inputs.train):  # type: ignore[arg-type]
-            return "the data lie at an address, and what was read of it is measured as it comes"
+            return "the data are remote, and are measured as they arrive"
         return ""
 
 
+# How each stage of the loop was measured, for the table.
+LOOP_STAGES = {
+    "normalise": "normalising and augmenting a batch",
+    "transform": "the recipe's transform, timed in turns with normalising",
+    "launch": "forward and backward: fixed time, by a line through two batch sizes",
+    "compute": "forward and backward: the rest",
+    "python": "Python and NumPy in the recipe's own code",
+    "sync": "host-device syncs",
+    "sleep": "sleeping, or waiting for something outside, in the recipe's own code",
+    "lock": "waiting for locks in the recipe's own code",
+    "file": "reading and writing files in the recipe's own code",
+    "gc": "garbage collection",
+    "optimizer": "the optimizer's step",
+    "log": "records and the progress display",
+    "other": "the rest of the loop, and taking batches from the loader's thread",
+}
+
+
 def _build_loop_ceilings(found: LoopMeasurement, handed_s: float) -> list[Ceiling]:
-    how = {
-        "normalise": "normalising and augmenting a batch",
-        "transform": "the recipe's transform, timed in turns with normalising",
-        "launch": "forward and backward: what a line through two batches starts from",
-        "compute": "forward and backward: the rest",
-        "python": "Python and NumPy in the recipe's own code",
-        "sync": f"{found.syncs.count:.3g} reads of values a step",
-        "sleep": "sleeping, or waiting for something outside, in the recipe's own code",
-        "lock": "waiting for locks in the recipe's own code",
-        "file": "reading and writing files in the recipe's own code",
-        "gc": "garbage collection",
-        "optimizer": "the optimizer's step",
-        "log": "records and the display",
-        "other": "the rest of the loop, and taking batches from the loader's thread",
-    }
+    how = LOOP_STAGES | {"sync": f"{found.syncs.count:.3g} reads of tensor values per step"}
     seconds = {**found.seconds, "other": found.seconds["other"] + handed_s}
     side: Side = "loop"
     ceilings = []
@@ -378,7 +395,7 @@ def _build_loop_ceilings(found: LoopMeasurement, handed_s: float) -> list[Ceilin
 
 
 def _build_lap_ceilings(ran: WholeJobRun) -> list[Ceiling]:
-    """The loop's stages as they were in a run."""
+    """Returns the loop's stages as they were during a run."""
     laps = ran.laps
     both = sum(laps.get(name, 0.0) for name in ("forward", "loss", "backward"))
     found = {"transform": laps.get("augment", 0.0), "compute": both, "optimizer": laps.get("optimizer", 0.0)}
@@ -389,7 +406,7 @@ def _build_lap_ceilings(ran: WholeJobRun) -> list[Ceiling]:
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Processor, cores, memory, device and versions."""
+    """Returns processor, cores, memory, device and versions."""
     found = provenance({}, Path.cwd())
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     more = {"usable_cores": usable_cores(), "torch_threads": torch.get_num_threads(), "device": named}

@@ -31,18 +31,18 @@ from headway.doctor.throughput_model import ThroughputModel
 from headway.setup.inputs import Say
 from headway.setup.precision import candidates
 
+# Gains below it are noise.
 WORTH = 1.01
-"""Gains below it are noise."""
+# A side that could not give as much, taken away as a whole, has no knob that is worth a measurement.
 SIDE_WORTH = 1.02
-"""A side that could not give as much, taken away as a whole, has no knob that is worth a measurement."""
+# Times as rare, for what happens between steps.
 LATER = 4
-"""Times as rare, for what happens between steps."""
+# Times the batch.
 LARGER = 4
-"""Times the batch."""
+# That a loop with other values is measured by, where they take long.
 TRIED_STEPS = 5
-"""That a loop with other values is measured by, where they take long."""
+# Left of the time, where a compiler is tried.
 LONG_S = 20.0
-"""Left of the time, where a compiler is tried."""
 
 BATCH_COST = "other learning rates, and maybe less accuracy: see docs/large-batches.md"
 BF16_COST = "8 bits of precision in forward and backward; parameters stay fp32"
@@ -53,10 +53,10 @@ PACK_COST = "room on the disk for a copy of the set, whose samples then come in 
 PIXELS_COST = "other pixels: compare the accuracy"
 CODE_COST = "a change of your own code, at most as much as if this line took no time"
 COMPILE_COST = "the first step takes longer, by the compilation"
+# How a compiled network says what is left to Python.
 BREAKS = "torch.compile breaks the network's graph: "
-"""How a compiled network says what is left to Python."""
+# Sides of images below which none is tried smaller; how much smaller about; what it is a multiple of.
 SMALLEST, SMALLER, STEP = 96, 0.87, 32
-"""Sides of images below which none is tried smaller; how much smaller about; what it is a multiple of."""
 CHECKPOINT_COST = "more steps that are lost with a crash"
 
 
@@ -101,13 +101,15 @@ class KnobSearch:
             *(make for side in first for make in sides[side]),
             self._suggest_smaller_images,
         ]
-        if not quick:  # last: it takes longer than all the others
+        if not quick:
+            # Last: it takes longer than all the others.
             makers.append(self._suggest_compile)
         for make in makers:
             try:
                 for knob in make():
                     out.append(knob)
-            except HeadwayError as error:  # data or a network that does not take what was tried
+            except HeadwayError as error:
+                # Data or a network that does not take what was tried.
                 self.missing.append(f"A knob: {error}")
         worth = [one for one in out if one.gain >= WORTH]
         return sorted(worth, key=lambda one: -one.images_s)
@@ -293,7 +295,8 @@ class KnobSearch:
             if not packed.count:
                 continue
             other = packed.measure_loader(limit_s=self._side_s)
-            if train.description.format in PACK_FORMATS:  # beside the same samples, in the same place
+            if train.description.format in PACK_FORMATS:
+                # Beside the same samples, in the same place.
                 if as_it_is is None:
                     kept = first.pack(Mode(kind="keep"), limit_s=self._side_s)
                     as_it_is = kept.measure_loader(limit_s=self._side_s)
@@ -309,7 +312,8 @@ class KnobSearch:
                 build_pack_command(job, mode).format_command(job.loaded),
                 "storage" if mode.kind == "keep" else "decode",
             )
-            tried = not self._cold_s  # what a first epoch waits for is computed, of bytes
+            # What a first epoch waits for is computed, of bytes.
+            tried = not self._cold_s
             yield self._build_knob(name, cures, {}, changed, measured=tried, exact=exact, cost=cost, command=command)
 
     def _replace_records(self, now: LoaderMeasurement, other: LoaderMeasurement) -> ThroughputModel:
@@ -323,7 +327,8 @@ class KnobSearch:
         side = choose_smaller_side(height)
         if job.is_synthetic or height != width or side is None or options.progressive is not None:
             return
-        if options.cache == "device":  # cannot be resized there
+        if options.cache == "device":
+            # Cannot be resized there.
             return
         changes = {"data.size": side}
         text = format_override(changes)
@@ -470,7 +475,8 @@ class KnobSearch:
             found = measure_loop_rate(other, limit_s=self._side_s)
             if look is not None:
                 look(other, found.value)
-        except Exception as error:  # of a compiler that is not there, or for want of memory, too
+        except Exception as error:
+            # Of a compiler that is not there, or for want of memory, too.
             first = (str(error).strip().splitlines() or [""])[0]
             said = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {first}"
             self.missing.append(f"{text}: {said}")

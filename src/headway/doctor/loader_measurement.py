@@ -1,4 +1,4 @@
-"""What the loader gives when nothing holds it back, and which of its stages takes how long."""
+"""Measures the loader's rate when nothing holds it back, and the time of each of its stages."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from headway.doctor.measurement_job import MeasurementJob, close_stream
 from headway.doctor.rate_measurement import build_window, measure_rate
 from headway.setup.recipe import TrainRecipe
 
+# Samples without augmentation.
 PLAIN: dict[str, Any] = {"crop": CropRecipe(), "flip": False, "translate": 0}
-"""A view of the samples without augmentation."""
 
 
 @final
 @dataclass(frozen=True)
 class LoaderMeasurement:
-    """Attributes: seconds: of a sample, by stage; they add up to 1 / rate. record_bytes: of one sample. threads: that
-    decode. batches: that were gone through."""
+    """Rate and stages of a loader.
+
+    Attributes:
+        seconds: of a sample by stage; they add up to 1 / rate.
+        record_bytes: of one sample. threads: decoding threads. batches: number of batches read.
+    """
 
     rate: Rate
     seconds: Mapping[str, float]
@@ -37,14 +41,14 @@ class LoaderMeasurement:
 def measure_loader(
     job: MeasurementJob, *, limit_s: float, batches: int | None = None, **options: Any
 ) -> LoaderMeasurement:
-    """Goes through the run's first batches as fast as the loader gives them, again and again.
+    """Reads the run's first batches as fast as the loader delivers them, again and again.
+
+    Records that are fetched from an address and not kept take as long in each epoch: there one stream is read.
 
     Args:
-        batches: so many of them, once; None: as many as come within a fifth of the limit, and then those again and
-            again: their bytes are in memory by then, and their checksums were looked at.
-        options: of the loader, in place of the recipe's.
-
-    What is fetched from an address and not kept comes as fast in each epoch: one stream is gone through.
+        batches: reads this many, once. None: as many as come within a fifth of the limit, then the same again: by then
+            their bytes are in memory and their checksums are verified.
+        options: of the loader, instead of the recipe's.
     """
     if batches is None and "tier" not in options and _fetches_every_epoch(job):
         return _measure_remote_stream(job, limit_s=limit_s, options=options)
@@ -68,7 +72,7 @@ def measure_loader(
 
 
 def build_loader(job: MeasurementJob, options: Mapping[str, Any]) -> Iterable[Batch]:
-    """A new loader from the beginning of the run."""
+    """Builds a new loader at the beginning of the run."""
     inputs, recipe = job.setup.inputs, job.setup.recipe
     inputs.feed = None
     if not options:
@@ -80,12 +84,13 @@ def build_loader(job: MeasurementJob, options: Mapping[str, Any]) -> Iterable[Ba
 def _measure_batches(
     job: MeasurementJob, *, limit_s: float, most: int | None, options: Mapping[str, Any]
 ) -> LoaderMeasurement:
-    """Args: most: batches; None: what comes in time, and at least two."""
+    """Reads a stream once; `most` batches, or None: all that come in time, at least two."""
     loader = build_loader(job, options)
     stream = iter(loader)
     images = count = 0
     try:
-        first = next(stream)  # what the threads need to begin
+        # The first batch contains the start of the threads.
+        first = next(stream)
         begun = perf_counter()
         for batch in itertools.islice(stream, None if most is None else max(1, most - 1)):
             images, count = images + len(batch.images), count + 1
@@ -102,13 +107,13 @@ def _measure_batches(
 
 
 def _fetches_every_epoch(job: MeasurementJob) -> bool:
-    """Whether records come over a network in each epoch."""
+    """Checks whether records come over a network in each epoch."""
     train = job.setup.train
     return train is not None and isinstance(train.source, RemoteShards) and job.setup.recipe.data.cache == "none"
 
 
 def _measure_remote_stream(job: MeasurementJob, *, limit_s: float, options: Mapping[str, Any]) -> LoaderMeasurement:
-    """One stream; what lay ready or was under way when it began is left out."""
+    """Measures one stream of remote records, without those that were ready or requested when it began."""
     loader = build_loader(job, options)
     stream = iter(loader)
     images = count = 0
@@ -126,7 +131,8 @@ def _measure_remote_stream(job: MeasurementJob, *, limit_s: float, options: Mapp
 
         begun = perf_counter()
         found = measure_rate(build_window(take_batch, least_s=limit_s / 10), limit_s=limit_s)
-        rate = images / (perf_counter() - begun)  # the mean: they come in bursts
+        # The mean and not the median: remote records come in bursts.
+        rate = images / (perf_counter() - begun)
     finally:
         close_stream(stream)
     stages, bytes_each, threads = _read_stages(loader, 1 / rate)
@@ -135,7 +141,8 @@ def _measure_remote_stream(job: MeasurementJob, *, limit_s: float, options: Mapp
 
 
 def _read_stages(loader: Iterable[Batch], whole: float) -> tuple[dict[str, float], float, int]:
-    """What the loader's thread has noted of its time; what is left of a sample's is its handing over."""
+    """Returns seconds by stage, bytes per record and threads from the loader's own counters; time that no stage
+    explains counts as `collate`."""
     if not isinstance(loader, Loader):
         return {"collate": whole}, 0.0, 0
     stats = loader.stats()
@@ -148,7 +155,7 @@ def _read_stages(loader: Iterable[Batch], whole: float) -> tuple[dict[str, float
 
 
 def measure_augmentation(job: MeasurementJob, plain_of: LoaderMeasurement, *, limit_s: float) -> float:
-    """Seconds of a sample's decoding that its crop, flip and shift take; 0 where the host does none of them."""
+    """Returns the seconds of decoding a sample that crop, flip and shift take; 0 if the host does none of them."""
     recipe: TrainRecipe = job.setup.recipe
     if not (recipe.augment.on_host(job.setup.device.type) or recipe.data.crop.random):
         return 0.0
@@ -157,8 +164,7 @@ def measure_augmentation(job: MeasurementJob, plain_of: LoaderMeasurement, *, li
 
 
 def measure_by_threads(job: MeasurementJob, measured: LoaderMeasurement, most: int, *, limit_s: float) -> Threads:
-    """What the loader gives with 1, 2, 4... threads, up to `most`; and the fit of seconds = serial + parallel / threads
-    by least squares, neither below 0."""
+    """Measures the loader with 1, 2, 4, ... up to `most` threads, and fits seconds = serial + parallel / threads."""
     counts = sorted({1, *(2**power for power in range(1, 12) if 2**power < most), most, measured.threads})
     rates = []
     for count in counts:
@@ -169,7 +175,7 @@ def measure_by_threads(job: MeasurementJob, measured: LoaderMeasurement, most: i
 
 
 def fit_threads(threads: list[int], seconds: list[float]) -> tuple[float, float]:
-    """(serial, parallel) of seconds = serial + parallel / threads."""
+    """Fits (serial, parallel) of seconds = serial + parallel / threads by least squares, neither below 0."""
     n = len(threads)
     if n < 2:
         return 0.0, seconds[0] * threads[0]
@@ -178,7 +184,8 @@ def fit_threads(threads: list[int], seconds: list[float]) -> tuple[float, float]
     spread = sum((x - mean_x) ** 2 for x in inverse)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(inverse, seconds, strict=True)) / spread
     serial = mean_y - slope * mean_x
-    if serial < 0:  # through the origin
+    # A negative part has no meaning: the other part is fitted alone.
+    if serial < 0:
         return 0.0, sum(x * y for x, y in zip(inverse, seconds, strict=True)) / sum(x * x for x in inverse)
     if slope < 0:
         return mean_y, 0.0

@@ -10,10 +10,10 @@ from headway.core.profile import Kind
 from headway.doctor.loop_observation import Advice, LoopFacts, format_share
 from headway.doctor.loop_verdict import LIMIT, OFTEN, LoopCosts
 
+# Share of the time that is worth a change.
 WORTH = 0.05
-"""Share of the time that is worth a change."""
+# Workers over the smallest number that would do: a batch does not always take as long.
 SPARE = 1.25
-"""Workers over the smallest number that would do: a batch does not always take as long."""
 
 
 @final

@@ -25,21 +25,21 @@ from headway.doctor.user_code import TRANSFORM, CodeLine
 from headway.setup.prepare import augmented, divided, prepared
 from headway.train.trainer import Trainer
 
+# Samples of the smallest pass: batch norm wants two.
 SMALL = 2
-"""Samples of the smallest pass: batch norm wants two."""
+# What a small batch is compared with, at least.
 LARGER = 32
-"""What a small batch is compared with, at least."""
+# A step that takes longer needs few repetitions, and has no time for many; what the first one takes besides is little
+# of a very long one.
 LONG_STEP_S, VERY_LONG_STEP_S = 0.25, 1.0
-"""A step that takes longer needs few repetitions, and has no time for many; what the first one takes besides is little
-of a very long one."""
+# Lines that are told of a stage.
 MOST = 5
-"""Lines that are told of a stage."""
+# Stages of the Clock that are forward and backward.
 PASSES = ("forward", "loss", "backward")
-"""Stages of the Clock that are forward and backward."""
+# Parts of a step that the user's lines in those belong to.
 OF_PASSES = (*PASSES, ELSEWHERE.within)
-"""Parts of a step that the user's lines in those belong to."""
+# Stages that the user's own lines make.
 OWN = get_args(What)
-"""Stages that the user's own lines make."""
 READS = 200
 
 
@@ -67,7 +67,8 @@ def measure_loop(job: MeasurementJob, *, limit_s: float, passes_s: float) -> Loo
         seen = StackSampler()
         first = trainer.step
         # A step of a second is looked at a thousand times: the looking costs it nothing that shows.
-        compiled = bool(job.setup.recipe.compile)  # which a signal's handler would be drawn into
+        # Which a signal's handler would be drawn into.
+        compiled = bool(job.setup.recipe.compile)
         with seen if long and not compiled else nullcontext():
             rate, laps = measure_steps(job, trainer, limit_s=limit_s, a_step=a_step)
         if not long and not compiled:
@@ -86,7 +87,8 @@ def measure_loop(job: MeasurementJob, *, limit_s: float, passes_s: float) -> Loo
         passed = max(0.0, passed - sum(of for (place, _), of in own.items() if place.within in OF_PASSES))
     # A long pass was seen in the steps; it is not made again.
     passes = measure_passes(job, limit_s=passes_s, known=known, whole_s=passed * job.batch if long and on_cpu else None)
-    if not on_cpu:  # whose laps are the time to hand work over
+    if not on_cpu:
+        # Whose laps are the time to hand work over.
         at = min(passes, key=lambda count: abs(count - job.batch))
         passed = passes[at] / at
     augment = laps.get("augment", 0.0)
@@ -213,7 +215,8 @@ def measure_passes(
     most = min(job.batch, micro) if isinstance(micro, int) else job.batch
     other = max(4 * most, LARGER) if most <= LARGER else max(LARGER, most // 4)
     counts = sorted({SMALL, max(SMALL, most), other})
-    if setup.recipe.compile:  # a compiler would make another network for each size
+    if setup.recipe.compile:
+        # A compiler would make another network for each size.
         counts = [max(SMALL, most)]
     found = {}
     for count in counts:
@@ -226,7 +229,8 @@ def measure_passes(
         except (RuntimeError, MemoryError):
             if count <= most:
                 raise
-            continue  # there is no memory for more than the run takes at once
+            # There is no memory for more than the run takes at once.
+            continue
         with StackSampler() if known is not None else nullcontext() as seen:
             found[count] = count / measure_rate(build_window(run), limit_s=limit_s / len(counts)).value
         if seen is not None:
@@ -277,7 +281,8 @@ def build_wait(device: torch.device) -> Callable[[], object]:
 def measure_read_s(device: str) -> float:
     """Seconds that Python takes to pick one value out of a tensor of this device and read it."""
     values, taken = torch.zeros(1, 1, 1, 1, device=device), []
-    clock = thread_time if device == "cpu" else perf_counter  # what other programs take of the time is none of it
+    # What other programs take of the time is none of it.
+    clock = thread_time if device == "cpu" else perf_counter
     for _ in range(5):
         begun = clock()
         for _ in range(READS):

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from headway.core.profile import Kind, Record
 
+# Lines of the text; the record has all.
 MOST_PATTERNS, MOST_ADVICE, MOST_UNKNOWN = 4, 5, 4
-"""Lines of the text; the record has all."""
+# Characters of such a line.
 LONGEST = 200
-"""Characters of such a line."""
 
 PatternKind = Literal["workers", "first batch", "period", "drift", "slow rank"]
 

@@ -18,18 +18,18 @@ from headway.doctor.loop_observation import LoopFacts, StageTime, format_share
 from headway.observe.patterns import share_interval
 from headway.observe.step_marks import BACKWARD, STAGES, WAIT, Numbers, Series, Start
 
+# Of fewer nothing is said.
 LEAST_STEPS = 20
-"""Of fewer nothing is said."""
+# Share of the time from which what can be saved is called the limit: at most 1.11 times the samples/s.
 LIMIT = 0.1
-"""Share of the time from which what can be saved is called the limit: at most 1.11 times the samples/s."""
+# The same for the loop's own code, of which some is needed.
 OWN = 0.2
-"""The same for the loop's own code, of which some is needed."""
+# A step is a stall where the loop takes so many times the median for it, waiting for its batch left out.
 LONG = 3.0
-"""A step is a stall where the loop takes so many times the median for it, waiting for its batch left out."""
+# Syncs a step, from which they set the pace. Share of the steps, from which a device that has nothing to do waits.
 OFTEN = 0.5
-"""Syncs a step, from which they set the pace. Share of the steps, from which a device that has nothing to do waits."""
+# Steps with an exchange, and without, that are needed to tell its time.
 LEAST_COMPARED = 10
-"""Steps with an exchange, and without, that are needed to tell its time."""
 
 
 @final

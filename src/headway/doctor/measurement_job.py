@@ -1,4 +1,4 @@
-"""Job: a recipe set up so that its parts can be measured one by one; no run of the user's is touched."""
+"""Sets up a recipe so that its parts can be measured one by one, without touching any run of the user's."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from headway.setup.recipe import TrainRecipe
 from headway.train.progress import Silent
 from headway.train.trainer import Display, Trainer
 
+# Epochs: no measurement lasts that long.
 NEVER = 1e6
-"""Epochs: no measurement comes to their end."""
+# Values of the recipe while its steps are measured. Work between steps is measured separately.
 MEASURED: dict[str, Any] = {
     "epochs": NEVER,
     "evaluate.every_epochs": NEVER,
@@ -34,9 +35,8 @@ MEASURED: dict[str, Any] = {
     "log_ids": False,
     "sinks": [],
 }
-"""What a recipe has otherwise while its steps are measured. What is done between steps is measured apart."""
+# Limits of the batches that are kept for replay.
 REPLAYED_BYTES, REPLAYED = 256 * 2**20, 8
-"""Batches that are kept to be replayed: at most so many, and so much."""
 
 
 @final
@@ -44,10 +44,10 @@ class MeasurementJob:
     """One process's part of a recipe. Close it after use.
 
     Attributes:
-        loaded: as the user has it, with what `auto` stands for.
-        setup: of the measured recipe.
+        loaded: the user's recipe, with `auto` resolved.
+        setup: the objects of the measured recipe.
         batch: samples of a step.
-        shortened: why these are fewer than the user's recipe has; empty: they are not.
+        batch_note: why the batch is smaller than in the user's recipe; empty: it is not.
     """
 
     def __init__(self, loaded: Loaded[TrainRecipe], setup: Setup) -> None:
@@ -58,14 +58,15 @@ class MeasurementJob:
 
     @staticmethod
     def from_recipe(loaded: Loaded[TrainRecipe], say: Any, **changes: Any) -> MeasurementJob:
-        """Sets up a recipe, with some of its values otherwise (`a__b=1` is a.b: 1).
+        """Sets up a recipe with some values changed (`a__b=1` is a.b: 1).
 
         Raises:
-            HeadwayError: whatever is wrong with recipe, data, network or task.
+            HeadwayError: recipe, data, network or task are wrong.
         """
         changed = {key.replace("__", "."): value for key, value in changes.items()}
         loaded = with_values(loaded, changed, "as it is tried")
         setup = set_up(with_values(loaded, MEASURED, "as it is measured"), say=say)
+        # Values that replace `auto` are shown to the user with the reason for the choice.
         chosen = {key: value for key, value in setup.loaded.leaves() if key not in MEASURED}
         origins = setup.loaded.origins
         resolved = {
@@ -76,17 +77,18 @@ class MeasurementJob:
         return MeasurementJob(loaded.resolve_all(resolved), setup)
 
     def close(self) -> None:
+        """Releases the batches and the inputs."""
         self._kept.clear()
         self.setup.inputs.close()
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether there is no loader to measure."""
+        """Checks whether the images are synthetic, so there is no loader to measure."""
         return self.setup.inputs.train is None
 
     def build_variant(self, say: Any, **changes: Any) -> MeasurementJob:
-        """The same with some values otherwise, for its loop alone: its data are read in place, not from a cache. It
-        replays this job's batches."""
+        """Builds the same job with some values changed, for its loop alone: it replays this job's batches, and its data
+        are read in place instead of from a cache."""
         if not self.is_synthetic:
             changes = {"data__cache": "none", **changes}
         other = MeasurementJob.from_recipe(self.loaded, say, **changes)
@@ -94,11 +96,12 @@ class MeasurementJob:
         return other
 
     def load_batches(self) -> list[Batch]:
-        """The first batches of the run, which stay."""
+        """Returns the first batches of the run, which stay in memory."""
         if not self._kept:
             self.setup.inputs.feed = None
             stream = iter(self.setup.batches(0))
             try:
+                # The loader reuses its buffers, so each batch is copied.
                 for batch in itertools.islice(stream, REPLAYED):
                     self._kept.append(replace(batch, images=batch.images.clone(), labels=batch.labels.clone()))
                     if (len(self._kept) + 1) * batch.images.nbytes > REPLAYED_BYTES:
@@ -108,14 +111,14 @@ class MeasurementJob:
         return self._kept
 
     def make_noise(self) -> list[Batch]:
-        """The same images of noise with other labels each time: what could be learnt would end in gradients of next to
-        nothing, with which a processor computes slowly."""
+        """Returns batches with the same noise images and different labels: a network that learns them would reach
+        gradients near zero, which a processor computes slowly (denormal numbers)."""
         first = self.load_batches()[0]
         images = torch.randint(0, 256, first.images.shape, dtype=torch.uint8).to(first.images)
         return [replace(one, images=images) for one in self.load_batches()]
 
     def replace_batches(self, batches: list[Batch]) -> None:
-        """Replays these."""
+        """Replays these batches from now on."""
         self._kept = batches
 
     @contextmanager
@@ -126,36 +129,38 @@ class MeasurementJob:
         feed: Callable[[], Iterable[Batch]] | None = None,
         display: Display | None = None,
     ) -> Iterator[Trainer]:
-        """A Trainer of the measured recipe, in a folder that goes with it.
+        """Opens a Trainer of the measured recipe, in a temporary folder.
 
         Args:
-            batches: that it is given again and again; none: the loader's. feed: gives others in their place.
+            batches: repeated; empty: the loader's. feed: gives others instead.
         """
         self.setup.inputs.feed = (lambda: itertools.cycle(batches)) if batches else feed
         try:
             with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_find_runs_folder()) as folder:
                 run = Run.create(Path(folder) / "run")
                 with closing(Trainer(self.setup, run, display or Silent())) as trainer:
-                    trainer.say = say_nothing  # what is replayed may well diverge
+                    # Training again and again on a few batches may diverge; the message would mislead.
+                    trainer.say = say_nothing
                     yield trainer
         finally:
             self.setup.inputs.feed = None
 
 
 def _find_runs_folder() -> Path | None:
-    """Where runs are kept, if that is another file system than that of temporary files: checkpoints go there."""
+    """Returns the folder of runs if it is on another file system than temporary files: checkpoints are written
+    there."""
     where = Path("runs") if Path("runs").is_dir() else Path.cwd()
     other = where.stat().st_dev != Path(tempfile.gettempdir()).stat().st_dev
     return where if other and os.access(where, os.W_OK) else None
 
 
 def with_values(loaded: Loaded[TrainRecipe], values: Mapping[str, Any], reason: str) -> Loaded[TrainRecipe]:
-    """A recipe with other values; paths of keys that it does not have are left out."""
+    """Returns the recipe with other values; keys that it does not have are ignored."""
     return loaded.resolve_all({key: (value, reason) for key, value in values.items()}) if values else loaded
 
 
 def format_override(changes: Mapping[str, Any]) -> str:
-    """As the command line takes changes: `data.threads=2 precision=bf16`."""
+    """Formats changes as the command line takes them: `data.threads=2 precision=bf16`."""
 
     def text(value: Any) -> str:
         return str(value).lower() if isinstance(value, bool) else f"{value}"
@@ -164,7 +169,7 @@ def format_override(changes: Mapping[str, Any]) -> str:
 
 
 def resize_batch(batch: Batch, samples: int, device: torch.device) -> Batch:
-    """A batch of another size, of the same samples; some may be in it several times."""
+    """Returns a batch of another size with the same samples, some of them repeated."""
     place = np.arange(samples) % len(batch.images)
     there = torch.from_numpy(place).to(batch.images.device)
     changed: dict[str, Any] = {
@@ -185,4 +190,4 @@ def close_stream(stream: object) -> None:
 
 
 def say_nothing(text: str) -> None:
-    """Says nothing."""
+    """Discards a message."""

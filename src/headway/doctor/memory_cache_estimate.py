@@ -1,4 +1,4 @@
-"""What the loader would give if the decoded set lay in memory, without decoding it: as many pixels, of noise."""
+"""Estimates the loader's rate with the decoded set in memory, without decoding it: noise of the same size stands in."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from headway.data.tiers.memory import MemoryTier
 from headway.doctor.loader_measurement import LoaderMeasurement, measure_loader
 from headway.doctor.measurement_job import MeasurementJob
 
+# Share of the free memory that a set may need to be offered a place there.
 SHARE = 0.5
-"""Of the free memory that a set may take to be offered a place there."""
+# Noise images, repeated: copying and resizing take as long for any content.
 NOISE = 64
-"""Images of noise, which are repeated: what is copied and resized takes as long whatever it shows."""
+# Positions that get pixels; the others are never asked for.
 LOOKED_AT = 16_384
-"""Positions whose pixels are there; the others are never asked for."""
 
 
 def fits_in_memory(job: MeasurementJob) -> bool:
-    """Whether the decoded set would find room in memory."""
+    """Checks whether the decoded set fits in host memory."""
     train = job.setup.inputs.train
     if train is None or train.pixel_bytes is None or job.setup.recipe.data.scaled:
         return False
@@ -29,7 +29,7 @@ def fits_in_memory(job: MeasurementJob) -> bool:
 
 
 def fits_on_device(job: MeasurementJob) -> bool:
-    """The same of the device's memory, where batches are gathered of whole images."""
+    """Checks whether the decoded set fits in device memory, if batches are gathered from whole images there."""
     inputs, recipe = job.setup.inputs, job.setup.recipe
     train = inputs.train
     if train is None or train.pixel_bytes is None or recipe.data.scaled:
@@ -40,12 +40,13 @@ def fits_on_device(job: MeasurementJob) -> bool:
 
 
 def measure_memory_loader(job: MeasurementJob, *, limit_s: float) -> LoaderMeasurement:
-    """The loader over a set of which only what is asked for holds pixels."""
+    """Measures the loader over a set in memory in which only the samples that are read have pixels."""
     train, recipe = job.setup.inputs.train, job.setup.recipe
     assert train is not None
     assert train.description.common_size is not None
     width, height = train.description.common_size
-    pixels = np.empty((len(train), height, width, train.description.channels), np.uint8)  # taken page by page, by use
+    # The kernel hands out pages at the first write, so only the positions below need memory.
+    pixels = np.empty((len(train), height, width, train.description.channels), np.uint8)
     noise = np.random.default_rng(0).integers(0, 256, (NOISE, *pixels.shape[1:]), np.uint8)
     batches = max(2, min(LOOKED_AT, 4 * len(train)) // job.batch)
     ids = Order(len(train), recipe.seed, recipe.data.window)(np.arange((batches + recipe.data.ahead + 1) * job.batch))[
@@ -57,5 +58,6 @@ def measure_memory_loader(job: MeasurementJob, *, limit_s: float) -> LoaderMeasu
     tier = MemoryTier(train, "memory, as it would be", pixels, None)
     tier.flags = np.full(len(train), FLAG_RAW, np.uint8)
     tier.damaged = np.zeros(len(train), np.uint8)
+    # Median of three runs after one warm-up run.
     runs = [measure_loader(job, limit_s=limit_s / 3, batches=batches, tier=tier, verify="never") for _ in range(4)]
     return sorted(runs[1:], key=lambda one: one.rate.value)[1]

@@ -33,24 +33,24 @@ from headway.doctor.loader_measurement import LoaderMeasurement, measure_loader
 from headway.doctor.measurement_job import MeasurementJob
 from headway.setup.recipe import TrainRecipe
 
+# Images that are treated before a look at the clock.
 CHUNK = 16
-"""Images that are treated before a look at the clock."""
+# Records that stand for all others: at most so many, and so much.
 MOST, MOST_BYTES = 2048, 128 * 2**20
-"""Records that stand for all others: at most so many, and so much."""
+# Samples by which it is told what a set consists of.
 LOOKED_AT = 4096
-"""Samples by which it is told what a set consists of."""
+# Pixels by which the side of resized images is rounded up.
 ROUND = 32
-"""Pixels by which the side of resized images is rounded up."""
+# Sides of stored images over those that a random crop is brought to: 256 for 224, as is usual.
 MARGIN = 8 / 7
-"""Sides of stored images over those that a random crop is brought to: 256 for 224, as is usual."""
+# Times the side that is needed, from which on smaller images are worth a look.
 LARGER = 1.25
-"""Times the side that is needed, from which on smaller images are worth a look."""
+# Share of JPEGs, from which on a set is one of JPEGs.
 MOSTLY = 0.9
-"""Share of JPEGs, from which on a set is one of JPEGs."""
+# A crop of a smaller share of the image's area leaves part of a seekable file undecoded.
 LITTLE = 0.9
-"""A crop of a smaller share of the image's area leaves part of a seekable file undecoded."""
+# Bytes of a lossless pack over those of its source, at most: files that were made seekable grow by about 1 %.
 GROWTH = 1.05
-"""Bytes of a lossless pack over those of its source, at most: files that were made seekable grow by about 1 %."""
 THEN = " && "
 
 

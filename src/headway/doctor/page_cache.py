@@ -24,19 +24,20 @@ from numpy.typing import NDArray
 from headway.core.memory import free_memory_bytes
 from headway.data.shards import NETWORK_FILE_SYSTEMS
 
+# Files of which less than this share lies in memory are read from the disk.
 COLD = 0.05
-"""Files of which less than this share lies in memory are read from the disk."""
 
 _PAGE = mmap.PAGESIZE
+# Largest piece in which Linux keeps a file's pages; it gives such a piece back as a whole or not at all.
 _FOLIO = 2 << 20
-"""Largest piece in which Linux keeps a file's pages; it gives such a piece back as a whole or not at all."""
+# Looked at in one call.
 _PIECE = 64 << 20
-"""Looked at in one call."""
+# Looked at; of more an even sample is. A page takes 0.05 us, a file 10 us: together at most a second.
 _MOST_PIECES, _MOST_FILES = 1024, 1 << 16
-"""Looked at; of more an even sample is. A page takes 0.05 us, a file 10 us: together at most a second."""
 _BUFFER = 4 << 20
 _END = 1 << 62
-_PAGEOUT = 21  # MADV_PAGEOUT, which the mmap module does not name
+# MADV_PAGEOUT, which the mmap module does not name.
+_PAGEOUT = 21
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -100,7 +101,8 @@ def find_mount(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Mount
             left, _, right = line.partition(" - ")
             if len(place := left.split()) < 5 or len(file_system := right.split()) < 3:
                 continue
-            point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), place[4])  # a blank is \040
+            # A blank is \040.
+            point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), place[4])
             if inside.startswith(f"{point.rstrip('/')}/") and (best is None or len(point) >= len(best.point)):
                 best = Mount(point, *file_system[:3])
     return best
@@ -126,7 +128,8 @@ def evict(files: Files) -> Eviction:
     if before is not None:
         _drop_pages(ranges, synced=False)
         after = _measure_share(ranges)
-        if after is not None and after >= COLD:  # not written to the disk yet, or parts of larger pieces
+        if after is not None and after >= COLD:
+            # Not written to the disk yet, or parts of larger pieces.
             _drop_pages(_align_ranges(files, _FOLIO), synced=True)
             after = _measure_share(ranges)
     held = after is not None and after < COLD
@@ -195,7 +198,8 @@ def _measure_share(ranges: _Ranges) -> float | None:
     every = -(-len(ranges) // _MOST_FILES) or 1
     try:
         for path in list(ranges)[::every]:
-            with suppress(FileNotFoundError), _open_file(path) as (number, size):  # one that is gone has no pages
+            with suppress(FileNotFoundError), _open_file(path) as (number, size):
+                # One that is gone has no pages.
                 if not _may_query(path, number):
                     return None
                 pieces = list(_split_ranges(ranges[path], size))
@@ -203,7 +207,8 @@ def _measure_share(ranges: _Ranges) -> float | None:
                 for low, high in pieces[:: -(-len(pieces) // most) or 1]:
                     found = _read_page_flags(number, low, high)
                     here, pages = here + int(np.count_nonzero(found)), pages + len(found)
-    except OSError:  # a file system without mappings, or a file that may not be read
+    except OSError:
+        # A file system without mappings, or a file that may not be read.
         return None
     return here / pages if pages else None
 
@@ -249,7 +254,8 @@ def _is_mincore_reliable() -> bool:
     """Whether mincore is to be trusted: in some sandboxes it says that even a hole lies in memory."""
     try:
         number = os.memfd_create("hole")
-    except (AttributeError, OSError):  # no Linux; or it is forbidden
+    except (AttributeError, OSError):
+        # No Linux; or it is forbidden.
         return False
     try:
         os.ftruncate(number, _PAGE)
@@ -270,7 +276,8 @@ def _drop_pages(ranges: _Ranges, *, synced: bool) -> None:
     for path, some in ranges.items():
         with suppress(OSError), _open_file(path) as (number, size):
             if synced:
-                with suppress(OSError):  # a file system that cannot be written
+                with suppress(OSError):
+                    # A file system that cannot be written.
                     os.fdatasync(number)
             views = mapped.get(os.fstat(number).st_ino, ())
             for low, high in some:

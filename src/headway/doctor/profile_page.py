@@ -27,15 +27,15 @@ from headway.page import panel, report
 from headway.page.panel import Panel
 
 SECTIONS = ("Verdict", "Stages", "Whole runs", "Knobs", "Machine")
+# Sides of an image in the chart of the rates by image size; too many for a marker on each.
 SIDES_PX = range(64, 513, 8)
-"""Sides of an image in the chart of the rates by image size; too many for a marker on each."""
+# Stages whose seconds grow with the pixels of an image in the batch.
 BY_PIXEL = frozenset({"augment", "collate", "copy", "normalise", "transform", "compute"})
-"""Stages whose seconds grow with the pixels of an image in the batch."""
+# Those that grow with the pixels of an image in the set.
 OF_THE_SET = frozenset({"storage", "decode"})
-"""Those that grow with the pixels of an image in the set."""
 FIXED = "but not those of storage and decode: the set's own images stay as they are, of whatever size a batch is made"
+# Of one multiply-add of a forward pass in a training step: two there, and twice as many in the backward pass.
 FLOPS = 6.0
-"""Of one multiply-add of a forward pass in a training step: two there, and twice as many in the backward pass."""
 
 
 def write_page(profile: Profile, path: Path) -> None:
@@ -155,7 +155,8 @@ def _draw_threads(profile: Profile) -> Panel | None:
         ends: list[float] = [min(found.threads), max(found.threads)]
         takes = 1 / profile.together.loop_alone
         series.append(("what the loop alone takes", ends, [takes, takes]))
-    series.append(("measured", list(found.threads), list(found.images_s)))  # the last is drawn above the others
+    # The last is drawn above the others.
+    series.append(("measured", list(found.threads), list(found.images_s)))
     rates = [rate for _, _, values in series for rate in values if rate is not None]
     most = f"{format_number(1 / found.serial_s)} images/s" if found.serial_s > 0 else "no bound that shows"
     return panel.lines(

@@ -57,12 +57,12 @@ from headway.train.progress import Silent
 from headway.train.runs import load_recipe
 from headway.train.trainer import Trainer
 
+# A rank that takes so many times as long as the median is held to be slow; less is the noise of shared cores.
 SLOWER = 1.1
-"""A rank that takes so many times as long as the median is held to be slow; less is the noise of shared cores."""
+# Of a step, that is exposed: of less, other buckets and algorithms do not save what they have to.
 WORTH = 0.02
-"""Of a step, that is exposed: of less, other buckets and algorithms do not save what they have to."""
+# For those.
 TRIES_S = 10.0
-"""For those."""
 NARROW_COST = "gradients cross between hosts in 16 bits; sums stay in fp32"
 
 
@@ -149,7 +149,8 @@ def main(asked: dict[str, Any]) -> None:
                             trainer, ranks, loaded.recipe.comm, now, limit_s=wall.allot("tries")
                         )
                 setup.inputs.feed = None
-                trainer.meet()  # the loader begins anew
+                # The loader begins anew.
+                trainer.meet()
                 whole = measure_together(trainer, ranks, limit_s=wall.allot("whole"))
                 if ranks.speaks:
                     narrow = len(ranks.world.hosts) > 1 and loaded.recipe.comm.wire == "fp32"

@@ -30,26 +30,26 @@ from headway.train.trainer import Trainer
 
 T = TypeVar("T")
 
+# Of the steps that are done together.
 WINDOWS, WINDOW_S = 9, 0.3
-"""Of the steps that are done together."""
+# Whatever the limit.
 FEWEST_WINDOWS = 3
-"""Whatever the limit."""
+# That `together` takes where steps are short.
 TOGETHER_S = 4.0
-"""That `together` takes where steps are short."""
+# The same of what is tried.
 SHORT_WINDOWS, SHORT_WINDOW_S = 5, 0.2
-"""The same of what is tried."""
+# Steps before the first window, of which the last two tell how long one takes.
 SETTLES = 5
-"""Steps before the first window, of which the last two tell how long one takes."""
+# One alone may wait for a processor.
 TINY_SUMS = 50
-"""One alone may wait for a processor."""
+# How many times as large or small buckets are tried.
 FEW = 4
-"""How many times as large or small buckets are tried."""
+# Smaller ones cost their latency each, whatever the link.
 LEAST_BUCKET_BYTES = 10_000
-"""Smaller ones cost their latency each, whatever the link."""
+# For ranks to meet anew, roughly.
 MEET_S = 1.0
-"""For ranks to meet anew, roughly."""
+# Less is none.
 GAIN = 1.01
-"""Less is none."""
 
 
 @final
@@ -186,14 +186,14 @@ def try_alternatives(
     changes = _broadcast_from_rank_0(ranks.world.control, list_alternatives(ranks, options))
     while changes:
         since = perf_counter()
-        if not _broadcast_from_rank_0(
-            ranks.world.control, since - begun + 2 * one_s <= limit_s
-        ):  # this one, and as it is again
+        if not _broadcast_from_rank_0(ranks.world.control, since - begun + 2 * one_s <= limit_s):
+            # This one, and as it is again.
             break
         change = changes.pop(0)
         _meet_with(trainer, ranks, options.model_copy(update=change))
         if "bucket_mb" in change and _read_bucket_sizes(ranks) in laid:
-            continue  # the same buckets: a large parameter has one of its own
+            # The same buckets: a large parameter has one of its own.
+            continue
         laid.add(_read_bucket_sizes(ranks))
         found.append((change, measure_together(trainer, ranks, windows=SHORT_WINDOWS, window_s=SHORT_WINDOW_S).rate))
         one_s = perf_counter() - since

@@ -11,14 +11,14 @@ from headway.core.cores import usable_cpus
 from headway.core.profile import Rate
 from headway.core.statistics import median_interval
 
+# Half the interval, over the median.
 TOLERANCE = 0.03
-"""Half the interval, over the median."""
+# Of one measurement.
 LIMIT_S = 6.0
-"""Of one measurement."""
+# Of fewer windows the interval says nothing; a shorter one measures the machine's hiccups.
 LEAST_WINDOWS, LEAST_WINDOW_S = 5, 0.1
-"""Of fewer windows the interval says nothing; a shorter one measures the machine's hiccups."""
+# A quota stops all threads once in each 0.1 s: a window has to see it several times.
 LEAST_WITH_QUOTA_S = 0.5
-"""A quota stops all threads once in each 0.1 s: a window has to see it several times."""
 
 
 def measure_rate(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Rate:

@@ -14,15 +14,15 @@ from headway.doctor.loop_measurement import build_wait
 from headway.doctor.measurement_job import MeasurementJob
 from headway.setup.prepare import prepared
 
+# Of the matrices whose product is timed: 2 GFLOP.
 SIDE = 1024
-"""Of the matrices whose product is timed: 2 GFLOP."""
+# More than the caches of most processors hold.
 COPIED_BYTES = 64 * 2**20
-"""More than the caches of most processors hold."""
 TIMES = 5
+# A fact: 1 where every image of the set is as large as those of a batch, 0 where one is not.
 SAME_SIZE = "images of the batch's size"
-"""A fact: 1 where every image of the set is as large as those of a batch, 0 where one is not."""
+# Times that an activation is moved: written and read on the way forward, and so is its gradient on the way back.
 MOVED = 4
-"""Times that an activation is moved: written and read on the way forward, and so is its gradient on the way back."""
 
 
 def measure_roofline(job: MeasurementJob) -> dict[str, float]:

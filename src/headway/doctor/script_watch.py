@@ -17,10 +17,10 @@ from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.signals import answered
 from headway.doctor.loop_observation import LoopObservation
 
+# That are watched unless the user says: whichever ends first.
 STEPS, SECONDS = 200, 60.0
-"""That are watched unless the user says: whichever ends first."""
+# That a script has to end after it was watched: it clears up, saves what it saves in `finally`.
 GRACE_S = 20.0
-"""That a script has to end after it was watched: it clears up, saves what it saves in `finally`."""
 POLL_S = 0.1
 
 

@@ -51,7 +51,8 @@ class StackSampler:
             return self
         try:
             self._schedule = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        except OSError:  # a kernel that keeps no such count
+        except OSError:
+            # A kernel that keeps no such count.
             self._schedule = -1
         gc.callbacks.append(self._collection)
         self._last = self._clocks()
@@ -69,7 +70,8 @@ class StackSampler:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, self._handler if self._handler is not None else signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, *self._timer)
-        self._note(sys._getframe(1))  # what was since the last look
+        # What was since the last look.
+        self._note(sys._getframe(1))
         gc.callbacks.remove(self._collection)
         if self._schedule >= 0:
             os.close(self._schedule)

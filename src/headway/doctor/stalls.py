@@ -12,10 +12,10 @@ from headway.doctor.measurement_job import MeasurementJob, close_stream, with_va
 from headway.train.evaluate import batches_of
 from headway.train.trainer import Display, Trainer
 
+# That are saved to see how long one takes, or what comes in time.
 CHECKPOINTS = 3
-"""That are saved to see how long one takes, or what comes in time."""
+# Of a run, that are left out: nothing older is to be removed by them, and nothing of theirs is still being written.
 SETTLED = 2
-"""Of a run, that are left out: nothing older is to be removed by them, and nothing of theirs is still being written."""
 
 
 @final
@@ -68,7 +68,8 @@ def measure_checkpoint(job: MeasurementJob, *, limit_s: float) -> Stall:
     other = MeasurementJob(job.loaded, replace(setup, loaded=with_values(setup.loaded, values, "as it is measured")))
     other.replace_batches(job.load_batches())
     found, begun = list[float](), perf_counter()
-    if options.asynchronous:  # a second one would wait for the first one's thread
+    if options.asynchronous:
+        # A second one would wait for the first one's thread.
         while not found or (len(found) < CHECKPOINTS and perf_counter() - begun < limit_s):
             found += _measure_saves(other, 1, limit_s)
     else:

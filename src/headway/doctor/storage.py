@@ -51,16 +51,17 @@ from headway.doctor.rate_measurement import build_window, measure_rate
 
 Ids = NDArray[np.int64]
 
+# About so long is a window of records that are read for the first time: a disk's hiccups are shorter.
 WINDOW_S = 0.25
-"""About so long is a window of records that are read for the first time: a disk's hiccups are shorter."""
+# Of records that are read again and again: more than the processor's caches hold, as a set is.
 WARM_BYTES = 256 << 20
-"""Of records that are read again and again: more than the processor's caches hold, as a set is."""
+# Records that are asked for one at a time, for the latency.
 ALONE = 16
-"""Records that are asked for one at a time, for the latency."""
+# Records that are looked at for what of a set lies in memory.
 SAMPLE = 1024
-"""Records that are looked at for what of a set lies in memory."""
 
-_VECTORS = 1024  # IOV_MAX: places that one call of pwritev takes
+# IOV_MAX: places that one call of pwritev takes.
+_VECTORS = 1024
 _CALL_BYTES = 16 << 20
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.pwritev.restype = ctypes.c_ssize_t
@@ -144,7 +145,8 @@ def build_span_finder(dataset: Dataset) -> Callable[[Ids], list[FileSpan]]:
         return [
             FileSpan(dataset.folder / shards[int(run.shard[0])].name, int(run.start[0]), int(run.end.max()))
             for run in layout.runs(np.unique(ids))
-            if run.end.max() > 0  # what is damaged lies nowhere
+            # What is damaged lies nowhere.
+            if run.end.max() > 0
         ]
 
     return spans
@@ -232,7 +234,8 @@ class _RecordReader:
         return len(ids)
 
     def _touch(self, sink: int, address: UInt64, length: UInt64) -> None:
-        vectors = np.stack([address, length], axis=1)  # struct iovec
+        # Struct iovec.
+        vectors = np.stack([address, length], axis=1)
         most = min(_VECTORS, max(1, _CALL_BYTES // max(1, int(length.max()))))
         for low in range(0, len(vectors), most):
             some = vectors[low : low + most]
@@ -324,7 +327,8 @@ def _measure_remote(dataset: Dataset, source: RemoteShards, order: Order, batch:
     _, first = order(np.arange(min(len(dataset), ALONE)))
     latency_s = median(map(alone, first.tolist()))
     with closing(stream()) as counts:
-        next(counts)  # until the threads are connected
+        # Until the threads are connected.
+        next(counts)
         rate = measure_rate(build_window(lambda: next(counts), least_s=WINDOW_S), limit_s=seconds)
     note = (
         f"Records from {_format_location(dataset)}, none of which was kept, on {THREADS} fetching threads. "

@@ -24,18 +24,18 @@ from headway.train.trainer import Trainer
 
 Waits = Literal["sleep", "lock", "file"]
 
+# Operations that need a tensor's values on the host.
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
-"""Operations that need a tensor's values on the host."""
 _LOCKS = frozenset({"_thread", "_queue"})
+# Modules in C whose objects wait for a lock, and for a file or a connection.
 _FILES = frozenset({"_io", "mmap", "_socket", "_ssl"})
-"""Modules in C whose objects wait for a lock, and for a file or a connection."""
 _OPENS = frozenset({"_io", "io"})
 _POSIX = frozenset({"open", "read", "pread", "readv", "preadv", "write", "pwrite", "writev", "sendfile"})
 _POSIX |= {"fsync", "fdatasync", "sync", "stat", "lstat", "listdir", "scandir"}
 _WRAPS = ("/torch/_compile.py", "/torch/_dynamo/eval_frame.py")
 _NUMPY = frozenset({"fromfile", "tofile"})
+# Of which the middle tells what taking the time of a call takes.
 EMPTY_CALLS = 99
-"""Of which the middle tells what taking the time of a call takes."""
 
 
 @final
@@ -130,7 +130,8 @@ class _CallTimer:
             _, kind, ran, begun = self._open
             self._open = None
             self._spent_ns = spent = max(0, ended - begun - self._empty_ns)
-            if kind != "file":  # who takes a lock that is free does not wait for it
+            if kind != "file":
+                # Who takes a lock that is free does not wait for it.
                 spent = max(0, spent - (thread_time_ns() - ran))
             if (place := find_user_line(frame)) is not None:
                 calls = self._lines.setdefault(place, LineCounts()).calls

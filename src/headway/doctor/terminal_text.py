@@ -12,25 +12,25 @@ from typing import final
 from headway.core.profile import Knob, Profile, Side, WholeRun
 
 COLUMNS = 100
+# An eighth of a column more each.
 BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
-"""An eighth of a column more each."""
+# The same for a terminal that has no blocks.
 PLAIN = " #"
-"""The same for a terminal that has no blocks."""
+# Columns of the longest bar.
 BAR = 42
-"""Columns of the longest bar."""
+# Columns of the longest name in a table,
 NAME = 30
-"""Columns of the longest name in a table,"""
+# and of that of a run.
 SHORT = 12
-"""and of that of a run."""
 
+# Of the run's time.
 WORTH_SAYING = 0.02
-"""Of the run's time."""
 
 # Lines of each part, its heading counted. With the empty line after each of the six and the last line they are 60.
 HEAD, RUNS, STAGES, KNOBS, ENVIRONMENT, NOT_MEASURED = 8, 6, 17, 10, 7, 5
 
+# What is done at the same time. The stages of one share it: their seconds add up.
 SIDES: dict[Side, str] = {"input": "loader", "loop": "training loop", "stall": "stalls"}
-"""What is done at the same time. The stages of one share it: their seconds add up."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""Tells what the user's lines do with the time that a sampler has seen them take."""
+"""Attributes the time that the stack sampler saw in the user's lines to what these lines do."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from headway.doctor.user_code import FORWARD, CodeLine
 
 Spent = dict[tuple[CodeLine, What], float]
 
+# A line is called by what takes this share of its time: torch, a waiting function, or a file.
 MOSTLY = 0.5
-"""Share of a line's time that torch, a function, or waiting takes, from which on that is what the line does."""
+# A line that calls sleep or takes a lock is called waiting from this share of its time.
 WAITS = 0.3
-"""Share of it that it waits at least, where it calls what sleeps or takes a lock."""
+# The same for a line without a known cause: on a busy machine a thread waits for the interpreter lock too.
 ALMOST_ALL = 0.75
-"""The same of waiting for nothing that is known: on a busy machine a thread waits for the interpreter too."""
+# The same for reading values: in Python, indexing a tensor and using the value take as long as the read itself.
 READS = 0.3
-"""The same of reading values: in Python, what picks one out and what is done with it take as long as reading it."""
+# Lines below this share of all time are left out: a few samples are too few to classify them.
 LITTLE = 0.003
-"""Share of all time, below which a line is left where it is: a few looks at it tell nothing."""
 
+# Stands for code that is not the user's.
 ELSEWHERE = CodeLine(FORWARD, "", 0)
-"""Stands for a line that is not the user's."""
 
 
 def classify(
     seconds: float, waited: float, line: LineCounts, place: CodeLine, *, read_s: float, on_cpu: bool
 ) -> What | None:
-    """Tells what a line of the user's does in a step; None: it calls operations of torch.
+    """Classifies what a line of the user's does in a step; None: it calls operations of torch.
 
     Args:
-        seconds: that it takes of a step. waited: of these, without running.
-        line: what it was seen to call. read_s: seconds of picking out and reading one value.
-        on_cpu: the tensors are on the host. On a device of its own, who reads a value waits for all that was launched.
+        seconds: time of the line in a step. waited: the part in which the thread did not run.
+        line: the calls that were counted in it. read_s: seconds to index and read one value.
+        on_cpu: tensors are on the host. On another device, reading a value waits for all launched kernels.
     """
+    # On a GPU any read is a host-device sync, so the share of the time does not matter.
     if line.reads and (not on_cpu or line.reads * read_s >= READS * seconds):
         return "sync"
-    # Calling an operation costs about half of what reading a value does, beside what the operation takes itself.
+    # The call of an operation costs about half as much as reading a value, plus the time of the operation.
     if line.operation_s + line.operations * read_s / 2 >= MOSTLY * seconds:
         return None
     if line.calls:
         kind = max(line.calls, key=lambda one: line.calls[one])
         if line.calls[kind] >= MOSTLY * seconds and (kind == "file" or waited >= WAITS * seconds):
             return kind
-    # `with lock:` calls no function that could be seen.
+    # `with lock:` makes no call that a profile function sees, so the source line itself is read.
     takes = linecache.getline(place.file, place.line).lstrip().startswith(("with ", "async with "))
     if waited < (MOSTLY if takes else ALMOST_ALL) * seconds:
         return "python"
@@ -56,11 +57,11 @@ def classify(
 def attribute_time(
     seen: StackSampler, syncs: SyncCounts, *, steps: int, step_s: float, read_s: float, on_cpu: bool
 ) -> tuple[Spent, dict[CodeLine, What | None]]:
-    """Tells the seconds of a step that the user's lines take, by what they do; and what each line was found to do.
+    """Returns the seconds of a step that the user's lines take, by line and class, and the class of each line.
 
     Args:
-        steps: that the sampler has seen. step_s: seconds of one, of which the sampler's shares are: on a busy machine
-            more than what it has seen of each.
+        steps: number of steps that the sampler saw. step_s: measured seconds of a step. The shares of the sampler are
+            applied to it, because on a busy machine the sampler itself sees less time than a step takes.
     """
     spent: Spent = {}
     known: dict[CodeLine, What | None] = {}
@@ -76,14 +77,15 @@ def attribute_time(
         known[place] = what
         if what is not None:
             spent[place, what] = seconds * scale
-    for setting_off, seconds in seen.collected.items():
+    # Garbage collections count for the line that triggered them.
+    for trigger, seconds in seen.collected.items():
         if seconds >= LITTLE * seen.total_s:
-            spent[setting_off or ELSEWHERE, "gc"] = seconds * scale
+            spent[trigger or ELSEWHERE, "gc"] = seconds * scale
     return spent, known
 
 
 def compute_own_share(seen: StackSampler, known: Mapping[CodeLine, What | None]) -> float:
-    """Tells the share of a sampler's time that lines take which are known not to call torch, collections included."""
+    """Returns the share of the sampler's time in garbage collections and in lines that do not call torch."""
     if not seen.total_s:
         return 0.0
     lines = sum(seconds for place, seconds in seen.seconds.items() if known.get(place) is not None)

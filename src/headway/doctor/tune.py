@@ -27,23 +27,23 @@ from headway.setup.inputs import Say
 from headway.setup.recipe import TrainRecipe
 from headway.train.runs import load_recipe
 
+# What may be asked for besides, and the recipe's keys that it stands for.
 ALLOWED = {"precision": ("precision",), "batch": ("batch",), "data.size": ("data.size", "data.scaled")}
-"""What may be asked for besides, and the recipe's keys that it stands for."""
 COSTS = {
     "precision": "other bits of precision in forward and backward (bf16 8, fp16 11): compare the accuracy",
     "batch": "fewer steps an epoch: the learning rate and the accuracy want a look, see docs/large-batches.md",
     "data.size": "other pixels: compare the accuracy",
 }
+# Less is not worth runs of the whole job. How often a run evaluates and saves is the user's to say.
 WORTH = 1.03
-"""Less is not worth runs of the whole job. How often a run evaluates and saves is the user's to say."""
 NOTHING = f"No setting that may be changed is predicted to give {WORTH:g} times the images/s: none was tried."
+# Of the run with a knob and the one without it: the interval from the smallest to the largest gain of six is one of 95
+# %.
 TURNS = 6
-"""Of the run with a knob and the one without it: the interval from the smallest to the largest gain of six is one of
-95 %."""
+# Times as many batches ready.
 AHEAD = 2
-"""Times as many batches ready."""
+# Examinations: knobs are looked for anew after each one that was kept, as another limit has come to the front.
 ROUNDS = 6
-"""Examinations: knobs are looked for anew after each one that was kept, as another limit has come to the front."""
 
 
 @final
@@ -160,7 +160,8 @@ def tune(
         found.notes += _note_lost_comments(recipe, text)
         # What an earlier tune said of the recipe stands below this one's evidence, and apart.
         write_whole(target, _format_evidence(recipe, found) + "\n" * text.startswith("#") + text)
-        load(target, (), TrainRecipe)  # it is read as it was written
+        # It is read as it was written.
+        load(target, (), TrainRecipe)
         packs.keep(values.get("data.train"))
     return found
 
@@ -285,7 +286,8 @@ def _run_trial(
     """The whole job with a knob's values and without it, in turns."""
     try:
         other = MeasurementJob.from_recipe(with_tuned_values(loaded, values), say_nothing)
-    except (HeadwayError, ValidationError):  # the recipe, or two values that do not go together
+    except (HeadwayError, ValidationError):
+        # The recipe, or two values that do not go together.
         return None
     with closing(other):
         pairs = _run_in_turns([job, other], each_s)

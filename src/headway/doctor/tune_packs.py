@@ -15,8 +15,8 @@ from headway.data.pack import pack
 from headway.doctor.pack_estimate import GROWTH, PackCommand, format_path, read_free_disk_bytes
 from headway.setup.inputs import Say
 
+# Most of what is free that a pack may take: a disk that is full stops others too.
 FREE = 0.9
-"""Most of what is free that a pack may take: a disk that is full stops others too."""
 
 
 @final

@@ -20,8 +20,8 @@ _TORCH = f"{Path(torch.__file__).resolve().parent}/"
 _NUMPY = f"{Path(np.__file__).resolve().parent}/"
 _STANDARD = tuple(f"{Path(sysconfig.get_paths()[name]).resolve()}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+# The function of ours that calls the recipe's transform.
 _PREPARED = "prepared"
-"""The function of ours that calls the recipe's transform."""
 TRANSFORM, FORWARD, BACKWARD = "transform", "forward", "backward"
 
 
@@ -37,7 +37,8 @@ class CodeLine(NamedTuple):
 @cache
 def find_owner(file: str) -> Owner:
     """Tells who wrote a source file, by its path."""
-    if file.startswith("<"):  # frozen modules, and what libraries make at run time
+    if file.startswith("<"):
+        # Frozen modules, and what libraries make at run time.
         return "library"
     path = os.path.realpath(file)
     if path.startswith(_HEADWAY):

@@ -8,12 +8,13 @@ from typing import get_args
 from headway.core.profile import OFF, Ceiling, Code, Kind, Verdict, What, WholeRun
 from headway.doctor.throughput_model import ThroughputModel
 
+# Prediction and measurement differ by no more.
 CONFIRMED = 0.10
-"""Prediction and measurement differ by no more."""
 
+# Share of a stage that is called all of it.
 MOST = 0.9
-"""Share of a stage that is called all of it."""
 
+# By the stage; `normalise` and `transform` by where they are done.
 KIND_BY_STAGE: dict[str, Kind] = {
     "storage": "host/IO limited",
     "decode": "host/IO limited",
@@ -36,8 +37,8 @@ KIND_BY_STAGE: dict[str, Kind] = {
     "checkpoint": "stall limited",
     "log": "stall limited",
 }
-"""By the stage; `normalise` and `transform` by where they are done."""
 
+# What a stage is, in a sentence.
 STAGE_WORDS = {
     "storage": "reading the records",
     "decode": "decoding the images",
@@ -62,7 +63,6 @@ STAGE_WORDS = {
     "other": "the loop itself",
     "optimizer": "the optimizer",
 }
-"""What a stage is, in a sentence."""
 
 
 def choose_kind(stage: str, device: str) -> Kind:

@@ -42,7 +42,8 @@ def run_whole_job(
         if once:
             trainer.run(1)
         elif a_step <= LONG_STEP_S:
-            trainer.run(job.setup.recipe.data.ahead)  # with what lay in the ring
+            # With what lay in the ring.
+            trainer.run(job.setup.recipe.data.ahead)
         wait()
         before, begun, first = dict(trainer.clock.seconds), trainer.position, trainer.step
         since = perf_counter()

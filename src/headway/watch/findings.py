@@ -14,12 +14,12 @@ from headway.observe import patterns
 from headway.observe.patterns import CHANCE, Recurring
 from headway.observe.step_marks import STAGES, WAIT, WARM_UP_STEPS, Numbers, Series, Start
 
+# Share of the time that waits have to take before a pattern of theirs is worth a line.
 SEEN = 0.01
-"""Share of the time that waits have to take before a pattern of theirs is worth a line."""
+# Change of a step's time over a watch that is worth a line.
 DRIFTED = 0.1
-"""Change of a step's time over a watch that is worth a line."""
+# Where the median wait is less than so much of the mean, the workers keep up, and the queue runs dry at times.
 BURSTS = 0.1
-"""Where the median wait is less than so much of the mean, the workers keep up, and the queue runs dry at times."""
 
 
 def conclude_watch(

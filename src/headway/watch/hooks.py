@@ -41,7 +41,8 @@ class Hooks:
 
         for model in models:
             compiled = vars(model).get("_compiled_call_impl")
-            if compiled is not None:  # model.compile() traces hooks too, which see nothing then
+            if compiled is not None:
+                # Model.compile() traces hooks too, which see nothing then.
                 vars(model)["_compiled_call_impl"] = _mark_call(compiled, before, after)
                 self._remove.append(partial(vars(model).__setitem__, "_compiled_call_impl", compiled))
                 continue

@@ -23,8 +23,8 @@ from headway.watch.hooks import Hooks
 
 B = TypeVar("B")
 
+# Steps whose mean is one number of a rank, where the ranks are compared.
 WINDOW = 50
-"""Steps whose mean is one number of a rank, where the ranks are compared."""
 MOST_PLACES = 8
 
 
@@ -213,7 +213,8 @@ class WatchedLoader(Generic[B]):
         return len(self._loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_loader":  # a copy that is not filled yet
+        if name.startswith("__") or name == "_loader":
+            # A copy that is not filled yet.
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -231,7 +232,8 @@ class WatchedIterator(Generic[B]):
 
     def __next__(self) -> B:
         watched, marks = self._watched, self._marks
-        if watched._current is not self._token:  # it is over, or another loop over the same loader began since
+        if watched._current is not self._token:
+            # It is over, or another loop over the same loader began since.
             return next(self._inner)
         marks.asked()
         try:
@@ -254,7 +256,8 @@ class WatchedIterator(Generic[B]):
         return getattr(self._inner, name)
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # a loop that was left with `break`
+        if not sys.is_finalizing():
+            # A loop that was left with `break`.
             self._watched._abandon(self._token)
 
 
@@ -277,7 +280,8 @@ def _build_idle_query(device: torch.device) -> Callable[[], bool | None] | None:
     def ask() -> bool | None:
         try:
             return bool(torch.cuda.current_stream(device).query())
-        except RuntimeError:  # another thread captures a graph, and nothing may be asked meanwhile
+        except RuntimeError:
+            # Another thread captures a graph, and nothing may be asked meanwhile.
             return None
 
     return ask

@@ -29,10 +29,10 @@ from headway.core.files import write_whole
 from headway.observe.step_marks import WARM_UP_STEPS
 from headway.watch.loop_watch import LoopWatch, WatchedIterator
 
+# That an optimizer may step, outside of any loop over a DataLoader, before the script is ended there;
 LOST_S = 30.0
-"""That an optimizer may step, outside of any loop over a DataLoader, before the script is ended there;"""
+# but it has to step more often than this: one step may take long.
 FEW = 3
-"""but it has to step more often than this: one step may take long."""
 
 
 @final
@@ -63,7 +63,8 @@ class ScriptSession:
 
     def begin(self) -> None:
         """Looks out for the loop."""
-        warnings.filterwarnings("ignore", message="Using `torch.compile")  # it warns of the hooks that look out
+        # It warns of the hooks that look out.
+        warnings.filterwarnings("ignore", message="Using `torch.compile")
         original, session = self._original, self
 
         def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -165,7 +166,8 @@ class ScriptSession:
                 self._loader = self._newest if self._loader is None else self._loader
                 self._optimizers[id(optimizer)] = optimizer
             late = self._updates > FEW and now - self._first_step > LOST_S
-        if late:  # it does not ask for batches where it could be ended
+        if late:
+            # It does not ask for batches where it could be ended.
             self._end_script()
 
 
