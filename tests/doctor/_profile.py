@@ -82,7 +82,7 @@ def profile(**changes: Any) -> Profile:
         },
         "environment": (
             Finding(what="OMP_NUM_THREADS is 1, and 2 cores may be used.", cure="Unset it, or set it to 2."),
-            Finding(what="The data lie on a network file system (nfs4).", cure="Set data.cache=disk."),
+            Finding(what="The data are on a network file system (nfs4).", cure="Set data.cache=disk."),
             Finding(what="The processor has AVX2, and torch uses it.", cure=""),
             Finding(what="libjpeg-turbo decodes with SIMD.", cure=""),
         ),

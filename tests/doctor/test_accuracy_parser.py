@@ -117,7 +117,7 @@ def test_a_line_that_says_of_nothing_what_it_is_of_is_kept() -> None:
 
 
 def test_bad_patterns_and_scales() -> None:
-    with pytest.raises(UsageError, match=r"--val-pattern: '\(' is no regular expression"):
+    with pytest.raises(UsageError, match=r"--val-pattern: '\(' is not a regular expression"):
         AccuracyParser(val="(")
     with pytest.raises(UsageError, match="there is no scale 'much'"):
         AccuracyParser(scale="much")
@@ -126,4 +126,4 @@ def test_bad_patterns_and_scales() -> None:
 def test_a_wrong_pattern_is_shown_as_it_was_typed() -> None:
     with pytest.raises(UsageError) as caught:
         AccuracyParser(val=r"acc=([\d.]+")
-    assert r"'acc=([\d.]+' is no regular expression" in str(caught.value)
+    assert r"'acc=([\d.]+' is not a regular expression" in str(caught.value)

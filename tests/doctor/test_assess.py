@@ -61,7 +61,7 @@ def test_json_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:
 @pytest.mark.check
 def test_a_script_whose_time_is_up_was_stopped_then(tmp_path: Path) -> None:
     """Also one that passes, and one that shows nothing. A shell has begun long before a Python has."""
-    stopped = r"; its time was up, and the script was stopped after \d+\.\d s\."
+    stopped = r"; the time was up, and the script was stopped after \d+\.\d s\."
     options = ("--target-val", "0.8", "--minutes", "0.1")
     said = headway("assess", "sh", *options, "--", "-c", "echo val acc 0.9; exec sleep 60")
     assert re.search(r"PASS: the targets were reached after \d+\.\d s of 6 s" + stopped, said.out)
@@ -91,7 +91,7 @@ def test_both_have_to_be_reached_at_one_moment(tmp_path: Path) -> None:
 def test_a_script_that_shows_nothing_or_says_not_what_of(tmp_path: Path) -> None:
     said = assessed(tmp_path, "pass", "--target-train", "0.9", "--target-val", "0.8", status=1)
     assert "FAIL: the script showed no training accuracy and no validation accuracy." in said.out
-    assert "target 0.9, none seen" in said.out
+    assert "target 0.9, no value seen" in said.out
     assert "--train-pattern 'TRAIN=([\\d.]+)' and --val-pattern 'VAL=([\\d.]+)'" in said.out
     options = ("--target-val", "0.8", "--val-pattern", r"VAL=([\d.]+)")
     assessed(tmp_path, "print('VAL=0.9')", *options, status=0)  # as it is advised
@@ -181,7 +181,9 @@ def test_at_the_end_of_the_time_every_process_is_stopped(
     found = assess(build_command("sh", ["-c", body]), goal, AccuracyParser(), grace_s=0.5 if stubborn else 20)
     assert (found.passed, found.ended) == (False, "time")
     assert found.status == (-signal.SIGKILL if stubborn else -signal.SIGTERM)
-    assert found.why.startswith("the training accuracy did not get there; its time was up, and the script was stopped ")
+    assert found.why.startswith(
+        "the training accuracy did not reach its target; the time was up, and the script was stopped "
+    )
     assert found.best == {"train": 0.5, "val": 0.6}
     assert alive([int(pid) for pid in (tmp_path / "pids").read_text().split()]) == []
 
@@ -220,7 +222,7 @@ def test_it_is_not_stopped_by_what_may_be_less_than_a_percent(tmp_path: Path) ->
     failed = assessed(tmp_path, body + "print('val acc 12.5')", *options, status=1).out
     assert "target 0.9, not reached; best 0.125, last 0.125" in failed
     said = assessed(tmp_path, body, *options, status=0).out
-    assert "It was not stopped: its numbers might have been percent. If they are shares: --scale fraction" in said
+    assert "The script was not stopped: its numbers may be percent. If not, give --scale fraction." in said
     assert MAY_BE_PERCENT not in assessed(tmp_path, body, *options[:2], status=0).err
 
 
@@ -274,11 +276,11 @@ def test_wrong_usage_is_a_sentence(tmp_path: Path) -> None:
     path = script(tmp_path, "pass")
     for arguments, sentence in (
         ((path,), "there is no target. Give --target-train, --target-val, or both."),
-        ((path, "--target-val", "0"), "--target-val: 0 is no accuracy"),
-        ((path, "--target-train", "101"), "--target-train: 101 is no accuracy"),
-        ((path, "--target-val", "nan"), "--target-val: nan is no accuracy"),
-        ((path, "--target-val", "0.9", "--minutes", "0"), "--minutes: 0 minutes are no time"),
-        ((path, "--target-val", "0.9", "--val-pattern", "["), "is no regular expression"),
+        ((path, "--target-val", "0"), "--target-val: 0 is not an accuracy"),
+        ((path, "--target-train", "101"), "--target-train: 101 is not an accuracy"),
+        ((path, "--target-val", "nan"), "--target-val: nan is not an accuracy"),
+        ((path, "--target-val", "0.9", "--minutes", "0"), "--minutes: 0 minutes is not a time limit"),
+        ((path, "--target-val", "0.9", "--val-pattern", "["), "is not a regular expression"),
         ((tmp_path / "none.py", "--target-val", "0.9"), "there is no such script"),
         ((tmp_path, "--target-val", "0.9"), "this is a folder, no script"),
     ):

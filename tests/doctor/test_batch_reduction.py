@@ -63,7 +63,7 @@ def test_a_long_step_is_halved_until_it_is_short_enough(batch_of: Callable[..., 
     batch, said = batch_of(0.4, EACH)
     assert batch <= 32  # a busy machine makes it fewer; a sleep is never shorter
     assert 64 % batch == 0
-    assert "Steps of 64 samples: one takes about" in said
+    assert "A step of 64 samples takes about" in said
     assert f"batch={batch}" in said
 
 

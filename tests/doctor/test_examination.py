@@ -196,7 +196,7 @@ def test_nothing_of_the_users_is_touched(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_the_first_epoch_of_what_is_kept_in_memory_is_like_the_others(folder: Path) -> None:
-    with pytest.raises(UsageError, match="no first epoch"):
+    with pytest.raises(UsageError, match="first epoch does not differ"):
         examined(folder, "data.cache=memory", cold=True)
 
 

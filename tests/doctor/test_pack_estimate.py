@@ -37,6 +37,7 @@ from headway.doctor.pack_estimate import (
 )
 from headway.doctor.sync_counter import SyncCounts
 from headway.doctor.throughput_model import ThroughputModel
+from headway.setup.compilation import GraphBreakMessage
 from headway.setup.inputs import Say
 from headway.train.runs import load_recipe
 
@@ -296,7 +297,7 @@ def test_what_a_compiler_leaves_to_python_is_named(photos: Path, monkeypatch: py
     def build_variant(self: MeasurementJob, say: Say, **given: Any) -> MeasurementJob:
         if "compile" in given:
             say("Precision: fp32.")
-            say(f"torch.compile breaks the network's graph: {line}.")
+            say(GraphBreakMessage(line))
         return real(self, say_nothing)
 
     monkeypatch.setattr(MeasurementJob, "build_variant", build_variant)

@@ -219,7 +219,7 @@ def test_the_network_between_two_hosts_is_told(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert found["others"] == []
     assert "comm.algorithm=tree" in found["late"] or "comm.algorithm=ring" in found["late"]  # there was no time
-    assert [one for one in found["around"] if one.startswith("Ranks meet over eth0")]
+    assert [one for one in found["around"] if one.startswith("Ranks communicate over eth0")]
 
 
 @pytest.mark.check

@@ -1,4 +1,4 @@
-"""Knobs: what a recipe can have otherwise, and what each would give, from the stage measured with it."""
+"""Tries other settings of a recipe, and predicts the gain of each from the stage measured with it."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ from headway.doctor.pack_estimate import (
     fits_in_disk_cache,
     list_lossless_modes,
 )
+from headway.doctor.smaller_images import choose_smaller_side, shrink_batch
 from headway.doctor.stalls import measure_checkpoint
 from headway.doctor.throughput_model import ThroughputModel
+from headway.setup.compilation import GraphBreakMessage
 from headway.setup.inputs import Say
 from headway.setup.precision import candidates
 
-# Gains below it are noise.
+# Smaller gains are noise.
 WORTH = 1.01
-# A side that could not give as much, taken away as a whole, has no knob that is worth a measurement.
+# If removing a whole side gives less than this, no knob of that side is measured.
 SIDE_WORTH = 1.02
-# Times as rare, for what happens between steps.
+# Evaluations and checkpoints are made this many times less often.
 LATER = 4
-# Times the batch.
+# Factor of the batch.
 LARGER = 4
-# That a loop with other values is measured by, where they take long.
+# Steps by which a changed loop is measured if steps are long.
 TRIED_STEPS = 5
-# Left of the time, where a compiler is tried.
+# Seconds that must be left to try a compiler.
 LONG_S = 20.0
 
+# What each knob costs, shown to the user behind "It costs:".
 BATCH_COST = "other learning rates, and maybe less accuracy: see docs/large-batches.md"
 BF16_COST = "8 bits of precision in forward and backward; parameters stay fp32"
 FP16_COST = "11 bits of precision in forward and backward, and a scaled loss; parameters stay fp32"
-FP32_COST = "memory: activations of 32 bits"
-EVALUATE_COST = "fewer evaluations to choose the best weights by"
-PACK_COST = "room on the disk for a copy of the set, whose samples then come in another order"
+FP32_COST = "memory: activations take 32 bits"
+EVALUATE_COST = "fewer evaluations from which the best weights are chosen"
+PACK_COST = "disk space for a copy of the set, whose samples then come in another order"
 PIXELS_COST = "other pixels: compare the accuracy"
-CODE_COST = "a change of your own code, at most as much as if this line took no time"
-COMPILE_COST = "the first step takes longer, by the compilation"
-# How a compiled network says what is left to Python.
-BREAKS = "torch.compile breaks the network's graph: "
-# Sides of images below which none is tried smaller; how much smaller about; what it is a multiple of.
-SMALLEST, SMALLER, STEP = 96, 0.87, 32
-CHECKPOINT_COST = "more steps that are lost with a crash"
+CODE_COST = "a change of your own code; the gain is an upper bound, as if this line took no time"
+COMPILE_COST = "the first step takes longer, for the compilation"
+
+CHECKPOINT_COST = "more steps lost in a crash"
 
 
 @final
 class KnobSearch:
-    """Attributes: missing: what was not tried, and why."""
+    """Searches for settings that make a recipe faster. Attributes: missing: what was not tried, and why."""
 
     def __init__(
         self,
@@ -80,20 +80,21 @@ class KnobSearch:
         self._loop, self._say, self._side_s = loop, say, side_s
         self._until = perf_counter() + tries_s
         step_s = job.batch / loop.rate.value
+        # Least time of a trial once it has begun.
         self._least_s = TRIED_STEPS * step_s if step_s > LONG_STEP_S else 0.0
-        """That a knob takes, once it is begun."""
         read = 0.0 if found is None else found.seconds["storage"]
+        # Extra seconds to read a sample in the first epoch; 0 unless the first epoch is examined.
         self._cold_s = max(0.0, model.seconds["input"].get("storage", 0.0) - read)
-        """Of a sample: what it takes longer to read in the first epoch, if that is asked about."""
         self.missing = list[str]()
 
     def search(self, device: torch.device, *, quick: bool) -> list[Knob]:
-        """The best first; those alone that give something."""
+        """Returns the knobs that help, the best first."""
         out = list[Knob]()
         sides: dict[str, list[Callable[[], Iterator[Knob]]]] = {
             "input": [self._suggest_input, lambda: self._suggest_caches(device), self._suggest_packs],
             "loop": [lambda: self._suggest_device_augmentation(device), lambda: self._suggest_loop(device)],
         }
+        # The side that limits comes first, in case the time runs out.
         first = sorted(sides, key=lambda side: -self._compute_gain_without(*self._model.seconds[side]))
         makers = [
             self._suggest_own_code,
@@ -102,22 +103,30 @@ class KnobSearch:
             self._suggest_smaller_images,
         ]
         if not quick:
-            # Last: it takes longer than all the others.
+            # Compilation takes longer than all other trials, so it comes last.
             makers.append(self._suggest_compile)
         for make in makers:
             try:
                 for knob in make():
                     out.append(knob)
             except HeadwayError as error:
-                # Data or a network that does not take what was tried.
-                self.missing.append(f"A knob: {error}")
+                # Data or the network do not support the setting.
+                self.missing.append(f"A setting: {error}")
         worth = [one for one in out if one.gain >= WORTH]
         return sorted(worth, key=lambda one: -one.images_s)
 
     def _build_knob(
-        self, name: str, cures: str, changes: Mapping[str, Any], model: ThroughputModel, *, measured: bool, cost: str = "",
-        exact: bool = True, command: str = "",
-    ) -> Knob:  # fmt: skip
+        self,
+        name: str,
+        cures: str,
+        changes: Mapping[str, Any],
+        model: ThroughputModel,
+        *,
+        measured: bool,
+        cost: str = "",
+        exact: bool = True,
+        command: str = "",
+    ) -> Knob:
         predicted, now = model.predict_images_s(), self._model.predict_images_s()
         return Knob(
             name=name,
@@ -134,27 +143,24 @@ class KnobSearch:
         return self._compute_gain_without(*self._model.seconds[side]) >= SIDE_WORTH
 
     def _compute_gain_without(self, *stages: str) -> float:
-        """Times the images/s if these stages took nothing."""
+        """Returns the speed-up if these stages took no time."""
         return self._model.with_seconds(dict.fromkeys(stages, 0.0)).predict_images_s() / self._model.predict_images_s()
 
     def _is_out_of_time(self, what: str, needs_s: float = 0.0) -> bool:
         if perf_counter() + max(needs_s, self._least_s) < self._until:
             return False
-        self.missing.append(f"{what}: not tried, for want of time.")
+        self.missing.append(f"{what}: not tried, no time left.")
         return True
 
-    # The user's own lines.
-
     def _suggest_own_code(self) -> Iterator[Knob]:
-        """What the job would give if the longest line of a stage took nothing; no setting of the recipe does that."""
+        """Computes the gain if the longest line of a stage took no time; no setting of the recipe does that."""
         for stage, (line, *_) in self._loop.code.items():
             taken = self._model.seconds["loop"].get(stage, 0.0)
             changed = self._model.with_seconds({stage: max(0.0, taken - line.seconds)})
             yield self._build_knob(str(line), stage, {}, changed, measured=False, cost=CODE_COST)
 
-    # What happens between steps.
-
     def _suggest_stalls(self) -> Iterator[Knob]:
+        """Computes the gain of rarer evaluations and checkpoints, and measures asynchronous checkpoints."""
         recipe, model, stalls = self._job.loaded.recipe, self._model, self._model.seconds["stall"]
         if stalls.get("evaluate", 0.0) > 0:
             changed = model.with_seconds({"evaluate": stalls["evaluate"] / LATER})
@@ -182,20 +188,17 @@ class KnobSearch:
             changed = model.with_seconds({"checkpoint": measure_checkpoint(other, limit_s=self._side_s).seconds})
             changes = {"checkpoint.asynchronous": True}
             cost = "memory for a copy of the state"
-            yield self._build_knob(
-                "checkpoints beside training", "checkpoint", changes, changed, measured=True, cost=cost
-            )
-
-    # The loader.
+            yield self._build_knob("asynchronous checkpoints", "checkpoint", changes, changed, measured=True, cost=cost)
 
     def _suggest_input(self) -> Iterator[Knob]:
+        """Measures loaders with other threads, caches and decoders."""
         job, found = self._job, self._fed
         if found is None or not self._is_worth_trying("input"):
             return
         yield from self._suggest_threads(found)
         train, options = job.setup.inputs.train, job.setup.recipe.data
         assert train is not None
-        # A cache is filled before the first step, from the same storage: it gives the first epoch nothing.
+        # A cache is filled from the same storage before the first step, so it does not help the first epoch.
         if (
             options.cache in ("none", "disk")
             and not self._cold_s
@@ -209,7 +212,7 @@ class KnobSearch:
         encoded = not bool((train.flags & FLAG_RAW).any())
         if encoded and not options.scaled and options.cache in ("none", "disk") and options.size is not None:
             other = measure_loader(job, limit_s=self._side_s, scaled=True)
-            cost = "pixels that differ a little"
+            cost = "slightly different pixels"
             changed = self._replace_input(other, found)
             scaled = {"data.scaled": True}
             yield self._build_knob("smaller decodes", "decode", scaled, changed, measured=True, exact=False, cost=cost)
@@ -221,6 +224,7 @@ class KnobSearch:
             yield self._build_knob("the native core", "decode", changes, changed, measured=True, cost=cost)
 
     def _suggest_threads(self, found: LoaderMeasurement) -> Iterator[Knob]:
+        """Measures loader and loop at the same time for thread counts that made the loader alone faster."""
         threads = self._threads
         if threads is None:
             return
@@ -238,7 +242,8 @@ class KnobSearch:
             yield self._build_knob(what, "decode", {"data.threads": count}, changed, measured=True)
 
     def _scale_input(self, ratio: float, read: float = 1.0) -> ThroughputModel:
-        """Whatever is changed, a storage gives no more in the first epoch; but `read` times as much is asked of it."""
+        """Scales the input's time. In the first epoch the extra time of the storage does not scale with `ratio`, but
+        with the bytes that are read (`read` times as many)."""
         changed = {stage: seconds * ratio for stage, seconds in self._model.seconds["input"].items()}
         if self._cold_s:
             changed["storage"] += self._cold_s * (read - ratio)
@@ -247,10 +252,8 @@ class KnobSearch:
     def _replace_input(self, other: LoaderMeasurement, found: LoaderMeasurement) -> ThroughputModel:
         return self._scale_input(found.rate.value / other.rate.value)
 
-    # Other records, and other places for them.
-
     def _suggest_caches(self, device: torch.device) -> Iterator[Knob]:
-        """Later epochs read what the first one brought there."""
+        """Computes the gain of caches that the first epoch fills and later epochs read."""
         job, found, options = self._job, self._fed, self._job.setup.recipe.data
         if found is None or self._cold_s or options.cache not in ("none", "disk", "memory"):
             return
@@ -262,7 +265,7 @@ class KnobSearch:
             if near.count:
                 seconds = {"storage": near.measure_loader(limit_s=self._side_s).seconds["storage"]}
                 changes, changed = {"data.cache": "disk"}, self._model.with_seconds(seconds)
-                cost = "room on the local disk, and a first epoch that is no faster"
+                cost = "space on the local disk; the first epoch is not faster"
                 yield self._build_knob(
                     "records on the local disk", "storage", changes, changed, measured=False, cost=cost
                 )
@@ -275,7 +278,7 @@ class KnobSearch:
             )
 
     def _suggest_packs(self) -> Iterator[Knob]:
-        """What would be read and decoded of packed records, made of the first ones of the run."""
+        """Measures the loader over records as a pack would store them, made from the first records of the run."""
         job, found, options = self._job, self._fed, self._job.setup.recipe.data
         if found is None or options.cache not in ("none", "disk"):
             return
@@ -290,13 +293,13 @@ class KnobSearch:
         for mode in modes:
             if self._is_out_of_time(f"headway pack --mode {mode}", 2 * self._side_s):
                 continue
-            self._say(f"Trying images as headway pack --mode {mode} would have them.")
+            self._say(f"Trying images as headway pack --mode {mode} would store them.")
             packed = first.pack(mode, limit_s=self._side_s)
             if not packed.count:
                 continue
             other = packed.measure_loader(limit_s=self._side_s)
             if train.description.format in PACK_FORMATS:
-                # Beside the same samples, in the same place.
+                # A pack is compared with the same samples in the same place, unchanged.
                 if as_it_is is None:
                     kept = first.pack(Mode(kind="keep"), limit_s=self._side_s)
                     as_it_is = kept.measure_loader(limit_s=self._side_s)
@@ -312,7 +315,7 @@ class KnobSearch:
                 build_pack_command(job, mode).format_command(job.loaded),
                 "storage" if mode.kind == "keep" else "decode",
             )
-            # What a first epoch waits for is computed, of bytes.
+            # The first epoch's time is computed from the bytes, not measured.
             tried = not self._cold_s
             yield self._build_knob(name, cures, {}, changed, measured=tried, exact=exact, cost=cost, command=command)
 
@@ -321,14 +324,14 @@ class KnobSearch:
         return self._scale_input(now.rate.value / other.rate.value, read)
 
     def _suggest_smaller_images(self) -> Iterator[Knob]:
-        """Both sides have less to do."""
+        """Measures loader and loop with smaller images."""
         job, options = self._job, self._job.setup.recipe.data
         height, width = job.setup.inputs.size
         side = choose_smaller_side(height)
         if job.is_synthetic or height != width or side is None or options.progressive is not None:
             return
         if options.cache == "device":
-            # Cannot be resized there.
+            # Images on the device cannot be resized.
             return
         changes = {"data.size": side}
         text = format_override(changes)
@@ -345,13 +348,13 @@ class KnobSearch:
         name = f"images of {side} pixels"
         yield self._build_knob(name, cures, changes, changed, measured=True, exact=False, cost=PIXELS_COST)
 
-    # The loop.
-
     def _suggest_loop(self, device: torch.device) -> Iterator[Knob]:
+        """Measures the loop with other precisions, memory formats and batches."""
         if not self._is_worth_trying("loop"):
             return
         recipe, job = self._job.setup.recipe, self._job
         seconds = self._model.seconds["loop"]
+        # These settings change forward and backward only: they need a tenth of the loop's time.
         heavy = seconds.get("compute", 0.0) + seconds.get("launch", 0.0)
         if heavy >= 0.1 * self._model.sum_seconds("loop"):
             best = [name for name in candidates(device) if name != "fp32"]
@@ -364,8 +367,9 @@ class KnobSearch:
             name = "channels last" if other else "channels first"
             yield from self._try_loop(name, "compute", {"channels_last": other})
             if recipe.recompute is not False:
-                cost = "memory for the activations"
+                cost = "memory for activations"
                 yield from self._try_loop("no second forward pass", "compute", {"recompute": False}, cost=cost)
+        # A larger batch spreads the fixed costs of a step over more samples.
         fixed = sum(seconds.get(one, 0.0) for one in ("launch", "optimizer", "other"))
         if fixed >= 0.1 * self._model.sum_seconds("loop") and recipe.batch_growth is None and not job.batch_note:
             yield from self._suggest_larger_batch({"batch": LARGER * job.loaded.recipe.batch})
@@ -375,7 +379,7 @@ class KnobSearch:
             yield self._build_knob("fewer records", "log", {"log_every_steps": 50}, changed, measured=False)
 
     def _suggest_larger_batch(self, changes: Mapping[str, Any]) -> Iterator[Knob]:
-        """What loader and loop do once a batch is done less often by both, and so is handing over."""
+        """Measures loader, loop and hand-over with a larger batch."""
         text = format_override(changes)
         if self._is_out_of_time(text, 4 * self._side_s):
             return
@@ -403,6 +407,7 @@ class KnobSearch:
         )
 
     def _suggest_compile(self) -> Iterator[Knob]:
+        """Measures the loop with a compiled network, and lists the lines that break its graph."""
         recipe, changes = self._job.setup.recipe, {"compile": True}
         text = format_override(changes)
         if recipe.compile is not False or recipe.recompute is not False or not self._is_worth_trying("loop"):
@@ -411,18 +416,18 @@ class KnobSearch:
             return
         said = list[str]()
         ratio = self._measure_ratio(text, changes, say=said.append)
-        broken = [one.removeprefix(BREAKS) for one in said if one.startswith(BREAKS)]
-        self.missing += [f"{text} leaves a part of the network to Python: {one}" for one in broken]
+        broken = [one.line for one in said if isinstance(one, GraphBreakMessage)]
+        self.missing += [f"{text} leaves a part of the network to Python: {one}." for one in broken]
         if ratio is not None:
             cost, many = COMPILE_COST, len(broken) > 1
             if broken:
-                lines, stay = f"{len(broken)} line{'s'[:many]}", "stay" if many else "stays"
-                cost += f"; {lines} of the network {stay} with Python, see what was not measured"
+                lines, run = f"{len(broken)} line{'s'[:many]}", "run" if many else "runs"
+                cost += f"; {lines} of the network still {run} in Python, see Not measured"
             changed = self._model.with_seconds(self._scale_loop(ratio))
             yield self._build_knob("a compiled network", "launch", changes, changed, measured=True, cost=cost)
 
     def _suggest_device_augmentation(self, device: torch.device) -> Iterator[Knob]:
-        """What the host does of flips and shifts, on a device that has time for it."""
+        """Measures flips and shifts on the device instead of the host."""
         recipe, found = self._job.setup.recipe, self._fed
         if device.type != "cuda" or found is None or not recipe.augment.on_host(device.type):
             return
@@ -439,7 +444,7 @@ class KnobSearch:
     def _try_loop(
         self, name: str, cures: str, changes: Mapping[str, Any], *, exact: bool = True, cost: str = ""
     ) -> Iterator[Knob]:
-        """A loop that is measured with other values."""
+        """Measures the loop with other values."""
         text = format_override(changes)
         if self._is_out_of_time(text):
             return
@@ -457,10 +462,11 @@ class KnobSearch:
         look: Callable[[MeasurementJob, float], None] | None = None,
         say: Say = say_nothing,
     ) -> float | None:
-        """Seconds of the loop with other values over those without; None: it does not work, and `missing` says why.
+        """Returns the loop's time with other values over its time without; None: it failed, and `missing` says why.
 
         Args:
-            batches: to be replayed; None: the job's own. look: at what has these values, and the images/s of its loop.
+            batches: to be replayed; None: the job's own. look: called with the changed job and the images/s of its
+                loop.
         """
         self._say(f"Trying {text}.")
         given = {key.replace(".", "__"): value for key, value in changes.items()}
@@ -476,7 +482,7 @@ class KnobSearch:
             if look is not None:
                 look(other, found.value)
         except Exception as error:
-            # Of a compiler that is not there, or for want of memory, too.
+            # A trial may fail in many ways, such as a missing compiler or too little memory; the others go on.
             first = (str(error).strip().splitlines() or [""])[0]
             said = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {first}"
             self.missing.append(f"{text}: {said}")
@@ -487,18 +493,3 @@ class KnobSearch:
 
     def _scale_loop(self, ratio: float) -> dict[str, float]:
         return {stage: seconds * ratio for stage, seconds in self._model.seconds["loop"].items()}
-
-
-def choose_smaller_side(side: int) -> int | None:
-    """The multiple of STEP next to SMALLER of a side; None: there is none that is worth it."""
-    if side < SMALLEST:
-        return None
-    return min(STEP * round(SMALLER * side / STEP), STEP * ((side - 1) // STEP))
-
-
-def shrink_batch(batch: Batch, side: int) -> Batch:
-    """A batch of smaller images, by their nearest pixels: what takes them takes as long whatever they show."""
-    height, width = batch.images.shape[1:3]
-    images = batch.images
-    rows, columns = (torch.arange(side, device=images.device) * length // side for length in (height, width))
-    return replace(batch, images=images[:, rows][:, :, columns].contiguous())

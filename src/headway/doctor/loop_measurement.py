@@ -1,4 +1,4 @@
-"""What the loop gives when batches cost nothing, and which of its stages takes how long."""
+"""Measures the training loop with ready batches, and the time of each of its stages."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from headway.doctor.user_code import TRANSFORM, CodeLine
 from headway.setup.prepare import augmented, divided, prepared
 from headway.train.trainer import Trainer
 
-# Samples of the smallest pass: batch norm wants two.
+# Samples of the smallest pass: batch norm needs two.
 SMALL = 2
-# What a small batch is compared with, at least.
+# A small batch is compared with one of at least this size.
 LARGER = 32
-# A step that takes longer needs few repetitions, and has no time for many; what the first one takes besides is little
-# of a very long one.
+# A longer step needs few repetitions and has no time for many. In a very long one the extra time of the first step
+# hardly counts.
 LONG_STEP_S, VERY_LONG_STEP_S = 0.25, 1.0
-# Lines that are told of a stage.
+# Lines reported per stage.
 MOST = 5
-# Stages of the Clock that are forward and backward.
+# Stages of the Clock for forward and backward.
 PASSES = ("forward", "loss", "backward")
-# Parts of a step that the user's lines in those belong to.
+# Parts of a step in which the user's lines belong to forward and backward.
 OF_PASSES = (*PASSES, ELSEWHERE.within)
-# Stages that the user's own lines make.
+# Stages that consist of the user's own lines.
 OWN = get_args(What)
 READS = 200
 
@@ -46,9 +46,13 @@ READS = 200
 @final
 @dataclass(frozen=True)
 class LoopMeasurement:
-    """Attributes: seconds: of a sample, by stage; they add up to 1 / rate. launch: seconds of forward and backward, by
-    the number of samples, without the user's own lines. syncs: of a step. code: the user's lines in a stage, the
-    longest first."""
+    """Rate and stages of a training loop.
+
+    Attributes:
+        seconds: of a sample by stage; they add up to 1 / rate.
+        launch: seconds of forward and backward by number of samples, without the user's own lines.
+        syncs: of a step. code: the user's lines by stage, the longest first.
+    """
 
     rate: Rate
     seconds: Mapping[str, float]
@@ -58,7 +62,7 @@ class LoopMeasurement:
 
 
 def measure_loop(job: MeasurementJob, *, limit_s: float, passes_s: float) -> LoopMeasurement:
-    """Trains on batches that are there already. The loop is the Trainer's own."""
+    """Trains on ready batches with the recipe's own Trainer."""
     device = job.setup.device
     with job.open_trainer(batches=job.load_batches()) as trainer:
         wait = build_wait(device)
@@ -66,8 +70,8 @@ def measure_loop(job: MeasurementJob, *, limit_s: float, passes_s: float) -> Loo
         long = a_step > LONG_STEP_S
         seen = StackSampler()
         first = trainer.step
-        # A step of a second is looked at a thousand times: the looking costs it nothing that shows.
-        # Which a signal's handler would be drawn into.
+        # The sampler slows steps by about 2 %. Long steps are sampled while their rate is measured, as there is no time
+        # for more of them; short ones afterwards. Dynamo would trace the signal handler into a compiled step.
         compiled = bool(job.setup.recipe.compile)
         with seen if long and not compiled else nullcontext():
             rate, laps = measure_steps(job, trainer, limit_s=limit_s, a_step=a_step)
@@ -83,14 +87,16 @@ def measure_loop(job: MeasurementJob, *, limit_s: float, passes_s: float) -> Loo
     spent, known = attribute_time(seen, syncs, steps=steps, step_s=job.batch * whole, read_s=a_read, on_cpu=on_cpu)
     own = {line: seconds / job.batch for line, seconds in spent.items()}
     passed = sum(laps.get(name, 0.0) for name in PASSES)
+    # On a CPU the laps contain the user's own lines, which are stages of their own.
     if on_cpu:
         passed = max(0.0, passed - sum(of for (place, _), of in own.items() if place.within in OF_PASSES))
-    # A long pass was seen in the steps; it is not made again.
+    # A long pass was timed within the steps, so it is not repeated.
     passes = measure_passes(job, limit_s=passes_s, known=known, whole_s=passed * job.batch if long and on_cpu else None)
     if not on_cpu:
-        # Whose laps are the time to hand work over.
+        # On other devices laps only show the time to launch kernels, so separate passes are timed.
         at = min(passes, key=lambda count: abs(count - job.batch))
         passed = passes[at] / at
+    # The Clock has one lap for normalising and the transform: their shares are measured separately.
     augment = laps.get("augment", 0.0)
     transform = 0.0 if job.setup.transform is None else augment * _measure_transform_share(job, limit_s=passes_s)
     launch = min(passed, compute_intercept(passes) / job.batch)
@@ -106,6 +112,7 @@ def measure_loop(job: MeasurementJob, *, limit_s: float, passes_s: float) -> Loo
     code = _move_own_lines(seconds, own)
     if not any(line.reads for place, line in syncs.lines.items() if place.within in OF_PASSES):
         _move_reads(seconds, sum(syncs.seconds.get(lap, 0.0) for lap in ("forward", "loss")) / job.batch)
+    # The rest is `other`; the stages are scaled so that they add up to the measured time of a sample.
     seconds["other"] = max(0.0, whole - sum(seconds.values()))
     scale = whole / sum(seconds.values())
     return LoopMeasurement(rate, {name: value * scale for name, value in seconds.items()}, passes, syncs, code)
@@ -114,8 +121,8 @@ def measure_loop(job: MeasurementJob, *, limit_s: float, passes_s: float) -> Loo
 def _move_own_lines(
     seconds: dict[str, float], own: Mapping[tuple[CodeLine, What], float]
 ) -> dict[str, tuple[Code, ...]]:
-    """Moves what the user's lines take from the stages that they were measured in to those that they are; forward and
-    backward are without them already.
+    """Moves the time of the user's lines from the stages in which it was measured to stages of their own. Forward and
+    backward are measured without these lines already.
 
     Returns:
         the lines of each stage, the longest first.
@@ -127,6 +134,7 @@ def _move_own_lines(
             seconds[what] += of
             if place.within not in OF_PASSES:
                 seconds["log"] -= min(of, seconds["log"])
+        # Within the transform only syncs are a stage of their own.
         elif what == "sync":
             moved = min(of, seconds["transform"])
             seconds["transform"] -= moved
@@ -140,7 +148,7 @@ def _move_own_lines(
 
 
 def _move_reads(seconds: dict[str, float], lost: float) -> None:
-    """Moves reads of values that no line of the user's makes, from compute and then from launch."""
+    """Moves reads of values that no line of the user's makes out of compute, then out of launch."""
     for stage in ("compute", "launch"):
         moved = min(lost, seconds[stage])
         seconds[stage] -= moved
@@ -149,21 +157,22 @@ def _move_reads(seconds: dict[str, float], lost: float) -> None:
 
 
 def _run_for(trainer: Trainer, wait: Callable[[], object], a_step: float, limit_s: float) -> None:
-    """Does as many steps as fit into the limit, and one at least."""
+    """Runs as many steps as fit into the limit, at least one."""
     run_steps(trainer, max(1, round(limit_s / a_step)), wait)
 
 
 def measure_steps(
     job: MeasurementJob, trainer: Trainer, *, limit_s: float, a_step: float | None = None
 ) -> tuple[Rate, dict[str, float]]:
-    """Rate of a Trainer's steps, and seconds of a sample in each stage of its Clock.
+    """Measures the rate of a Trainer's steps, and the seconds of a sample in each lap of its Clock.
 
     Args:
-        a_step: seconds of a step, where the Trainer is warm already.
+        a_step: seconds of a step, if the Trainer is warm already.
     """
     wait = build_wait(job.setup.device)
     a_step = a_step or warm_up(trainer, wait)
     before, begun = dict(trainer.clock.seconds), trainer.position
+    # One window waits for the device once, so it must contain many short steps.
     steps = max(1, round(choose_window_s() / a_step))
     rate = measure_rate(build_window(lambda: run_steps(trainer, steps, wait)), limit_s=limit_s)
     images, after = trainer.position - begun, trainer.clock.seconds
@@ -171,7 +180,7 @@ def measure_steps(
 
 
 def run_steps(trainer: Trainer, steps: int, wait: Callable[[], object]) -> int:
-    """Images of so many steps, which are done once this returns."""
+    """Runs this many steps, waits for the device, and returns the number of images."""
     position = trainer.position
     trainer.run(steps)
     wait()
@@ -179,7 +188,7 @@ def run_steps(trainer: Trainer, steps: int, wait: Callable[[], object]) -> int:
 
 
 def warm_up(trainer: Trainer, wait: Callable[[], object]) -> float:
-    """Seconds of a step, once what is allocated, chosen or compiled at first is there."""
+    """Returns the seconds of a step after allocation, algorithm choice and compilation."""
     seconds = 0.0
     for number in range(4):
         begun = perf_counter()
@@ -192,7 +201,7 @@ def warm_up(trainer: Trainer, wait: Callable[[], object]) -> float:
 
 
 def measure_loop_rate(job: MeasurementJob, *, limit_s: float) -> Rate:
-    """Measures images/s of the loop alone, with batches that are ready."""
+    """Measures images/s of the loop alone with ready batches."""
     with job.open_trainer(batches=job.load_batches()) as trainer:
         return measure_steps(job, trainer, limit_s=limit_s)[0]
 
@@ -204,11 +213,12 @@ def measure_passes(
     known: Mapping[CodeLine, What | None] | None = None,
     whole_s: float | None = None,
 ) -> dict[int, float]:
-    """Seconds of a forward and backward pass over so many samples: two, a micro-batch, and one between or beyond.
+    """Measures the seconds of a forward and backward pass with two samples, a micro-batch, and one size between or
+    beyond.
 
     Args:
-        known: what lines of the user's do; the time of those that call no torch is left out.
-        whole_s: of a whole micro-batch, where it is known and takes too long to be measured again.
+        known: class of the user's lines; the time of lines that call no torch is left out.
+        whole_s: of a whole micro-batch, if it is known and takes too long to be measured again.
     """
     setup = job.setup
     micro = setup.recipe.micro_batch
@@ -216,7 +226,7 @@ def measure_passes(
     other = max(4 * most, LARGER) if most <= LARGER else max(LARGER, most // 4)
     counts = sorted({SMALL, max(SMALL, most), other})
     if setup.recipe.compile:
-        # A compiler would make another network for each size.
+        # Each size would be compiled anew.
         counts = [max(SMALL, most)]
     found = {}
     for count in counts:
@@ -229,7 +239,7 @@ def measure_passes(
         except (RuntimeError, MemoryError):
             if count <= most:
                 raise
-            # There is no memory for more than the run takes at once.
+            # The larger size needs more memory than the run: it is left out.
             continue
         with StackSampler() if known is not None else nullcontext() as seen:
             found[count] = count / measure_rate(build_window(run), limit_s=limit_s / len(counts)).value
@@ -239,7 +249,7 @@ def measure_passes(
 
 
 def build_pass(job: MeasurementJob, batch: Batch) -> Callable[[], int]:
-    """Forward and backward over one batch, that leaves no gradients."""
+    """Builds a function that runs forward and backward over one batch and leaves no gradients."""
     setup, wait = job.setup, build_wait(job.setup.device)
     images, labels = prepared(setup, batch, 1)
     weights = torch.full((len(images),), 1 / len(images), device=setup.device)
@@ -259,9 +269,9 @@ def build_pass(job: MeasurementJob, batch: Batch) -> Callable[[], int]:
 
 
 def compute_intercept(seconds: Mapping[int, float]) -> float:
-    """Returns the seconds that a pass takes whatever its batch: where a line through the two largest batches starts.
+    """Returns the fixed seconds of a pass: the intercept of a line through the two largest batches.
 
-    Smaller ones are left out, since two samples alone may go through other, cheaper code.
+    Smaller batches are left out: two samples alone may use other, cheaper kernels.
     """
     if len(seconds) < 2:
         return 0.0
@@ -271,7 +281,7 @@ def compute_intercept(seconds: Mapping[int, float]) -> float:
 
 
 def build_wait(device: torch.device) -> Callable[[], object]:
-    """Waits for the device."""
+    """Builds a function that waits for the device."""
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
     return lambda: None
@@ -279,9 +289,9 @@ def build_wait(device: torch.device) -> Callable[[], object]:
 
 @functools.cache
 def measure_read_s(device: str) -> float:
-    """Seconds that Python takes to pick one value out of a tensor of this device and read it."""
+    """Returns the seconds that Python takes to index one value of a tensor on this device and read it."""
     values, taken = torch.zeros(1, 1, 1, 1, device=device), []
-    # What other programs take of the time is none of it.
+    # thread_time leaves out the time in which other programs had the core.
     clock = thread_time if device == "cpu" else perf_counter
     for _ in range(5):
         begun = clock()
@@ -292,11 +302,10 @@ def measure_read_s(device: str) -> float:
 
 
 def _measure_transform_share(job: MeasurementJob, *, limit_s: float) -> float:
-    """Measures how much of preparing a batch the user's transform takes, from 0 to 1.
+    """Measures the share of preparing a batch that the user's transform takes, from 0 to 1.
 
-    Normalising and the transform are timed in turns, so a machine that slows down slows both. Timed at another moment
-    than the run's lap, the transform once left 1.4 ms an image to `normalise` beside other programs; in turns it leaves
-    4 us.
+    Normalising and the transform are timed in turns, so a machine that slows down slows both. When both were timed at
+    different moments, other programs once shifted 1.4 ms per image to `normalise`; in turns it is 4 us.
     """
     setup, batch = job.setup, job.load_batches()[0]
     keys, wait, transform = batch.keys(), build_wait(setup.device), setup.transform

@@ -1,4 +1,4 @@
-"""Rates that are measured until they are known: windows up to an interval of 3 %, or a limit of time."""
+"""Measures rates in windows until the interval of the median is within 3 %, or the time is up."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from headway.core.cores import usable_cpus
 from headway.core.profile import Rate
 from headway.core.statistics import median_interval
 
-# Half the interval, over the median.
+# Half the interval divided by the median.
 TOLERANCE = 0.03
 # Of one measurement.
 LIMIT_S = 6.0
-# Of fewer windows the interval says nothing; a shorter one measures the machine's hiccups.
+# Fewer windows give no useful interval; shorter windows mostly measure the machine's noise.
 LEAST_WINDOWS, LEAST_WINDOW_S = 5, 0.1
-# A quota stops all threads once in each 0.1 s: a window has to see it several times.
+# A CPU quota throttles all threads once per 0.1 s: a window must contain several such periods.
 LEAST_WITH_QUOTA_S = 0.5
 
 
 def measure_rate(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Rate:
-    """Calls `window`, which gives images/s, until the median is known to 3 % or the time is up; three times at least,
-    or twice, where one takes half of the time.
+    """Calls `window`, which returns images/s, until the median is known to 3 % or the time is up.
+
+    It is called at least three times, or twice if one call takes half of the time.
 
     Args:
         limit_s: no window begins after it.
@@ -39,22 +40,22 @@ def measure_rate(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Ra
 
 
 def is_settled(found: Sequence[float]) -> bool:
-    """Whether the median of what windows gave is known to 3 %."""
+    """Checks whether the median is known to 3 %."""
     middle, low, high = median_interval(found)
     return len(found) >= LEAST_WINDOWS and high - low <= 2 * TOLERANCE * middle
 
 
 @functools.cache
 def choose_window_s() -> float:
-    """Of a window on this machine."""
+    """Returns the shortest useful window on this machine."""
     quotas = [quota_cores(folder) for folder in groups_over("cpu")]
     limited = any(quota is not None and quota < len(usable_cpus()) for quota in quotas)
     return LEAST_WITH_QUOTA_S if limited else LEAST_WINDOW_S
 
 
 def build_window(work: Callable[[], int], *, least_s: float | None = None) -> Callable[[], float]:
-    """A window over calls of `work`, which gives the images it dealt with: so many as take `least_s`; None: as long as
-    one has to be here."""
+    """Builds a window that calls `work` (which returns its images) for `least_s`; None: the shortest useful time
+    here."""
     least = choose_window_s() if least_s is None else least_s
 
     def window() -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, final
 
 import torch
 
@@ -40,6 +40,18 @@ def called(
     return replayed
 
 
+@final
+class GraphBreakMessage(str):
+    """A message about a break of the compiled graph; `line` names the line of the network alone."""
+
+    line: str
+
+    def __new__(cls, line: str) -> GraphBreakMessage:
+        message = super().__new__(cls, f"torch.compile breaks the network's graph: {line}.")
+        message.line = line
+        return message
+
+
 def telling(
     compiled: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, say: Callable[[str], object]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -54,7 +66,7 @@ def telling(
         with noted() as notes:
             outputs = compiled(images)
         for one in breaks(model, notes):
-            say(f"torch.compile breaks the network's graph: {one.text()}.")
+            say(GraphBreakMessage(one.text()))
         return outputs
 
     return forward
