@@ -282,7 +282,7 @@ def test_wrong_usage_is_a_sentence(tmp_path: Path) -> None:
         ((path, "--target-val", "0.9", "--minutes", "0"), "--minutes: 0 minutes is not a time limit"),
         ((path, "--target-val", "0.9", "--val-pattern", "["), "is not a regular expression"),
         ((tmp_path / "none.py", "--target-val", "0.9"), "there is no such script"),
-        ((tmp_path, "--target-val", "0.9"), "this is a folder, no script"),
+        ((tmp_path, "--target-val", "0.9"), "this is a folder, not a script"),
     ):
         assert sentence in refused("assess", *arguments, status=2)
     broken = script(tmp_path, "#!/no/such/program\n", "broken")

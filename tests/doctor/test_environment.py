@@ -194,7 +194,8 @@ from headway.doctor.environment import examine_environment
 from headway.setup.recipe import TrainRecipe
 recipe = TrainRecipe.model_validate(json.loads(sys.argv[2]))
 environ = {} if sys.argv[3] == "hidden" else os.environ
-found = examine_environment(recipe, torch.device("cpu"), dataset.open(sys.argv[1]), root=Path(sys.argv[4]), environ=environ)
+data, root = dataset.open(sys.argv[1]), Path(sys.argv[4])
+found = examine_environment(recipe, torch.device("cpu"), data, root=root, environ=environ)
 print(json.dumps({one.what: one.cure for one in found}))
 """
 

@@ -22,7 +22,7 @@ from headway.data.modes import Mode
 from headway.data.order import Order
 from headway.data.pack import pack
 from headway.doctor import knob_search, pack_estimate
-from headway.doctor.knob_search import KnobSearch, choose_smaller_side, shrink_batch
+from headway.doctor.knob_search import KnobSearch
 from headway.doctor.loader_measurement import LoaderMeasurement
 from headway.doctor.loop_measurement import LoopMeasurement, measure_loop_rate
 from headway.doctor.measurement_job import MeasurementJob, say_nothing
@@ -35,6 +35,7 @@ from headway.doctor.pack_estimate import (
     fits_in_disk_cache,
     list_lossless_modes,
 )
+from headway.doctor.smaller_images import choose_smaller_side, shrink_batch
 from headway.doctor.sync_counter import SyncCounts
 from headway.doctor.throughput_model import ThroughputModel
 from headway.setup.compilation import GraphBreakMessage
@@ -307,6 +308,6 @@ def test_what_a_compiler_leaves_to_python_is_named(photos: Path, monkeypatch: py
         found = tried.search(torch.device("cpu"), quick=False)
     (compiled,) = [knob for knob in found if knob.override == "compile=true"]
     assert compiled.gain == pytest.approx(2)
-    assert "1 line of the network stays with Python" in compiled.cost
+    assert "1 line of the network still runs in Python" in compiled.cost
     named = [one for one in tried.missing if one.startswith("compile=true")]
     assert named == [f"compile=true leaves a part of the network to Python: {line}."]

@@ -1,4 +1,4 @@
-"""What to change in a loop that was watched: each with the exact change."""
+"""Advises changes to a watched loop, each with the exact code."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from headway.core.profile import Kind
 from headway.doctor.loop_observation import Advice, LoopFacts, format_share
 from headway.doctor.loop_verdict import LIMIT, OFTEN, LoopCosts
 
-# Share of the time that is worth a change.
+# Share of the time from which a change is worth it.
 WORTH = 0.05
-# Workers over the smallest number that would do: a batch does not always take as long.
+# Factor on the smallest sufficient number of workers, because batches do not always take the same time.
 SPARE = 1.25
 
 
 @final
 class LoopAdviser:
-    """Collects advice, what matters most first.
+    """Collects advice, the most important first.
 
     Args:
-        bursts: the workers keep up, and batches come late now and then.
-        period: steps after which stalls come back, with the name of a known interval of that length; None: they do not.
+        bursts: the workers keep up, but batches come late now and then.
+        period: steps after which stalls repeat, with the name of a known interval of that length; None: they do not.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LoopAdviser:
         self._advice: list[Advice] = []
 
     def advise(self) -> tuple[Advice, ...]:
-        """For everything that takes 5 % of the time or more, the limit first."""
+        """Returns advice for everything that takes 5 % of the time or more, the limit first."""
         parts: dict[str, Callable[[], None]] = {
             "host/IO limited": self._advise_input,
             "stall limited": self._advise_stalls,
@@ -62,17 +62,17 @@ class LoopAdviser:
         if found.wait >= WORTH and facts.torch_loader:
             self._advise_workers(facts.workers or 0)
         elif found.wait >= WORTH:
-            self._add("the loader is slower than the loop", "let it work ahead, in threads or processes of its own")
+            self._add("the loader is slower than the loop", "let it prefetch batches in its own threads or processes")
         if found.share("other") >= LIMIT and facts.is_asynchronous and facts.torch_loader and not facts.pinned:
-            why = "copies to the device wait where a batch is not in pinned memory"
+            why = "copies to the device block because batches are not in pinned memory"
             self._add(why, "DataLoader(..., pin_memory=True), and batch.to(device, non_blocking=True)")
 
     def _advise_workers(self, workers: int) -> None:
-        """Of a torch DataLoader."""
+        """Advises on the workers of a torch DataLoader."""
         found, facts = self._found, self._facts
         most = max(1, facts.cores - 1)
         if not workers:
-            # What the loop waits is what a batch takes; all of the rest of a step can be spent on it by each worker.
+            # The wait is the time of a batch; each worker can use the rest of a step for one.
             number = min(most, math.ceil(SPARE * found.wait / max(1 - found.wait, 0.01)))
             shared = "" if facts.is_asynchronous else " (they share the cores with the training)"
             why = f"the loop makes its batches itself{shared}"
@@ -80,14 +80,14 @@ class LoopAdviser:
             return
         if self._bursts:
             ahead = 2 * (facts.prefetch or 2)
-            self._add("most batches are there in time, and some come late", f"DataLoader(..., prefetch_factor={ahead})")
+            self._add("most batches come in time, but some come late", f"DataLoader(..., prefetch_factor={ahead})")
             return
         number = math.ceil(SPARE * workers / max(1 - found.wait, 0.01))
         why = f"{workers} {'worker is' if workers == 1 else 'workers are'} too slow, on {facts.cores} cores"
         if workers < most:
             self._add(why, f"DataLoader(..., num_workers={min(most, number)}, persistent_workers=True)")
         if number > most:
-            more = "more of them only where they wait for storage; else make a batch cheaper"
+            more = "add workers only if they wait for storage; otherwise make a batch cheaper"
             pack = "headway pack IMAGES PACKED, and headway.Loader(headway.open(PACKED), batch=...)"
             self._add(why, f"{more}: {pack}")
 
@@ -96,19 +96,19 @@ class LoopAdviser:
         if found.first >= WORTH:
             if facts.torch_loader and facts.workers and not facts.persistent:
                 change = "DataLoader(..., persistent_workers=True)"
-                self._add("every epoch starts its workers anew", change)
+                self._add("every epoch starts new workers", change)
             else:
-                self._add("every epoch begins slowly", "keep what the data set opens or builds from epoch to epoch")
+                self._add("every epoch begins slowly", "keep open files and indices of the data set between epochs")
         if found.stall >= WORTH:
             when, name = self._period or (None, None)
             why = f"steps stall in the stage {found.stalled}"
             if name is not None:
-                self._add(f"{why} every {when} steps, as {name}", f"do {name} less often, or in a thread of its own")
+                self._add(f"{why} every {when} steps, as {name}", f"do {name} less often, or in another thread")
             elif found.stalled in ("other", "loss"):
                 often = "now and then" if when is None else f"every {when} steps"
-                self._add(why, f"look for what your loop does {often}: logging, checkpoints, evaluation")
+                self._add(why, f"check what your loop does {often}: logging, checkpoints, evaluation")
             else:
-                self._add(why, "look for other load on the machine, and for batches of other shapes")
+                self._add(why, "check for other load on the machine, and for batches of other shapes")
 
     def _advise_syncs(self) -> None:
         found, facts = self._found, self._facts
@@ -119,15 +119,17 @@ class LoopAdviser:
 
     def _advise_exchange(self) -> None:
         if self._found.exchange is not None and self._found.exchange >= WORTH:
-            change = "exchange every k-th batch alone (model.no_sync() in the others), or a larger batch"
+            change = "exchange only every k-th batch (model.no_sync() in the others), or use a larger batch"
             self._add("backward waits for the exchange of gradients", change)
 
     def _advise_launch(self) -> None:
         facts = self._facts
         if self._kind == "launch limited":
             if not facts.compiled:
-                self._add("the device waits for its work", 'model = torch.compile(model, mode="reduce-overhead")')
-            self._add("a larger batch gives each kernel more to do", "DataLoader(..., batch_size=...) as memory allows")
+                self._add(
+                    "the device waits for kernel launches", 'model = torch.compile(model, mode="reduce-overhead")'
+                )
+            self._add("a larger batch gives each kernel more work", "DataLoader(..., batch_size=...) as memory allows")
         if facts.fusable and self._found.share("optimizer") >= WORTH:
             share = format_share(self._found.share("optimizer"))
             self._add(f"the optimizer takes {share} of the time", "give the optimizer fused=True")
@@ -138,7 +140,7 @@ class LoopAdviser:
             change = f'with torch.autocast("{facts.device}", dtype=torch.bfloat16): around forward and loss'
             self._add("forward and backward run in float32", change)
         if not facts.is_asynchronous and facts.threads < facts.cores:
-            why = f"torch computes with {facts.threads} of {facts.cores} cores"
+            why = f"torch uses {facts.threads} of {facts.cores} cores"
             self._add(why, f"torch.set_num_threads({facts.cores})")
         if self._kind == "device limited" and not facts.compiled:
-            self._add("the network runs operation by operation", "model = torch.compile(model)")
+            self._add("the network runs one operation at a time", "model = torch.compile(model)")

@@ -1,4 +1,4 @@
-"""Observed: what was seen of a training loop, as a record (JSON) and as a text of at most 30 lines."""
+"""Holds what was observed of a training loop, as a record (JSON) and as a text of at most 30 lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 
 from headway.core.profile import Kind, Record
 
-# Lines of the text; the record has all.
+# Lines of each list in the text; the record has all.
 MOST_PATTERNS, MOST_ADVICE, MOST_UNKNOWN = 4, 5, 4
 # Characters of such a line.
 LONGEST = 200
@@ -20,24 +20,24 @@ PatternKind = Literal["workers", "first batch", "period", "drift", "slow rank"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class LoopFacts:
-    """What is known of a loop apart from its times.
+    """Facts about a loop apart from its times.
 
     Attributes:
         device: its type, as torch names it.
         samples: of a batch. batches: of an epoch.
-        torch_loader: the loader is a torch DataLoader; of another one the next four are not known.
+        torch_loader: the loader is a torch DataLoader; otherwise the next four are unknown.
         workers: processes; 0: the loop makes its batches itself.
-        prefetch: batches ahead, of each worker.
-        cores: that this process may use: by its affinity and its control group's quota, a rank's share of them.
-        threads: with which torch computes.
+        prefetch: batches prefetched by each worker.
+        cores: usable by this process: its affinity and its control group's quota, divided by the ranks.
+        threads: of torch.
         compiled: the network, or one of them.
-        autocast: lower precision was on in a forward pass; None: none was seen.
-        bf16: the device has units for it.
-        fusable: the optimizer has a fused form, and does not use it.
-        exchange: what the ranks exchange, and in what stages; empty: one process, or the network is not shared.
-        elsewhere: the batches are asked for by another thread than the one that trains.
+        autocast: lower precision was on in a forward pass; None: no forward pass was seen.
+        bf16: the device has bf16 units.
+        fusable: the optimizer has a fused form and does not use it.
+        exchange: what the ranks exchange, and in which stages; empty: one process, or the network is not shared.
+        elsewhere: another thread than the training thread asks for the batches.
         every: known intervals in steps, by name.
-        places: where values were read, with the times, the most frequent first.
+        places: code that read values, with the number of reads, the most frequent first.
     """
 
     device: str
@@ -61,7 +61,7 @@ class LoopFacts:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether the device works on its own: then what the host's clock shows is the handing over of the work."""
+        """Checks whether the device works asynchronously: then the host's clock shows the time to launch the work."""
         return self.device != "cpu"
 
 
@@ -72,32 +72,32 @@ class StageTime(Record):
     stage: str
     """wait, first batch, forward, loss, backward, optimizer, other."""
     seconds: float = Field(ge=0)
-    """Of a step, in the mean; what comes once an epoch is spread over its steps."""
+    """Mean of a step; time that occurs once an epoch is spread over its steps."""
     share: float = Field(ge=0)
 
 
 @final
 class LoopPattern(Record):
-    """Something that comes back, drifts, or stays behind."""
+    """A pattern in the times: something repeats, drifts, or stays behind."""
 
     kind: PatternKind
     sentence: str
     p_value: float | None
-    """Chance to see it where there is none; None: it was counted, not tested."""
+    """Probability of seeing it by chance; None: it was counted, not tested."""
 
 
 @final
 class Advice(Record):
-    """What to change."""
+    """A change to make, with the reason."""
 
     why: str
     change: str
-    """Exactly that."""
+    """The exact change."""
 
 
 @final
 class RankTime(Record):
-    """A rank's steps."""
+    """Times of a rank's steps."""
 
     rank: int
     step_s: float
@@ -108,24 +108,24 @@ class RankTime(Record):
 
 @final
 class LoopObservation(Record):
-    """What was seen of a training loop, and what limits it."""
+    """Observations of a training loop, and its limit."""
 
     version: Literal[1] = 1
     kind: Kind | None
-    """None: it cannot be told."""
+    """None: unknown."""
     sentence: str
     gain: float | None = Field(default=None, ge=1)
-    """At most so many times the samples/s, if the limit cost nothing; None: not known."""
+    """Upper bound of the speed-up if the limit cost nothing; None: unknown."""
     device: str
     steps: int = Field(ge=0)
-    """That count: the warm-up is left out."""
+    """Counted steps, without warm-up."""
     warm_up_steps: int = Field(ge=0)
     epochs: int = Field(ge=0)
-    """Loops over the loader that ended, or were left."""
+    """Loops over the loader that ended or were left."""
     batch: int | None
     """Samples."""
     step_s: float | None
-    """In the mean, the first batches of epochs in it."""
+    """Mean, including the first batches of epochs."""
     p99_s: float | None
     samples_s: float | None
     wait_share: float | None
@@ -134,33 +134,34 @@ class LoopObservation(Record):
     """95 % interval of the share."""
     stages: tuple[StageTime, ...] = ()
     first_batch_s: float | None = None
-    """Of an epoch, over any other batch's wait."""
+    """Extra seconds of an epoch's first batch over any other batch's wait."""
     between_epochs_s: float | None = None
-    """Between two loops over the loader: evaluation, checkpoints. It is in no share."""
+    """Between two loops over the loader: evaluation, checkpoints. Not contained in any share."""
     syncs: float | None = None
-    """Times a step that Python waited for a value on the device; None: the device is the host."""
+    """Host-device syncs per step; None: the device is the host."""
     sync_share: float | None = None
-    """Of the time."""
+    """Share of the time."""
     reads: float | None = None
-    """Values of host tensors that Python read, a step."""
+    """Values of host tensors that Python read per step."""
     read_at: tuple[str, ...] = ()
-    """Where the first of these values were read, the most frequent place first: `item at train.py:41`."""
+    """Code that read the first of these values, the most frequent first: `item at train.py:41`."""
     starved: float | None = None
-    """Share of the steps in which the device had nothing left to do when a batch came; None: not known."""
+    """Share of steps in which the device was idle when a batch came; None: unknown."""
     patterns: tuple[LoopPattern, ...] = ()
     advice: tuple[Advice, ...] = ()
     ranks: tuple[RankTime, ...] = ()
     unknown: tuple[str, ...] = ()
-    """What could not be told, or not told apart."""
+    """Facts that could not be determined or separated."""
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the record as JSON data."""
         return self.model_dump(mode="json")
 
     def __str__(self) -> str:
         return self.to_text()
 
     def to_text(self) -> str:
-        """For a terminal: at most 30 lines."""
+        """Formats the record for a terminal: at most 30 lines."""
         lines = [f"{self.kind or 'no verdict'}: {self.sentence}."]
         if self.step_s is not None and self.stages:
             lines += [self._format_summary(), "", *self._format_table()]
@@ -170,7 +171,7 @@ class LoopObservation(Record):
         lines += _format_list("Patterns:", patterns, MOST_PATTERNS)
         advice = [f"{one.why}: {one.change}" for one in self.advice]
         lines += _format_list("What to change:", advice, MOST_ADVICE)
-        lines += _format_list("Not told apart:", self.unknown, MOST_UNKNOWN)
+        lines += _format_list("Not separated:", self.unknown, MOST_UNKNOWN)
         return "\n".join(lines)
 
     def _format_summary(self) -> str:
@@ -178,7 +179,8 @@ class LoopObservation(Record):
         assert self.p99_s is not None
         of = "" if self.batch is None else f" of {self.batch:,} samples"
         rate = "" if self.samples_s is None else f", {self.samples_s:,.0f} samples/s"
-        said = f"{self.steps:,} steps{of} on {self.device}: {_format_seconds(self.step_s)} each (99 % within {_format_seconds(self.p99_s)}){rate}"
+        step, most = _format_seconds(self.step_s), _format_seconds(self.p99_s)
+        said = f"{self.steps:,} steps{of} on {self.device}: {step} each (99 % within {most}){rate}"
         if self.between_epochs_s is not None and self.between_epochs_s > self.step_s:
             said += f"; {_format_seconds(self.between_epochs_s)} between epochs, not counted"
         return f"{said}."
@@ -202,7 +204,7 @@ class LoopObservation(Record):
 
 
 def _format_list(head: str, found: Any, most: int) -> list[str]:
-    """A head and a line for each; where there are too many, the last line counts the others."""
+    """Formats a heading and a line per item; if there are too many, the last line counts the rest."""
     shown = [one if len(one) <= LONGEST else f"{one[: LONGEST - 3]}..." for one in found]
     if len(shown) > most:
         shown = [*shown[: most - 1], f"and {len(shown) - most + 1} more; the JSON has them"]
@@ -221,5 +223,5 @@ def _format_seconds(seconds: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """`63 %`, `1.3 %`."""
+    """Formats a share: `63 %`, `1.3 %`."""
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"

@@ -1,8 +1,11 @@
-"""What limits a loop that was watched: rules over shares of its time. Functions of numbers alone.
+"""Finds the limit of a watched loop from the shares of its time. Pure functions of numbers.
 
-Only what can be saved is a limit: waiting for batches, for values, for other ranks, stalls, and the handing over of
-work to a device that has nothing to do. Forward, backward and the optimizer on a CPU are the work itself: they limit
-where nothing else does.
+These rules are thresholds on shares. `verdict` uses other rules, because a recipe's stages can be measured alone and
+their gains predicted.
+
+Only time that can be saved is a limit: waiting for batches, values or other ranks, stalls, and launching work on an
+idle device. Forward, backward and the optimizer on a CPU are the work itself: they are the limit only if nothing else
+is.
 """
 
 from __future__ import annotations
@@ -18,37 +21,37 @@ from headway.doctor.loop_observation import LoopFacts, StageTime, format_share
 from headway.observe.patterns import share_interval
 from headway.observe.step_marks import BACKWARD, STAGES, WAIT, Numbers, Series, Start
 
-# Of fewer nothing is said.
+# With fewer steps there is no verdict.
 LEAST_STEPS = 20
-# Share of the time from which what can be saved is called the limit: at most 1.11 times the samples/s.
+# A share that can be saved is a limit from here on: a gain of at most 1.11 times the samples/s.
 LIMIT = 0.1
-# The same for the loop's own code, of which some is needed.
+# The same for the loop's own code, part of which is needed.
 OWN = 0.2
-# A step is a stall where the loop takes so many times the median for it, waiting for its batch left out.
+# A step is a stall if the loop, without its wait for a batch, takes this many times the median.
 LONG = 3.0
-# Syncs a step, from which they set the pace. Share of the steps, from which a device that has nothing to do waits.
+# Syncs a step from which they set the pace; share of steps from which an idle device is a limit.
 OFTEN = 0.5
-# Steps with an exchange, and without, that are needed to tell its time.
+# Steps with and without an exchange that are needed to compute its time.
 LEAST_COMPARED = 10
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class LoopCosts:
-    """Where the time of the counted steps went.
+    """Shares of the time of the counted steps.
 
     Attributes:
-        steps: that have a batch before them in their epoch.
-        step_s: mean of a step, first batches spread over the steps of an epoch in it. p99_s: without these.
+        steps: those that have a batch before them in their epoch.
+        step_s: mean of a step, first batches of epochs spread over it. p99_s: without these.
         stages: all that were seen.
-        wait, low, high: share, and its 95 % interval.
-        first_s: of an epoch's first batch and its end, over another batch's wait; None: no epoch but the first of the
-            process began. first: its share; 0 where the length of an epoch is not known.
-        stall: share of what long steps take over the median. stalls: how many of them. stalled: in which stage.
-        exchange: share of the exchange of gradients that backward waits for; None: not known.
-        syncs: a step. sync: share of the time in them.
-        drained, starved: share of the steps in which the device had nothing to do when a batch was asked for, and when
-            it came; None: not known.
+        wait, low, high: share of waiting for batches, and its 95 % interval.
+        first_s: extra seconds of an epoch's first batch and end over a usual wait; None: only one epoch began. first:
+            its share; 0 if the length of an epoch is unknown.
+        stall: share of the extra time of long steps over the median. stalls: their number. stalled: their main stage.
+        exchange: share of the gradient exchange that backward waits for; None: unknown.
+        syncs: host-device syncs a step. sync: share of the time in them.
+        drained, starved: share of steps in which the device was idle when a batch was asked for, and when it came;
+            None: unknown.
     """
 
     steps: int
@@ -70,13 +73,14 @@ class LoopCosts:
     starved: float | None
 
     def share(self, *stages: str) -> float:
+        """Returns the share of these stages together."""
         return sum(one.share for one in self.stages if one.stage in stages)
 
 
 @final
 @dataclass(frozen=True)
 class LoopVerdict:
-    """Attributes: kind: None: it cannot be told. sentence: without the kind, and without a full stop. gain: at most."""
+    """Attributes: kind: None: unknown. sentence: without the kind, and without a full stop. gain: upper bound."""
 
     kind: Kind | None
     sentence: str
@@ -84,7 +88,7 @@ class LoopVerdict:
 
 
 def compute_costs(series: Series, starts: Sequence[Start], facts: LoopFacts) -> LoopCosts | None:
-    """Of the steps that are no first ones of an epoch; None: there are fewer than LEAST_STEPS."""
+    """Computes the costs from all steps but the first ones of epochs; None: there are fewer than LEAST_STEPS."""
     steady = series.where(series.index > 0)
     if len(steady) < LEAST_STEPS:
         return None
@@ -92,6 +96,7 @@ def compute_costs(series: Series, starts: Sequence[Start], facts: LoopFacts) -> 
     means = seconds.mean(0)
     first_s = _compute_first_batch_s(starts, float(means[WAIT]))
     epoch = facts.batches or _compute_epoch_length(starts)
+    # The extra time of an epoch's first batch is spread over the steps of the epoch.
     spread = 0.0 if first_s is None or epoch is None else first_s / epoch
     total = float(means.sum()) + spread
     _, low, high = share_interval(seconds[:, WAIT], step)
@@ -124,12 +129,10 @@ def compute_costs(series: Series, starts: Sequence[Start], facts: LoopFacts) -> 
 
 
 def judge_loop(found: LoopCosts, facts: LoopFacts) -> LoopVerdict:
-    """What limits."""
+    """Names the limit with the largest gain, or the work itself if nothing can be saved."""
     if facts.elsewhere:
-        what = (
-            "the batches are asked for on another thread than the one that trains, so what this one waits is not seen"
-        )
-        return LoopVerdict(None, f"{what}; wrap what the training loop itself iterates over", None)
+        what = "another thread asks for the batches, so the waiting time of the training thread is not seen"
+        return LoopVerdict(None, f"{what}; wrap the iterable of the training loop itself", None)
     limits = [
         *_find_shared_limits(found),
         *(_find_device_limits(found) if facts.is_asynchronous else _find_host_limits(found)),
@@ -141,12 +144,13 @@ def judge_loop(found: LoopCosts, facts: LoopFacts) -> LoopVerdict:
 
 
 def describe_too_few_steps(steps: int, warm_up: int) -> str:
-    what = f"{steps} steps were seen after {warm_up} of warm-up, those with an epoch's first batch left out"
+    """Explains why there is no verdict yet."""
+    what = f"{steps} steps were seen after {warm_up} warm-up steps, without the first ones of epochs"
     return f"{what}; {LEAST_STEPS} are needed"
 
 
 def _find_shared_limits(found: LoopCosts) -> list[LoopVerdict]:
-    """Limits that are a share of the time on any device."""
+    """Returns limits that exist on any device."""
     out = []
     if found.wait >= LIMIT and not _are_waits_hidden(found):
         what = f"the loop waits {format_share(found.wait)} of its time for batches"
@@ -165,11 +169,12 @@ def _find_shared_limits(found: LoopCosts) -> list[LoopVerdict]:
 
 
 def _are_waits_hidden(found: LoopCosts) -> bool:
-    """Whether the device had work left nearly whenever a batch came: then the waits for it cost nothing."""
+    """Checks whether the device still had work almost whenever a batch came: then waiting for batches cost nothing."""
     return found.starved is not None and found.starved < LIMIT
 
 
 def _find_host_limits(found: LoopCosts) -> list[LoopVerdict]:
+    """Returns limits on a CPU."""
     own = found.share("other") - (found.stall if found.stalled == "other" else 0.0)
     if own < OWN:
         return []
@@ -178,48 +183,49 @@ def _find_host_limits(found: LoopCosts) -> list[LoopVerdict]:
 
 
 def _find_device_limits(found: LoopCosts) -> list[LoopVerdict]:
-    """Limits of a device that works on its own."""
+    """Returns limits of an asynchronous device."""
     if found.syncs >= OFTEN:
-        # While the host waits for a value the device works; without the waits a step would take the host's own time,
-        # or the device's, which is no less than the waits.
+        # While the host waits, the device works. Without syncs a step takes the host's own time or the device's,
+        # whichever is longer, and the device's is at least the waits.
         saved = min(found.sync, 1 - found.sync)
         waits = f"Python waits for the device {found.syncs:.2g} times a step, {format_share(found.sync)} of the time"
         if saved >= LIMIT:
             return [_build_verdict("sync limited", waits, "waiting for nothing", saved)]
         if found.sync < LIMIT:
-            what = f"{waits}: when it asks, the device is through; handing over the work takes the rest"
+            what = f"{waits}: the device has finished by then; launching its work takes the rest"
             return [LoopVerdict("launch limited", what, None)] if found.wait < LIMIT else []
         return []
     if found.drained is None or found.drained < OFTEN:
         return []
     handing = found.share("forward", "loss", "backward", "optimizer")
-    what = f"in {format_share(found.drained)} of the steps the device had nothing left to do when the loop asked for a batch"
+    what = f"in {format_share(found.drained)} of the steps the device was idle when the loop asked for a batch"
     if found.share("other") > handing:
         share = found.share("other")
         what = f"{what}, and the loop's own code takes {format_share(share)} of the time"
         return [_build_verdict("host/IO limited", what, "doing without it", share)]
     if found.wait < handing:
-        return [LoopVerdict("launch limited", f"{what}: it is faster than the loop hands it the work", None)]
+        return [LoopVerdict("launch limited", f"{what}: it is faster than the loop launches its work", None)]
     return []
 
 
 def _judge_device_work(found: LoopCosts) -> LoopVerdict:
-    """Of a device that works on its own, where nothing else limits."""
+    """Judges an asynchronous device that has no other limit."""
     wait = f"the loop waits {format_share(found.wait)} of its time for batches"
     if found.syncs >= OFTEN:
-        what = f"Python waits for the device {format_share(found.sync)} of the time, in which it works"
+        what = f"Python waits {format_share(found.sync)} of the time for the device, which works meanwhile"
         return LoopVerdict("device limited", what, None)
     if found.starved is None:
-        what = f"{wait}; whether the device limits or the handing over of its work is not known without waiting for it"
+        what = f"{wait}; without a sync it is unknown whether the device or launching its work limits"
         return LoopVerdict(None, what, None)
     if found.starved < OFTEN:
         what = f"the device had work left in {format_share(1 - found.starved)} of the steps when the next batch came"
         return LoopVerdict("device limited", f"{what}; {wait}", None)
-    what = f"the device had nothing left to do in {format_share(found.starved)} of the steps when the next batch came"
+    what = f"the device was idle in {format_share(found.starved)} of the steps when the next batch came"
     return LoopVerdict("host/IO limited", f"{what}; {wait}", None)
 
 
 def _judge_host_work(found: LoopCosts) -> LoopVerdict:
+    """Judges a CPU loop that has no other limit."""
     work = found.share("forward", "loss", "backward", "optimizer")
     what = f"forward, loss, backward and optimizer take {format_share(work)} of the time, waiting for batches"
     return LoopVerdict("device limited", f"{what} {format_share(found.wait)}", None)
@@ -231,8 +237,8 @@ def _build_verdict(kind: Kind, what: str, without: str, share: float) -> LoopVer
 
 
 def _compute_first_batch_s(starts: Sequence[Start], wait: float) -> float | None:
-    """Seconds that an epoch's beginning and end take over an ordinary wait. The watch's first loop starts the process
-    up, too; it counts for its end alone."""
+    """Returns the extra seconds of an epoch's beginning and end over a usual wait. The watch's first epoch counts for
+    its end alone, because its beginning includes the start of the process."""
     firsts = [one.first_s for one in starts if one.first_s is not None and not one.begins]
     ends = [one.end_s for one in starts if one.end_s is not None]
     if not firsts:
@@ -246,10 +252,10 @@ def _compute_epoch_length(starts: Sequence[Start]) -> float | None:
 
 
 def _compute_stalls(steady: Series, asynchronous: bool) -> tuple[float, int, str]:
-    """(seconds that long steps take over the median, how many there are, the stage that most of it is in).
+    """Returns the extra seconds of long steps over the median, their number, and their main stage.
 
-    Steps with an update of the weights are compared with each other, and the others with each other. Where the device
-    works on its own, a long step is one in which it ran out of work: else the host waited for room in its queue.
+    Steps that update the weights are compared with each other, and so are the others. On an asynchronous device a long
+    step counts only if the device ran out of work: otherwise the host waited for room in its queue.
     """
     own = steady.seconds.sum(1) - steady.seconds[:, WAIT] - steady.sync_s
     over, found, count = np.zeros(len(STAGES)), 0.0, 0
@@ -269,7 +275,7 @@ def _compute_stalls(steady: Series, asynchronous: bool) -> tuple[float, int, str
 
 
 def _compute_exchange_share(steady: Series, total: float) -> float | None:
-    """From steps with an exchange and without one, as accumulating gradients makes them."""
+    """Compares steps with and without an exchange, as gradient accumulation makes them."""
     yes, no = steady.exchanged == 1, steady.exchanged == 0
     if min(yes.sum(), no.sum()) < LEAST_COMPARED:
         return None

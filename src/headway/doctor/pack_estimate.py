@@ -1,4 +1,4 @@
-"""What the loader would give if the set were packed: the run's first records, made by what packing makes them of."""
+"""Estimates the loader's rate with a packed set: packs the run's first records in memory and reads those."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from headway.doctor.loader_measurement import LoaderMeasurement, measure_loader
 from headway.doctor.measurement_job import MeasurementJob
 from headway.setup.recipe import TrainRecipe
 
-# Images that are treated before a look at the clock.
+# Images packed between two looks at the clock.
 CHUNK = 16
-# Records that stand for all others: at most so many, and so much.
+# Limits of the packed records that stand for all others.
 MOST, MOST_BYTES = 2048, 128 * 2**20
-# Samples by which it is told what a set consists of.
+# Samples that decide which kinds of files a set has.
 LOOKED_AT = 4096
-# Pixels by which the side of resized images is rounded up.
+# The side of resized images is rounded up to a multiple of this.
 ROUND = 32
-# Sides of stored images over those that a random crop is brought to: 256 for 224, as is usual.
+# Side of stored images divided by the side of a random crop: 256 for 224, as is usual.
 MARGIN = 8 / 7
-# Times the side that is needed, from which on smaller images are worth a look.
+# Stored images this many times larger than needed are worth reducing.
 LARGER = 1.25
-# Share of JPEGs, from which on a set is one of JPEGs.
+# Share of JPEGs from which a set counts as JPEGs.
 MOSTLY = 0.9
-# A crop of a smaller share of the image's area leaves part of a seekable file undecoded.
+# If a crop covers less of an image's area, part of a seekable file need not be decoded.
 LITTLE = 0.9
-# Bytes of a lossless pack over those of its source, at most: files that were made seekable grow by about 1 %.
+# Size of a lossless pack over its source, at most: seekable files grow by about 1 %.
 GROWTH = 1.05
 THEN = " && "
 
@@ -57,14 +57,14 @@ THEN = " && "
 @final
 @dataclass(frozen=True)
 class PackCommand:
-    """A pack that a recipe could train on. Attributes: source: as the command takes it. folder: that it makes."""
+    """A pack that a recipe could train on. Attributes: source: as the command takes it. folder: the pack."""
 
     source: str
     folder: Path
     mode: Mode
 
     def format_command(self, loaded: Loaded[TrainRecipe]) -> str:
-        """Two commands, to be pasted."""
+        """Returns the two shell commands that pack the set and train on it."""
         named = self.folder.name if self.folder.parent == loaded.base else str(self.folder)
         pack = ["headway", "pack", self.source, format_path(self.folder), "--mode", str(self.mode)]
         train = ["headway", "train", format_path(find_recipe_file(loaded)), f"data.train={named}"]
@@ -72,7 +72,7 @@ class PackCommand:
 
     @staticmethod
     def parse(text: str) -> PackCommand | None:
-        """Of what `command` wrote; None: this is nothing of the kind."""
+        """Parses the text of `format_command`; None: the text is another command."""
         words = shlex.split(text)
         if words[:2] != ["headway", "pack"]:
             return None
@@ -81,7 +81,7 @@ class PackCommand:
 
 
 def build_pack_command(job: MeasurementJob, mode: Mode) -> PackCommand:
-    """Of the training set into a folder beside the recipe, named after it."""
+    """Builds the command for a pack beside the recipe, named after it."""
     loaded = job.loaded
     train = loaded.recipe.data.train.removeprefix("file://")
     source = format_path(loaded.base / Path(train).expanduser())
@@ -90,12 +90,12 @@ def build_pack_command(job: MeasurementJob, mode: Mode) -> PackCommand:
 
 
 def choose_folder_suffix(mode: Mode) -> str:
-    """The end of a folder's name."""
+    """Returns the end of a pack's folder name."""
     return mode.kind if mode.side is None else f"{mode.side}"
 
 
 def find_recipe_file(loaded: Loaded[TrainRecipe]) -> Path:
-    """The file that a recipe was read from, as its values' origins say it; `RECIPE` where they do not."""
+    """Returns the file of a recipe by the origins of its values; `RECIPE` if they name none."""
     for origin in loaded.origins.values():
         if found := re.fullmatch(r"(.+\.ya?ml):\d+", origin):
             return loaded.base / found[1]
@@ -103,12 +103,12 @@ def find_recipe_file(loaded: Loaded[TrainRecipe]) -> Path:
 
 
 def format_path(path: Path) -> str:
-    """As one would write it here."""
+    """Formats a path relative to the current folder if it is inside of it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def list_lossless_modes(job: MeasurementJob) -> list[Mode]:
-    """Modes that keep every pixel and that the training set is not in yet, of those that may help."""
+    """Returns pack modes that keep every pixel and may help."""
     train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
     if train is None or isinstance(train.source, RemoteShards) or (train.flags[:LOOKED_AT] & FLAG_RAW).any():
         return []
@@ -126,7 +126,7 @@ def list_lossless_modes(job: MeasurementJob) -> list[Mode]:
 
 
 def choose_smaller_mode(job: MeasurementJob) -> Mode | None:
-    """Images that are only as large as the recipe needs them; None where they are not much larger."""
+    """Returns a mode that stores images as small as the recipe needs; None: they are not much larger now."""
     train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
     if train is None or isinstance(train.source, RemoteShards) or not _is_mostly_jpeg(train):
         return None
@@ -137,7 +137,7 @@ def choose_smaller_mode(job: MeasurementJob) -> Mode | None:
 
 
 def fits_in_disk_cache(job: MeasurementJob) -> bool:
-    """Whether the training set lies far away, and the recipe's cache folder would hold all of it."""
+    """Checks whether the training set is remote and fits in the recipe's cache folder."""
     train, options = job.setup.inputs.train, job.setup.recipe.data
     if train is None or not isinstance(train.source, RemoteShards):
         return False
@@ -146,19 +146,19 @@ def fits_in_disk_cache(job: MeasurementJob) -> bool:
 
 
 def read_free_disk_bytes(folder: Path) -> int:
-    """Of the disk on which a folder lies or would lie."""
+    """Returns the free bytes of the disk of a folder, which need not exist yet."""
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     return shutil.disk_usage(there).free
 
 
 def _is_mostly_jpeg(dataset: Dataset) -> bool:
-    """Whether nearly all of the first samples are."""
+    """Checks whether nearly all of the first samples are JPEGs."""
     return bool(np.mean(dataset.flags[:LOOKED_AT] & (FLAG_RAW | FLAG_NOT_JPEG) == 0) >= MOSTLY)
 
 
 @final
 class FirstRecords:
-    """The first records of a run, as they lie and as a pack would have them."""
+    """The first records of a run, in the order in which it reads them."""
 
     def __init__(self, job: MeasurementJob) -> None:
         dataset = job.setup.inputs.train
@@ -167,10 +167,11 @@ class FirstRecords:
         self._job, self._dataset = job, dataset
         order = Order(len(dataset), recipe.seed, recipe.data.window)
         asked = order(np.arange(min(len(dataset), MOST)))[1]
+        # A sample may come twice: it is packed once, in its first position.
         self._ids = asked[np.sort(np.unique(asked, return_index=True)[1])]
 
     def pack(self, mode: Mode, *, limit_s: float) -> PackedSample:
-        """Makes as many as there is time for."""
+        """Packs as many records as the time allows."""
         images = Samples(self._dataset, isinstance(self._dataset.source, RemoteShards))
         treatment = treatment_of(mode, None, False, [])[0]
         until, ids, stored, nbytes = perf_counter() + limit_s, list[int](), list[Stored](), 0
@@ -178,6 +179,7 @@ class FirstRecords:
             for low in range(0, len(self._ids), CHUNK):
                 some = self._ids[low : low + CHUNK].tolist()
                 for sample, one in zip(some, _treat_records(pool, treatment, images, some), strict=True):
+                    # A record with a reason is damaged, and a pack would leave it out.
                     if not one.reason:
                         ids.append(sample)
                         stored.append(one)
@@ -196,27 +198,29 @@ def _treat_records(
 
 @final
 class PackedSample:
-    """Some records, as a pack has them. Attributes: count: of them; 0: all are damaged."""
+    """Some records as a pack stores them. Attributes: count: number of records; 0: all are damaged."""
 
     def __init__(self, job: MeasurementJob, dataset: Dataset, ids: Sequence[int], stored: Sequence[Stored]) -> None:
         self._job, self._dataset, self._ids, self._stored = job, dataset, np.array(ids, np.int64), stored
         self.count = len(ids)
 
     def measure_loader(self, *, limit_s: float) -> LoaderMeasurement:
-        """The loader over a set in memory in which each sample is one of these; those that were made are their own."""
+        """Measures the loader over a set in memory that consists of these records, repeated."""
         return measure_loader(self._job, limit_s=limit_s, tier=self.build_tier(), verify="never")
 
     def build_tier(self) -> Tier:
+        """Builds a cache tier that serves these records in place of all others."""
         return _SampleTier(self._dataset, self._ids, self._stored)
 
 
 @final
 class _SampleTier(Tier):
-    """A few records that stand for all of a set."""
+    """Serves a few records in place of a whole set."""
 
     def __init__(self, dataset: Dataset, ids: Ids, stored: Sequence[Stored]) -> None:
         super().__init__(dataset, "none", "as it would be")
         self._place = np.arange(len(dataset)) % len(ids)
+        # A sample that was packed is itself; any other one is replaced by one of them.
         self._place[ids] = np.arange(len(ids))
         self._records = Records.of([bytes(one.payload) for one in stored])
         self.flags = np.array([one.flags for one in stored], np.uint8)[self._place]
@@ -228,7 +232,7 @@ class _SampleTier(Tier):
         return Records(self._records.address[place], self._records.length[place], self._records.keep)
 
     def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: Slots | None = None) -> None:
-        """Nothing is brought: everything is here."""
+        """Does nothing: all records are in memory."""
 
     def close(self) -> None:
-        """The memory goes with the last Records."""
+        """Does nothing: the memory is freed with the last Records."""

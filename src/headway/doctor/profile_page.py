@@ -1,4 +1,4 @@
-"""What the doctor shows: a Profile as one HTML file, with charts."""
+"""Draws a profile as one HTML file with charts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from headway.page import panel, report
 from headway.page.panel import Panel
 
 SECTIONS = ("Verdict", "Stages", "Whole runs", "Knobs", "Machine")
-# Sides of an image in the chart of the rates by image size; too many for a marker on each.
+# Image sides in the chart of rates by image size; too many for a marker on each.
 SIDES_PX = range(64, 513, 8)
-# Stages whose seconds grow with the pixels of an image in the batch.
+# Stages whose time grows with the pixels of an image in the batch.
 BY_PIXEL = frozenset({"augment", "collate", "copy", "normalise", "transform", "compute"})
-# Those that grow with the pixels of an image in the set.
+# Stages whose time grows with the pixels of an image in the set.
 OF_THE_SET = frozenset({"storage", "decode"})
-FIXED = "but not those of storage and decode: the set's own images stay as they are, of whatever size a batch is made"
-# Of one multiply-add of a forward pass in a training step: two there, and twice as many in the backward pass.
+FIXED = "but not those of storage and decode, because the images of the set keep their size"
+# FLOP of a training step per multiply-add of the forward pass: two there, and four in the backward pass.
 FLOPS = 6.0
 
 
@@ -53,7 +53,7 @@ def write_page(profile: Profile, path: Path) -> None:
 
 
 def build_panels(profile: Profile) -> list[Panel]:
-    """Every picture that the profile has the numbers for."""
+    """Builds every panel for which the profile has the numbers."""
     drawn: tuple[Callable[[Profile], Panel | None], ...] = (
         *(_draw_verdict, _draw_pipeline),
         *(_draw_anatomy, _draw_threads, _draw_sizes, _draw_launch, _draw_flops, _draw_ceilings),
@@ -68,7 +68,7 @@ def _draw_verdict(profile: Profile) -> Panel:
     verdict = profile.verdict
     values: list[tuple[str, str, str]] = [("limit", verdict.stage, verdict.kind)]
     values.append(
-        ("predicted images/s", format_number(profile.predicted), "from loader and loop, alone and beside each other")
+        ("predicted images/s", format_number(profile.predicted), "from loader and loop, alone and at the same time")
     )
     if profile.measured is not None:
         error = format_signed(profile.predicted / profile.measured - 1)
@@ -76,7 +76,7 @@ def _draw_verdict(profile: Profile) -> Panel:
         values.append(("measured images/s", format_number(profile.measured), f"the prediction is {error} off: {word}"))
     without = f"the images/s, if {verdict.stage} took no time"
     values.append(("at most", f"{verdict.most:.2f} times", without))
-    values.append(("next limit", verdict.next_stage or "none", "once the first is cured"))
+    values.append(("next limit", verdict.next_stage or "none", "once the first is removed"))
     if profile.knobs:
         best = profile.knobs[0]
         doubt = " (over a prediction that is not confirmed)" if verdict.unexplained else ""
@@ -86,7 +86,7 @@ def _draw_verdict(profile: Profile) -> Panel:
 
 
 def _draw_pipeline(profile: Profile) -> Panel:
-    """A bar for each stage and side, lines at what the job gives, and would give with the best knob."""
+    """Draws a bar for each stage and side, with lines at the job's rate now and with the best knob."""
     found = compute_stage_rates(profile)
     marks = {profile.verdict.next_stage: "next", profile.verdict.stage: "the limit"}
     names = [f"{one.name} ({marks[one.name]})" if one.name in marks else one.name for one in found]
@@ -104,7 +104,7 @@ def _draw_pipeline(profile: Profile) -> Panel:
     ranks = f", of all {profile.ranks} ranks" if profile.ranks > 1 else ""
     return panel.bars(
         "pipeline",
-        "Pipeline roofline: what each stage gives alone",
+        "Pipeline roofline: rate of each stage alone",
         names,
         stacks,
         x_label=f"images/s{ranks}, logarithmic",
@@ -113,13 +113,13 @@ def _draw_pipeline(profile: Profile) -> Panel:
         section="Verdict",
         order=110,
         width="full",
-        note="The shortest bar is the lowest ceiling. Loader and loop work at the same time; the stages of one of them "
-        "share it, so that what they give together is less than the least of them. " + describe_prediction(profile),
+        note="The shortest bar is the lowest ceiling. Loader and loop work at the same time; the stages of one side "
+        "share its time, so together they are slower than the slowest of them. " + describe_prediction(profile),
     )
 
 
 def _draw_anatomy(profile: Profile) -> Panel:
-    """Milliseconds of a step, by stage."""
+    """Draws the milliseconds of a step by stage."""
     sides = [side for side in SIDES if any(one.side == side and one.seconds > 0 for one in profile.ceilings)]
     parts = []
     for one in profile.ceilings:
@@ -135,13 +135,13 @@ def _draw_anatomy(profile: Profile) -> Panel:
         section="Stages",
         order=200,
         width="full",
-        note="Each stage as it is when nothing else runs. Loader and loop run at the same time, so that the longer one "
-        "sets the pace; the stalls, spread over all steps, come on top.",
+        note="Each stage with nothing else running. Loader and loop run at the same time, so the longer one sets the "
+        "pace; stalls, spread over all steps, are added.",
     )
 
 
 def _draw_threads(profile: Profile) -> Panel | None:
-    """What the loader gives by its threads, the fit through it, and what the loop takes."""
+    """Draws the loader's rate by threads, the fit through it, and the loop's rate."""
     found = profile.threads
     if found is None or not found.threads:
         return None
@@ -154,27 +154,27 @@ def _draw_threads(profile: Profile) -> Panel | None:
     if profile.together is not None:
         ends: list[float] = [min(found.threads), max(found.threads)]
         takes = 1 / profile.together.loop_alone
-        series.append(("what the loop alone takes", ends, [takes, takes]))
-    # The last is drawn above the others.
+        series.append(("the loop alone", ends, [takes, takes]))
+    # The last series is drawn above the others.
     series.append(("measured", list(found.threads), list(found.images_s)))
     rates = [rate for _, _, values in series for rate in values if rate is not None]
-    most = f"{format_number(1 / found.serial_s)} images/s" if found.serial_s > 0 else "no bound that shows"
+    most = f"at most {format_number(1 / found.serial_s)} images/s" if found.serial_s > 0 else "no visible bound"
     return panel.lines(
         "threads",
-        "Loader by its threads",
+        "Loader by threads",
         series,
         x_label="threads",
         y_label="images/s",
         y_range=(0.0, 1.1 * max(rates) or 1.0),
         section="Stages",
         order=210,
-        note=f"Fit: {1e6 * found.serial_s:,.4g} us + {1e6 * found.parallel_s:,.4g} us / threads an image. "
-        f"What threads do not share bounds it: {most}.",
+        note=f"Fit: {1e6 * found.serial_s:,.4g} us + {1e6 * found.parallel_s:,.4g} us / threads per image. "
+        f"The serial part bounds the rate: {most}.",
     )
 
 
 def _draw_sizes(profile: Profile) -> Panel | None:
-    """Rates of loader and loop by the side of a square image, computed; nothing where the size is not known."""
+    """Draws computed rates of loader and loop by image size; None: the size is unknown."""
     height, width = profile.facts.get("height", 0.0), profile.facts.get("width", 0.0)
     here = math.sqrt(height * width)
     if here <= 0:
@@ -209,12 +209,12 @@ def _draw_sizes(profile: Profile) -> Panel | None:
 
 
 def _sum_seconds(stages: list[Ceiling], growing: frozenset[str], pixels: float) -> float:
-    """Seconds of a sample with so many times the pixels."""
+    """Returns the seconds of a sample with this many times the pixels."""
     return sum(one.seconds * (pixels if one.stage in growing else 1.0) for one in stages)
 
 
 def _draw_launch(profile: Profile) -> Panel | None:
-    """Seconds of forward and backward by the batch, with what a step takes whatever its batch."""
+    """Draws the seconds of forward and backward by batch size, with the fixed time of a step."""
     if not profile.launch:
         return None
     points = sorted((float(batch), seconds) for batch, seconds in profile.launch.items())
@@ -226,7 +226,7 @@ def _draw_launch(profile: Profile) -> Panel | None:
         series.append(("line", ends, [1e3 * (fixed + batch * compute.seconds) for batch in ends]))
         share = fixed / (fixed + compute.seconds * profile.batch) if fixed else 0.0
         note = (
-            f"The line starts from {1e3 * fixed:.3g} ms, which a step takes whatever its batch: "
+            f"The line starts at {1e3 * fixed:.3g} ms, the fixed time of a step: "
             f"{format_percent(share)} of forward and backward at a batch of {profile.batch:,}."
         )
     series.append(("measured", [batch for batch, _ in points], [1e3 * seconds for _, seconds in points]))
@@ -244,7 +244,7 @@ def _draw_launch(profile: Profile) -> Panel | None:
 
 
 def _draw_flops(profile: Profile) -> Panel | None:
-    """FLOP/s reached beside the measured peak, over FLOP by byte of memory; nothing where no peak was measured."""
+    """Draws the reached FLOP/s below the measured roofline; None: no peak was measured."""
     peak, intensity = profile.facts.get("peak_flops", 0.0), profile.facts.get("intensity", 0.0)
     compute = profile.ceiling("compute")
     if not (peak > 0 and intensity > 0 and profile.multiply_adds and compute is not None and compute.seconds > 0):
@@ -259,7 +259,7 @@ def _draw_flops(profile: Profile) -> Panel | None:
         places = sorted({min(intensity, knee) / 10, knee, max(intensity, knee) * 10})
         bound = "the memory" if intensity < knee else "arithmetic"
         roof = min(peak, bandwidth * intensity)
-        note += f", and {format_percent(reached / roof)} of the roof above, which {bound} sets"
+        note += f", and {format_percent(reached / roof)} of the roof above, set by {bound}"
     roofs = [min(peak, bandwidth * place) if bandwidth > 0 else peak for place in places]
     return panel.lines(
         "flops",
@@ -281,15 +281,15 @@ def _draw_ceilings(profile: Profile) -> Panel:
         rate = "-" if one.images_s is None else format_number(one.images_s)
         taken = f"{1e6 * one.seconds:,.4g}" if one.seconds else "0"
         rows.append((one.stage, SIDES[one.side], one.resource, one.how, taken, rate))
-    columns = ("stage", "of", "resource", "how it was measured, or why not", "us an image", "images/s alone")
-    note = "Of one process." if profile.ranks > 1 else ""
+    columns = ("stage", "side", "resource", "how it was measured, or why not", "us per image", "images/s alone")
+    note = "Numbers of one process." if profile.ranks > 1 else ""
     return panel.table(
         "ceilings", "Stages in numbers", columns, rows, section="Stages", order=290, width="full", note=note
     )
 
 
 def _draw_runs(profile: Profile) -> Panel | None:
-    """A pair of bars for each run."""
+    """Draws a pair of bars for each run."""
     names, predicted, measured = [], list[float](), list[float]()
     for run in profile.runs:
         if run.predicted is not None:
@@ -304,7 +304,7 @@ def _draw_runs(profile: Profile) -> Panel | None:
         return None
     return panel.bars(
         "runs",
-        "Predicted beside measured",
+        "Predicted and measured",
         names,
         [("predicted", predicted), ("measured", measured)],
         x_label="images/s",
@@ -316,7 +316,7 @@ def _draw_runs(profile: Profile) -> Panel | None:
 
 
 def _draw_run_table(profile: Profile) -> Panel:
-    columns = ("run", "what it tells", "steps", "predicted", "measured", "from", "to", "error", "waiting")
+    columns = ("run", "content", "steps", "predicted", "measured", "from", "to", "error", "waiting")
     rows = [(run.name, run.note, f"{run.steps:,}", *_format_run(run)) for run in profile.runs]
     return panel.table(
         "run-table",
@@ -326,7 +326,7 @@ def _draw_run_table(profile: Profile) -> Panel:
         section="Whole runs",
         order=310,
         width="full",
-        note="In images/s; from and to: the 95 % interval. Error: predicted over measured, less 1. "
+        note="In images/s; from and to: the 95 % interval. Error: predicted / measured - 1. "
         + describe_prediction(profile),
     )
 
@@ -342,7 +342,7 @@ def _format_run(run: WholeRun) -> Iterator[str]:
 
 
 def _draw_knobs(profile: Profile) -> Panel:
-    columns = ("what", "how", "what to know", "cures", "how sure", "images/s", "times")
+    columns = ("setting", "override", "cost", "helps stage", "how sure", "images/s", "times")
     rows = [
         (
             knob.name,
@@ -357,15 +357,15 @@ def _draw_knobs(profile: Profile) -> Panel:
     ]
     return panel.table(
         "knobs",
-        "What can be set otherwise",
+        "Settings that help",
         columns,
         rows,
         section="Knobs",
         order=400,
         width="full",
-        note=f"Each alone, beside the {format_number(profile.predicted)} images/s that are predicted now, the best first. "
+        note=f"Each alone, against the predicted {format_number(profile.predicted)} images/s, the best first. "
         "A question mark: the short run of the whole job did not confirm the prediction. "
-        "What is no command goes behind: headway train RECIPE",
+        "Append an override to: headway train RECIPE",
     )
 
 
@@ -373,9 +373,9 @@ def _draw_environment(profile: Profile) -> Panel:
     found = sorted(profile.environment, key=lambda one: not one.cure)
     rows = [(one.what, one.cure or "-") for one in found]
     faults = sum(bool(one.cure) for one in found)
-    note = f"{faults} to mend." if faults else "Nothing to mend."
+    note = f"{faults} to fix." if faults else "No faults."
     wide: dict[str, Any] = {"section": "Machine", "order": 500, "width": "full", "note": note}
-    return panel.table("environment", "Environment", ("what was found", "cure"), rows, **wide)
+    return panel.table("environment", "Environment", ("fact", "cure"), rows, **wide)
 
 
 def _draw_not_measured(profile: Profile) -> Panel | None:
@@ -383,11 +383,11 @@ def _draw_not_measured(profile: Profile) -> Panel | None:
         return None
     rows = [(what,) for what in profile.not_measured]
     wide: dict[str, Any] = {"section": "Machine", "order": 510, "width": "full"}
-    return panel.table("not-measured", "Not measured", ("what, and why",), rows, **wide)
+    return panel.table("not-measured", "Not measured", ("measurement, and why not",), rows, **wide)
 
 
 def _draw_ranks(profile: Profile) -> Panel | None:
-    """A bar for each rank, from facts called `rank N seconds a step`."""
+    """Draws a bar for each rank, from facts named `rank N seconds a step`."""
     found = []
     for name, seconds in profile.facts.items():
         if match := re.fullmatch(r"rank (\d+) seconds( a step)?", name):
@@ -404,13 +404,13 @@ def _draw_ranks(profile: Profile) -> Panel | None:
         section="Machine",
         order=520,
         width="full",
-        note="All wait for the slowest one in each step.",
+        note="All ranks wait for the slowest one in each step.",
     )
 
 
 def _draw_machine(profile: Profile) -> Panel:
     rows = list(_flatten(profile.machine))
-    return panel.table("machine", "Machine and versions", ("what", "value"), rows, section="Machine", order=530)
+    return panel.table("machine", "Machine and versions", ("item", "value"), rows, section="Machine", order=530)
 
 
 def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
@@ -427,4 +427,4 @@ def _draw_facts(profile: Profile) -> Panel:
     rows = [(name, f"{value:,.6g}") for name, value in profile.facts.items()]
     if profile.multiply_adds is not None:
         rows.append(("multiply-adds of an image, forward", f"{profile.multiply_adds:,}"))
-    return panel.table("facts", "Counted on the way", ("what", "value"), rows, section="Machine", order=540)
+    return panel.table("facts", "Other facts", ("fact", "value"), rows, section="Machine", order=540)

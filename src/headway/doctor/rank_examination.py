@@ -1,8 +1,9 @@
-"""Several processes: what summing the gradients adds to a step, and which rank holds the others up.
+"""Examines a recipe on several processes: the exposed cost of summing gradients, and the rank that slows the others
+down.
 
-All ranks measure their own part at the same time, each with its share of the batch and as if it were alone: they share
-cores, memory and disks then as they do in the run. Then they train together. The slowest one alone is what a step takes
-without any exchange; what the step takes longer together is the exchange that nothing hides.
+First all ranks measure their own part at the same time, each with its share of the batch and as if it were alone, so
+that they share cores, memory and disks as in the run. Then they train together. A step without any exchange takes as
+long as the slowest rank alone; the extra time of a step together is the exposed part of the exchange.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ from headway.train.progress import Silent
 from headway.train.runs import load_recipe
 from headway.train.trainer import Trainer
 
-# A rank that takes so many times as long as the median is held to be slow; less is the noise of shared cores.
+# A rank counts as slow if it takes this many times the median; less is the noise of shared cores.
 SLOWER = 1.1
-# Of a step, that is exposed: of less, other buckets and algorithms do not save what they have to.
+# Exposed share of a step below which other buckets and algorithms are not tried.
 WORTH = 0.02
-# For those.
+# Seconds for trying them.
 TRIES_S = 10.0
 NARROW_COST = "gradients cross between hosts in 16 bits; sums stay in fp32"
 
@@ -69,25 +70,25 @@ NARROW_COST = "gradients cross between hosts in 16 bits; sums stay in fp32"
 def examine_ranks(
     recipe: Path, overrides: Sequence[str], *, procs: int | None, hosts: str | None, say: Say, quick: bool = False
 ) -> Profile:
-    """Measures a recipe by several processes of this launcher.
+    """Measures a recipe on several processes that this process launches.
 
     Args:
         procs, hosts: as `headway train` takes them.
 
     Raises:
-        UsageError: of the recipe or the hosts, or a launcher has started this process. CommunicationError: a process
-            failed; it has said why.
+        UsageError: recipe or hosts are wrong, or a launcher started this process. CommunicationError: a process failed;
+            its own message says why.
     """
     on = hosts_of(procs, hosts)
     if (above := launched()) is not None:
         fix = "Leave --procs and --hosts out."
-        raise UsageError(f"this process was started by a launcher ({above.launcher}) and cannot be one", fix=fix)
+        raise UsageError(f"a launcher ({above.launcher}) started this process, so it cannot launch others", fix=fix)
     loaded = load_recipe(recipe, overrides)
     shared(loaded.recipe.batch, sum(host.procs for host in on))
     with tempfile.TemporaryDirectory(prefix="headway-doctor-", dir=Path.cwd() if hosts else None) as folder:
         target = Path(folder) / "profile.json"
         asked = {"recipe": str(recipe.resolve()), "overrides": list(overrides), "quick": quick, "folder": folder}
-        say("Measuring on all processes at once; this takes about as long as one alone, and a little more.")
+        say("Measuring on all processes at once. This takes a little longer than with one process.")
         status = launch(
             ["-m", "headway.doctor.rank_examination", json.dumps(asked)],
             on,
@@ -96,12 +97,12 @@ def examine_ranks(
             on_loss="continue",
         )
         if status or not target.exists():
-            raise CommunicationError("a process failed while it was measured", fix="What it said stands above.")
+            raise CommunicationError("a process failed while it was measured", fix="See its message above.")
         return Profile.read(target)
 
 
 def main(asked: dict[str, Any]) -> None:
-    """One of the processes. Rank 0 writes the profile."""
+    """Runs one of the processes. Rank 0 writes the profile."""
     begun = perf_counter()
     recipe, quick = Path(asked["recipe"]), bool(asked["quick"])
     loaded = load_recipe(recipe, asked["overrides"])
@@ -123,6 +124,7 @@ def main(asked: dict[str, Any]) -> None:
             with closing(Trainer(setup, where, Silent(), ranks)) as trainer:
                 trainer.meet()
                 control = ranks.world.control
+                # A rank alone measures its share of the batch, with a micro-batch that is no larger.
                 norm = {"batch": share}
                 if isinstance(micro := loaded.recipe.micro_batch, int):
                     norm["micro_batch"] = min(micro, share)
@@ -134,6 +136,7 @@ def main(asked: dict[str, Any]) -> None:
                     mine = mine.model_copy(update={"environment": around})
                     found = control.gather_bytes(mine.model_dump_json().encode())
                     profiles = [Profile.model_validate_json(text) for text in found]
+                    # The others wait at the barrier, so that this process has all cores.
                     single = _measure_single_process(loaded, wall.allot("single"), budget.side) if ranks.speaks else 0.0
                     control.barrier()
                     batches = job.load_batches()
@@ -141,15 +144,16 @@ def main(asked: dict[str, Any]) -> None:
                     now = measure_together(trainer, ranks, limit_s=wall.allot("replay"))
                     alone = measure_exchange(trainer, ranks, limit_s=wall.allot("exchange"))
                     steps = _StepTimes.from_profiles(profiles, now.rate)
+                    # All ranks must take the same branch, so rank 0 decides.
                     worth = json.loads(control.broadcast_bytes(json.dumps(steps.exposed > WORTH * steps.step).encode()))
                     others, late = list[CommTrial](), list[str]()
                     if worth and not quick:
-                        say_all("Trying other buckets and algorithms for the exchange.")
+                        say_all("Trying other bucket sizes and all-reduce algorithms.")
                         others, late = try_alternatives(
                             trainer, ranks, loaded.recipe.comm, now, limit_s=wall.allot("tries")
                         )
                 setup.inputs.feed = None
-                # The loader begins anew.
+                # Start the loader again, after the replayed batches.
                 trainer.meet()
                 whole = measure_together(trainer, ranks, limit_s=wall.allot("whole"))
                 if ranks.speaks:
@@ -158,7 +162,7 @@ def main(asked: dict[str, Any]) -> None:
                     profile = join_profiles(
                         profiles, now, whole, device, between=narrow, single=single, alone=alone, others=others
                     )
-                    missing = (f"{one}: not tried, for want of time." for one in late)
+                    missing = (f"{one}: not tried, no time left." for one in late)
                     more = {"seconds": perf_counter() - begun, "not_measured": (*profile.not_measured, *missing)}
                     profile.model_copy(update=more).write(Path(asked["folder"]) / "profile.json")
                 ranks.world.control.barrier()
@@ -166,14 +170,14 @@ def main(asked: dict[str, Any]) -> None:
 
 
 def examine_surroundings(alone: Sequence[Finding], job: MeasurementJob, world: World) -> tuple[Finding, ...]:
-    """The environment as one process has found it; with several hosts that with the network by which they have met."""
+    """Returns the environment that one process found; with several hosts, including the network between them."""
     if len(world.hosts) == 1:
         return tuple(alone)
     return environment.examine_environment(job.loaded.recipe, job.setup.device, job.setup.train, world.interface)
 
 
 def split_wall_time(quick: bool, begun: float) -> tuple[Budget, WallTime]:
-    """Divides the wall time between what each rank measures by itself, and what all of them measure afterwards.
+    """Divides the wall time between the measurements of each rank and those of all ranks together.
 
     Args:
         begun: the time of `perf_counter` from which the limit counts.
@@ -190,7 +194,7 @@ def split_wall_time(quick: bool, begun: float) -> tuple[Budget, WallTime]:
 
 
 def _measure_single_process(loaded: Loaded[TrainRecipe], limit_s: float, side_s: float) -> float:
-    """Images/s that one process with all of this host's cores gives, while the others wait."""
+    """Returns images/s of one process with all cores of this host, while the others wait."""
     cores, before = usable_cores(), torch.get_num_threads()
     changes = {} if loaded.recipe.data.train == SYNTHETIC else {"data__threads": max(1, cores - 1)}
     torch.set_num_threads(cores)
@@ -206,8 +210,8 @@ def _measure_single_process(loaded: Loaded[TrainRecipe], limit_s: float, side_s:
 @final
 @dataclass(frozen=True)
 class _StepTimes:
-    """Attributes: alone: seconds of a step of each rank, as if there were no others. middle: of the median rank.
-    slow: what the slowest takes longer. step: of all together. exposed: of that, what is not explained by the rest."""
+    """Times of a step. Attributes: alone: seconds of each rank, as if there were no others. middle: the median rank.
+    slow: extra time of the slowest. step: all together. exposed: part of `step` that the rest does not explain."""
 
     alone: list[float]
     middle: float
@@ -236,14 +240,14 @@ def join_profiles(
     alone: ExchangeMeasurement | None = None,
     others: Sequence[CommTrial] = (),
 ) -> Profile:
-    """One profile of all ranks: the stages of the median rank, and what the others add.
+    """Builds one profile of all ranks: the stages of the median rank, and the cost of the others.
 
     Args:
         profiles: of each rank, measured with its share of the batch.
-        now: the steps of all, with batches that are there already. whole: the same with the loader's.
+        now: steps of all ranks with ready batches. whole: the same with the loader's batches.
         between: gradients cross between hosts in fp32.
         single: images/s of one process with all cores of its host; 0: not measured.
-        alone: the exchange with nothing else. others: other buckets and algorithms that gave more.
+        alone: the exchange with nothing else running. others: other buckets and algorithms that were faster.
     """
     count, steps = len(profiles), _StepTimes.from_profiles(profiles, now.rate)
     base = profiles[steps.alone.index(steps.middle)]
@@ -269,7 +273,7 @@ def join_profiles(
     model = ThroughputModel.from_ceilings(ceilings, base.together)
     predicted, steady = count * model.predict_images_s(), count * model.predict_images_s(stalls=False)
     runs = [one for one in base.runs if one.name == "synthetic"]
-    note = "all ranks, with batches that are there already"
+    note = "all ranks, with ready batches"
     runs.append(WholeRun(name="replay", steps=now.steps, images_s=now.rate, predicted=None, wait_share=None, note=note))
     note = "the whole job on all ranks, files in memory, without stalls"
     warm = WholeRun(name="warm", steps=whole.steps, images_s=whole.rate, predicted=steady, wait_share=None, note=note)
@@ -306,19 +310,19 @@ def join_profiles(
 
 
 def _describe_exchange(exposed: float, alone: ExchangeMeasurement | None) -> str:
-    """How long the exchange is, and how much of it nothing hides."""
-    what = "what a step takes longer with the others than the slowest of them alone"
+    """Describes how long the exchange is, and which part of it is exposed."""
+    what = "extra time of a step of all ranks over the slowest rank alone"
     if alone is None:
         return what
     sums = f"{alone.bytes / 1e6:.3g} MB in {alone.buckets} bucket{'s'[: alone.buckets > 1]}"
     raw, here = f"{alone.seconds * 1e3:.3g} ms", f"{exposed * 1e3:.3g} ms"
     if exposed <= alone.seconds:
-        return f"{what}: {here} of {raw} stay exposed ({sums}, most by {alone.algorithm})"
+        return f"{what}: {here} of {raw} are exposed ({sums}, most by {alone.algorithm})"
     return f"{what}: {here}; the exchange alone takes {raw} ({sums}, most by {alone.algorithm}), the rest is waiting"
 
 
 def _scale_knob(knob: Knob, model: ThroughputModel, count: int) -> Knob:
-    """A knob that was tried on one rank's part, for all of them: what it saves of a sample, and no more."""
+    """Scales a knob that was tried on one rank's part to all ranks: it saves the same time of a sample, and no more."""
     now = 1 / model.predict_images_s()
     saved = (1 - 1 / knob.gain) * min(now, 1 / (knob.images_s / knob.gain))
     predicted = 1 / (now - saved)
@@ -330,7 +334,8 @@ def _scale_knob(knob: Knob, model: ThroughputModel, count: int) -> Knob:
 
 
 def _suggest_one_process(images_s: float, predicted: float) -> Knob:
-    """More processes are not always faster: on shared cores, or where the exchange takes longer than it saves."""
+    """Suggests one process: more are not always faster, on shared cores or with an exchange that costs more than it
+    saves."""
     return Knob(
         name="one process: leave --procs and --hosts out",
         cures="reduce",
@@ -344,7 +349,7 @@ def _suggest_one_process(images_s: float, predicted: float) -> Knob:
 
 
 def _build_comm_knob(tried: CommTrial, model: ThroughputModel, count: int, a_sample: float) -> Knob:
-    """What was tried takes from the exchange what it has saved of a step, and no more than there is."""
+    """Builds a knob from a trial: it takes from the exchange the time that it saved of a step, at most all of it."""
     reduce = model.seconds["loop"]["reduce"]
     changed = model.with_seconds({"reduce": max(0.0, reduce - a_sample * (1 - 1 / tried.gain))})
     predicted = changed.predict_images_s()
@@ -361,7 +366,7 @@ def _build_comm_knob(tried: CommTrial, model: ThroughputModel, count: int, a_sam
 
 
 def _suggest_half_bytes(model: ThroughputModel, count: int) -> list[Knob]:
-    """Half the bytes take half the time, where links and not latencies are what holds."""
+    """Suggests fp16 on the wire: half the bytes take half the time if bandwidth, and not latency, limits."""
     seconds = model.seconds["loop"]["reduce"]
     changed = model.with_seconds({"reduce": seconds / 2})
     predicted = changed.predict_images_s()

@@ -1,6 +1,6 @@
-"""What ranks do together: train, sum their gradients with nothing else to do, and both with other buckets.
+"""Measures what ranks do together: training, summing gradients alone, and training with other buckets and algorithms.
 
-Every rank calls these, and all do the same number of steps: rank 0 says how many, and when it is enough.
+Every rank calls these functions, and all run the same number of steps: rank 0 decides how many.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from headway.train.trainer import Trainer
 
 T = TypeVar("T")
 
-# Of the steps that are done together.
+# Windows of the steps that all ranks run together.
 WINDOWS, WINDOW_S = 9, 0.3
-# Whatever the limit.
+# Minimum, whatever the limit.
 FEWEST_WINDOWS = 3
-# That `together` takes where steps are short.
+# Seconds that `measure_together` takes with short steps.
 TOGETHER_S = 4.0
-# The same of what is tried.
+# The same for trials.
 SHORT_WINDOWS, SHORT_WINDOW_S = 5, 0.2
-# Steps before the first window, of which the last two tell how long one takes.
+# Warm-up steps before the first window; the last two give the time of a step.
 SETTLES = 5
-# One alone may wait for a processor.
+# A single small sum may have to wait for a core, so the median of many is taken.
 TINY_SUMS = 50
-# How many times as large or small buckets are tried.
+# Factor between the bucket sizes that are tried.
 FEW = 4
-# Smaller ones cost their latency each, whatever the link.
+# Smaller buckets cost one latency each, on any link.
 LEAST_BUCKET_BYTES = 10_000
-# For ranks to meet anew, roughly.
+# About the time that ranks need to connect again.
 MEET_S = 1.0
-# Less is none.
+# Smaller gains are noise.
 GAIN = 1.01
 
 
 @final
 @dataclass(frozen=True)
 class JointRate:
-    """Attributes: rate: images/s of all ranks. steps: that were timed."""
+    """Attributes: rate: images/s of all ranks. steps: number of timed steps."""
 
     rate: Rate
     steps: int
@@ -64,11 +64,11 @@ class JointRate:
 @final
 @dataclass(frozen=True)
 class ExchangeMeasurement:
-    """The sums of a step when nothing else runs.
+    """The sums of a step with nothing else running.
 
     Attributes:
         seconds: of a step's sums. bytes: of its buckets. latency_s: of the sum of a few bytes.
-        buckets: how many. algorithm: of most of them.
+        buckets: their number. algorithm: of most of them.
     """
 
     seconds: float
@@ -81,7 +81,7 @@ class ExchangeMeasurement:
 @final
 @dataclass(frozen=True)
 class CommTrial:
-    """Attributes: gain: over the steps as they are, with batches that are there already."""
+    """Attributes: gain: speed-up of steps with ready batches."""
 
     name: str
     override: str
@@ -91,10 +91,10 @@ class CommTrial:
 def measure_together(
     trainer: Trainer, ranks: Ranks, *, windows: int = WINDOWS, window_s: float = WINDOW_S, limit_s: float = inf
 ) -> JointRate:
-    """Images/s of all ranks.
+    """Measures images/s of all ranks.
 
     Args:
-        limit_s: fewer windows are timed where so many would take longer, but never less than FEWEST_WINDOWS.
+        limit_s: fewer windows are timed if they would take longer, but at least FEWEST_WINDOWS.
     """
     wait: Callable[[], object] = build_wait(trainer.setup.device)
     control = ranks.world.control
@@ -107,7 +107,7 @@ def measure_together(
     a_step = (perf_counter() - begun) / 2
     steps = max(1, round(window_s / a_step))
     fit = int(min(windows, limit_s / (steps * a_step)))
-    # Rank 0 decides both: ranks that disagreed would wait for each other for ever.
+    # Rank 0 decides both: ranks that disagree would wait for each other for ever.
     steps, windows = _broadcast_from_rank_0(control, [steps, max(FEWEST_WINDOWS, fit)])
     window = build_window(lambda: run_steps(trainer, steps, wait), least_s=0.0)
     rates, first = [], trainer.step
@@ -119,9 +119,9 @@ def measure_together(
 
 
 def measure_exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> ExchangeMeasurement:
-    """The run's own sums of its own buckets, until their time is known to 3 %; the weights stay as they are.
+    """Measures the run's own sums of its own buckets until the time is known to 3 %; the weights do not change.
 
-    Call it after a step: what is without a gradient is known then, and in which order the others come.
+    Call it after a step: the parameters without gradient and the order of the others are known then.
     """
     wait: Callable[[], object] = build_wait(trainer.setup.device)
     control, world = ranks.world.control, ranks.world
@@ -137,6 +137,7 @@ def measure_exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Excha
         wait()
         return (perf_counter() - begun) / count
 
+    # The first two sums are a warm-up and give the number of sums in a window.
     count = _broadcast_from_rank_0(control, max(1, round(choose_window_s() / sums(2))))
     found, since = list[float](), perf_counter()
     while True:
@@ -154,7 +155,7 @@ def measure_exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Excha
 
 
 def _measure_latency(ranks: Ranks, algorithm: Algorithm, wait: Callable[[], object]) -> float:
-    """Seconds of the sum of a few bytes."""
+    """Returns the seconds of the sum of a few bytes."""
     few, taken = torch.zeros(TINY, device=ranks.world.device), []
     for _ in range(TINY_SUMS):
         begun = perf_counter()
@@ -167,17 +168,17 @@ def _measure_latency(ranks: Ranks, algorithm: Algorithm, wait: Callable[[], obje
 def try_alternatives(
     trainer: Trainer, ranks: Ranks, options: CommRecipe, now: JointRate, *, limit_s: float
 ) -> tuple[list[CommTrial], list[str]]:
-    """Other buckets and other algorithms, each in steps of the run itself; what gives less than `GAIN` is left out.
+    """Tries other buckets and algorithms in steps of the run itself; gains below `GAIN` are left out.
 
-    Sums differ by rounding alone: the form in which gradients cross stays. A gain is over the faster of what was
-    measured before and afterwards, and is one only where the intervals lie apart from the medians.
+    The sums differ by rounding alone, as the wire format of the gradients stays. The gain is over the faster of the
+    measurements before and afterwards, and counts only if the intervals are apart from the medians.
 
     Args:
-        options: of the recipe, which count again afterwards. now: how it is with them.
-        limit_s: none is begun that would end later.
+        options: of the recipe; restored afterwards. now: the rate with them.
+        limit_s: no trial begins that would end later.
 
     Returns:
-        what gives more; and overrides that were not tried, for want of time.
+        faster changes; and overrides for which no time was left.
     """
     begun = perf_counter()
     a_step = trainer.setup.plan.batch_at(trainer.position) / now.rate.value
@@ -187,12 +188,12 @@ def try_alternatives(
     while changes:
         since = perf_counter()
         if not _broadcast_from_rank_0(ranks.world.control, since - begun + 2 * one_s <= limit_s):
-            # This one, and as it is again.
+            # There must be time for this trial and for the recipe's own options once more.
             break
         change = changes.pop(0)
         _meet_with(trainer, ranks, options.model_copy(update=change))
         if "bucket_mb" in change and _read_bucket_sizes(ranks) in laid:
-            # The same buckets: a large parameter has one of its own.
+            # A large parameter has its own bucket, so another size may give the same buckets.
             continue
         laid.add(_read_bucket_sizes(ranks))
         found.append((change, measure_together(trainer, ranks, windows=SHORT_WINDOWS, window_s=SHORT_WINDOW_S).rate))
@@ -206,7 +207,7 @@ def try_alternatives(
 
 
 def list_alternatives(ranks: Ranks, options: CommRecipe) -> list[dict[str, Any]]:
-    """Other values for the recipe's `comm`: two sizes of buckets, and each algorithm that differs on this world."""
+    """Returns other values for the recipe's `comm`: two bucket sizes, and each algorithm that differs on this world."""
     buckets = [one.nbytes for one in ranks.reducer.buckets]
     whole, size = sum(buckets), ranks.reducer.bucket_bytes
     sizes: list[float] = [size * FEW] if size < whole else []
@@ -220,7 +221,7 @@ def list_alternatives(ranks: Ranks, options: CommRecipe) -> list[dict[str, Any]]
 
 
 def select_faster(found: Sequence[tuple[dict[str, Any], Rate]], now: Rate) -> list[CommTrial]:
-    """Returns the changes that are faster than the run as it is now, beyond the noise."""
+    """Returns the changes that are faster than the run now, beyond the noise."""
     return [
         CommTrial(_name_change(change), _format_change(change), rate.value / now.value)
         for change, rate in found
@@ -231,7 +232,7 @@ def select_faster(found: Sequence[tuple[dict[str, Any], Rate]], now: Rate) -> li
 def _name_change(change: Mapping[str, Any]) -> str:
     if "bucket_mb" in change:
         return f"gradients in buckets of {change['bucket_mb']:g} MB"
-    return f"gradients are summed by {change['algorithm']}"
+    return f"gradients summed by {change['algorithm']}"
 
 
 def _format_change(change: Mapping[str, Any]) -> str:
@@ -243,12 +244,12 @@ def _read_bucket_sizes(ranks: Ranks) -> tuple[int, ...]:
 
 
 def _meet_with(trainer: Trainer, ranks: Ranks, options: CommRecipe) -> None:
-    """The ranks come together anew, with these options."""
+    """Connects the ranks again with these options."""
     ranks.options = options
     trainer.meet()
 
 
 def _broadcast_from_rank_0(control: Group, mine: T) -> T:
-    """What rank 0 says, on all ranks."""
+    """Returns rank 0's value on all ranks."""
     said: T = json.loads(control.broadcast_bytes(json.dumps(mine).encode()))
     return said

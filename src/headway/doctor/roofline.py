@@ -1,5 +1,5 @@
-"""Where the network stands under the roof of its device: arithmetic it could do, bytes it could move, and its own ratio
-of both (Williams, Waterman and Patterson 2009, Roofline)."""
+"""Places the network under the roofline of its device: peak arithmetic, memory bandwidth, and its arithmetic intensity
+(Williams, Waterman and Patterson 2009, Roofline)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from headway.doctor.loop_measurement import build_wait
 from headway.doctor.measurement_job import MeasurementJob
 from headway.setup.prepare import prepared
 
-# Of the matrices whose product is timed: 2 GFLOP.
+# Side of the matrices whose product is timed: 2 GFLOP.
 SIDE = 1024
 # More than the caches of most processors hold.
 COPIED_BYTES = 64 * 2**20
 TIMES = 5
-# A fact: 1 where every image of the set is as large as those of a batch, 0 where one is not.
+# A fact of the profile: 1 if all images of the set have the size of a batch, otherwise 0.
 SAME_SIZE = "images of the batch's size"
-# Times that an activation is moved: written and read on the way forward, and so is its gradient on the way back.
+# Memory moves of an activation: written and read in the forward pass, and its gradient in the backward pass.
 MOVED = 4
 
 
 def measure_roofline(job: MeasurementJob) -> dict[str, float]:
-    """`peak_flops` (FLOP/s of a matrix product in the run's precision), `peak_bytes_s` (of a copy), `intensity` (FLOP a
-    byte of a training step, activations and weights, if nothing stays in caches); empty where multiply-adds are not
-    known. Of data that are not synthetic, SAME_SIZE always."""
+    """Measures `peak_flops` (matrix product in the run's precision, FLOP/s), `peak_bytes_s` (of a copy) and
+    `intensity`.
+
+    `intensity` is FLOP per byte of a training step: activations and weights, if nothing stays in caches. All three are
+    missing if multiply-adds are unknown. SAME_SIZE is there for all data that are not synthetic.
+    """
     setup = job.setup
     sizes = _compare_sizes(job)
     if setup.counts is None or not setup.counts.multiply_adds:
@@ -42,7 +45,7 @@ def measure_roofline(job: MeasurementJob) -> dict[str, float]:
     source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
     bytes_s = 2 * COPIED_BYTES / _measure_best(lambda: target.copy_(source), wait)
-    # Forward, and twice as much backward: with respect to weights and to activations.
+    # Backward takes twice the forward arithmetic: gradients of weights and of activations.
     arithmetic = 3 * 2 * setup.counts.multiply_adds * job.batch
     return {**sizes, "peak_flops": flops, "peak_bytes_s": bytes_s, "intensity": arithmetic / _count_moved_bytes(job)}
 
@@ -68,9 +71,10 @@ def _measure_best(work: Callable[[], object], wait: Callable[[], object]) -> flo
 
 
 def _count_moved_bytes(job: MeasurementJob) -> float:
-    """Bytes of a step."""
+    """Returns the bytes that a step moves."""
     setup, batch = job.setup, job.load_batches()[0]
     images, _ = prepared(setup, batch, 1)
+    # Activations grow with the batch, so 8 images are enough to count them.
     some = images[: min(len(images), 8)]
     seen = [0]
 

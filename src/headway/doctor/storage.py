@@ -1,8 +1,8 @@
-"""The storage: where a data set lies, and how fast its records come when nothing is decoded.
+"""Measures the storage of a data set: how fast records arrive when nothing is decoded.
 
-They are read as a run reads them: in its own order, batch by batch, mapped shards by touching their pages on as many
-threads as decode, other files one record after the other, remote ones through the threads that fetch. So what is
-measured has what the job has: read-ahead, page faults, and how many requests are under way.
+Records are read as a run reads them: in its order, batch by batch. Mapped shards are read by touching their pages on as
+many threads as decode, other files one record after the other, remote ones through the fetching threads. So read-ahead,
+page faults and the number of requests under way are those of a run.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from headway.doctor.rate_measurement import build_window, measure_rate
 
 Ids = NDArray[np.int64]
 
-# About so long is a window of records that are read for the first time: a disk's hiccups are shorter.
+# Length of a window of cold records: longer than a disk's hiccups.
 WINDOW_S = 0.25
-# Of records that are read again and again: more than the processor's caches hold, as a set is.
+# Warm records that are read again and again: more than the processor's caches hold.
 WARM_BYTES = 256 << 20
-# Records that are asked for one at a time, for the latency.
+# Records requested one at a time to measure the latency.
 ALONE = 16
-# Records that are looked at for what of a set lies in memory.
+# Records checked for the share of a set in memory.
 SAMPLE = 1024
 
-# IOV_MAX: places that one call of pwritev takes.
+# IOV_MAX: buffers per call of pwritev.
 _VECTORS = 1024
 _CALL_BYTES = 16 << 20
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -71,14 +71,14 @@ _LIBC.pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_
 @final
 @dataclass(frozen=True)
 class StorageRate:
-    """What the storage gives.
+    """Rate of a storage.
 
     Attributes:
         images_s: records a second.
-        bytes_s: of the records.
-        latency_s: of a record that is asked for alone, the median; None: it was not measured.
-        cold: whether records were not in memory (of a remote set: not in the cache folder), which was looked at.
-        note: sentences: what was measured, and what that leaves out.
+        bytes_s: bytes of these records a second.
+        latency_s: median of a single record; None: not measured.
+        cold: the records were checked not to be in memory (remote set: not in the cache folder).
+        note: what was measured, and what it leaves out.
     """
 
     images_s: Rate
@@ -91,14 +91,14 @@ class StorageRate:
 @final
 @dataclass(frozen=True)
 class StorageLocation:
-    """Where a data set lies.
+    """Location and size of a data set.
 
     Attributes:
-        at: its folder, or its address.
-        mount: of its folder; None: it lies at an address, or the kernel does not say.
-        files: how many; 0 at an address.
-        bytes: of all records. record_bytes: of one, in the mean.
-        resident: share of it that lies in memory, by a sample; None: it cannot be told.
+        at: its folder or address.
+        mount: of its folder; None: it is remote, or the kernel does not say.
+        files: number of files; 0 if remote.
+        bytes: of all records. record_bytes: mean of one.
+        resident: share in memory, by a sample; None: unknown.
     """
 
     at: str
@@ -110,7 +110,7 @@ class StorageLocation:
 
 
 def describe_location(dataset: Dataset, mounts: Path = Path("/proc/self/mountinfo")) -> StorageLocation:
-    """What is to be known of a data set's storage without measuring it."""
+    """Describes a data set's storage without measuring it."""
     near = not isinstance(dataset.source, RemoteShards)
     n, size = len(dataset), int(dataset.length.sum(dtype=np.int64))
     some = np.unique(np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.int64))
@@ -125,7 +125,7 @@ def describe_location(dataset: Dataset, mounts: Path = Path("/proc/self/mountinf
 
 
 def list_files(dataset: Dataset) -> list[Path]:
-    """The local files that hold a data set's records; none of a set that lies at an address."""
+    """Returns the local files of a data set's records; empty for a remote set."""
     if isinstance(dataset.source, RemoteShards):
         return []
     if isinstance(dataset.source, LooseFiles):
@@ -134,7 +134,7 @@ def list_files(dataset: Dataset) -> list[Path]:
 
 
 def build_span_finder(dataset: Dataset) -> Callable[[Ids], list[FileSpan]]:
-    """Gives where the records of some samples of a local data set lie, those together that lie side by side."""
+    """Builds a function from samples of a local data set to the file spans of their records; neighbours are merged."""
     if isinstance(dataset.source, LooseFiles):
         return lambda ids: [FileSpan(dataset.folder / dataset.name(sample)) for sample in np.unique(ids).tolist()]
     columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
@@ -145,7 +145,7 @@ def build_span_finder(dataset: Dataset) -> Callable[[Ids], list[FileSpan]]:
         return [
             FileSpan(dataset.folder / shards[int(run.shard[0])].name, int(run.start[0]), int(run.end.max()))
             for run in layout.runs(np.unique(ids))
-            # What is damaged lies nowhere.
+            # Damaged records have no place.
             if run.end.max() > 0
         ]
 
@@ -162,17 +162,17 @@ def measure_storage(
     threads: int | None = None,
     folder: Path | None = None,
 ) -> StorageRate:
-    """Reads the records of a run's first batches, as many as are needed until their rate is known to 3 %.
+    """Reads the records of a run's first batches until their rate is known to 3 %.
 
-    What lay in memory before lies there afterwards. Of a remote set, a cold measurement keeps nothing, and a warm one
-    leaves its records in the cache folder, as a run does.
+    The page cache is as before afterwards. For a remote set, a cold measurement keeps nothing, and a warm one leaves
+    its records in the cache folder, as a run does.
 
     Args:
-        batch: samples that are read at once.
-        cold: records that are not in memory, or of a remote set not in the cache folder; else such that are.
+        batch: samples read at once.
+        cold: read records that are not in memory (remote set: not in the cache folder); otherwise ones that are.
         seconds: no window begins later.
-        threads: that touch mapped records; None: as many as would decode.
-        folder: the cache folder of remote records; None: the user's.
+        threads: threads that touch mapped records; None: as many as would decode.
+        folder: cache folder of remote records; None: the user's.
 
     Raises:
         DataError: records cannot be read.
@@ -193,7 +193,7 @@ def measure_storage(
     if (root / PACKS / dataset.fingerprint / STATE_FILE).exists():
         return replace(found, note=f"Records in the cache folder {root}.")
     return replace(
-        found, note=f"The cache folder {root} cannot be used: records came from {_format_location(dataset)} each time."
+        found, note=f"The cache folder {root} cannot be used: each read went to {_format_location(dataset)}."
     )
 
 
@@ -201,12 +201,12 @@ def measure_storage(
 class _RecordReader:
     """Reads samples as a loader does, until all their bytes have been in this process's memory.
 
-    Attributes:
-        threads: that touch the records, which `read` only maps; 0: it brings them.
+    A thread writes the records to a file in memory, over the previous ones. One call of the kernel takes a thousand of
+    them, so Python's own time does not count. If a shard is cut meanwhile, the call fails, while touching a missing
+    page would kill the process.
 
-    A thread writes the records to a file in memory, over what it wrote there before. One call of the kernel takes a
-    thousand of them, so Python's own time does not count; and where a shard was cut meanwhile, that call fails, while
-    a look at its page would end the process.
+    Attributes:
+        threads: threads that touch the records which `read` only maps; 0: `read` brings them.
     """
 
     def __init__(self, dataset: Dataset, read: Callable[[Ids], Records], threads: int) -> None:
@@ -223,7 +223,7 @@ class _RecordReader:
             os.close(sink)
 
     def __call__(self, ids: Ids) -> int:
-        """Reads some samples; returns how many."""
+        """Reads some samples and returns their number."""
         records = self._read(ids)
         count = min(self.threads, len(ids))
         if count == 1:
@@ -234,7 +234,7 @@ class _RecordReader:
         return len(ids)
 
     def _touch(self, sink: int, address: UInt64, length: UInt64) -> None:
-        # Struct iovec.
+        # Layout of struct iovec: address and length, 8 bytes each.
         vectors = np.stack([address, length], axis=1)
         most = min(_VECTORS, max(1, _CALL_BYTES // max(1, int(length.max()))))
         for low in range(0, len(vectors), most):
@@ -250,7 +250,7 @@ def _measure_cold(dataset: Dataset, order: Order, batch: int, reader: _RecordRea
     with ExitStack() as restored:
 
         def evict_next(count: int) -> Ids:
-            """The next samples, at most up to the epoch's end, so that none comes twice; they lie on the disk alone."""
+            """Evicts the next samples and returns them; at most up to the epoch's end, so that none comes twice."""
             nonlocal at
             low, at = at, min(at + count, (at // n + 1) * n)
             _, ids = order(np.arange(low, at))
@@ -269,7 +269,7 @@ def _measure_cold(dataset: Dataset, order: Order, batch: int, reader: _RecordRea
         latency_s = median(read(ids, 1) for ids in evict_next(ALONE)[:, None])
         if reasons:
             warm = _measure_warm(dataset, order, batch, reader, seconds)
-            return replace(warm, note=f"Cold reads cannot be had. {reasons[0]} {warm.note}")
+            return replace(warm, note=f"Cold reads are not possible. {reasons[0]} {warm.note}")
         rate = 1 / latency_s
 
         def window() -> float:
@@ -283,9 +283,9 @@ def _measure_cold(dataset: Dataset, order: Order, batch: int, reader: _RecordRea
     if reasons:
         notes.append(reasons[0])
     if isinstance(dataset.source, LooseFiles):
-        notes.append("The files' names stayed in memory: the first epoch of a machine that just started is slower.")
+        notes.append("The file names stayed in memory: the first epoch after a reboot is slower.")
     if (mount := find_mount(dataset.folder)) is not None and mount.is_network:
-        notes.append(f"They lie behind {mount.kind}, whose server may have had them in its own memory.")
+        notes.append(f"They come over {mount.kind}; its server may have had them in memory.")
     return _build_rate(dataset, settled_rate, latency_s, not reasons, " ".join(notes))
 
 
@@ -297,13 +297,14 @@ def _measure_warm(dataset: Dataset, order: Order, batch: int, reader: _RecordRea
     while count < len(batches) and (not count or perf_counter() - begun < seconds / 2):
         reader(batches[count])
         count += 1
+    # The first pass above brings the records into memory; only the repeats are timed.
     again = itertools.cycle(batches[:count])
     rate = measure_rate(build_window(lambda: reader(next(again))), limit_s=seconds / 2)
     note = _describe_reads(dataset, reader, "Records that were in memory")
     if not isinstance(dataset.source, RemoteShards):
         share = measure_resident_share(build_span_finder(dataset)(np.concatenate(batches[:count])))
         if share is not None and share < 1 - COLD:
-            note += f" Only {share:.0%} of what was read stayed there."
+            note += f" Only {share:.0%} of the records stayed there."
     return _build_rate(dataset, rate, None, False, note)
 
 
@@ -314,7 +315,7 @@ def _measure_remote(dataset: Dataset, source: RemoteShards, order: Order, batch:
         return perf_counter() - begun
 
     def stream() -> Generator[int, None, None]:
-        """Epochs without end, each through connections of its own: nothing of the one before is kept."""
+        """Yields batch sizes of endless epochs, each through new connections, so nothing is cached."""
         n = len(dataset)
         spans = [(low, min(n, low + batch)) for low in range(0, n, batch)]
         while True:
@@ -327,12 +328,12 @@ def _measure_remote(dataset: Dataset, source: RemoteShards, order: Order, batch:
     _, first = order(np.arange(min(len(dataset), ALONE)))
     latency_s = median(map(alone, first.tolist()))
     with closing(stream()) as counts:
-        # Until the threads are connected.
+        # The first batch includes the time to connect.
         next(counts)
         rate = measure_rate(build_window(lambda: next(counts), least_s=WINDOW_S), limit_s=seconds)
     note = (
-        f"Records from {_format_location(dataset)}, none of which was kept, on {THREADS} fetching threads. "
-        "Its server may have had them in its own memory."
+        f"Records from {_format_location(dataset)}, none of them cached, on {THREADS} fetching threads. "
+        "The server may have had them in memory."
     )
     return _build_rate(dataset, rate, latency_s, True, note)
 
@@ -348,7 +349,7 @@ def _compute_record_bytes(dataset: Dataset) -> float:
 def _describe_reads(dataset: Dataset, reader: _RecordReader, which: str) -> str:
     if reader.threads:
         return f"{which}, touched by {reader.threads} thread{'s'[: reader.threads > 1]} as decoding does."
-    kind = "each file by its name" if isinstance(dataset.source, LooseFiles) else "from shards"
+    kind = "as single files" if isinstance(dataset.source, LooseFiles) else "from shards"
     return f"{which}, read {kind}, one after the other."
 
 

@@ -1,7 +1,6 @@
-"""Counts, in a few steps, where values of tensors are read, and what the user's lines call: operations of torch, and
-functions that sleep, take a lock, or read a file.
+"""Counts host-device syncs in a few steps, and what the user's lines call: torch operations, sleep, locks, and files.
 
-What is counted makes a step take longer. So it tells what a line does; how long that takes is for `stack_sampler`.
+Counting slows the steps down. So it only says what a line does; `stack_sampler` says how long that takes.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ Waits = Literal["sleep", "lock", "file"]
 
 # Operations that need a tensor's values on the host.
 _READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+# C modules whose objects wait for a lock.
 _LOCKS = frozenset({"_thread", "_queue"})
-# Modules in C whose objects wait for a lock, and for a file or a connection.
+# C modules whose objects wait for a file or a connection.
 _FILES = frozenset({"_io", "mmap", "_socket", "_ssl"})
 _OPENS = frozenset({"_io", "io"})
 _POSIX = frozenset({"open", "read", "pread", "readv", "preadv", "write", "pwrite", "writev", "sendfile"})
 _POSIX |= {"fsync", "fdatasync", "sync", "stat", "lstat", "listdir", "scandir"}
 _WRAPS = ("/torch/_compile.py", "/torch/_dynamo/eval_frame.py")
 _NUMPY = frozenset({"fromfile", "tofile"})
-# Of which the middle tells what taking the time of a call takes.
+# The median of this many empty calls is the overhead of timing one.
 EMPTY_CALLS = 99
 
 
 @final
 @dataclass
 class LineCounts:
-    """What a line of the user's calls in one step, in the mean.
+    """Mean calls of one of the user's lines in a step.
 
     Attributes:
-        reads: values of tensors that it reads. operations: of torch, reads included. operation_s: of the
-            processor, that these take.
-        calls: seconds of waiting in functions that sleep or take a lock, and of functions that deal with a file.
+        reads: tensor values read. operations: of torch, reads included. operation_s: processor seconds of these.
+        calls: seconds of waiting in functions that sleep or take a lock, and all seconds of functions that use a file.
     """
 
     reads: float = 0.0
@@ -58,8 +57,8 @@ class LineCounts:
 @final
 @dataclass
 class SyncCounts:
-    """Reads of values in one step, in the mean: how many and how many seconds they take, by stage of the Clock; and
-    what each line of the user's does."""
+    """Mean reads of values in one step: number and seconds by lap of the Clock, and the counts of each of the user's
+    lines."""
 
     by_stage: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -67,14 +66,13 @@ class SyncCounts:
 
     @property
     def count(self) -> float:
-        """Number of reads in a step, over all stages."""
+        """Number of reads in a step, over all laps."""
         return sum(self.by_stage.values())
 
 
 @final
 class _CountingMode(TorchDispatchMode):
-    """Counts operations by the user's line, and reads of values; where a stage of the Clock ends, they are that
-    stage's."""
+    """Counts operations by the user's line, and reads of values since the last lap of the Clock."""
 
     def __init__(self, found: SyncCounts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -98,7 +96,7 @@ class _CountingMode(TorchDispatchMode):
 
 
 def _find_caller() -> FrameType | None:
-    """The frame that has called an operation, from within a dispatch mode, which torch wraps."""
+    """Returns the frame that called an operation, from within a dispatch mode, without torch's wrappers."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.endswith(_WRAPS):
         frame = frame.f_back
@@ -107,12 +105,12 @@ def _find_caller() -> FrameType | None:
 
 @final
 class _CallTimer:
-    """Takes the time of functions in C that the user's lines call, as a profile function of this thread."""
+    """Times C functions that the user's lines call, as a profile function of this thread."""
 
     def __init__(self, found: SyncCounts) -> None:
         self._lines = found.lines
         self._open: tuple[Any, Waits, int, int] | None = None
-        # A call that does nothing would count 1.5 us, a third of the time of a loop of such calls.
+        # Without this correction an empty call counts as 1.5 us, a third of the time of a loop of such calls.
         self._empty_ns, self._spent_ns, nothing, seen = 0, 0, io.BytesIO().tell, []
         with _profile_calls(self):
             for _ in range(EMPTY_CALLS):
@@ -131,7 +129,7 @@ class _CallTimer:
             self._open = None
             self._spent_ns = spent = max(0, ended - begun - self._empty_ns)
             if kind != "file":
-                # Who takes a lock that is free does not wait for it.
+                # Taking a free lock is no wait, so time on the processor does not count.
                 spent = max(0, spent - (thread_time_ns() - ran))
             if (place := find_user_line(frame)) is not None:
                 calls = self._lines.setdefault(place, LineCounts()).calls
@@ -139,7 +137,7 @@ class _CallTimer:
 
 
 def classify_wait(function: Any) -> Waits | None:
-    """Tells what a function in C may wait for; None: for nothing that is known."""
+    """Returns what a C function may wait for; None: nothing known."""
     name, module = function.__name__, getattr(function, "__module__", None)
     if module == "time":
         return "sleep" if name == "sleep" else None
@@ -155,7 +153,7 @@ def classify_wait(function: Any) -> Waits | None:
 
 @final
 class _CountingClock:
-    """A Clock whose marks tell what was counted since the one before."""
+    """A Clock that adds the reads since the last lap to each lap."""
 
     def __init__(self, clock: Any, mode: _CountingMode, found: SyncCounts) -> None:
         self._clock, self._mode, self._found = clock, mode, found
@@ -173,7 +171,7 @@ class _CountingClock:
 
 
 def count_syncs(trainer: Trainer, steps: int = 3) -> SyncCounts:
-    """Counts while a Trainer does some steps. What is read for a record, which waits by design, is not counted."""
+    """Counts while a Trainer runs some steps. Reads for a record, which wait by design, are left out."""
     found = SyncCounts()
     mode, clock = _CountingMode(found), trainer.clock
     trainer.clock = _CountingClock(clock, mode, found)  # type: ignore[assignment]
@@ -195,13 +193,13 @@ def count_syncs(trainer: Trainer, steps: int = 3) -> SyncCounts:
 
 
 def count_calls(found: SyncCounts) -> AbstractContextManager[None]:
-    """Within it, what functions in C take that the user's lines call is counted, on this thread."""
+    """Counts the time of C functions that the user's lines call within the block, on this thread."""
     return _profile_calls(_CallTimer(found))
 
 
 @contextmanager
 def _profile_calls(calls: _CallTimer) -> Iterator[None]:
-    """Within it calls of functions in C are told, on this thread. A debugger's or a profiler's function waits."""
+    """Installs a profile function for the block; a debugger's or a profiler's own function pauses meanwhile."""
     before = sys.getprofile()
     sys.setprofile(calls)
     try:

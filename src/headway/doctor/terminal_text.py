@@ -1,4 +1,4 @@
-"""What the doctor says on a terminal: at most 60 lines of 100 columns."""
+"""Formats a profile for a terminal: at most 60 lines of 100 columns."""
 
 from __future__ import annotations
 
@@ -12,42 +12,41 @@ from typing import final
 from headway.core.profile import Knob, Profile, Side, WholeRun
 
 COLUMNS = 100
-# An eighth of a column more each.
+# Each character is an eighth of a column wider.
 BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
-# The same for a terminal that has no blocks.
+# For terminals without block characters.
 PLAIN = " #"
 # Columns of the longest bar.
 BAR = 42
-# Columns of the longest name in a table,
+# Columns of the longest name in a table, and of the name of a run.
 NAME = 30
-# and of that of a run.
 SHORT = 12
 
-# Of the run's time.
+# Share of the run's time from which stalls are mentioned.
 WORTH_SAYING = 0.02
 
-# Lines of each part, its heading counted. With the empty line after each of the six and the last line they are 60.
+# Lines of each part with its heading. Six empty lines and the last line make 60.
 HEAD, RUNS, STAGES, KNOBS, ENVIRONMENT, NOT_MEASURED = 8, 6, 17, 10, 7, 5
 
-# What is done at the same time. The stages of one share it: their seconds add up.
+# Sides that work at the same time. The stages of one side share its time: their seconds add up.
 SIDES: dict[Side, str] = {"input": "loader", "loop": "training loop", "stall": "stalls"}
 
 
 @final
 @dataclass(frozen=True)
 class StageRate:
-    """What a stage would give if a sample took nothing else; or all stages of a side."""
+    """Rate of a stage, or of a whole side, if a sample took nothing else."""
 
     name: str
     side: Side
     images_s: float
-    """Of the whole job: all ranks."""
+    """Of all ranks together."""
     several: bool
-    """Whether it stands for all stages of its side."""
+    """True: it stands for all stages of its side."""
 
 
 def compute_stage_rates(profile: Profile) -> list[StageRate]:
-    """The stages that take time, in their order by side; where a side has several, what they give together follows."""
+    """Returns the stages that take time, in order; a side with several stages is followed by all of them together."""
     found = []
     for side, name in SIDES.items():
         stages = [one for one in profile.ceilings if one.side == side and one.seconds > 0]
@@ -59,44 +58,47 @@ def compute_stage_rates(profile: Profile) -> list[StageRate]:
 
 
 def format_number(value: float) -> str:
-    """`3,120`, `12.3` or `0.0451`: three digits at least, and every one before the point."""
+    """Formats `3,120`, `12.3` or `0.0451`: at least three digits, and all before the point."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def format_signed(share: float) -> str:
-    """`+4.7 %`."""
+    """Formats `+4.7 %`."""
     return f"{100 * share:+.1f} %"
 
 
 def format_percent(share: float) -> str:
-    """`31 %`; of less than a hundredth, one digit more."""
+    """Formats `31 %`; below one percent with one digit more."""
     return f"{100 * share:.{0 if share >= 0.01 or share == 0 else 1}f} %"
 
 
 def describe_prediction(profile: Profile) -> str:
-    """`Predicted 3,120 images/s, measured 2,980 (+4.7 %).`, or that nothing was measured. Short runs are without
-    evaluations and checkpoints: what those take was measured by itself, and is counted in both numbers."""
+    """Returns `Predicted 3,120 images/s, measured 2,980 (+4.7 %).`
+
+    Short runs contain no evaluations and checkpoints: the time of these was measured separately and is part of both
+    numbers.
+    """
     found = f"Predicted {format_number(profile.predicted)} images/s"
     if profile.measured is None:
-        return f"{found}; nothing was measured to confirm it."
+        return f"{found}; no run was measured to confirm it."
     error = format_signed(profile.predicted / profile.measured - 1)
     doubt = "" if profile.verdict.confirmed else ": not confirmed"
     stalls = sum(one.seconds for one in profile.ceilings if one.side == "stall") * profile.predicted / profile.ranks
-    computed = ", stalls computed in both" if stalls > WORTH_SAYING else ""
+    computed = ", both with computed stalls" if stalls > WORTH_SAYING else ""
     return f"{found}, measured {format_number(profile.measured)} ({error}){computed}{doubt}."
 
 
 def describe_limit(profile: Profile) -> str:
-    """The limit and the next one, by their names in the table."""
+    """Returns the limit and the next one, by their names in the table."""
     verdict = profile.verdict
     following = f", then {verdict.next_stage}" if verdict.next_stage not in ("", verdict.stage) else ""
     return f"Limit: {verdict.stage}{following}."
 
 
 def describe_contention(profile: Profile) -> str:
-    """How loader and loop hinder each other; empty where that was not measured."""
+    """Describes how loader and loop slow each other down; empty: not measured."""
     found = profile.together
     if found is None:
         return ""
@@ -106,10 +108,10 @@ def describe_contention(profile: Profile) -> str:
 
 
 def format_profile(profile: Profile, *, blocks: bool = True) -> str:
-    """The verdict, the whole runs, the ceilings, the knobs, the environment, and what could not be measured.
+    """Formats verdict, short runs, stages, knobs, environment, and what was not measured.
 
     Args:
-        blocks: whether the terminal can show Unicode's; see `BLOCKS`.
+        blocks: the terminal can show the characters of `BLOCKS`.
     """
     lines = []
     for part in (
@@ -122,7 +124,7 @@ def format_profile(profile: Profile, *, blocks: bool = True) -> str:
     ):
         lines += [*part, ""] if part else []
     quick = ", with --quick" if profile.quick else ""
-    return "\n".join([*lines, f"All this took {format_number(profile.seconds)} s{quick}."])
+    return "\n".join([*lines, f"The examination took {format_number(profile.seconds)} s{quick}."])
 
 
 def _format_head(profile: Profile) -> list[str]:
@@ -157,8 +159,8 @@ def _format_run(run: WholeRun) -> str:
 
 
 def _format_stages(profile: Profile, shades: str) -> list[str]:
-    """The lowest ceilings, on a logarithmic scale: a stage that is ten times as fast as another has a longer bar, and
-    not one that leaves nothing of the other."""
+    """Formats the lowest ceilings as bars on a logarithmic scale, on which a stage that is ten times as fast does not
+    shrink the other bars to nothing."""
     found = compute_stage_rates(profile)
     if not found:
         return []
@@ -188,8 +190,8 @@ def _format_bar(share: float, shades: str) -> str:
 
 def _format_knobs(profile: Profile) -> list[str]:
     if not profile.knobs:
-        return ["No setting of the recipe is known to give more."]
-    heading = _format_columns("What can be set otherwise", ("images/s", "times", "how sure"))
+        return ["No other setting of the recipe is known to help."]
+    heading = _format_columns("Settings that help", ("images/s", "times", "how sure"))
     return [
         f"{heading}  how",
         *_fit_items([_format_knob(knob, describe_certainty(knob, profile)) for knob in profile.knobs], KNOBS - 1),
@@ -197,13 +199,13 @@ def _format_knobs(profile: Profile) -> list[str]:
 
 
 def describe_certainty(knob: Knob, profile: Profile) -> str:
-    """Whether its gain was measured or computed, with a question mark where a run did not confirm the prediction."""
+    """Returns `measured` or `computed`, with a question mark if no run confirmed the prediction."""
     doubtful = profile.measured is not None and not profile.verdict.confirmed
     return ("measured" if knob.measured else "computed") + "?" * doubtful
 
 
 def _format_knob(knob: Knob, sure: str) -> list[str]:
-    """A row; the override, which is there to be copied, on lines of its own where it does not fit; what to know."""
+    """Formats a row, the override on its own lines if it does not fit (it must stay copyable), and the cost."""
     row = _format_columns(f"  {knob.name}", (format_number(knob.images_s), f"{knob.gain:.2f}", sure))
     how = describe_change(knob)
     if len(row) + 2 + len(how) <= COLUMNS:
@@ -215,12 +217,12 @@ def _format_knob(knob: Knob, sure: str) -> list[str]:
 
 
 def describe_change(knob: Knob) -> str:
-    """The exact override or command, or that there is none."""
+    """Returns the exact override or command, or that there is none."""
     return knob.override or "no key of the recipe"
 
 
 def describe_cost(knob: Knob) -> str:
-    """What it costs, and whether the recipe's mathematics change; empty: nothing."""
+    """Returns the cost, and whether the recipe's mathematics change; empty: neither."""
     changes = "" if knob.exact else "It changes the recipe's mathematics."
     cost = f"It costs: {knob.cost.removesuffix('.')}." if knob.cost else ""
     return f"{changes} {cost}".strip()
@@ -232,10 +234,13 @@ def _format_environment(profile: Profile) -> list[str]:
     faults = [finding for finding in profile.environment if finding.cure]
     well = len(profile.environment) - len(faults)
     if not faults:
-        return [f"Environment: nothing to mend; the profile says what was looked at ({well})."]
-    beside = f"; {well} more, with nothing to mend, in the profile" if well else ""
+        return [f"Environment: no faults; the profile lists the {well} facts that were checked."]
+    beside = f"; {well} more facts without a fault are in the profile" if well else ""
     items = [_wrap(f"{one.what} {one.cure}", indent="  - ", most=2) for one in faults]
-    return [f"Environment: {len(faults)} to mend{beside}", *_fit_items(items, ENVIRONMENT - 1)]
+    return [
+        f"Environment: {len(faults)} fault{'s'[: len(faults) > 1]} to fix{beside}",
+        *_fit_items(items, ENVIRONMENT - 1),
+    ]
 
 
 def _format_not_measured(profile: Profile) -> list[str]:
@@ -250,7 +255,7 @@ def _format_columns(name: str, cells: Iterable[str], width: int = NAME) -> str:
 
 
 def _fit_items(items: Sequence[list[str]], most: int) -> list[str]:
-    """As many items, each of some lines, as `most` lines hold; the last line counts those that are left out."""
+    """Returns as many items (of some lines each) as fit into `most` lines; the last line counts the rest."""
     lines = [line for item in items for line in item]
     kept = len(items)
     while len(lines) > most and kept:
@@ -272,6 +277,6 @@ def _wrap(sentence: str, *, most: int, indent: str = "") -> list[str]:
 
 
 def _clip(name: str, width: int) -> str:
-    """On one line of so many columns."""
+    """Shortens a text to one line of this many columns."""
     line = re.sub(r"[^\S ]+", " ", name)
     return line if len(line) <= width else f"{line[: width - 4].rstrip()} ..."

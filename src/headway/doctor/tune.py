@@ -1,4 +1,5 @@
-"""Tune: applies the knobs one by one, the best predicted first, and keeps what a run of the whole job shows to help."""
+"""Tunes a recipe: applies knobs one by one, the best predicted first, and keeps those that help in runs of the whole
+job."""
 
 from __future__ import annotations
 
@@ -27,22 +28,21 @@ from headway.setup.inputs import Say
 from headway.setup.recipe import TrainRecipe
 from headway.train.runs import load_recipe
 
-# What may be asked for besides, and the recipe's keys that it stands for.
+# Changes of the mathematics that may be allowed, and the recipe's keys that each stands for.
 ALLOWED = {"precision": ("precision",), "batch": ("batch",), "data.size": ("data.size", "data.scaled")}
 COSTS = {
     "precision": "other bits of precision in forward and backward (bf16 8, fp16 11): compare the accuracy",
-    "batch": "fewer steps an epoch: the learning rate and the accuracy want a look, see docs/large-batches.md",
+    "batch": "fewer steps per epoch: check learning rate and accuracy, see docs/large-batches.md",
     "data.size": "other pixels: compare the accuracy",
 }
-# Less is not worth runs of the whole job. How often a run evaluates and saves is the user's to say.
+# A smaller predicted gain is not worth runs of the whole job.
 WORTH = 1.03
-NOTHING = f"No setting that may be changed is predicted to give {WORTH:g} times the images/s: none was tried."
-# Of the run with a knob and the one without it: the interval from the smallest to the largest gain of six is one of 95
-# %.
+NOTHING = f"No setting that may be changed promises {WORTH:g} times the images/s, so none was tried."
+# Runs with and without a knob, in turns. The interval from the smallest to the largest of six gains is a 95 % interval.
 TURNS = 6
-# Times as many batches ready.
+# Factor of the batches that are prefetched.
 AHEAD = 2
-# Examinations: knobs are looked for anew after each one that was kept, as another limit has come to the front.
+# Examinations: after each knob that was kept, knobs are looked for again, because another stage limits then.
 ROUNDS = 6
 
 
@@ -70,7 +70,7 @@ class TuneTrial:
 @final
 @dataclass
 class TuneResult:
-    """What came of it. Attributes: before, after: images/s of the recipe as it was and as it is written."""
+    """Result of `tune`. Attributes: before, after: images/s of the recipe as it was and as it is written."""
 
     recipe: Path
     written: Path
@@ -85,7 +85,7 @@ class TuneResult:
         return [one for one in self.tries if one.kept]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all of it for `--json`."""
+        """Returns everything for `--json`."""
 
         def of(rate: Rate | None) -> Any:
             return None if rate is None else rate.model_dump()
@@ -100,7 +100,7 @@ class TuneResult:
         }
 
     def to_text(self) -> str:
-        """Returns all of it as lines for a terminal."""
+        """Returns everything as lines for a terminal."""
         lines = []
         for one in self.tries:
             what = "kept" if one.kept else "left"
@@ -117,8 +117,10 @@ class TuneResult:
         if self.kept:
             lines.append(f"Wrote {self.written}: headway train {self.written}")
         else:
-            why = f"Nothing helped beyond the noise: {self.written} is the recipe as it was, with what was tried."
-            lines.append(why if self.tries else f"{NOTHING} {self.written} is the recipe as it was.")
+            why = (
+                f"Nothing helped beyond the noise: {self.written} is the unchanged recipe, with the trials as comments."
+            )
+            lines.append(why if self.tries else f"{NOTHING} {self.written} is the unchanged recipe.")
         return "\n".join(lines)
 
 
@@ -132,18 +134,18 @@ def tune(
     quick: bool = False,
     overwrite: bool = False,
 ) -> TuneResult:
-    """Writes RECIPE.tuned.yaml: the recipe's own text with what helped, and above it the evidence as comments.
+    """Writes RECIPE.tuned.yaml: the recipe's own text with the knobs that help, and the evidence as comments above it.
 
     Args:
-        allow: names of ALLOWED, by commas.
+        allow: names of ALLOWED, separated by commas.
 
     Raises:
-        UsageError: no such name; the file is there already. HeadwayError: see `set_up`.
+        UsageError: a name is unknown, or the file exists. HeadwayError: see `set_up`.
     """
     allowed = _parse_allowed(allow)
     target = out or recipe.with_suffix(".tuned.yaml")
     if target.resolve().parent != recipe.resolve().parent:
-        what = "the tuned recipe has the recipe's relative paths, which start where it lies"
+        what = "the tuned recipe has the recipe's relative paths, so it must be in the same folder"
         raise UsageError(what, where="--out", fix=f"Name a file in {recipe.resolve().parent}.")
     if target.exists() and not overwrite:
         raise UsageError("this file exists", where=str(target), fix="Replace it with --overwrite, or name --out.")
@@ -158,9 +160,9 @@ def tune(
             found.notes.append(f"{name} was changed: {COSTS[name]}.")
         text = given(recipe, overrides, values, TrainRecipe)
         found.notes += _note_lost_comments(recipe, text)
-        # What an earlier tune said of the recipe stands below this one's evidence, and apart.
+        # Comments of an earlier tune stay below this evidence, separated by an empty line.
         write_whole(target, _format_evidence(recipe, found) + "\n" * text.startswith("#") + text)
-        # It is read as it was written.
+        # Check that the written recipe loads.
         load(target, (), TrainRecipe)
         packs.keep(values.get("data.train"))
     return found
@@ -175,8 +177,8 @@ def _search(
     say: Say,
     quick: bool,
 ) -> dict[str, Any]:
-    """The values that were kept. All that is tried goes into `found`. A knob that was left out makes nothing else of
-    what was examined; one that was kept does."""
+    """Returns the values that were kept; all trials go into `found`. Only a knob that was kept requires a new
+    examination."""
     values: dict[str, Any] = {}
     refused = set[str]()
     for number in range(ROUNDS):
@@ -198,8 +200,8 @@ def _search(
 
 
 def suggest_more_prefetch(job: MeasurementJob, found: Profile) -> list[Knob]:
-    """More batches ready, where the loop waits though the loader is the faster of both: for batches that take longer
-    than others. At most no wait is left."""
+    """Suggests more prefetched batches if the loop waits though the loader is faster: some batches take longer than
+    others. At best no wait is left."""
     run = next((one for one in found.runs if one.name == "warm"), None)
     sides = found.together
     if run is None or not run.wait_share or sides is None or sides.input_beside >= sides.loop_beside:
@@ -229,8 +231,8 @@ def _try_knob(
     each_s: float,
     say: Say,
 ) -> dict[str, Any] | None:
-    """What a knob changes, if it helps."""
-    say(f"Trying {knob.override}: {knob.gain:.2f} times the images/s are predicted.")
+    """Tries a knob, and returns its changes if it helps."""
+    say(f"Trying {knob.override}: predicted {knob.gain:.2f} times the images/s.")
     changes: dict[str, Any] | None = parse_changes(knob.override)
     if (packing := PackCommand.parse(knob.override)) is not None:
         assert job.setup.inputs.train is not None
@@ -243,7 +245,7 @@ def _try_knob(
         if one.kept:
             return changes
     else:
-        found.notes.append(f"{knob.override} could not be tried: the recipe does not take it.")
+        found.notes.append(f"{knob.override} could not be tried: the recipe does not accept it.")
     packs.remove(changes.get("data.train"))
     return None
 
@@ -252,7 +254,7 @@ def _parse_allowed(text: str) -> set[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in ALLOWED:
-            raise UsageError(f"{name!r} is nothing to allow", where="--allow", fix=nearest(name, list(ALLOWED)))
+            raise UsageError(f"{name!r} cannot be allowed", where="--allow", fix=nearest(name, list(ALLOWED)))
     return {key for name in names for key in ALLOWED[name]}
 
 
@@ -268,7 +270,7 @@ def _list_costly_keys(text: str) -> list[str]:
 
 
 def parse_changes(text: str) -> dict[str, Any]:
-    """`data.threads=2 precision=bf16` as values by key; empty for a command."""
+    """Parses `data.threads=2 precision=bf16` into values by key; empty for a command."""
     parts = [part.partition("=") for part in text.split()]
     if not all(equals and not key.startswith("-") for key, equals, _ in parts):
         return {}
@@ -283,11 +285,11 @@ def with_tuned_values(loaded: Loaded[TrainRecipe], values: dict[str, Any]) -> Lo
 def _run_trial(
     job: MeasurementJob, loaded: Loaded[TrainRecipe], values: dict[str, Any], knob: Knob, each_s: float, say: Say
 ) -> TuneTrial | None:
-    """The whole job with a knob's values and without it, in turns."""
+    """Runs the whole job with a knob's values and without them, in turns."""
     try:
         other = MeasurementJob.from_recipe(with_tuned_values(loaded, values), say_nothing)
     except (HeadwayError, ValidationError):
-        # The recipe, or two values that do not go together.
+        # The recipe refuses the value, or its combination with a value that was kept.
         return None
     with closing(other):
         pairs = _run_in_turns([job, other], each_s)
@@ -310,7 +312,7 @@ def _run_trial(
 
 
 def _run_in_turns(jobs: Sequence[MeasurementJob], each_s: float) -> list[tuple[float, ...]]:
-    """Images/s of each, round by round; each round begins with another one. One round before those warms up."""
+    """Returns images/s of each job by round; each round begins with another job, and one warm-up round comes first."""
     out = []
     for number in range(TURNS + 1):
         order = list(range(len(jobs)))
@@ -324,10 +326,10 @@ def _run_in_turns(jobs: Sequence[MeasurementJob], each_s: float) -> list[tuple[f
 def _compare_final(
     loaded: Loaded[TrainRecipe], values: dict[str, Any], each_s: float, say: Say
 ) -> tuple[Rate | None, Rate | None]:
-    """(before, after): the recipe as it was beside the one that is written."""
+    """Measures the original recipe and the tuned one in turns; returns (before, after)."""
     if not values:
         return None, None
-    say("Measuring both once more.")
+    say("Measuring the original and the tuned recipe once more.")
     with (
         closing(MeasurementJob.from_recipe(loaded, say_nothing)) as first,
         closing(MeasurementJob.from_recipe(with_tuned_values(loaded, values), say_nothing)) as second,
@@ -339,14 +341,14 @@ def _compare_final(
 
 
 def _note_lost_comments(recipe: Path, text: str) -> list[str]:
-    """A note, where lines of comments are not in a text."""
+    """Returns a note if comment lines of the recipe are missing in a text."""
     lines = [line.strip() for line in read_text(recipe).splitlines()]
     lost = [line for line in lines if line.startswith("#") and line not in text]
-    return [f"{len(lost)} of the recipe's lines of comments could not be kept, the first: {lost[0]}"] if lost else []
+    return [f"{len(lost)} comment lines of the recipe could not be kept, the first: {lost[0]}"] if lost else []
 
 
 def _format_evidence(recipe: Path, found: TuneResult) -> str:
-    """What was measured, as comments."""
+    """Formats the measurements as YAML comments."""
     import torch
 
     here = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -1,4 +1,4 @@
-"""Packs that tune makes to try them, beside the recipe that it writes; what is not kept is removed."""
+"""Makes packs beside the recipe to try them in `tune`, and removes those that are not kept."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headway.data.pack import pack
 from headway.doctor.pack_estimate import GROWTH, PackCommand, format_path, read_free_disk_bytes
 from headway.setup.inputs import Say
 
-# Most of what is free that a pack may take: a disk that is full stops others too.
+# Largest share of the free disk that a pack may take: a full disk also stops other programs.
 FREE = 0.9
 
 
 @final
 class TrialPacks:
-    """Use it in a with statement. Attributes: notes: what was not packed, and why, in sentences."""
+    """Context manager of trial packs. Attributes: notes: which packs were not made, and why."""
 
     def __init__(self, say: Say) -> None:
         self._say, self._made = say, dict[str, Path]()
@@ -39,10 +39,10 @@ class TrialPacks:
                 self.remove(name)
 
     def make(self, packing: PackCommand, dataset: Dataset) -> dict[str, Any] | None:
-        """Packs; the values with which the recipe trains on it. None: that was not possible, and a note says why."""
+        """Packs a set; returns the recipe values to train on it, or None with a note."""
         folder, what = packing.folder, f"headway pack --mode {packing.mode} was not tried"
         if folder.exists():
-            self.notes.append(f"{what}: {format_path(folder)} is there already. Remove it, or name it as data.train.")
+            self.notes.append(f"{what}: {format_path(folder)} exists already. Remove it, or set data.train to it.")
             return None
         needed, free = GROWTH * int(dataset.length.sum(dtype=np.int64)), read_free_disk_bytes(folder.parent)
         if needed > FREE * free:
@@ -59,10 +59,10 @@ class TrialPacks:
         return {"data.train": folder.name}
 
     def remove(self, name: object) -> None:
-        """What was made of this name, if anything."""
+        """Removes the pack of this name, if there is one."""
         if (folder := self._made.pop(str(name), None)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
     def keep(self, name: object) -> None:
-        """The one of this name stays after the end, if the end is a good one; no other one does."""
+        """Keeps the pack of this name, and no other, if the block ends without an error."""
         self._kept = str(name)

@@ -1,4 +1,4 @@
-"""Finds the user's own code on a stack: code outside Headway, torch, NumPy and the standard library."""
+"""Finds the user's own code on a stack: code outside of Headway, torch, NumPy and the standard library."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from headway.setup.prepare import prepared
+
 Owner = Literal["user", "package", "library", "torch", "headway"]
 
 _HEADWAY = f"{Path(__file__).resolve().parents[1]}/"
@@ -20,14 +22,14 @@ _TORCH = f"{Path(torch.__file__).resolve().parent}/"
 _NUMPY = f"{Path(np.__file__).resolve().parent}/"
 _STANDARD = tuple(f"{Path(sysconfig.get_paths()[name]).resolve()}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-# The function of ours that calls the recipe's transform.
-_PREPARED = "prepared"
+# The function of Headway that calls the recipe's transform.
+_PREPARED = prepared.__name__
 TRANSFORM, FORWARD, BACKWARD = "transform", "forward", "backward"
 
 
 class CodeLine(NamedTuple):
-    """A line of the user's code. `within` names the part of a step that runs it: transform, forward, backward, or the
-    function of the user's that was called, such as loss and metrics."""
+    """A line of the user's code. `within` is the part of a step that runs it: transform, forward, backward, or the name
+    of the user's function that was called, such as loss and metrics."""
 
     within: str
     file: str
@@ -36,9 +38,9 @@ class CodeLine(NamedTuple):
 
 @cache
 def find_owner(file: str) -> Owner:
-    """Tells who wrote a source file, by its path."""
+    """Returns the owner of a source file, by its path."""
     if file.startswith("<"):
-        # Frozen modules, and what libraries make at run time.
+        # `<frozen ...>` modules, and code that libraries generate.
         return "library"
     path = os.path.realpath(file)
     if path.startswith(_HEADWAY):
@@ -54,10 +56,10 @@ def find_owner(file: str) -> Owner:
 
 
 def find_user_line(frame: FrameType | None) -> CodeLine | None:
-    """Finds the innermost frame of the user's that the given frame works for; None: torch or Headway works for itself.
+    """Finds the innermost user frame that the given frame works for; None: torch or Headway works for itself.
 
-    The standard library and NumPy work for whoever calls them. So do installed packages, unless no file of the user's
-    own stands behind them, as with a network of a package.
+    The standard library and NumPy work for their caller. So do installed packages, unless no file of the user's stands
+    behind them, as with a network from a package.
     """
     found: tuple[str, int] | None = None
     of_package = False
@@ -75,7 +77,7 @@ def find_user_line(frame: FrameType | None) -> CodeLine | None:
 
 
 def _find_step_part(frame: FrameType | None) -> str:
-    """Names the part of a step that a frame belongs to."""
+    """Returns the part of a step that a frame belongs to."""
     entry: FrameType | None = None
     while frame is not None:
         if find_owner(frame.f_code.co_filename) == "headway":

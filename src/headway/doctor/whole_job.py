@@ -1,4 +1,4 @@
-"""Short runs of the whole job, which confirm what the stages predict, or do not."""
+"""Runs the whole job for a short time, to confirm the prediction from its stages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MOST_STEPS = 200
 @final
 @dataclass(frozen=True)
 class WholeJobRun:
-    """Attributes: wait_share: of the time, in which the loop waited for batches. laps: seconds of a sample by stage."""
+    """Attributes: wait_share: share of the time in which the loop waited for batches. laps: seconds of a sample by
+    stage."""
 
     rate: Rate
     steps: int
@@ -30,11 +31,11 @@ class WholeJobRun:
 def run_whole_job(
     job: MeasurementJob, *, limit_s: float, once: bool = False, batches: Sequence[Batch] = ()
 ) -> WholeJobRun:
-    """Trains on the loader's batches, from the beginning of the run, first batch left out.
+    """Trains on the loader's batches from the beginning of the run, without the first batch.
 
     Args:
-        batches: to train on these, again and again.
-        once: from files that are read for the first time: steps are not repeated, and a few seconds are all there is.
+        once: files are read for the first time, so steps cannot be repeated, and a few seconds are all there is.
+        batches: train on these again and again, instead of the loader's.
     """
     wait = build_wait(job.setup.device)
     with job.open_trainer(batches=batches) as trainer:
@@ -42,14 +43,14 @@ def run_whole_job(
         if once:
             trainer.run(1)
         elif a_step <= LONG_STEP_S:
-            # With what lay in the ring.
+            # Use up the batches that were ready in the ring before the clock starts.
             trainer.run(job.setup.recipe.data.ahead)
         wait()
         before, begun, first = dict(trainer.clock.seconds), trainer.position, trainer.step
         since = perf_counter()
 
         def run_batches() -> int:
-            """Several batches: the ring gives some at once, and then none."""
+            """Runs as many batches as the ring holds: it delivers some at once, and then none."""
             return run_steps(trainer, 1 if once or a_step > LONG_STEP_S else job.setup.recipe.data.ahead, wait)
 
         if once:

@@ -1,7 +1,8 @@
-"""Watches any PyTorch training loop through hooks: `with headway.watch.watch(loader, model, optimizer) as seen`.
+"""Watches any PyTorch training loop: `with headway.watch.watch(loader, model, optimizer) as seen`.
 
-In: a loader, networks and optimizers of the user's own script. Out: an `LoopObservation`, with a verdict of `headway.doctor`.
-Read `loop_watch.py` first; `hooks.py` marks the stages, `findings.py` turns marks into numbers and advice.
+In: a loader, networks and optimizers of the user's script. Out: a `LoopObservation` with a verdict of `headway.doctor`.
+Open `loop_watch.py` first; `hooks.py` marks the stages, `findings.py` turns marks into numbers and advice, and
+`script_child.py` finds the loop of a script by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`headway.watch.watch`: where the time of any PyTorch training loop goes, without a change to it."""
+"""`headway.watch.watch`: measures the time of each stage of any PyTorch training loop, without a change to the loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headway.watch.hooks import Hooks
 
 B = TypeVar("B")
 
-# Steps whose mean is one number of a rank, where the ranks are compared.
+# Steps averaged into one number when ranks are compared.
 WINDOW = 50
 MOST_PLACES = 8
 
@@ -35,7 +35,8 @@ def watch(
     *,
     every: Mapping[str, int] | None = None,
 ) -> LoopWatch[B]:
-    """Watches a training loop: waiting for batches, forward, loss, backward, optimizer, all else; what limits it.
+    """Watches a training loop: the time of waiting for batches, forward, loss, backward, optimizer and the rest, and
+    its limit.
 
     ```python
     with headway.watch.watch(loader, model, optimizer) as seen:
@@ -44,36 +45,36 @@ def watch(
     print(seen.verdict())
     ```
 
-    It never waits for the device. It takes about 24 us a step, 6 of them for torch's calling of hooks at all, and some
-    8 us for each of the first 1,000 values that Python reads, whose places it looks up (one core of a busy two-core
-    machine, torch 2.13; median of 41 pairs of 1,000 steps of 95 us, quartiles 21 to 26 us). Without `with`,
-    `seen.close()` takes the hooks off.
+    It never waits for the device. It takes about 24 us a step, 6 us of them for torch's calls of hooks, and about 8 us
+    for each of the first 1,000 values that Python reads, to look up the source line (one core of a busy two-core
+    machine, torch 2.13; median of 41 pairs of 1,000 steps of 95 us, quartiles 21 to 26 us). Without `with`, call
+    `seen.close()` to remove the hooks.
 
     Args:
-        loader: gives the batches. model: as the loop calls it, compiled or in DistributedDataParallel as it may be; or
-            several. optimizer: likewise.
-        every: what the loop does now and then, by name: `{"logging": 50}`, in steps. Stalls are matched with it.
+        loader: gives the batches. model: as your loop calls it, also compiled or in DistributedDataParallel; or
+            several. optimizer: one or several.
+        every: what your loop does now and then, by name: `{"logging": 50}`, in steps. Stalls are matched with it.
 
     Raises:
-        UsageError: one of them is something else.
+        UsageError: an argument has the wrong type.
     """
     models = _to_tuple(model, nn.Module, "model", "a torch.nn.Module")
     optimizers = _to_tuple(optimizer, torch.optim.Optimizer, "optimizer", "a torch.optim.Optimizer")
     if not hasattr(loader, "__iter__"):
-        what = f"an object of type {type(loader).__name__} gives no batches"
-        raise UsageError(what, where="loader", fix="Give what the loop is over.")
+        what = f"an object of type {type(loader).__name__} is not iterable"
+        raise UsageError(what, where="loader", fix="Give the iterable that your loop runs over.")
     for name, steps in (every or {}).items():
         if not isinstance(steps, int) or steps < 1:
-            raise UsageError(f"{name!r} is done every {steps!r} steps", where="every", fix="Give a number of steps.")
+            raise UsageError(f"{steps!r} is not a number of steps for {name!r}", where="every", fix="Give 1 or more.")
     return LoopWatch(loader, models, optimizers, dict(every or {}))
 
 
 @final
 class LoopWatch(Generic[B]):
-    """What `watch` gives.
+    """A watch of one training loop.
 
     Attributes:
-        loader: to loop over, in the place of the loader that was given; has its attributes and its length.
+        loader: iterate over it instead of the original loader; it has the same attributes and length.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class LoopWatch(Generic[B]):
         self.close()
 
     def close(self) -> None:
-        """Takes the hooks off; a loop that still goes on is not watched any more."""
+        """Removes the hooks; a loop that still runs is no longer watched."""
         if self._current is not None:
             self._abandon(self._current)
         if self._hooks is not None:
@@ -109,18 +110,18 @@ class LoopWatch(Generic[B]):
 
     @property
     def steps(self) -> int:
-        """Steps that were seen to their end, the first few, which do not count, among them."""
+        """Complete steps so far, including the warm-up steps, which do not count."""
         return self._marks.steps
 
     def verdict(self, *, across_ranks: bool = False) -> LoopObservation:
-        """What was seen so far, and what limits the loop; may be asked for at any time.
+        """Returns the observations so far and the limit of the loop; call it at any time.
 
         Args:
-            across_ranks: compare the ranks of torch.distributed: all of them have to call this then, it is a collective
-                operation. Nothing is exchanged before.
+            across_ranks: compare the ranks of torch.distributed. This is a collective operation: call it on all ranks.
+                Nothing is exchanged before.
 
         Raises:
-            UsageError: across_ranks, and torch.distributed is not initialised.
+            UsageError: across_ranks is set, but torch.distributed is not initialised.
         """
         series = Series.of(list(self._marks.rows))
         if not across_ranks:
@@ -158,7 +159,7 @@ class LoopWatch(Generic[B]):
         return WatchedIterator(inner, self, token)
 
     def _abandon(self, token: object) -> None:
-        """A loop is given up."""
+        """Ends the watch of a loop that was left early."""
         if self._current is token:
             self._marks.left()
             self._finish()
@@ -201,7 +202,7 @@ class LoopWatch(Generic[B]):
 
 @final
 class WatchedLoader(Generic[B]):
-    """A loader whose loops are watched; all else of it is the loader's own."""
+    """A loader whose loops are watched; everything else is passed on to the original loader."""
 
     def __init__(self, loader: Iterable[B], watched: LoopWatch[B]) -> None:
         self._loader, self._watched = loader, watched
@@ -214,14 +215,14 @@ class WatchedLoader(Generic[B]):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_loader":
-            # A copy that is not filled yet.
+            # During copying the attributes do not exist yet.
             raise AttributeError(name)
         return getattr(self._loader, name)
 
 
 @final
 class WatchedIterator(Generic[B]):
-    """One loop over a loader; `Watch.iterate` makes it."""
+    """One loop over a loader; `LoopWatch.iterate` makes it."""
 
     def __init__(self, inner: Iterator[B], watched: LoopWatch[B], token: object) -> None:
         self._inner, self._watched, self._token = inner, watched, token
@@ -233,7 +234,7 @@ class WatchedIterator(Generic[B]):
     def __next__(self) -> B:
         watched, marks = self._watched, self._marks
         if watched._current is not self._token:
-            # It is over, or another loop over the same loader began since.
+            # This loop is over, or a newer one over the same loader is watched now.
             return next(self._inner)
         marks.asked()
         try:
@@ -257,23 +258,24 @@ class WatchedIterator(Generic[B]):
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            # A loop that was left with `break`.
+            # A loop left by `break` only shows when its iterator is deleted.
             self._watched._abandon(self._token)
 
 
 def _to_tuple(given: Any, kind: type, where: str, what: str) -> tuple[Any, ...]:
     found = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not found:
-        raise UsageError("there is none", where=where, fix=f"Give {what}, or several.")
+        raise UsageError("the list is empty", where=where, fix=f"Give {what}, or several.")
     for one in found:
         if not isinstance(one, kind):
-            fix = f"Give {what}, or a list of them; where one wraps another, the inner one."
+            fix = f"Give {what}, or a list of them; if one wraps another, the inner one."
             raise UsageError(f"an object of type {type(one).__name__} is not {what}", where=where, fix=fix)
     return found
 
 
 def _build_idle_query(device: torch.device) -> Callable[[], bool | None] | None:
-    """Asks whether a device has nothing left to do in its current stream, which takes 2 us and waits for nothing."""
+    """Builds a function that checks whether a device has finished its current stream: an stream query of 2 us, without
+    waiting."""
     if device.type != "cuda":
         return None
 
@@ -281,14 +283,14 @@ def _build_idle_query(device: torch.device) -> Callable[[], bool | None] | None:
         try:
             return bool(torch.cuda.current_stream(device).query())
         except RuntimeError:
-            # Another thread captures a graph, and nothing may be asked meanwhile.
+            # No query is allowed while another thread captures a CUDA graph.
             return None
 
     return ask
 
 
 def _build_exchange_query(models: Sequence[nn.Module]) -> Callable[[], bool] | None:
-    """Asks whether the next backward exchanges gradients."""
+    """Builds a function that checks whether the next backward exchanges gradients."""
     for model in models:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             return lambda: bool(model.require_backward_grad_sync)
@@ -296,7 +298,7 @@ def _build_exchange_query(models: Sequence[nn.Module]) -> Callable[[], bool] | N
 
 
 def _count_samples(batch: Any) -> int | None:
-    """Samples of a batch: the first dimension of the first tensor in it."""
+    """Returns the samples of a batch: the first dimension of its first tensor."""
     if isinstance(batch, torch.Tensor):
         return int(batch.shape[0]) if batch.ndim else None
     if isinstance(batch, Mapping):
@@ -319,7 +321,7 @@ def _is_distributed() -> bool:
 
 
 def _describe_exchange(models: Sequence[nn.Module]) -> str:
-    """What of the steps' stages is an exchange, in a sentence."""
+    """Describes which stages contain an exchange between ranks; empty: one process."""
     if not _is_distributed() or torch.distributed.get_world_size() == 1:
         return ""
     if any(isinstance(model, nn.parallel.DistributedDataParallel) for model in models):
@@ -328,13 +330,13 @@ def _describe_exchange(models: Sequence[nn.Module]) -> str:
         "FullyShard" in kind.__name__ or kind.__name__ == "FSDPModule" for model in models for kind in type(model).mro()
     ):
         return "forward and backward contain the exchange of weights and gradients, and the waiting for other ranks"
-    return "several ranks train; what they exchange is in the stages in which your loop does it"
+    return "several ranks train; their exchange is in the stages in which your loop does it"
 
 
 def _gather_ranks(series: Series) -> tuple[tuple[RankTime, ...], np.ndarray[Any, np.dtype[np.float64]]]:
-    """Of all ranks their steps, and [windows, ranks] the seconds of a step that each takes itself.
+    """Returns the times of all ranks, and [windows, ranks] own seconds of a step.
 
-    Own is all but backward, in which the ranks wait for each other: as long as one of them computes there, the others
+    Own time is everything but backward, in which the ranks wait for each other: while one still computes, the others
     wait.
     """
     steady = series.where(series.index > 0)

@@ -1,8 +1,8 @@
-"""Inside of the process of a script that is watched: runs it as Python would, and finds its training loop.
+"""Runs a watched script inside its own process, as Python would, and finds its training loop.
 
 The loop is the one over the first torch DataLoader on whose batches an optimizer steps, or over one that the script
-makes anew of the same data set in each epoch. Its networks are the outermost modules with weights of that optimizer.
-Once they are known, `headway.watch.watch` does the rest.
+creates anew from the same data set in each epoch. Its networks are the outermost modules that have weights of that
+optimizer. Once they are known, `headway.watch.watch` does the rest.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from headway.core.files import write_whole
 from headway.observe.step_marks import WARM_UP_STEPS
 from headway.watch.loop_watch import LoopWatch, WatchedIterator
 
-# That an optimizer may step, outside of any loop over a DataLoader, before the script is ended there;
+# Seconds that an optimizer may step outside of any loop over a DataLoader before the script is ended.
 LOST_S = 30.0
-# but it has to step more often than this: one step may take long.
+# It must also step more often than this: one step may take long.
 FEW = 3
 
 
 @final
 class WatchEnded(BaseException):
-    """Ends the script from inside of its loop; no Exception, so that a script that catches those does not catch it."""
+    """Ends the script from inside of its loop. Not an Exception, so that `except Exception` in the script does not
+    catch it."""
 
 
 @final
@@ -45,7 +46,7 @@ class ScriptSession:
     """Watches one script.
 
     Args:
-        steps, seconds: after which it is enough; None: no limit.
+        steps, seconds: limits of the watch; None: no limit.
     """
 
     def __init__(self, result: Path, steps: int | None, seconds: float | None) -> None:
@@ -62,8 +63,8 @@ class ScriptSession:
         self._original = DataLoader.__iter__
 
     def begin(self) -> None:
-        """Looks out for the loop."""
-        # It warns of the hooks that look out.
+        """Installs the hooks that look for the loop."""
+        # torch.compile warns about the global module hooks below.
         warnings.filterwarnings("ignore", message="Using `torch.compile")
         original, session = self._original, self
 
@@ -77,35 +78,36 @@ class ScriptSession:
         self._remove = [register_optimizer_step_pre_hook(self._on_optimizer_step).remove]
 
     def end(self) -> None:
-        """Takes off what looks for the loop; a watch that there is goes on."""
+        """Removes the hooks that look for the loop; a watch that has begun continues."""
         for hooks in (self._look_out, self._remove):
             while hooks:
                 hooks.pop()()
 
     def write_result(self, **said: Any) -> None:
-        """Writes the result, once."""
+        """Writes the result file, once."""
         if not self._result.exists():
             write_whole(self._result, json.dumps(said))
 
     def write_verdict(self) -> None:
-        """The verdict, or that there was no loop."""
+        """Writes the verdict, or that there was no loop."""
         if self._watch is not None:
             self.write_result(observed=self._watch.verdict().to_json())
             return
-        stepped = f"its optimizer stepped {self._updates} times" if self._updates else "no optimizer of torch stepped"
+        stepped = f"its optimizer stepped {self._updates} times" if self._updates else "no torch optimizer stepped"
         times = "never" if self._loader is None else "at most once"
         what = "no training loop over a torch.utils.data.DataLoader was seen in this process"
         self.write_result(missing=f"{what}: {stepped}, {times} in a loop over one")
 
     def iterate(self, loader: DataLoader[Any], make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """In the place of iter(loader)."""
+        """Replaces iter(loader)."""
         if self._watch is not None and self._is_watched_loader(loader):
             return LoopProxy(self, loader, self._watch.iterate(make), watched=True)
         return LoopProxy(self, loader, make(), watched=False)
 
     def on_request(self, loader: DataLoader[Any]) -> None:
-        """A loop asks for its next batch."""
+        """Called when a loop asks for its next batch."""
         if self._watch is None and self._optimizers and self._is_watched_loader(loader):
+            # The optimizer has stepped once, so every network of a step has been called.
             own = {
                 id(one) for opt in self._optimizers.values() for group in opt.param_groups for one in group["params"]
             }
@@ -120,17 +122,18 @@ class ScriptSession:
                 self._end_script()
 
     def on_batch(self, loader: DataLoader[Any]) -> None:
-        """A loop got a batch."""
+        """Called when a loop got a batch."""
         self._newest = loader
 
     def take_over(self, loader: DataLoader[Any], inner: Iterator[Any], served: int) -> WatchedIterator[Any] | None:
-        """The same iterator, watched from here on; None: it is not the one."""
+        """Returns the iterator watched from here on; None: it is not over the watched loader."""
         if self._watch is None or not self._is_watched_loader(loader):
             return None
         return self._watch.iterate(lambda: inner, index=served - 1)
 
     def _is_watched_loader(self, loader: DataLoader[Any]) -> bool:
-        """Whether it is the loop's loader, or was made as that one was: of the same data set, drawn in the same way."""
+        """Checks whether a loader is the loop's, or was made in the same way: same data set, batch size and kind of
+        sampler."""
         one = self._loader
         return loader is one or (
             one is not None
@@ -167,7 +170,7 @@ class ScriptSession:
                 self._optimizers[id(optimizer)] = optimizer
             late = self._updates > FEW and now - self._first_step > LOST_S
         if late:
-            # It does not ask for batches where it could be ended.
+            # The script asks for no more batches, which is the usual moment to end it.
             self._end_script()
 
 
@@ -200,7 +203,7 @@ class LoopProxy:
 
 
 def main(result: str, limits: str, script: str, *arguments: str) -> None:
-    """Runs the script; its result is in the file `result`."""
+    """Runs the script and writes its result to the file `result`."""
     session = ScriptSession(Path(result), **json.loads(limits))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
@@ -223,7 +226,7 @@ def main(result: str, limits: str, script: str, *arguments: str) -> None:
 
 
 def _skip_own_frames(trace: TracebackType | None, script: str) -> TracebackType | None:
-    """The traceback from the script's own first frame on, as Python shows it."""
+    """Returns the traceback from the script's first frame on, as Python shows it."""
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
     return trace
