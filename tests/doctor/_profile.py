@@ -117,7 +117,7 @@ def profile(**changes: Any) -> Profile:
             unexplained="",
         ),
         "knobs": knobs(),
-        "not_measured": ("torch.compile: not tried, for want of time.",),
+        "not_measured": ("torch.compile: not tried, no time left.",),
         "seconds": 61.3,
     }
     return Profile(**given | changes)

@@ -88,4 +88,4 @@ def test_without_time_the_doctor_still_concludes(tmp_path: Path) -> None:
     assert found.measured is not None
     for name in ("synthetic", "replay", "cold"):
         assert (by_name[name].images_s, by_name[name].note) == (None, WANTING)
-    assert any("for want of time" in one for one in found.not_measured)
+    assert any("no time left" in one for one in found.not_measured)

@@ -264,7 +264,7 @@ def test_changes_are_said_as_the_command_line_takes_them() -> None:
 
 
 def test_wrong_usage_is_refused(folder: Path, tmp_path: Path) -> None:
-    assert "wants a recipe" in refused("doctor", status=2)
+    assert "needs a recipe" in refused("doctor", status=2)
     assert "--script" in refused("doctor", folder / "plain.yaml", "--steps", "3", status=2)
     assert "no key" in refused("doctor", folder / "plain.yaml", "nothing=3", status=2)
     assert "--cold measures one process" in refused("doctor", folder / "plain.yaml", "--cold", "--procs", "2", status=2)

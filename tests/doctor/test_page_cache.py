@@ -163,7 +163,7 @@ def test_a_file_that_another_process_maps_stays(file: Path, other_process: subpr
     assert not found.held
     assert found.after is not None
     assert found.after > 0.5
-    assert "another process maps or reads them" in found.note
+    assert "another process uses them" in found.note
     other_process.communicate("")
     assert evict([file]).held
 
@@ -172,7 +172,7 @@ def test_files_in_memory_stay_there(small_disk: Path) -> None:
     path = written(small_disk, size=1 << 18)
     found = evict([path])
     assert (found.held, found.before, found.after) == (False, 1, 1)
-    assert found.note == "The files lie in memory: their file system is tmpfs."
+    assert found.note == "The files are always in memory: their file system is tmpfs."
 
 
 def test_what_is_not_there_has_no_pages(file: Path) -> None:

@@ -124,7 +124,7 @@ def test_the_fit_of_the_threads_goes_through_its_points(serial: float, parallel:
     assert list(fit) == [1, 2, 3, 4]  # more threads than cores share them, and the fit does not hold
     for count in (1, 2, 4):
         assert fit[count] == pytest.approx(drawn["measured"][count])
-    assert drawn["what the loop alone takes"] == {1: 1 / 240e-6, 8: 1 / 240e-6}
+    assert drawn["the loop alone"] == {1: 1 / 240e-6, 8: 1 / 240e-6}
     assert list(series(found(profile(threads=fitted, together=None))["threads"])["fit"]) == list(range(1, 9))
     assert chart.data["y_range"][1] > max(rates)
 
@@ -164,7 +164,7 @@ def test_the_line_by_batch_starts_from_what_a_step_takes_whatever_its_batch() ->
     assert list(drawn["measured"]) == [8.0, 32.0, 128.0, 512.0]  # in their order, whatever that of the texts
     assert drawn["line"][0.0] == pytest.approx(128e3 * 21e-6)
     assert drawn["line"][512.0] == pytest.approx(128e3 * 21e-6 + 512e3 * 190e-6)
-    assert "from 2.69 ms, which a step takes whatever its batch: 10 % of" in chart.note
+    assert "at 2.69 ms, the fixed time of a step: 10 % of" in chart.note
     alone_drawn = found(profile(ceilings=()))["launch"]
     assert list(series(alone_drawn)) == ["measured"]
 
@@ -179,9 +179,7 @@ def test_the_roofline_of_the_arithmetic() -> None:
     assert roof[knee] == facts["peak_flops"]
     assert roof[8.0] == pytest.approx(8 * facts["peak_bytes_s"])
     assert min(roof) <= 80 <= max(roof)
-    assert (
-        "56 % of the measured peak, and 69 % of the roof above, which the memory sets" in found(profile())["flops"].note
-    )
+    assert "56 % of the measured peak, and 69 % of the roof above, set by the memory" in found(profile())["flops"].note
     flat = {name: value for name, value in facts.items() if name != "peak_bytes_s"}
     assert set(series(found(profile(facts=flat))["flops"])["roof, measured"].values()) == {2.1e12}
     for missing in ("peak_flops", "intensity"):

@@ -139,7 +139,7 @@ def test_what_of_the_exchange_is_hidden_is_told() -> None:
     two = [profile(1e-3), profile(1e-3)]
     found = join_profiles(two, joint(500, 90), joint(400, 60), "cpu", between=False, alone=ALONE)
     how = found.ceiling("reduce").how  # type: ignore[union-attr]
-    assert "30 ms of 40 ms stay exposed (4 MB in 3 buckets, most by ring)" in how
+    assert "30 ms of 40 ms are exposed (4 MB in 3 buckets, most by ring)" in how
     assert found.facts["exchange alone seconds a step"] == pytest.approx(0.04)
     assert found.facts["exchange bytes/s"] == pytest.approx(1e8)
     assert found.facts["exchange latency seconds"] == 1e-4

@@ -205,7 +205,7 @@ def test_loose_files_are_cold_but_for_their_names(tmp_path: Path) -> None:
         if not on_disk(data):
             pytest.skip("files cannot be evicted here")
         note = measure_storage(data, order_of(data), 16, cold=True, seconds=SHORT_S).note
-    assert "each file by its name, one after the other" in note
+    assert "as single files, one after the other" in note
     assert "names stayed in memory" in note
 
 
@@ -214,7 +214,9 @@ def test_files_in_memory_are_never_cold(small_disk: Path) -> None:
         found = measure_storage(data, order_of(data), 16, cold=True, seconds=SHORT_S)
         expect_whole(found, data)
         assert not found.cold
-        assert found.note.startswith("Cold reads cannot be had. The files lie in memory: their file system is tmpfs.")
+        assert found.note.startswith(
+            "Cold reads are not possible. The files are always in memory: their file system is tmpfs."
+        )
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -262,7 +264,7 @@ def test_remote_records_are_warm_once_they_are_kept(remote: Dataset, server: Ser
 def test_a_cache_folder_that_cannot_be_used_is_told(remote: Dataset, server: Server, tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("a file")
     found = measure_storage(remote, order_of(remote), 16, cold=False, seconds=SHORT_S, folder=tmp_path / "kept")
-    assert f"cannot be used: records came from {server.uri} each time" in found.note
+    assert f"cannot be used: each read went to {server.uri}" in found.note
 
 
 def test_a_server_without_the_shards_is_told(remote: Dataset, server: Server) -> None:

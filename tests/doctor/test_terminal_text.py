@@ -94,12 +94,12 @@ def test_it_says_what_limits_and_how_far_the_prediction_is_off() -> None:
     said = format_profile(profile())
     assert said.startswith("cifar10, later epochs, batch 128: host/IO limited\n")
     assert "Limit: decode, then compute.\n" in said
-    assert "Predicted 3,120 images/s, measured 2,980 (+4.7 %), stalls computed in both." in said
+    assert "Predicted 3,120 images/s, measured 2,980 (+4.7 %), both with computed stalls." in said
     assert re.search(r"^  warm +3,182 +3,040 +\+4\.7 % +31 %  the whole job", said, re.MULTILINE)
     assert re.search(r"^  replay +4,158 +4,100 +\+1\.4 % +0 %  ", said, re.MULTILINE)
     assert "\n  cold       not run: the whole set was brought into memory before the first step\n" in said
     assert "While both run on 2 cores, the loader takes 1.14 and the loop 1.05 times as long as alone." in said
-    assert said.endswith("All this took 61.3 s.")
+    assert said.endswith("The examination took 61.3 s.")
     steady = [one for one in ceilings() if one.side != "stall"]
     assert "Predicted 3,120 images/s, measured 2,980 (+4.7 %)." in format_profile(profile(ceilings=steady))
 
@@ -108,16 +108,16 @@ def test_a_verdict_that_is_not_confirmed_says_so() -> None:
     found = profile()
     doubtful = found.verdict.model_copy(update={"confirmed": False, "unexplained": "9% is not explained."})
     said = format_profile(found.model_copy(update={"verdict": doubtful, "measured": 2500.0}))
-    assert "measured 2,500 (+24.8 %), stalls computed in both: not confirmed.\n9% is not explained.\n" in said
+    assert "measured 2,500 (+24.8 %), both with computed stalls: not confirmed.\n9% is not explained.\n" in said
     assert "measured?" in said
     assert not re.search(r"measured\?|computed\?", format_profile(found))
-    assert "Predicted 3,120 images/s; nothing was measured to confirm it." in format_profile(profile(measured=None))
+    assert "Predicted 3,120 images/s; no run was measured to confirm it." in format_profile(profile(measured=None))
 
 
 def test_runs_that_contradict_each_other_are_told() -> None:
     faster = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in runs()]
     said = format_profile(profile(runs=faster).doubted())
-    assert "measured 2,980 (+4.7 %), stalls computed in both: not confirmed.\nThe short runs" in said
+    assert "measured 2,980 (+4.7 %), both with computed stalls: not confirmed.\nThe short runs" in said
     assert "contradict each other by 4.8 times; other work on the machine" in said
     assert said.splitlines()[1].startswith("Not confirmed: The run is ")
     assert "contradict" not in format_profile(profile().doubted())
@@ -137,16 +137,19 @@ def test_every_override_can_be_copied() -> None:
     assert "  ... and 5 more, in the profile." in cut  # two lines each, and one for these words
     assert "knob 3" in cut
     assert "knob 4" not in cut
-    assert "No setting of the recipe is known to give more." in format_profile(profile(knobs=()))
+    assert "No other setting of the recipe is known to help." in format_profile(profile(knobs=()))
 
 
 def test_faults_stand_with_their_cures_and_the_rest_is_counted() -> None:
     said = format_profile(profile())
-    assert "Environment: 2 to mend; 2 more, with nothing to mend, in the profile\n  - OMP_NUM_THREADS is 1," in said
+    assert (
+        "Environment: 2 faults to fix; 2 more facts without a fault are in the profile\n  - OMP_NUM_THREADS is 1,"
+        in said
+    )
     assert "Unset it, or set it to 2." in said
     assert "AVX2" not in said
     well = tuple(one for one in profile().environment if not one.cure)
-    assert "Environment: nothing to mend; the profile says what was looked at (2)." in format_profile(
+    assert "Environment: no faults; the profile lists the 2 facts that were checked." in format_profile(
         profile(environment=well)
     )
     missing = tuple(f"thing {place}" for place in range(NOT_MEASURED + 3))

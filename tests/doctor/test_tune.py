@@ -57,7 +57,7 @@ def test_what_is_there_is_not_replaced(folder: Path) -> None:
     (folder / "some.tuned.yaml").write_text("mine")
     assert "exists" in refused("tune", recipe, status=2)
     assert (folder / "some.tuned.yaml").read_text() == "mine"
-    assert "nothing to allow" in refused("tune", recipe, "--allow", "everything", "--out", folder / "x.yaml", status=2)
+    assert "cannot be allowed" in refused("tune", recipe, "--allow", "everything", "--out", folder / "x.yaml", status=2)
     (folder / "taken.yaml").mkdir()
     taken = ("tune", recipe, "--out", folder / "taken.yaml", "--overwrite")
     assert "nothing can be written there" in refused(*taken, status=2)
@@ -133,7 +133,7 @@ def test_a_tuned_recipe_is_tuned_again_and_says_what_it_lost(folder: Path, monke
     text = before.replace(batch[0], f"batch: &b {batch[1]}  # a value that counts twice\n# Where.\nmicro_batch: *b")
     recipe.write_text(text)
     lost = tune.tune(recipe, ["batch=60"], say=say_nothing, overwrite=True)
-    assert lost.notes == ["1 of the recipe's lines of comments could not be kept, the first: # Where."]
+    assert lost.notes == ["1 comment line of the recipe could not be kept: # Where."]
     assert load(lost.written, (), TrainRecipe).recipe.micro_batch == int(batch[1])
 
 
@@ -142,7 +142,7 @@ def test_many_tries_need_no_more_than_one_examination(folder: Path, monkeypatch:
     bench = Bench(monkeypatch, [many], {})
     found = tune.tune(write_recipe(folder / "some.yaml"), [], say=say_nothing)
     assert len(found.tries) == 10 > tune.ROUNDS
-    assert found.to_text().endswith("some.tuned.yaml is the recipe as it was, with what was tried.")
+    assert found.to_text().endswith("some.tuned.yaml is the unchanged recipe, with the trials as comments.")
     assert len(bench.examined) == 1
 
 
@@ -200,7 +200,7 @@ def test_a_pack_that_has_no_room_is_a_note(folder: Path, monkeypatch: pytest.Mon
     (folder / "some.keep").mkdir()
     (folder / "some.keep" / "mine").touch()
     found = tune.tune(recipe, [], say=say_nothing, overwrite=True)
-    assert any("is there already" in note for note in found.notes)
+    assert any("exists already" in note for note in found.notes)
     assert (folder / "some.keep" / "mine").exists()
 
 

@@ -64,7 +64,7 @@ def test_a_loop_that_waits() -> None:
     assert found.wait_high is not None
     assert found.wait_low <= 17 / 27 <= found.wait_high
     assert sum(one.share for one in found.stages) == pytest.approx(1)
-    assert changes(found).startswith("DataLoader(..., num_workers=7, persistent_workers=True)\nmore of them only")
+    assert changes(found).startswith("DataLoader(..., num_workers=7, persistent_workers=True)\nadd workers only")
     assert "headway pack IMAGES PACKED" in changes(found)
     full = seen(series(wait=17, **WORK), dataclasses.replace(LOADER, cores=4))
     assert full.advice[0].why == "4 workers are too slow, on 4 cores"
@@ -92,7 +92,7 @@ def test_batches_that_come_late_now_and_then() -> None:
 def test_workers_that_bring_their_batches_together() -> None:
     found = seen(series(wait=np.where(np.arange(1, STEPS + 1) % 4 == 0, 60.0, 0.1), **WORK))
     (one,) = (one for one in found.patterns if one.kind == "workers")
-    assert one.sentence.startswith("one batch in 4 is waited for 60 ms, the others 0.1 ms: the 4 workers")
+    assert one.sentence.startswith("one batch in 4 makes the loop wait 60 ms, the others 0.1 ms: the 4 workers")
     assert changes(found).startswith("DataLoader(..., num_workers=7")
     other = dataclasses.replace(LOADER, torch_loader=False, workers=None)
     found = seen(series(wait=np.where(np.arange(1, STEPS + 1) % 3 == 0, 60.0, 0.1), **WORK), other)
@@ -134,7 +134,7 @@ def test_epochs_that_begin_slowly() -> None:
     assert "persistent" not in changes(seen(series(wait=0, **WORK), kept, starts))
     once = seen(series(wait=0, **WORK), starts=starts[:1])
     assert once.kind == "device limited", "the first epoch starts the process up, too"
-    assert any("no second one began" in one for one in once.unknown)
+    assert any("no second epoch began" in one for one in once.unknown)
 
 
 def test_stalls_and_what_they_are() -> None:
@@ -181,7 +181,7 @@ def test_too_few_steps_tell_nothing() -> None:
     firsts = series(50, index=np.zeros(50, np.int64), wait=100, **WORK)
     found = seen(firsts)
     assert (found.kind, found.steps, found.step_s) == (None, 0, None)
-    assert "0 steps were seen after 5 of warm-up" in found.to_text()
+    assert "0 steps were seen after 5 warm-up steps" in found.to_text()
     assert LoopObservation.model_validate(found.to_json()) == found
 
 
@@ -194,7 +194,10 @@ def test_another_thread_tells_nothing() -> None:
 
 def test_what_was_not_seen_is_said() -> None:
     found = seen(series(other=10))
-    assert any(one == "forward and backward and optimizer were not seen: in the stage other" for one in found.unknown)
+    assert any(
+        one == "forward and backward and optimizer were not seen: the time is in the stage other"
+        for one in found.unknown
+    )
     compiled = seen(series(**WORK), dataclasses.replace(LOADER, compiled=True))
     assert any("inside of compiled code" in one for one in compiled.unknown)
     found = seen(series(forward=5, optimizer=1))

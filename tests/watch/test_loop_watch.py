@@ -271,10 +271,10 @@ def test_bad_input_is_refused(hands: Hands) -> None:
         with pytest.raises(UsageError, match=r"^optimizer: .*torch\.optim\.Optimizer"):
             headway.watch.watch(loader, model, wrong)
     wrong = 5
-    with pytest.raises(UsageError, match=r"^loader: an object of type int gives no batches"):
+    with pytest.raises(UsageError, match=r"^loader: an object of type int is not iterable"):
         headway.watch.watch(wrong, model, optimizer)
     for wrong in (0, 2.5):
-        with pytest.raises(UsageError, match=r"^every: 'logging' is done every"):
+        with pytest.raises(UsageError, match=r"^every: .* is not a number of steps for 'logging'"):
             headway.watch.watch(loader, model, optimizer, every={"logging": wrong})
     with (
         headway.watch.watch(loader, model, optimizer) as seen,

@@ -207,7 +207,7 @@ def test_a_step_that_is_compiled_whole_stays_whole() -> None:
         for images, _ in seen.loader:
             forward(images).backward()
             optimizer.step()
-    assert "forward was not seen: in the stage other" in seen.verdict().unknown
+    assert "forward was not seen: the time is in the stage other" in seen.verdict().unknown
     torch._dynamo.reset()
 
 

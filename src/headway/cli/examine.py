@@ -29,7 +29,7 @@ def doctor(
     out: Annotated[Path | None, typer.Option(help="JSON profile to write; default RECIPE.profile.json.")] = None,
     page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Measure for half to two thirds of the time, less exactly.")
+        bool, typer.Option("--quick", help="Measure in half to two thirds of the time, less exactly.")
     ] = False,
     cold: Annotated[
         bool, typer.Option("--cold", help="Examine the first epoch, whose files are read from the disk.")
@@ -96,7 +96,7 @@ def tune(
     ] = "",
     out: Annotated[Path | None, typer.Option(help="Recipe to write; default RECIPE.tuned.yaml.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Measure for half to two thirds of the time, less exactly.")
+        bool, typer.Option("--quick", help="Measure in half to two thirds of the time, less exactly.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     as_json: Json = False,

@@ -32,13 +32,11 @@ def landscape(
         bool,
         typer.Option("--sharpness/--no-sharpness", help="Also compute Keskar's sharpness and eigenvalues."),
     ] = True,
-    epsilon: Annotated[float, typer.Option(help="Half-width of Keskar's box.")] = 1e-3,
+    epsilon: Annotated[float, typer.Option(help="Size of Keskar's box.")] = 1e-3,
     sets: Annotated[str, typer.Option(help="Data sets: both, train or eval.")] = "both",
     statistics: Annotated[
         str,
-        typer.Option(
-            help="Batch-norm statistics: keep, recompute, or auto (kept around a solution, otherwise recomputed)."
-        ),
+        typer.Option(help="Of batch norm: keep, recompute, or auto (keep around a solution, otherwise recompute)."),
     ] = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Page to write; default: landscape.html, in the run folder if there is one run.")

@@ -1,4 +1,4 @@
-"""`headway doctor --script train.py`: watches a user's own training script as it runs, without a change to it."""
+"""Watches a user's own training script as it runs, without changing it: `headway doctor --script train.py`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.signals import answered
 from headway.doctor.loop_observation import LoopObservation
 
-# That are watched unless the user says: whichever ends first.
+# Default limits of the watch: whichever is reached first.
 STEPS, SECONDS = 200, 60.0
-# That a script has to end after it was watched: it clears up, saves what it saves in `finally`.
+# Seconds that a script has to end after the watch, for its `finally` blocks.
 GRACE_S = 20.0
 POLL_S = 0.1
 
@@ -32,35 +31,39 @@ def watch_script(
     seconds: float | None = None,
     to_stderr: bool = False,
 ) -> LoopObservation:
-    """Runs a Python file in a process of its own and watches its first training loop over a torch DataLoader.
+    """Runs a Python file in its own process and watches its first training loop over a torch DataLoader.
 
-    The script is ended from inside of its loop once it was watched for long enough, as by an exception that it does
-    not catch; what it prints is passed on.
+    After the watch the script is ended from inside of its loop, as by an exception that it does not catch. Its output
+    is shown unchanged.
 
     Args:
-        steps, seconds: to watch, the first few steps left out; whichever ends first. Neither: 200 steps or 60 s.
-        to_stderr: what the script prints goes to standard error, as where standard output is for a result.
+        steps, seconds: length of the watch after warm-up, whichever ends first. Neither: 200 steps or 60 s.
+        to_stderr: send the script's output to standard error, because standard output is for a result.
 
     Raises:
         UsageError: there is no such Python file, or nothing to watch. UserCodeError: the script failed; its traceback
-        is on standard error. HeadwayError: it has no such loop.
+            is on standard error. HeadwayError: the script has no such loop.
     """
     path = Path(script).expanduser()
     if path.is_dir() or not path.is_file() or path.suffix != ".py":
         what = (
-            "this is a folder" if path.is_dir() else "this is no Python file" if path.is_file() else "there is no file"
+            "this is a folder"
+            if path.is_dir()
+            else "this is not a Python file"
+            if path.is_file()
+            else "there is no file"
         )
-        raise UsageError(what, where=str(script), fix="headway doctor --script train.py -- ARGUMENTS.")
+        raise UsageError(what, where=str(script), fix="Run: headway doctor --script train.py -- ARGUMENTS.")
     if steps is not None and steps < 1:
-        raise UsageError(f"{steps} steps are nothing to watch", where="--steps", fix="Give a number from 1 on.")
+        raise UsageError(f"{steps} steps cannot be watched", where="--steps", fix="Give 1 or more.")
     if seconds is not None and not 0 < seconds < float("inf"):
-        raise UsageError(f"{seconds:g} seconds are nothing to watch", where="--seconds", fix="Give a number above 0.")
+        raise UsageError(f"{seconds:g} seconds cannot be watched", where="--seconds", fix="Give a number above 0.")
     if steps is None and seconds is None:
         steps, seconds = STEPS, SECONDS
     with tempfile.TemporaryDirectory(prefix="headway-doctor-") as folder:
         result = Path(folder) / "observed.json"
         limits = json.dumps({"steps": steps, "seconds": seconds})
-        # -P: a script's folder is found first, as ever, and the folder that this was called in is not.
+        # -P keeps the current folder off sys.path; the child adds the folder of the script, as Python does.
         module = "headway.watch.script_child"
         command = [sys.executable, "-P", "-m", module, str(result), limits, str(path), *arguments]
         status = _wait_for_result(command, result, 2 if to_stderr else None)
@@ -68,7 +71,7 @@ def watch_script(
     if "observed" in said:
         return LoopObservation.model_validate(said["observed"])
     if "missing" in said:
-        fix = "Wrap what your loop is over: headway.watch.watch(loader, model, optimizer)."
+        fix = "Wrap the loader of your loop yourself: headway.watch.watch(loader, model, optimizer)."
         raise HeadwayError(said["missing"], where=str(script), fix=fix)
     if "failed" in said:
         raise UserCodeError(said["failed"], where=str(script))
@@ -77,8 +80,9 @@ def watch_script(
 
 
 def _wait_for_result(command: Sequence[str], result: Path, stdout: int | None) -> int:
-    """Exit status of the child, which is ended where it has told its result and goes on."""
-    with answered(_raise_interrupt, signal.SIGTERM):
+    """Returns the exit status of the child, which is ended if it goes on after it has written its result."""
+    # SIGTERM raises KeyboardInterrupt, so the `finally` below ends the child in both cases.
+    with answered(signal.default_int_handler, signal.SIGTERM):
         process = subprocess.Popen(command, stdout=stdout)
         told: float | None = None
         try:
@@ -97,7 +101,3 @@ def _wait_for_result(command: Sequence[str], result: Path, stdout: int | None) -
                     process.kill()
             process.wait()
     return process.returncode
-
-
-def _raise_interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -344,7 +344,9 @@ def _note_lost_comments(recipe: Path, text: str) -> list[str]:
     """Returns a note if comment lines of the recipe are missing in a text."""
     lines = [line.strip() for line in read_text(recipe).splitlines()]
     lost = [line for line in lines if line.startswith("#") and line not in text]
-    return [f"{len(lost)} comment lines of the recipe could not be kept, the first: {lost[0]}"] if lost else []
+    return (
+        [f"{len(lost)} comment line{'s'[: len(lost) > 1]} of the recipe could not be kept: {lost[0]}"] if lost else []
+    )
 
 
 def _format_evidence(recipe: Path, found: TuneResult) -> str:

@@ -122,7 +122,7 @@ def _find_patterns(
 
 
 def _describe_workers(one: Recurring, workers: int | None) -> str:
-    what = f"the loop waits for one batch in {one.period} {_compare_times(one)}"
+    what = f"one batch in {one.period} makes the loop wait {_compare_times(one)}"
     if workers is None:
         return f"{what}, as if {one.period} workers delivered at the same time"
     return f"{what}: the {workers} workers deliver at the same time, and are too slow"
