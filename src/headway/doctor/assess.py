@@ -78,32 +78,28 @@ class AccuracyGoal:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """Result of an assessment.
+    """Result of an assessment."""
 
-    Attributes:
-        passed: at one moment within the time, the newest accuracy of each kind was at its target or above, and the
-            script did not fail.
-        why: a sentence.
-        seconds: run time of the script. reached_s: time until all targets were reached at once; None: never.
-        first_s: time until each target was reached, whatever the other one was then.
-        ended: `itself`, `time` (the time was up), or `reached` (stopped by `--stop`).
-        status: exit status of the script; negative: the signal that ended it.
-        unclear: the first line with an accuracy that does not say whether it is training or validation.
-        kept_on: `--stop` was given and the script passed, but it was not stopped because the scale was unknown.
-    """
-
+    # At one moment within the time, the newest accuracy of each kind was at its target or above, and the script did not
+    # fail.
     passed: bool
     why: str
     goal: AccuracyGoal
     seconds: float
+    # Time until all targets were reached at once; None: never.
     reached_s: float | None
+    # Time until each target was reached, whatever the other one was then.
     first_s: dict[AccuracyKind, float | None]
     best: dict[AccuracyKind, float | None]
     last: dict[AccuracyKind, float | None]
     readings: dict[AccuracyKind, int]
+    # `itself`, `time` (the time was up), or `reached` (stopped by `--stop`).
     ended: str
+    # Exit status of the script; negative: the signal that ended it.
     status: int
+    # The first line with an accuracy that does not say whether it is training or validation.
     unclear: str | None
+    # `--stop` was given and the script passed, but it was not stopped because the scale was unknown.
     kept_on: bool
 
     def to_json(self) -> dict[str, Any]:

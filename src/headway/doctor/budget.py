@@ -12,21 +12,21 @@ from typing import final
 @final
 @dataclass(frozen=True)
 class Budget:
-    """Seconds that measurements may take; most need less.
+    """Seconds that measurements may take; most need less."""
 
-    Attributes:
-        each: one stage. passes: forward and backward with several batch sizes. side: one thread count, or one changed
-            stage. whole: one run of the whole job. tries: all changed settings together.
-        wall: everything, from the start of the process; measurements that no longer fit are left out.
-        step: longest step; if a step takes longer, the batch is reduced.
-    """
-
+    # Each single stage.
     each: float
+    # Forward and backward with several batch sizes.
     passes: float
+    # One thread count, or one changed stage.
     side: float
+    # One run of the whole job.
     whole: float
+    # All changed settings together.
     tries: float
+    # Limit of everything, from the start of the process; measurements that no longer fit are left out.
     wall: float = inf
+    # Longest step; if a step takes longer, the batch is reduced.
     step: float = inf
 
     def list_parts(self) -> dict[str, float]:

@@ -24,15 +24,12 @@ PLAIN: dict[str, Any] = {"crop": CropRecipe(), "flip": False, "translate": 0}
 @final
 @dataclass(frozen=True)
 class LoaderMeasurement:
-    """Rate and stages of a loader.
-
-    Attributes:
-        seconds: of a sample by stage; they add up to 1 / rate.
-        record_bytes: of one sample. threads: decoding threads. batches: number of batches read.
-    """
+    """Rate and stages of a loader."""
 
     rate: Rate
+    # Seconds of a sample by stage; they add up to 1 / rate.
     seconds: Mapping[str, float]
+    # Mean of one sample.
     record_bytes: float
     threads: int
     batches: int

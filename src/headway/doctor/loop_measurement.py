@@ -46,18 +46,16 @@ READS = 200
 @final
 @dataclass(frozen=True)
 class LoopMeasurement:
-    """Rate and stages of a training loop.
-
-    Attributes:
-        seconds: of a sample by stage; they add up to 1 / rate.
-        launch: seconds of forward and backward by number of samples, without the user's own lines.
-        syncs: of a step. code: the user's lines by stage, the longest first.
-    """
+    """Rate and stages of a training loop."""
 
     rate: Rate
+    # Seconds of a sample by stage; they add up to 1 / rate.
     seconds: Mapping[str, float]
+    # Seconds of forward and backward by number of samples, without the user's own lines.
     launch: Mapping[int, float]
+    # Counts of one step.
     syncs: SyncCounts
+    # The user's lines by stage, the longest first.
     code: Mapping[str, tuple[Code, ...]] = field(default_factory=dict)
 
 

@@ -20,43 +20,40 @@ PatternKind = Literal["workers", "first batch", "period", "drift", "slow rank"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class LoopFacts:
-    """Facts about a loop apart from its times.
+    """Facts about a loop apart from its times."""
 
-    Attributes:
-        device: its type, as torch names it.
-        samples: of a batch. batches: of an epoch.
-        torch_loader: the loader is a torch DataLoader; otherwise the next four are unknown.
-        workers: processes; 0: the loop makes its batches itself.
-        prefetch: batches prefetched by each worker.
-        cores: usable by this process: its affinity and its control group's quota, divided by the ranks.
-        threads: of torch.
-        compiled: the network, or one of them.
-        autocast: lower precision was on in a forward pass; None: no forward pass was seen.
-        bf16: the device has bf16 units.
-        fusable: the optimizer has a fused form and does not use it.
-        exchange: what the ranks exchange, and in which stages; empty: one process, or the network is not shared.
-        elsewhere: another thread than the training thread asks for the batches.
-        every: known intervals in steps, by name.
-        places: code that read values, with the number of reads, the most frequent first.
-    """
-
+    # Device type, as torch names it.
     device: str
+    # Samples of a batch, and batches of an epoch.
     samples: int | None = None
     batches: int | None = None
+    # The loader is a torch DataLoader; otherwise the next four are unknown.
     torch_loader: bool = False
+    # Worker processes; 0: the loop makes its batches itself.
     workers: int | None = None
     persistent: bool = False
     pinned: bool = False
+    # Batches prefetched by each worker.
     prefetch: int | None = None
+    # Cores that this process may use: its affinity and its control group's quota, divided by the ranks.
     cores: int = 1
+    # Threads of torch.
     threads: int = 1
+    # True: at least one of the networks is compiled.
     compiled: bool = False
+    # Lower precision was on in a forward pass; None: no forward pass was seen.
     autocast: bool | None = None
+    # The device has bf16 units.
     bf16: bool = False
+    # The optimizer has a fused form and does not use it.
     fusable: bool = False
+    # What the ranks exchange, and in which stages; empty: one process, or the network is not shared.
     exchange: str = ""
+    # Another thread than the training thread asks for the batches.
     elsewhere: bool = False
+    # Known intervals in steps, by name.
     every: tuple[tuple[str, int], ...] = ()
+    # Code that read values, with the number of reads, the most frequent first.
     places: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -69,10 +66,10 @@ class LoopFacts:
 class StageTime(Record):
     """One stage of a step."""
 
+    # wait, first batch, forward, loss, backward, optimizer, other.
     stage: str
-    """wait, first batch, forward, loss, backward, optimizer, other."""
+    # Mean of a step; time that occurs once an epoch is spread over its steps.
     seconds: float = Field(ge=0)
-    """Mean of a step; time that occurs once an epoch is spread over its steps."""
     share: float = Field(ge=0)
 
 
@@ -82,8 +79,8 @@ class LoopPattern(Record):
 
     kind: PatternKind
     sentence: str
+    # Probability of seeing it by chance; None: it was counted, not tested.
     p_value: float | None
-    """Probability of seeing it by chance; None: it was counted, not tested."""
 
 
 @final
@@ -91,8 +88,8 @@ class Advice(Record):
     """A change to make, with the reason."""
 
     why: str
+    # The exact change.
     change: str
-    """The exact change."""
 
 
 @final
@@ -102,8 +99,8 @@ class RankTime(Record):
     rank: int
     step_s: float
     p99_s: float
+    # Without backward, in which the ranks wait for each other.
     own_s: float
-    """Without backward, in which the ranks wait for each other."""
 
 
 @final
@@ -111,47 +108,47 @@ class LoopObservation(Record):
     """Observations of a training loop, and its limit."""
 
     version: Literal[1] = 1
+    # None: unknown.
     kind: Kind | None
-    """None: unknown."""
     sentence: str
+    # Upper bound of the speed-up if the limit cost nothing; None: unknown.
     gain: float | None = Field(default=None, ge=1)
-    """Upper bound of the speed-up if the limit cost nothing; None: unknown."""
     device: str
+    # Counted steps, without warm-up.
     steps: int = Field(ge=0)
-    """Counted steps, without warm-up."""
     warm_up_steps: int = Field(ge=0)
+    # Loops over the loader that ended or were left.
     epochs: int = Field(ge=0)
-    """Loops over the loader that ended or were left."""
+    # Samples.
     batch: int | None
-    """Samples."""
+    # Mean, including the first batches of epochs.
     step_s: float | None
-    """Mean, including the first batches of epochs."""
     p99_s: float | None
     samples_s: float | None
     wait_share: float | None
     wait_low: float | None
+    # 95 % interval of the share.
     wait_high: float | None
-    """95 % interval of the share."""
     stages: tuple[StageTime, ...] = ()
+    # Extra seconds of an epoch's first batch over any other batch's wait.
     first_batch_s: float | None = None
-    """Extra seconds of an epoch's first batch over any other batch's wait."""
+    # Between two loops over the loader: evaluation, checkpoints. Not contained in any share.
     between_epochs_s: float | None = None
-    """Between two loops over the loader: evaluation, checkpoints. Not contained in any share."""
+    # Host-device syncs per step; None: the device is the host.
     syncs: float | None = None
-    """Host-device syncs per step; None: the device is the host."""
+    # Share of the time.
     sync_share: float | None = None
-    """Share of the time."""
+    # Values of host tensors that Python read per step.
     reads: float | None = None
-    """Values of host tensors that Python read per step."""
+    # Code that read the first of these values, the most frequent first: `item at train.py:41`.
     read_at: tuple[str, ...] = ()
-    """Code that read the first of these values, the most frequent first: `item at train.py:41`."""
+    # Share of steps in which the device was idle when a batch came; None: unknown.
     starved: float | None = None
-    """Share of steps in which the device was idle when a batch came; None: unknown."""
     patterns: tuple[LoopPattern, ...] = ()
     advice: tuple[Advice, ...] = ()
     ranks: tuple[RankTime, ...] = ()
+    # Facts that could not be determined or separated.
     unknown: tuple[str, ...] = ()
-    """Facts that could not be determined or separated."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record as JSON data."""

@@ -38,37 +38,36 @@ LEAST_COMPARED = 10
 @final
 @dataclass(frozen=True, kw_only=True)
 class LoopCosts:
-    """Shares of the time of the counted steps.
+    """Shares of the time of the counted steps."""
 
-    Attributes:
-        steps: those that have a batch before them in their epoch.
-        step_s: mean of a step, first batches of epochs spread over it. p99_s: without these.
-        stages: all that were seen.
-        wait, low, high: share of waiting for batches, and its 95 % interval.
-        first_s: extra seconds of an epoch's first batch and end over a usual wait; None: only one epoch began. first:
-            its share; 0 if the length of an epoch is unknown.
-        stall: share of the extra time of long steps over the median. stalls: their number. stalled: their main stage.
-        exchange: share of the gradient exchange that backward waits for; None: unknown.
-        syncs: host-device syncs a step. sync: share of the time in them.
-        drained, starved: share of steps in which the device was idle when a batch was asked for, and when it came;
-            None: unknown.
-    """
-
+    # Steps that have a batch before them in their epoch.
     steps: int
+    # Mean of a step, first batches of epochs spread over it.
     step_s: float
+    # 99th percentile, without first batches.
     p99_s: float
     stages: tuple[StageTime, ...]
+    # wait, low, high: share of waiting for batches, and its 95 % interval.
     wait: float
     low: float
     high: float
+    # Extra seconds of an epoch's first batch and end over a usual wait; None: only one epoch began.
     first_s: float | None
+    # Share of `first_s`; 0 if the length of an epoch is unknown.
     first: float
+    # Share of the extra time of long steps over the median.
     stall: float
+    # Number of long steps, and the stage that most of their extra time is in.
     stalls: int
     stalled: str
+    # Share of the gradient exchange that backward waits for; None: unknown.
     exchange: float | None
+    # Host-device syncs a step.
     syncs: float
+    # Share of the time in host-device syncs.
     sync: float
+    # drained, starved: share of steps in which the device was idle when a batch was asked for, and when it came; None:
+    # unknown.
     drained: float | None
     starved: float | None
 
@@ -80,10 +79,13 @@ class LoopCosts:
 @final
 @dataclass(frozen=True)
 class LoopVerdict:
-    """Attributes: kind: None: unknown. sentence: without the kind, and without a full stop. gain: upper bound."""
+    # None: unknown.
+    """The limit of a watched loop."""
 
     kind: Kind | None
+    # Without the kind, and without a full stop.
     sentence: str
+    # Upper bound of the speed-up; None: unknown.
     gain: float | None
 
 

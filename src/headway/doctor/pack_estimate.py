@@ -57,8 +57,9 @@ THEN = " && "
 @final
 @dataclass(frozen=True)
 class PackCommand:
-    """A pack that a recipe could train on. Attributes: source: as the command takes it. folder: the pack."""
+    """A pack that a recipe could train on."""
 
+    # The set to pack, as the command takes it, and the folder of the pack.
     source: str
     folder: Path
     mode: Mode

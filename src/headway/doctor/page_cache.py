@@ -64,17 +64,14 @@ _Ranges = Mapping[Path, list[tuple[int, int]]]
 @final
 @dataclass(frozen=True)
 class Eviction:
-    """Result of dropping files from the page cache.
+    """Result of dropping files from the page cache."""
 
-    Attributes:
-        held: less than COLD of the files lies in memory now.
-        before, after: share in memory before and now; None: unknown.
-        note: why it did not hold; empty: it did.
-    """
-
+    # Less than COLD of the files lies in memory now.
     held: bool
+    # before, after: share in memory before and now; None: unknown.
     before: float | None
     after: float | None
+    # Why the files stayed in memory; empty: they did not.
     note: str
 
 

@@ -210,13 +210,16 @@ def _measure_single_process(loaded: Loaded[TrainRecipe], limit_s: float, side_s:
 @final
 @dataclass(frozen=True)
 class _StepTimes:
-    """Times of a step. Attributes: alone: seconds of each rank, as if there were no others. middle: the median rank.
-    slow: extra time of the slowest. step: all together. exposed: part of `step` that the rest does not explain."""
+    """Times of a step."""
 
+    # Seconds of a step of each rank, as if there were no others.
     alone: list[float]
+    # Seconds of the median rank, and the extra time of the slowest one.
     middle: float
     slow: float
+    # Seconds of a step of all ranks together.
     step: float
+    # Part of `step` that the rest does not explain.
     exposed: float
 
     @staticmethod

@@ -55,36 +55,37 @@ GAIN = 1.01
 @final
 @dataclass(frozen=True)
 class JointRate:
-    """Attributes: rate: images/s of all ranks. steps: number of timed steps."""
+    # Images/s of all ranks.
+    """Rate of all ranks together."""
 
     rate: Rate
+    # Number of timed steps.
     steps: int
 
 
 @final
 @dataclass(frozen=True)
 class ExchangeMeasurement:
-    """The sums of a step with nothing else running.
+    """The sums of a step with nothing else running."""
 
-    Attributes:
-        seconds: of a step's sums. bytes: of its buckets. latency_s: of the sum of a few bytes.
-        buckets: their number. algorithm: of most of them.
-    """
-
+    # Seconds of all sums of a step, and the bytes of its buckets.
     seconds: float
     bytes: int
+    # Seconds of the sum of a few bytes.
     latency_s: float
     buckets: int
+    # The algorithm of most buckets.
     algorithm: str
 
 
 @final
 @dataclass(frozen=True)
 class CommTrial:
-    """Attributes: gain: speed-up of steps with ready batches."""
+    """A change of the communication that was faster."""
 
     name: str
     override: str
+    # Speed-up of steps with ready batches.
     gain: float
 
 

@@ -21,10 +21,13 @@ SETTLED = 2
 @final
 @dataclass(frozen=True)
 class Stall:
-    """Attributes: once_s: seconds of one. every: samples between two. how: it was measured."""
+    # Seconds of one.
+    """Work between steps that holds the run up."""
 
     once_s: float
+    # Samples between two.
     every: float
+    # It was measured.
     how: str
 
     @property

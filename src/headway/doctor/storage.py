@@ -71,41 +71,33 @@ _LIBC.pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_
 @final
 @dataclass(frozen=True)
 class StorageRate:
-    """Rate of a storage.
-
-    Attributes:
-        images_s: records a second.
-        bytes_s: bytes of these records a second.
-        latency_s: median of a single record; None: not measured.
-        cold: the records were checked not to be in memory (remote set: not in the cache folder).
-        note: what was measured, and what it leaves out.
-    """
+    """Rate of a storage."""
 
     images_s: Rate
     bytes_s: float
+    # Median latency of a single record; None: not measured.
     latency_s: float | None
+    # The records were checked not to be in memory (remote set: not in the cache folder).
     cold: bool
+    # What was measured, and what it leaves out.
     note: str
 
 
 @final
 @dataclass(frozen=True)
 class StorageLocation:
-    """Location and size of a data set.
+    """Location and size of a data set."""
 
-    Attributes:
-        at: its folder or address.
-        mount: of its folder; None: it is remote, or the kernel does not say.
-        files: number of files; 0 if remote.
-        bytes: of all records. record_bytes: mean of one.
-        resident: share in memory, by a sample; None: unknown.
-    """
-
+    # Folder or address.
     at: str
+    # File system of the folder; None: it is remote, or the kernel does not say.
     mount: Mount | None
+    # Number of files; 0 if remote.
     files: int
+    # Bytes of all records, and the mean of one.
     bytes: int
     record_bytes: float
+    # Share in memory, by a sample; None: unknown.
     resident: float | None
 
 

@@ -41,16 +41,14 @@ EMPTY_CALLS = 99
 @final
 @dataclass
 class LineCounts:
-    """Mean calls of one of the user's lines in a step.
+    """Mean calls of one of the user's lines in a step."""
 
-    Attributes:
-        reads: tensor values read. operations: of torch, reads included. operation_s: processor seconds of these.
-        calls: seconds of waiting in functions that sleep or take a lock, and all seconds of functions that use a file.
-    """
-
+    # Tensor values that the line reads.
     reads: float = 0.0
+    # Operations of torch, reads included, and their processor seconds.
     operations: float = 0.0
     operation_s: float = 0.0
+    # Seconds of waiting in functions that sleep or take a lock, and all seconds of functions that use a file.
     calls: dict[Waits, float] = field(default_factory=dict)
 
 

@@ -39,10 +39,10 @@ class StageRate:
 
     name: str
     side: Side
+    # Of all ranks together.
     images_s: float
-    """Of all ranks together."""
+    # True: it stands for all stages of its side.
     several: bool
-    """True: it stands for all stages of its side."""
 
 
 def compute_stage_rates(profile: Profile) -> list[StageRate]:

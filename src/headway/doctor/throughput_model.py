@@ -28,14 +28,11 @@ def compute_seconds_together(input_alone: float, loop_alone: float, input_beside
 @final
 @dataclass(frozen=True)
 class ThroughputModel:
-    """Predicts images/s of the whole job.
+    """Predicts images/s of the whole job."""
 
-    Attributes:
-        seconds: of a sample, by side and stage.
-        input_slower, loop_slower: slow-down factor of each side while the other one runs.
-    """
-
+    # Seconds of a sample, by side and stage.
     seconds: Mapping[str, Mapping[str, float]]
+    # input_slower, loop_slower: slow-down factor of each side while the other one runs.
     input_slower: float
     loop_slower: float
 

@@ -49,15 +49,17 @@ ROUNDS = 6
 @final
 @dataclass(frozen=True)
 class TuneTrial:
-    """A knob that was applied. Attributes: before, after: images/s, in turns. kept: it helped beyond the noise."""
+    """A knob that was applied."""
 
     override: str
     name: str
     predicted: float
+    # before, after: images/s, in turns.
     before: float
     after: float
     low: float
     high: float
+    # True: it helped beyond the noise.
     kept: bool
     why: str
 
@@ -70,10 +72,11 @@ class TuneTrial:
 @final
 @dataclass
 class TuneResult:
-    """Result of `tune`. Attributes: before, after: images/s of the recipe as it was and as it is written."""
+    """Result of `tune`."""
 
     recipe: Path
     written: Path
+    # before, after: images/s of the recipe as it was and as it is written.
     before: Rate | None = None
     after: Rate | None = None
     tries: list[TuneTrial] = field(default_factory=list)

@@ -19,12 +19,13 @@ MOST_STEPS = 200
 @final
 @dataclass(frozen=True)
 class WholeJobRun:
-    """Attributes: wait_share: share of the time in which the loop waited for batches. laps: seconds of a sample by
-    stage."""
+    """A short run of the whole job."""
 
     rate: Rate
     steps: int
+    # Share of the time in which the loop waited for batches.
     wait_share: float
+    # Seconds of a sample by stage.
     laps: Mapping[str, float]
 
 
