@@ -38,7 +38,7 @@ def runs() -> tuple[WholeRun, ...]:
         ),
         WholeRun(
             name="replay", steps=0, images_s=rate(4100), predicted=4158, wait_share=0.0,
-            note="the loop, with batches that are there already",
+            note="the loop, with ready batches",
         ),
         WholeRun(
             name="warm", steps=140, images_s=rate(3040), predicted=3182, wait_share=0.313,

@@ -50,6 +50,7 @@ def doctor(
         if recipe is not None and recipe.endswith((".yaml", ".yml")) and "--" not in sys.argv:
             fix = "Run headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
             raise UsageError("the doctor examines a recipe or a script, not both", where=recipe, fix=fix)
+        # Imports stand inside of the verbs: torch takes seconds to load, and --help must not.
         from headway.doctor.script_watch import watch_script
 
         arguments = [*([] if recipe is None else [recipe]), *(overrides or ())]
@@ -61,12 +62,13 @@ def doctor(
         raise UsageError("doctor needs a recipe", fix=fix)
     if steps is not None:
         raise UsageError("--steps only works with --script", fix="Leave it out.")
+    # An examination takes minutes: refuse a path that cannot be written before it begins.
     out = out or Path(f"{Path(recipe).stem}.profile.json")
     writable(out, page)
     from headway.doctor.terminal_text import format_profile
 
     if procs is not None or hosts is not None:
-        from headway.doctor.rank_examination import examine_ranks as examine_ranks
+        from headway.doctor.rank_examination import examine_ranks
 
         if cold:
             fix = "Leave one of them out."
@@ -83,6 +85,7 @@ def doctor(
 
         pages.write_page(found, page)
     written = f"Wrote {out}{f' and {page}' if page else ''}."
+    # With --json standard output holds the profile alone; `say` goes to standard error.
     if as_json:
         say(written)
     show(found.model_dump(mode="json"), as_json, f"{format_profile(found, blocks=_shows_blocks())}\n\n{written}")
@@ -101,8 +104,7 @@ def tune(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Try settings that make a recipe faster without changing its mathematics, and write those that help, with the
-    evidence.
+    """Try settings that make a recipe faster without changing its mathematics, and write those that help.
 
     A lossless pack of the training set may be made for a trial, in a folder beside the recipe (RECIPE.seekable or
     RECIPE.keep). It stays if it helps.

@@ -49,6 +49,7 @@ def landscape(
     from headway.report.landscape import Options
     from headway.report.landscape import landscape as run
 
+    # Measuring takes minutes: refuse a path that cannot be written before it begins.
     writable(out)
     options = Options(
         plane=plane,
@@ -94,10 +95,12 @@ def assess(
         AccuracyParser(train_pattern, val_pattern, scale),
     )
 
+    # With --json, standard output is for the result: the script's own output moves to standard error.
     def echo(piece: str, error: bool) -> None:
         print(piece, end="", file=sys.stderr if error or as_json else sys.stdout, flush=True)
 
     found = run(build_command(script, arguments or ()), goal, scores, echo=echo, stop_when_reached=stop)
     show(found.to_json(), as_json, format_assessment(found))
     if not found.passed:
+        # Exit status 1 lets a shell script or CI react to a failed assessment.
         raise typer.Exit(1)

@@ -119,6 +119,7 @@ def _check_libjpeg(host: HostFiles) -> Findings:
 def check_storage(host: HostFiles, recipe: TrainRecipe, dataset: Dataset) -> Findings:
     place = describe_location(dataset, host.root / "proc/self/mountinfo")
     mount, holds = place.mount, _describe_records(place)
+    # Loose files cost an `open` each; shards are opened once.
     loose = isinstance(dataset.source, LooseFiles)
     if isinstance(dataset.source, RemoteShards):
         yield report_fine(f"The data are at {place.at} ({holds}); data.cache decides whether they are kept locally.")

@@ -43,11 +43,11 @@ from headway.train.runs import load_recipe
 
 # Least number of steps of a short run and of a first-epoch run; if they do not fit into the time, the run is left out.
 RUN_STEPS, COLD_STEPS = 3, 3
-WANTING = "for want of time"
+WANTING = "no time left"
 # Notes on runs without a loader.
 NOTES = {
-    "synthetic": "the loop, with one batch of noise again and again",
-    "replay": "the loop, with batches that are there already",
+    "synthetic": "the loop, with noise images",
+    "replay": "the loop, with ready batches",
 }
 # Lines of the user's that a row of the table names.
 NAMED = 3
@@ -245,7 +245,6 @@ class _Examination:
         ]
 
     def _measure_stalls(self) -> list[Ceiling]:
-        """Measures evaluations and checkpoints."""
         found = dict[str, Any]()
         found["evaluate"] = measure_evaluation(self._job, limit_s=self._allot("evaluate"))
         found["checkpoint"] = measure_checkpoint(self._job, limit_s=self._allot("checkpoint"))

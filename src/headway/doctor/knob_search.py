@@ -62,7 +62,8 @@ CHECKPOINT_COST = "more steps lost in a crash"
 
 @final
 class KnobSearch:
-    """Searches for settings that make a recipe faster. Attributes: missing: what was not tried, and why."""
+    """Searches for settings that make a recipe faster. `missing` lists settings that were not tried, with the
+    reason."""
 
     def __init__(
         self,
@@ -324,7 +325,6 @@ class KnobSearch:
         return self._scale_input(now.rate.value / other.rate.value, read)
 
     def _suggest_smaller_images(self) -> Iterator[Knob]:
-        """Measures loader and loop with smaller images."""
         job, options = self._job, self._job.setup.recipe.data
         height, width = job.setup.inputs.size
         side = choose_smaller_side(height)
@@ -349,7 +349,6 @@ class KnobSearch:
         yield self._build_knob(name, cures, changes, changed, measured=True, exact=False, cost=PIXELS_COST)
 
     def _suggest_loop(self, device: torch.device) -> Iterator[Knob]:
-        """Measures the loop with other precisions, memory formats and batches."""
         if not self._is_worth_trying("loop"):
             return
         recipe, job = self._job.setup.recipe, self._job
@@ -379,14 +378,13 @@ class KnobSearch:
             yield self._build_knob("fewer records", "log", {"log_every_steps": 50}, changed, measured=False)
 
     def _suggest_larger_batch(self, changes: Mapping[str, Any]) -> Iterator[Knob]:
-        """Measures loader, loop and hand-over with a larger batch."""
         text = format_override(changes)
         if self._is_out_of_time(text, 4 * self._side_s):
             return
 
         seen = list[tuple[LoaderMeasurement, Together]]()
 
-        def look(other: MeasurementJob, rate: float) -> None:
+        def measure_input(other: MeasurementJob, rate: float) -> None:
             loader = self._job.setup.inputs.loader
             if self._fed is None or loader is None:
                 return
@@ -394,7 +392,7 @@ class KnobSearch:
             both = measure_contention(other, 1 / into.rate.value, 1 / rate, limit_s=self._side_s, tier=loader.tier)
             seen.append((into, add_handover(both, measure_handover(other, 1 / rate, limit_s=self._side_s))))
 
-        ratio = self._measure_ratio(text, changes, look=look)
+        ratio = self._measure_ratio(text, changes, measure_also=measure_input)
         if ratio is None:
             return
         changed = self._model.with_seconds(self._scale_loop(ratio))
@@ -459,13 +457,13 @@ class KnobSearch:
         changes: Mapping[str, Any],
         *,
         batches: Sequence[Batch] | None = None,
-        look: Callable[[MeasurementJob, float], None] | None = None,
+        measure_also: Callable[[MeasurementJob, float], None] | None = None,
         say: Say = say_nothing,
     ) -> float | None:
         """Returns the loop's time with other values over its time without; None: it failed, and `missing` says why.
 
         Args:
-            batches: to be replayed; None: the job's own. look: called with the changed job and the images/s of its
+            batches: to be replayed; None: the job's own. measure_also: called with the changed job and the images/s of its
                 loop.
         """
         self._say(f"Trying {text}.")
@@ -479,8 +477,8 @@ class KnobSearch:
             if batches is not None:
                 other.replace_batches(list(batches))
             found = measure_loop_rate(other, limit_s=self._side_s)
-            if look is not None:
-                look(other, found.value)
+            if measure_also is not None:
+                measure_also(other, found.value)
         except Exception as error:
             # A trial may fail in many ways, such as a missing compiler or too little memory; the others go on.
             first = (str(error).strip().splitlines() or [""])[0]

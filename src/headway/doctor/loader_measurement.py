@@ -54,12 +54,12 @@ def measure_loader(
         count, rates = first.batches, list[float]()
         parts: list[LoaderMeasurement] = []
 
-        def window() -> float:
+        def measure_window() -> float:
             parts.append(_measure_batches(job, limit_s=limit_s, most=count, options=options))
             rates.append(parts[-1].rate.value)
             return rates[-1]
 
-        rate = measure_rate(window, limit_s=limit_s)
+        rate = measure_rate(measure_window, limit_s=limit_s)
         stages = {name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds}
         scale = 1 / rate.value / max(sum(stages.values()), 1e-12)
         last = parts[-1]

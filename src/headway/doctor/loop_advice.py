@@ -48,6 +48,7 @@ class LoopAdviser:
             "launch limited": self._advise_launch,
             "device limited": self._advise_device,
         }
+        # The limit comes first; the other parts follow in the order in which they usually matter.
         first = parts.get(self._kind or "", self._advise_input)
         for part in (first, *(other for other in parts.values() if other != first)):
             part()
@@ -68,7 +69,6 @@ class LoopAdviser:
             self._add(why, "DataLoader(..., pin_memory=True), and batch.to(device, non_blocking=True)")
 
     def _advise_workers(self, workers: int) -> None:
-        """Advises on the workers of a torch DataLoader."""
         found, facts = self._found, self._facts
         most = max(1, facts.cores - 1)
         if not workers:
@@ -79,6 +79,7 @@ class LoopAdviser:
             self._add(why, f"DataLoader(..., num_workers={number}, persistent_workers=True)")
             return
         if self._bursts:
+            # Only the queue is too short, so deeper prefetch helps and more workers do not. torch's default is 2.
             ahead = 2 * (facts.prefetch or 2)
             self._add("most batches come in time, but some come late", f"DataLoader(..., prefetch_factor={ahead})")
             return
@@ -86,6 +87,7 @@ class LoopAdviser:
         why = f"{workers} {'worker is' if workers == 1 else 'workers are'} too slow, on {facts.cores} cores"
         if workers < most:
             self._add(why, f"DataLoader(..., num_workers={min(most, number)}, persistent_workers=True)")
+        # More workers than cores only help while they wait for storage.
         if number > most:
             more = "add workers only if they wait for storage; otherwise make a batch cheaper"
             pack = "headway pack IMAGES PACKED, and headway.Loader(headway.open(PACKED), batch=...)"

@@ -253,7 +253,7 @@ def build_pass(job: MeasurementJob, batch: Batch) -> Callable[[], int]:
     weights = torch.full((len(images),), 1 / len(images), device=setup.device)
     parameters = [value for value in setup.model.parameters() if value.requires_grad]
 
-    def run() -> int:
+    def run_pass() -> int:
         for part, some, weight in divided(setup, images, labels, weights):
             with setup.precision.autocast():
                 outputs = setup.forward(part)
@@ -263,7 +263,7 @@ def build_pass(job: MeasurementJob, batch: Batch) -> Callable[[], int]:
         wait()
         return len(images)
 
-    return run
+    return run_pass
 
 
 def compute_intercept(seconds: Mapping[int, float]) -> float:
@@ -310,7 +310,7 @@ def _measure_transform_share(job: MeasurementJob, *, limit_s: float) -> float:
     assert transform is not None
     least = choose_window_s()
 
-    def window() -> float:
+    def measure_window() -> float:
         spent, begun = 0.0, perf_counter()
         while True:
             images, labels = augmented(setup, batch, keys)
@@ -325,4 +325,4 @@ def _measure_transform_share(job: MeasurementJob, *, limit_s: float) -> float:
 
     with leaving_no_trace(setup.model):
         transform(*augmented(setup, batch, keys), keys)
-        return measure_rate(window, limit_s=limit_s).value
+        return measure_rate(measure_window, limit_s=limit_s).value

@@ -1,4 +1,4 @@
-"""Holds what was observed of a training loop, as a record (JSON) and as a text of at most 30 lines."""
+"""Holds the observations of a training loop, as a record (JSON) and as a text of at most 30 lines."""
 
 from __future__ import annotations
 

@@ -152,7 +152,6 @@ def describe_too_few_steps(steps: int, warm_up: int) -> str:
 
 
 def _find_shared_limits(found: LoopCosts) -> list[LoopVerdict]:
-    """Returns limits that exist on any device."""
     out = []
     if found.wait >= LIMIT and not _are_waits_hidden(found):
         what = f"the loop waits {format_share(found.wait)} of its time for batches"
@@ -176,7 +175,6 @@ def _are_waits_hidden(found: LoopCosts) -> bool:
 
 
 def _find_host_limits(found: LoopCosts) -> list[LoopVerdict]:
-    """Returns limits on a CPU."""
     own = found.share("other") - (found.stall if found.stalled == "other" else 0.0)
     if own < OWN:
         return []

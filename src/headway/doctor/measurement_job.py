@@ -162,10 +162,10 @@ def with_values(loaded: Loaded[TrainRecipe], values: Mapping[str, Any], reason: 
 def format_override(changes: Mapping[str, Any]) -> str:
     """Formats changes as the command line takes them: `data.threads=2 precision=bf16`."""
 
-    def text(value: Any) -> str:
+    def format_value(value: Any) -> str:
         return str(value).lower() if isinstance(value, bool) else f"{value}"
 
-    return " ".join(f"{key.replace('__', '.')}={text(value)}" for key, value in changes.items())
+    return " ".join(f"{key.replace('__', '.')}={format_value(value)}" for key, value in changes.items())
 
 
 def resize_batch(batch: Batch, samples: int, device: torch.device) -> Batch:

@@ -41,6 +41,7 @@ class OutputLines:
                 self._drawn, self._drawn_s = line, now
         shown = self._current_line()
         counter = _parse_counter(shown)
+        # A full bar is complete even without a newline: scripts print the next line much later.
         if counter is not None and counter[0] >= counter[1] and shown != self._told:
             out.append((now, shown))
             self._told = shown

@@ -168,7 +168,6 @@ def _align_ranges(files: Files, align: int = _PAGE) -> _Ranges:
 
 
 def _merge_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merges overlapping ranges."""
     ranges.sort()
     out = ranges[:1]
     for low, high in ranges[1:]:

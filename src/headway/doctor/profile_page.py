@@ -90,6 +90,7 @@ def _draw_pipeline(profile: Profile) -> Panel:
     found = compute_stage_rates(profile)
     marks = {profile.verdict.next_stage: "next", profile.verdict.stage: "the limit"}
     names = [f"{one.name} ({marks[one.name]})" if one.name in marks else one.name for one in found]
+    # One series per side, so that each gets its own colour; other sides have bars of length 0.
     groups: list[tuple[str, Side | None]] = [*((name, side) for side, name in SIDES.items()), ("together", None)]
     stacks = []
     for name, side in groups:
@@ -119,7 +120,6 @@ def _draw_pipeline(profile: Profile) -> Panel:
 
 
 def _draw_anatomy(profile: Profile) -> Panel:
-    """Draws the milliseconds of a step by stage."""
     sides = [side for side in SIDES if any(one.side == side and one.seconds > 0 for one in profile.ceilings)]
     parts = []
     for one in profile.ceilings:
@@ -145,6 +145,7 @@ def _draw_threads(profile: Profile) -> Panel | None:
     found = profile.threads
     if found is None or not found.threads:
         return None
+    # The fit is drawn up to the usable cores only: beyond, threads share cores and the fit does not hold.
     cores = max(found.threads) if profile.together is None else profile.together.cores
     counts = list(range(min(found.threads), min(max(found.threads), cores) + 1))
     seconds = [found.serial_s + found.parallel_s / count for count in counts]
@@ -179,6 +180,7 @@ def _draw_sizes(profile: Profile) -> Panel | None:
     here = math.sqrt(height * width)
     if here <= 0:
         return None
+    # If all images of the set have the batch's size, another size means another set: reading and decoding grow too.
     growing = BY_PIXEL | OF_THE_SET if profile.facts.get(SAME_SIZE) == 1.0 else BY_PIXEL
     sizes: list[float] = sorted({*SIDES_PX, here})
     series: list[tuple[str, list[float], list[float | None]]] = []
@@ -219,6 +221,7 @@ def _draw_launch(profile: Profile) -> Panel | None:
         return None
     points = sorted((float(batch), seconds) for batch, seconds in profile.launch.items())
     series = list[tuple[str, list[float], list[float]]]()
+    # The intercept of the line is the fixed time of a step, and its slope the time of a sample.
     launch, compute, note = profile.ceiling("launch"), profile.ceiling("compute"), ""
     if launch is not None and compute is not None:
         fixed = launch.seconds * profile.batch
@@ -250,11 +253,13 @@ def _draw_flops(profile: Profile) -> Panel | None:
     if not (peak > 0 and intensity > 0 and profile.multiply_adds and compute is not None and compute.seconds > 0):
         return None
     launch = profile.ceiling("launch")
+    # The launch time is part of forward and backward, so it counts against the reached rate.
     reached = FLOPS * profile.multiply_adds / (compute.seconds + (launch.seconds if launch is not None else 0.0))
     bandwidth = profile.facts.get("peak_bytes_s", 0.0)
     places = [intensity / 10, intensity * 10]
     note = f"Forward and backward reach {format_percent(reached / peak)} of the measured peak"
     if bandwidth > 0:
+        # Left of the knee memory bandwidth limits, right of it arithmetic.
         knee = peak / bandwidth
         places = sorted({min(intensity, knee) / 10, knee, max(intensity, knee) * 10})
         bound = "the memory" if intensity < knee else "arithmetic"
@@ -289,9 +294,9 @@ def _draw_ceilings(profile: Profile) -> Panel:
 
 
 def _draw_runs(profile: Profile) -> Panel | None:
-    """Draws a pair of bars for each run."""
     names, predicted, measured = [], list[float](), list[float]()
     for run in profile.runs:
+        # Two rows per run, so that prediction and measurement lie next to each other.
         if run.predicted is not None:
             names.append(f"{run.name}, predicted")
             predicted.append(run.predicted)
@@ -370,6 +375,7 @@ def _draw_knobs(profile: Profile) -> Panel:
 
 
 def _draw_environment(profile: Profile) -> Panel:
+    # Faults first.
     found = sorted(profile.environment, key=lambda one: not one.cure)
     rows = [(one.what, one.cure or "-") for one in found]
     faults = sum(bool(one.cure) for one in found)

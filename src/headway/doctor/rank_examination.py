@@ -89,6 +89,7 @@ def examine_ranks(
         target = Path(folder) / "profile.json"
         asked = {"recipe": str(recipe.resolve()), "overrides": list(overrides), "quick": quick, "folder": folder}
         say("Measuring on all processes at once. This takes a little longer than with one process.")
+        # Each process runs this module again, see `main`.
         status = launch(
             ["-m", "headway.doctor.rank_examination", json.dumps(asked)],
             on,
@@ -131,6 +132,7 @@ def main(asked: dict[str, Any]) -> None:
                 with closing(MeasurementJob.from_recipe(loaded, say_nothing, **norm)) as job:
                     control.barrier()
                     budget, wall = split_wall_time(quick, begun)
+                    # Every rank measures its own part at the same time: they share cores, memory and disks as in a run.
                     mine = examine_job(job, say_all, budget, quick, barrier=control.barrier, begun=begun)
                     around = examine_surroundings(mine.environment, job, ranks.world)
                     mine = mine.model_copy(update={"environment": around})
@@ -227,6 +229,7 @@ class _StepTimes:
         loops = [sum(one.seconds for one in profile.ceilings if one.side == "loop") for profile in profiles]
         alone = [seconds * profile.batch for seconds, profile in zip(loops, profiles, strict=True)]
         middle, most = statistics.median_low(alone), max(alone)
+        # Below SLOWER the difference is noise, and all of the rest counts as exposed exchange.
         slow = most - middle if most >= SLOWER * middle else 0.0
         step = sum(profile.batch for profile in profiles) / now.value
         return _StepTimes(alone, middle, slow, step, max(0.0, step - most))
@@ -306,6 +309,7 @@ def join_profiles(
             "runs": (*runs, warm),
             "predicted": predicted,
             "measured": measured,
+            # The laps of one rank say nothing about all ranks, so none are given.
             "verdict": conclude_verdict(model, device, warm, (), ceilings),
             "knobs": tuple(sorted(knobs, key=lambda one: -one.images_s)),
         }

@@ -1,4 +1,5 @@
-"""Measures what ranks do together: training, summing gradients alone, and training with other buckets and algorithms.
+"""Measures the work of ranks together: training, summing gradients alone, and training with other buckets and
+algorithms.
 
 Every rank calls these functions, and all run the same number of steps: rank 0 decides how many.
 """
@@ -55,7 +56,7 @@ GAIN = 1.01
 @final
 @dataclass(frozen=True)
 class JointRate:
-    # Images/s of all ranks.
+    # Images/s of all ranks together.
     """Rate of all ranks together."""
 
     rate: Rate
@@ -128,7 +129,7 @@ def measure_exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Excha
     control, world = ranks.world.control, ranks.world
     nothing = torch.zeros((), device=world.device)
 
-    def sums(count: int) -> float:
+    def time_sums(count: int) -> float:
         wait()
         control.barrier()
         begun = perf_counter()
@@ -139,10 +140,10 @@ def measure_exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Excha
         return (perf_counter() - begun) / count
 
     # The first two sums are a warm-up and give the number of sums in a window.
-    count = _broadcast_from_rank_0(control, max(1, round(choose_window_s() / sums(2))))
+    count = _broadcast_from_rank_0(control, max(1, round(choose_window_s() / time_sums(2))))
     found, since = list[float](), perf_counter()
     while True:
-        found.append(sums(count))
+        found.append(time_sums(count))
         late = len(found) >= 3 and perf_counter() - since >= limit_s
         if _broadcast_from_rank_0(control, is_settled(found) or late):
             break
@@ -156,7 +157,6 @@ def measure_exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Excha
 
 
 def _measure_latency(ranks: Ranks, algorithm: Algorithm, wait: Callable[[], object]) -> float:
-    """Returns the seconds of the sum of a few bytes."""
     few, taken = torch.zeros(TINY, device=ranks.world.device), []
     for _ in range(TINY_SUMS):
         begun = perf_counter()

@@ -58,11 +58,11 @@ def build_window(work: Callable[[], int], *, least_s: float | None = None) -> Ca
     here."""
     least = choose_window_s() if least_s is None else least_s
 
-    def window() -> float:
+    def run_window() -> float:
         images, begun = 0, perf_counter()
         while True:
             images += work()
             if (seconds := perf_counter() - begun) >= least:
                 return images / seconds
 
-    return window
+    return run_window

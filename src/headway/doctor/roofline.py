@@ -71,7 +71,6 @@ def _measure_best(work: Callable[[], object], wait: Callable[[], object]) -> flo
 
 
 def _count_moved_bytes(job: MeasurementJob) -> float:
-    """Returns the bytes that a step moves."""
     setup, batch = job.setup, job.load_batches()[0]
     images, _ = prepared(setup, batch, 1)
     # Activations grow with the batch, so 8 images are enough to count them.

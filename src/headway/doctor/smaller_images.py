@@ -20,7 +20,7 @@ def choose_smaller_side(side: int) -> int | None:
 
 
 def shrink_batch(batch: Batch, side: int) -> Batch:
-    """Resizes a batch by nearest neighbour: the time of what uses it does not depend on the content."""
+    """Resizes a batch by nearest neighbour: the time of a step does not depend on the content of its images."""
     height, width = batch.images.shape[1:3]
     images = batch.images
     rows, columns = (torch.arange(side, device=images.device) * length // side for length in (height, width))

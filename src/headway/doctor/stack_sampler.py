@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import defaultdict
 from time import perf_counter, thread_time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, final
 
 from headway.doctor.user_code import CodeLine, find_user_line
@@ -63,9 +63,7 @@ class StackSampler:
         self._timer = signal.setitimer(signal.ITIMER_REAL, EVERY_S, EVERY_S)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self._looks:
             return
         signal.setitimer(signal.ITIMER_REAL, 0.0)

@@ -21,13 +21,13 @@ SETTLED = 2
 @final
 @dataclass(frozen=True)
 class Stall:
-    # Seconds of one.
+    # Seconds of one stall.
     """Work between steps that holds the run up."""
 
     once_s: float
     # Samples between two.
     every: float
-    # It was measured.
+    # How it was measured.
     how: str
 
     @property

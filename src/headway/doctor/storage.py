@@ -133,7 +133,7 @@ def build_span_finder(dataset: Dataset) -> Callable[[Ids], list[FileSpan]]:
     shards = dataset.description.shards
     layout = Layout(columns, shards)
 
-    def spans(ids: Ids) -> list[FileSpan]:
+    def find_spans(ids: Ids) -> list[FileSpan]:
         return [
             FileSpan(dataset.folder / shards[int(run.shard[0])].name, int(run.start[0]), int(run.end.max()))
             for run in layout.runs(np.unique(ids))
@@ -141,7 +141,7 @@ def build_span_finder(dataset: Dataset) -> Callable[[Ids], list[FileSpan]]:
             if run.end.max() > 0
         ]
 
-    return spans
+    return find_spans
 
 
 def measure_storage(
@@ -252,25 +252,25 @@ def _measure_cold(dataset: Dataset, order: Order, batch: int, reader: _RecordRea
                 reasons.append(found.note)
             return ids
 
-        def read(ids: Ids, at_once: int) -> float:
+        def time_reads(ids: Ids, at_once: int) -> float:
             begun = perf_counter()
             for first in range(0, len(ids), at_once):
                 reader(ids[first : first + at_once])
             return max(perf_counter() - begun, 1e-9)
 
-        latency_s = median(read(ids, 1) for ids in evict_next(ALONE)[:, None])
+        latency_s = median(time_reads(ids, 1) for ids in evict_next(ALONE)[:, None])
         if reasons:
             warm = _measure_warm(dataset, order, batch, reader, seconds)
             return replace(warm, note=f"Cold reads are not possible. {reasons[0]} {warm.note}")
         rate = 1 / latency_s
 
-        def window() -> float:
+        def read_window() -> float:
             nonlocal rate
             ids = evict_next(batch * max(1, round(WINDOW_S * rate / batch)))
-            rate = len(ids) / read(ids, batch)
+            rate = len(ids) / time_reads(ids, batch)
             return rate
 
-        settled_rate = measure_rate(window, limit_s=seconds)
+        settled_rate = measure_rate(read_window, limit_s=seconds)
     notes = [_describe_reads(dataset, reader, "Records that were not in memory")]
     if reasons:
         notes.append(reasons[0])
@@ -301,7 +301,7 @@ def _measure_warm(dataset: Dataset, order: Order, batch: int, reader: _RecordRea
 
 
 def _measure_remote(dataset: Dataset, source: RemoteShards, order: Order, batch: int, seconds: float) -> StorageRate:
-    def alone(sample: int) -> float:
+    def read_one(sample: int) -> float:
         begun = perf_counter()
         source.read(np.array([sample], np.int64))
         return perf_counter() - begun
@@ -318,7 +318,7 @@ def _measure_remote(dataset: Dataset, source: RemoteShards, order: Order, batch:
                     yield high - low
 
     _, first = order(np.arange(min(len(dataset), ALONE)))
-    latency_s = median(map(alone, first.tolist()))
+    latency_s = median(map(read_one, first.tolist()))
     with closing(stream()) as counts:
         # The first batch includes the time to connect.
         next(counts)

@@ -1,6 +1,7 @@
-"""Counts host-device syncs in a few steps, and what the user's lines call: torch operations, sleep, locks, and files.
+"""Counts host-device syncs in a few steps, and the calls of the user's lines: torch operations, sleep, locks, and
+files.
 
-Counting slows the steps down. So it only says what a line does; `stack_sampler` says how long that takes.
+Counting slows the steps down. So it only classifies a line; `stack_sampler` gives the time of the line.
 """
 
 from __future__ import annotations

@@ -90,14 +90,14 @@ class TuneResult:
     def to_json(self) -> dict[str, Any]:
         """Returns everything for `--json`."""
 
-        def of(rate: Rate | None) -> Any:
+        def dump_rate(rate: Rate | None) -> Any:
             return None if rate is None else rate.model_dump()
 
         return {
             "recipe": str(self.recipe),
             "written": str(self.written),
-            "before": of(self.before),
-            "after": of(self.after),
+            "before": dump_rate(self.before),
+            "after": dump_rate(self.after),
             "steps": [asdict(one) | {"gain": one.gain} for one in self.tries],
             "notes": self.notes,
         }
@@ -353,7 +353,6 @@ def _note_lost_comments(recipe: Path, text: str) -> list[str]:
 
 
 def _format_evidence(recipe: Path, found: TuneResult) -> str:
-    """Formats the measurements as YAML comments."""
     import torch
 
     here = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

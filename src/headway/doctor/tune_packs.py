@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import Any, final
 
 import numpy as np
@@ -31,9 +30,8 @@ class TrialPacks:
     def __enter__(self) -> TrialPacks:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *rest: object) -> None:
+        # A pack that was kept is removed too if the block ends by an error: no recipe names it then.
         for name in list(self._made):
             if name != self._kept or kind is not None:
                 self.remove(name)

@@ -55,6 +55,7 @@ def conclude_watch(
     steady = series.where(series.index > 0)
     judged = judge_loop(found, facts)
     seen, period = _find_patterns(series, steady, found, facts, windows)
+    # Bursts: the queue is full most of the time and runs dry now and then.
     median_wait_s = float(np.median(steady.seconds[:, WAIT]))
     bursts = median_wait_s < BURSTS * found.wait * found.step_s and all(one.kind != "workers" for one in seen)
     adviser = LoopAdviser(judged.kind, found, facts, bursts=bursts, period=period)
@@ -104,6 +105,7 @@ def _find_patterns(
     if facts.batches:
         known["the epoch"] = facts.batches
     if 0 < accumulates < 0.9:
+        # Gradient accumulation makes every n-th step longer.
         known["the optimizer's step"] = round(1 / accumulates)
     if again is not None:
         name = patterns.matched(again.period, known)

@@ -28,6 +28,7 @@ class Hooks:
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], marks: Marks) -> None:
         self.autocast: bool | None = None
+        # Functions that take one hook off each.
         self._remove: list[Callable[[], object]] = []
         before, after = _Hook(self._read_autocast, marks.forward_began), _Hook(lambda: None, marks.forward_ended)
 
@@ -49,6 +50,7 @@ class Hooks:
             self._remove.append(model.register_forward_pre_hook(before, prepend=True).remove)
             self._remove.append(model.register_forward_hook(after).remove)
         for optimizer in optimizers:
+            # Hooks of each optimizer, not global ones: other optimizers of the process are not part of this loop.
             self._remove.append(optimizer.register_step_pre_hook(mark_begin).remove)
             self._remove.append(optimizer.register_step_post_hook(mark_end).remove)
 

@@ -87,6 +87,7 @@ class LoopWatch(Generic[B]):
         self._given, self._models, self._optimizers, self._every = loader, models, optimizers, every
         self._device = torch.device("cpu")
         self._samples: int | None = None
+        # Token of the loop that is watched now; None: no loop runs.
         self._current: object = None
         self._marks = Marks()
         self._hooks: Hooks | None = Hooks(models, optimizers, self._marks)
@@ -123,6 +124,7 @@ class LoopWatch(Generic[B]):
         Raises:
             UsageError: across_ranks is set, but torch.distributed is not initialised.
         """
+        # A copy: the loop may go on and add rows meanwhile.
         series = Series.of(list(self._marks.rows))
         if not across_ranks:
             return conclude_watch(series, tuple(self._marks.starts), self._collect_facts())
@@ -141,6 +143,7 @@ class LoopWatch(Generic[B]):
         token = object()
         if self._hooks is None:
             return WatchedIterator(make(), self, token)
+        # Weights may move to a device after the watch was built, so it is looked up at each loop.
         self._device = next((one.device for model in self._models for one in model.parameters()), self._device)
         self._marks.drained, self._marks.exchanges = (
             _build_idle_query(self._device),
@@ -174,6 +177,7 @@ class LoopWatch(Generic[B]):
         read = self._marks.places.most_common(MOST_PLACES)
         places = ((f"{name} at {Path(file).name}:{line}", times) for (name, file, line), times in read if file)
         try:
+            # Iterable data sets have no length, and some loaders raise NotImplementedError.
             batches = len(loader)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
             batches = None
@@ -236,6 +240,7 @@ class WatchedIterator(Generic[B]):
         if watched._current is not self._token:
             # This loop is over, or a newer one over the same loader is watched now.
             return next(self._inner)
+        # Between `asked` and `came` the loop waits for its batch.
         marks.asked()
         try:
             batch = next(self._inner)
@@ -274,19 +279,18 @@ def _to_tuple(given: Any, kind: type, where: str, what: str) -> tuple[Any, ...]:
 
 
 def _build_idle_query(device: torch.device) -> Callable[[], bool | None] | None:
-    """Builds a function that checks whether a device has finished its current stream: an stream query of 2 us, without
-    waiting."""
+    """Builds a function that queries whether a device has finished its current stream, without waiting (2 us)."""
     if device.type != "cuda":
         return None
 
-    def ask() -> bool | None:
+    def query() -> bool | None:
         try:
             return bool(torch.cuda.current_stream(device).query())
         except RuntimeError:
             # No query is allowed while another thread captures a CUDA graph.
             return None
 
-    return ask
+    return query
 
 
 def _build_exchange_query(models: Sequence[nn.Module]) -> Callable[[], bool] | None:
@@ -327,7 +331,10 @@ def _describe_exchange(models: Sequence[nn.Module]) -> str:
     if any(isinstance(model, nn.parallel.DistributedDataParallel) for model in models):
         return "backward contains the exchange of gradients, and the waiting for other ranks"
     if any(
-        "FullyShard" in kind.__name__ or kind.__name__ == "FSDPModule" for model in models for kind in type(model).mro()
+        # FSDP2 changes the class of a module instead of wrapping it, so its name is looked for.
+        "FullyShard" in kind.__name__ or kind.__name__ == "FSDPModule"
+        for model in models
+        for kind in type(model).mro()
     ):
         return "forward and backward contain the exchange of weights and gradients, and the waiting for other ranks"
     return "several ranks train; their exchange is in the stages in which your loop does it"
@@ -341,6 +348,7 @@ def _gather_ranks(series: Series) -> tuple[tuple[RankTime, ...], np.ndarray[Any,
     """
     steady = series.where(series.index > 0)
     step, own = steady.seconds.sum(1), steady.seconds.sum(1) - steady.seconds[:, BACKWARD]
+    # Means of windows are compared, because single steps are too noisy; ranks may differ in their number of windows.
     windows = [float(own[first : first + WINDOW].mean()) for first in range(0, len(own) - WINDOW + 1, WINDOW)]
     mine = (float(step.mean()), float(np.percentile(step, 99)), float(own.mean())) if len(step) else None
     everyone = gather_json((mine, windows))

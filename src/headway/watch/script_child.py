@@ -66,6 +66,7 @@ class ScriptSession:
         """Installs the hooks that look for the loop."""
         # torch.compile warns about the global module hooks below.
         warnings.filterwarnings("ignore", message="Using `torch.compile")
+        # Every loop over any DataLoader passes here, before it is known which one trains.
         original, session = self._original, self
 
         def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -113,6 +114,7 @@ class ScriptSession:
             }
             trained = [one for one in self._models.values() if any(id(weight) in own for weight in one.parameters())]
             while self._look_out:
+                # The global hooks slow every module down, so they go as soon as the loop is known.
                 self._look_out.pop()()
             models = trained or [one for one in self._models.values() if any(True for _ in one.parameters())]
             self._watch, self._began = LoopWatch(loader, models, list(self._optimizers.values()), {}), monotonic()
@@ -150,6 +152,7 @@ class ScriptSession:
 
     def _on_forward_begin(self, module: nn.Module, _: object) -> None:
         if not torch.compiler.is_compiling():
+            # Depth 1: an outermost call. Inner modules are parts of a network that is counted already.
             self._depth += 1
             if self._depth == 1 and torch.is_grad_enabled():
                 self._models[id(module)] = module
@@ -165,6 +168,7 @@ class ScriptSession:
         if self._watch is not None:
             late = self._seconds is not None and now - self._began > self._seconds + LOST_S
         else:
+            # An optimizer belongs to the loop that got the newest batch.
             if self._newest is not None:
                 self._loader = self._newest if self._loader is None else self._loader
                 self._optimizers[id(optimizer)] = optimizer
