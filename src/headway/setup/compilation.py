@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, final
 
 import torch
 
@@ -43,6 +43,18 @@ def compile_model(
     return replay
 
 
+@final
+class GraphBreakMessage(str):
+    """A message about a break of the compiled graph; `line` names the line of the network alone."""
+
+    line: str
+
+    def __new__(cls, line: str) -> GraphBreakMessage:
+        message = super().__new__(cls, f"torch.compile breaks the network's graph: {line}.")
+        message.line = line
+        return message
+
+
 def report_graph_breaks(
     compiled: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, say: Callable[[str], object]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -61,7 +73,7 @@ def report_graph_breaks(
         with collect_break_notes() as notes:
             outputs = compiled(images)
         for one in list_graph_breaks(model, notes):
-            say(f"torch.compile breaks the network's graph: {one.describe()}.")
+            say(GraphBreakMessage(one.describe()))
         return outputs
 
     return forward
