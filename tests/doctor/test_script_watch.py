@@ -205,7 +205,7 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.sh").write_text("true")
     with pytest.raises(UsageError, match="this is not a Python file"):
         watch_script(tmp_path / "train.sh")
-    with pytest.raises(UsageError, match="--steps: 0 steps are nothing"):
+    with pytest.raises(UsageError, match="--steps: 0 steps cannot be watched"):
         watch_script(path, steps=0)
     for seconds in (0, -1, float("nan"), float("inf")):
         with pytest.raises(UsageError, match=r"--seconds: .* are nothing"):

@@ -22,7 +22,7 @@ from headway.doctor.measurement_job import MeasurementJob
 from headway.doctor.stack_sampler import StackSampler
 from headway.doctor.sync_counter import LineCounts, SyncCounts, classify_wait, count_calls
 from headway.doctor.time_attribution import classify
-from headway.doctor.user_code import CodeLine, find_owner, find_user_line
+from headway.doctor.user_code import UserCodeLine, find_owner, find_user_line
 from headway.train.runs import load_recipe
 
 HOLDERS = """
@@ -283,7 +283,7 @@ def test_code_is_the_users_unless_it_is_a_librarys() -> None:
 def test_a_library_works_for_the_line_that_calls_it() -> None:
     import json
 
-    seen: list[CodeLine | None] = []
+    seen: list[UserCodeLine | None] = []
 
     def default(value: object) -> str:
         seen.append(find_user_line(sys._getframe(1)))  # json's own frame
@@ -332,10 +332,10 @@ def test_taking_the_time_of_calls_does_not_count() -> None:
     ],
 )
 def test_a_line_is_what_takes_most_of_it(waited: float, line: LineCounts, what: str | None) -> None:
-    place = CodeLine("forward", __file__, 1)
+    place = UserCodeLine("forward", __file__, 1)
     assert classify(1.0, waited, line, place, read_s=1e-5, on_cpu=True) == what
 
 
 def test_who_reads_a_value_of_a_device_waits_for_it() -> None:
-    place, line = CodeLine("forward", __file__, 1), LineCounts(reads=1, operations=1, operation_s=0.9)
+    place, line = UserCodeLine("forward", __file__, 1), LineCounts(reads=1, operations=1, operation_s=0.9)
     assert classify(1.0, 0.9, line, place, read_s=1e-5, on_cpu=False) == "sync"

@@ -367,7 +367,9 @@ class KnobSearch:
             yield from self._try_loop(name, "compute", {"channels_last": other})
             if recipe.activation_checkpointing is not False:
                 cost = "memory for activations"
-                yield from self._try_loop("no second forward pass", "compute", {"recompute": False}, cost=cost)
+                yield from self._try_loop(
+                    "no second forward pass", "compute", {"activation_checkpointing": False}, cost=cost
+                )
         # A larger batch spreads the fixed costs of a step over more samples.
         fixed = sum(seconds.get(one, 0.0) for one in ("launch", "optimizer", "other"))
         if fixed >= 0.1 * self._model.sum_seconds("loop") and recipe.batch_growth is None and not job.batch_note:

@@ -214,7 +214,7 @@ def suggest_more_prefetch(job: MeasurementJob, found: Profile) -> list[Knob]:
         Knob(
             name="more batches ready",
             cures="collate",
-            override=format_override({"data.ahead": AHEAD * job.setup.recipe.data.prefetch_batches}),
+            override=format_override({"data.prefetch_batches": AHEAD * job.setup.recipe.data.prefetch_batches}),
             images_s=found.predicted * gain,
             gain=gain,
             measured=False,
