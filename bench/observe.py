@@ -92,7 +92,7 @@ def metered(trainer: Trainer) -> Meter:
     """A meter around all by which a Trainer watches itself."""
     meter, observer = Meter(), trainer.accumulator.observer
     meter.around("clock", trainer.clock, "lap")
-    meter.around("observer", observer, "begin", "stepped", "look", "record")
+    meter.around("observer", observer, "begin_step", "end_step", "check_divergence", "write_rows")
     if observer._layers is not None:
         meter.around("layers", observer._layers, "_before_step", "_after_step")
     if trainer.ranks is not None:

@@ -208,5 +208,5 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--steps: 0 steps cannot be watched"):
         watch_script(path, steps=0)
     for seconds in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(UsageError, match=r"--seconds: .* are nothing"):
+        with pytest.raises(UsageError, match=r"--seconds: .* cannot be watched"):
             watch_script(path, seconds=seconds)
