@@ -453,9 +453,9 @@ def test_two_hosts_and_a_cut_link(tmp_path: Path) -> None:
 def test_the_verb_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "--repeat trains in one process" in refused("train", "r.yaml", "--procs", "2", "--repeat", "2", status=2)
     assert "no number of processes" in refused("train", "r.yaml", "--hosts", "a:x", status=2)
-    assert "train wants a recipe" in refused("train", "--procs", "2", status=2)
-    assert "--no-respawn is about processes that" in refused("train", "r.yaml", "--no-respawn", status=2)
-    assert "--respawn is about processes that" in refused("train", "r.yaml", "--respawn", status=2)
+    assert "train needs a recipe" in refused("train", "--procs", "2", status=2)
+    assert "--no-respawn only works with" in refused("train", "r.yaml", "--no-respawn", status=2)
+    assert "--respawn only works with" in refused("train", "r.yaml", "--respawn", status=2)
     assert str(tmp_path / "r.yaml") in refused("train", tmp_path / "r.yaml", "--procs", "2", status=2)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")

@@ -340,9 +340,9 @@ def test_of_very_many_epochs_some_rates_are_kept(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--dry-run", "--run", "r"), "--dry-run trains nothing"),
-        (("--dry-run", "--repeat", "2"), "--dry-run trains nothing"),
-        (("--samples", "5"), "are of a dry run"),
+        (("--dry-run", "--run", "r"), "cannot be combined with --dry-run"),
+        (("--dry-run", "--repeat", "2"), "cannot be combined with --dry-run"),
+        (("--samples", "5"), "only work with --dry-run"),
         (("--dry-run", "--classes", "5"), "go with --samples"),
         (("--dry-run", "--procs", "31"), "a batch of 30 cannot be shared by 31 processes"),
         (("--dry-run", "--hosts", "a"), "no host with a number"),
