@@ -300,7 +300,7 @@ def test_fp16_can_be_looked_at_without_a_gpu(folder: Path) -> None:
     assert half.forward_multiply_adds == whole.forward_multiply_adds
     if not torch.cuda.is_available():
         assert {part.where for part in found.memory} == {"device", "host"}
-        assert "There is no GPU here" in page(found)
+        assert "needs a GPU, and there is none here" in page(found)
 
 
 def test_16_bit_weights_have_masters(folder: Path, tmp_path: Path) -> None:
