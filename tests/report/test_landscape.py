@@ -19,8 +19,8 @@ from headway.core.errors import UsageError
 from headway.core.run_folder import RunFolder
 from headway.data import opening
 from headway.page.panel import Panel
-from headway.report.landscape import Landscape, Options, landscape
-from headway.report.solution import opened
+from headway.report.landscape import Landscape, LandscapeOptions, compute_landscape
+from headway.report.solution import open_solution
 
 NET = {"factory": "headway.model:small_net", "args": {"width": 4}}
 QUICK: dict[str, Any] = {"points": 3, "grid": 3, "samples": 30, "sharpness": False}
@@ -44,7 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn(folder: Path, *names: str, **options: Any) -> Landscape:
-    return landscape([folder / name for name in names], Options(**QUICK | options), say=lambda text: None)
+    return compute_landscape(
+        [folder / name for name in names], LandscapeOptions(**QUICK | options), say=lambda text: None
+    )
 
 
 @pytest.mark.check
@@ -142,13 +144,13 @@ def test_networks_of_two_kinds_side_by_side(folder: Path) -> None:
 def test_rescaled_weights_have_the_same_curve(folder: Path) -> None:
     """A convolution ten times as large, and what its batch norm takes out again: the curve and the relative eigenvalue
     stay, to what batch norm adds to the variance."""
-    with closing(opened("a", RunFolder.open(folder / "a"), "both", 60, 0, say=print)) as solution:
+    with closing(open_solution("a", RunFolder.open(folder / "a"), "both", 60, 0, say=print)) as solution:
         names = dict(solution.setup.model.named_buffers())
 
         def measured() -> tuple[list[float], float, float]:
-            from headway.observe.directions import random_direction
+            from headway.observe.directions import draw_direction
 
-            direction = random_direction(solution.setup.model, 1)
+            direction = draw_direction(solution.setup.model, 1)
             curves = solution.along([[(at, direction)] for at in (-0.5, 0.0, 0.5)], recompute=False)
             _, plain, relative = solution.sharpness(1e-3, 0)
             assert plain is not None
@@ -230,7 +232,7 @@ def test_damaged_samples_are_left_out(folder: Path, tmp_path: Path) -> None:
     headway("train", recipe, "--run", tmp_path / "run")
     damage(tmp_path / "digits.packed/eval", 3, 7)
     heard: list[str] = []
-    found = landscape([tmp_path / "run"], Options(**QUICK | {"samples": 1000}), say=heard.append)
+    found = compute_landscape([tmp_path / "run"], LandscapeOptions(**QUICK | {"samples": 1000}), say=heard.append)
     assert found.runs[0].samples == {"training": 180, "evaluation": 58}
     assert any("2 of 60 samples of digits.packed/eval are damaged and left out." in text for text in heard)
     assert len(opening.open(tmp_path / "digits.packed/eval")) == 60
@@ -260,7 +262,7 @@ def test_what_cannot_be_drawn_is_a_sentence(folder: Path, tmp_path: Path) -> Non
     ):
         assert sentence in refused("landscape", *arguments, status=2), arguments
     with pytest.raises(UsageError, match="there is no run to draw"):
-        landscape([], Options(), say=print)
+        compute_landscape([], LandscapeOptions(), say=print)
 
 
 @pytest.mark.check

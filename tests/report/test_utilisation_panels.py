@@ -66,7 +66,7 @@ def gpu(run: RunFolder, **values: Any) -> None:
 
 
 def made(run: RunFolder) -> dict[str, Panel]:
-    found = utilisation_panels.panels(run, records(run.folder), run.read_json("provenance"))
+    found = utilisation_panels.build_panels(run, records(run.folder), run.read_json("provenance"))
     for one in found:
         json.loads(one.to_json(), parse_constant=pytest.fail)
     return {one.name: one for one in found}
@@ -196,7 +196,7 @@ def test_many_readings_become_few_points_with_what_lies_around_them(run: RunFold
     host(run, busy=busy, own=busy)
     found = made(run)["utilisation"].data
     assert found["x_label"] == "minutes"
-    assert len(found["series"][0]["x"]) == utilisation_panels.MOST_TIMES
+    assert len(found["series"][0]["x"]) == utilisation_panels.MAX_POINTS
     assert found["series"][0]["x"][-1] == pytest.approx(20, rel=0.01)
     assert found["series"][0]["y"] == pytest.approx(100 * busy.reshape(240, 10).mean(1), rel=1e-3)
     assert found["bands"][0]["low"] == pytest.approx(100 * busy.reshape(240, 10).min(1), rel=1e-3)

@@ -34,7 +34,7 @@ from headway.data.tiers.choice import CachePlanner
 from headway.data.tiers.remote_dataset import RemoteShards
 from headway.doctor.page_cache import mount_of
 from headway.doctor.storage import Place, place_of
-from headway.report.dry_run_page import size
+from headway.report.dry_run_text import format_size
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.recipe import TrainRecipe
 from headway.storage.addresses import get_cache_folder
@@ -303,7 +303,7 @@ def _memory(host: _Host, recipe: TrainRecipe, device: torch.device, dataset: Dat
     free = read_free_memory_bytes(groups=host.control_groups, membership=host.membership)
     # What a page cache holds moves meanwhile; a limit of a group leaves less by far.
     limited = free < 0.9 * psutil.virtual_memory().available
-    what = f"{size(free)} of memory are free{', by the limit of its control group' if limited else ''}"
+    what = f"{format_size(free)} of memory are free{', by the limit of its control group' if limited else ''}"
     if dataset is None:
         yield _well(f"{what}.")
         return
@@ -313,7 +313,7 @@ def _memory(host: _Host, recipe: TrainRecipe, device: torch.device, dataset: Dat
         folder = Path(recipe.data.cache_folder or get_cache_folder())
         place = CachePlanner(dataset, str(device), folder, int(recipe.data.cache_gb * 1e9)).choose_automatically()
         kept, why = place.name, f": {place.reason}"
-    what += f", and the records have {size(records)}"
+    what += f", and the records have {format_size(records)}"
     if records > free and kept in ("none", "disk") and not isinstance(dataset.source, RemoteShards):
         cure = "Pack smaller images (headway pack --mode resize=N,quality=90), or take a machine or a limit with more."
         yield _fault(f"{what}: later epochs read from the storage too.", cure)
@@ -427,7 +427,7 @@ def _storage(host: _Host, recipe: TrainRecipe, dataset: Dataset) -> Found:
 def _holds(place: Place) -> str:
     share = "" if place.resident is None else f", {place.resident:.0%} of it in memory"
     files = f" in {_count(place.files, 'file')}" if place.files else ""
-    return f"{size(place.bytes)}{files}, records of {size(place.record_bytes)}{share}"
+    return f"{format_size(place.bytes)}{files}, records of {format_size(place.record_bytes)}{share}"
 
 
 def _network(host: _Host, interface: str | None) -> Found:

@@ -15,8 +15,8 @@ import numpy as np
 
 from headway.core.profile import LimitKind
 from headway.doctor.loop_observation import Facts, StageTime, percent
-from headway.observe.patterns import share_interval
-from headway.observe.step_marks import BACKWARD, STAGES, WAIT, Numbers, Series, Start
+from headway.observe.patterns import estimate_share
+from headway.observe.step_marks import BACKWARD, STAGES, WAIT, LoopStart, Numbers, StepSeries
 
 LEAST_STEPS = 20
 """Of fewer nothing is said."""
@@ -83,9 +83,9 @@ class Judged:
     gain: float | None
 
 
-def costs(series: Series, starts: Sequence[Start], facts: Facts) -> Costs | None:
+def costs(series: StepSeries, starts: Sequence[LoopStart], facts: Facts) -> Costs | None:
     """Of the steps that are no first ones of an epoch; None: there are fewer than LEAST_STEPS."""
-    steady = series.where(series.index > 0)
+    steady = series.select(series.index > 0)
     if len(steady) < LEAST_STEPS:
         return None
     seconds, step = steady.seconds, steady.seconds.sum(1)
@@ -94,7 +94,7 @@ def costs(series: Series, starts: Sequence[Start], facts: Facts) -> Costs | None
     epoch = facts.batches or _length(starts)
     spread = 0.0 if first_s is None or epoch is None else first_s / epoch
     total = float(means.sum()) + spread
-    _, low, high = share_interval(seconds[:, WAIT], step)
+    _, low, high = estimate_share(seconds[:, WAIT], step)
     within = float(means.sum()) / total
     stall, stalls, stalled = _stalls(steady, facts.asynchronous)
     spent: list[tuple[str, float]] = [
@@ -227,7 +227,7 @@ def _gains(kind: LimitKind, what: str, without: str, share: float) -> Judged:
     return Judged(kind, f"{what}; {without} would give at most {gain:.3g} times the samples/s", gain)
 
 
-def _first(starts: Sequence[Start], wait: float) -> float | None:
+def _first(starts: Sequence[LoopStart], wait: float) -> float | None:
     """Seconds that an epoch's beginning and end take over an ordinary wait. The watch's first loop starts the process
     up, too; it counts for its end alone."""
     firsts = [one.first_s for one in starts if one.first_s is not None and not one.begins]
@@ -237,12 +237,12 @@ def _first(starts: Sequence[Start], wait: float) -> float | None:
     return max(0.0, float(np.mean(firsts)) - wait) + (float(np.mean(ends)) if ends else 0.0)
 
 
-def _length(starts: Sequence[Start]) -> float | None:
+def _length(starts: Sequence[LoopStart]) -> float | None:
     whole = [one.batches for one in starts if one.batches]
     return float(np.mean(whole)) if whole else None
 
 
-def _stalls(steady: Series, asynchronous: bool) -> tuple[float, int, str]:
+def _stalls(steady: StepSeries, asynchronous: bool) -> tuple[float, int, str]:
     """(seconds that long steps take over the median, how many there are, the stage that most of it is in).
 
     Steps with an update of the weights are compared with each other, and the others with each other. Where the device
@@ -265,7 +265,7 @@ def _stalls(steady: Series, asynchronous: bool) -> tuple[float, int, str]:
     return found, count, STAGES[int(over.argmax())]
 
 
-def _exchange(steady: Series, total: float) -> float | None:
+def _exchange(steady: StepSeries, total: float) -> float | None:
     """From steps with an exchange and without one, as accumulating gradients makes them."""
     yes, no = steady.exchanged == 1, steady.exchanged == 0
     if min(yes.sum(), no.sum()) < LEAST_COMPARED:

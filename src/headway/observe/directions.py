@@ -14,30 +14,30 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from headway.core.errors import UsageError
 
-Vector = Mapping[str, Tensor]
+WeightVector = Mapping[str, Tensor]
 """Tensors by the names of a network's parameters and buffers; a name that is missing stands for zeros."""
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def get_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The parameters and floating-point buffers themselves; what is shared by several modules comes once."""
     named = [*model.named_parameters(), *model.named_buffers()]
     return {name: tensor.detach() for name, tensor in named if tensor.is_floating_point()}
 
 
-def state_of(model: nn.Module) -> dict[str, Tensor]:
+def copy_state(model: nn.Module) -> dict[str, Tensor]:
     """A copy of them: where the network is now."""
-    return {name: tensor.clone() for name, tensor in tensors_of(model).items()}
+    return {name: tensor.clone() for name, tensor in get_tensors(model).items()}
 
 
-def trained_of(model: nn.Module) -> dict[str, nn.Parameter]:
+def get_trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training changes: all that are not frozen."""
     return {name: one for name, one in model.named_parameters() if one.requires_grad and one.is_floating_point()}
 
 
 @contextmanager
-def moved(model: nn.Module, origin: Vector, steps: Sequence[tuple[float, Vector]]) -> Iterator[None]:
+def move_weights(model: nn.Module, origin: WeightVector, steps: Sequence[tuple[float, WeightVector]]) -> Iterator[None]:
     """Within it the network is at origin + the sum of factor x direction; afterwards it is where it was."""
-    here = tensors_of(model)
+    here = get_tensors(model)
     before = {name: tensor.clone() for name, tensor in here.items()}
     try:
         for name, tensor in here.items():
@@ -52,24 +52,24 @@ def moved(model: nn.Module, origin: Vector, steps: Sequence[tuple[float, Vector]
             tensor.copy_(before[name])
 
 
-def filter_norms(model: nn.Module) -> dict[str, Tensor]:
+def compute_filter_norms(model: nn.Module) -> dict[str, Tensor]:
     """The norm of the filter that each weight belongs to, in a shape that spreads over the weight.
 
     A filter is what makes one output: a slice of a convolution's weight, a row of a matrix. Left out is what a random
     direction leaves where it is: frozen parameters, and those of fewer than two dimensions (biases, those of norms).
     """
-    groups = _transposed(model)
-    weights = {name: one.detach() for name, one in trained_of(model).items() if one.ndim >= 2}
-    return {name: _norms(weight, groups.get(name)) for name, weight in weights.items()}
+    groups = _find_transposed_convolutions(model)
+    weights = {name: one.detach() for name, one in get_trained_parameters(model).items() if one.ndim >= 2}
+    return {name: _compute_norms(weight, groups.get(name)) for name, weight in weights.items()}
 
 
-def _transposed(model: nn.Module) -> dict[str, int]:
+def _find_transposed_convolutions(model: nn.Module) -> dict[str, int]:
     """Groups of the transposed convolutions, by the names of their weights."""
     found = {name: one for name, one in model.named_modules() if isinstance(one, _ConvTransposeNd)}
     return {f"{name}.weight" if name else "weight": one.groups for name, one in found.items()}
 
 
-def _norms(weight: Tensor, transposed_groups: int | None) -> Tensor:
+def _compute_norms(weight: Tensor, transposed_groups: int | None) -> Tensor:
     """Args: transposed_groups: of a transposed convolution, whose weight is [inputs, outputs / groups, ...]."""
     if transposed_groups is None:
         found: Tensor = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)
@@ -79,7 +79,7 @@ def _norms(weight: Tensor, transposed_groups: int | None) -> Tensor:
     return norms.expand(-1, parts.shape[1], *norms.shape[2:]).flatten(0, 1)
 
 
-def random_direction(model: nn.Module, seed: int) -> dict[str, Tensor]:
+def draw_direction(model: nn.Module, seed: int) -> dict[str, Tensor]:
     """A random direction in which each filter is as long as the network's own (Li et al. 2018, arXiv 1712.09913,
     section 4): networks whose weights have another scale are then seen through the same glass.
 
@@ -88,13 +88,13 @@ def random_direction(model: nn.Module, seed: int) -> dict[str, Tensor]:
     Raises:
         UsageError: no weight of two or more dimensions is trained.
     """
-    norms, groups = filter_norms(model), _transposed(model)
+    norms, groups = compute_filter_norms(model), _find_transposed_convolutions(model)
     generator, out = torch.Generator().manual_seed(seed), {}
     for name, parameter in model.named_parameters():
         # Drawn for each, so that what is frozen does not change what the others get; on the CPU, for one draw anywhere.
         drawn = torch.randn(parameter.shape, generator=generator).to(parameter)
         if name in norms:
-            lengths = _norms(drawn, groups.get(name))
+            lengths = _compute_norms(drawn, groups.get(name))
             out[name] = drawn * (norms[name] / lengths.clamp_min(torch.finfo(drawn.dtype).tiny))
     if not out:
         fix = "Biases, norms and frozen parameters are not moved."
@@ -102,14 +102,14 @@ def random_direction(model: nn.Module, seed: int) -> dict[str, Tensor]:
     return out
 
 
-def difference(one: Vector, other: Vector) -> dict[str, Tensor]:
+def compute_difference(one: WeightVector, other: WeightVector) -> dict[str, Tensor]:
     """The direction from one state to another: one + it = the other. Both have the same names."""
     return {name: other[name] - one[name] for name in one if name in other}
 
 
 @final
 @dataclass(frozen=True)
-class Axes:
+class PlaneAxes:
     """Two directions at right angles, of length 1, and where given states lie on them.
 
     Attributes:
@@ -117,13 +117,13 @@ class Axes:
         shares: of the squared distances of all states from the origin, what each direction shows.
     """
 
-    first: Vector
-    second: Vector
+    first: WeightVector
+    second: WeightVector
     places: list[tuple[float, float]]
     shares: tuple[float, float]
 
 
-def principal(origin: Vector, states: Sequence[Vector], names: Sequence[str]) -> Axes:
+def fit_plane(origin: WeightVector, states: Sequence[WeightVector], names: Sequence[str]) -> PlaneAxes:
     """The plane through `origin` to which states lie nearest: the first two singular vectors of their differences from
     it (Li et al. 2018, section 7, the differences not centred, so that the origin lies in the plane).
 
@@ -133,8 +133,8 @@ def principal(origin: Vector, states: Sequence[Vector], names: Sequence[str]) ->
     Raises:
         UsageError: they lie on one line with the origin, or all in one place.
     """
-    away = [difference(origin, state) for state in states]
-    inner = torch.tensor([[_inner(a, b, names) for b in away] for a in away], dtype=torch.float64)
+    away = [compute_difference(origin, state) for state in states]
+    inner = torch.tensor([[_dot(a, b, names) for b in away] for a in away], dtype=torch.float64)
     values, vectors = torch.linalg.eigh(inner)
     values, vectors = values.flip(0), vectors.flip(1)
     if len(states) < 2 or not values[1] > 1e-9 * values[0]:
@@ -146,45 +146,45 @@ def principal(origin: Vector, states: Sequence[Vector], names: Sequence[str]) ->
         column = vectors[:, place]
         sign = 1.0 if column[int(column.abs().argmax())] >= 0 else -1.0
         vectors[:, place] = column * sign
-        axes.append(_combined(away, (vectors[:, place] / values[place].sqrt()).tolist()))
+        axes.append(_combine(away, (vectors[:, place] / values[place].sqrt()).tolist()))
     lengths = values[:2].sqrt()
     places = [(float(row[0] * lengths[0]), float(row[1] * lengths[1])) for row in vectors[:, :2]]
     total = float(values.clamp_min(0).sum())
-    return Axes(axes[0], axes[1], places, (float(values[0]) / total, float(values[1]) / total))
+    return PlaneAxes(axes[0], axes[1], places, (float(values[0]) / total, float(values[1]) / total))
 
 
-def through(first: Vector, second: Vector, third: Vector, names: Sequence[str]) -> Axes:
+def span_plane(first: WeightVector, second: WeightVector, third: WeightVector, names: Sequence[str]) -> PlaneAxes:
     """The plane through three states, which the first is the origin of and whose first axis leads to the second
     (Garipov et al. 2018, arXiv 1802.10026, appendix). The places are those of all three.
 
     Raises:
         UsageError: they lie on one line.
     """
-    u, v = difference(first, second), difference(first, third)
-    length = _inner(u, u, names) ** 0.5
-    along = _inner(u, v, names) / length if length else 0.0
-    across_squared = _inner(v, v, names) - along**2
-    if not length or not across_squared > 1e-9 * _inner(v, v, names):
+    u, v = compute_difference(first, second), compute_difference(first, third)
+    length = _dot(u, u, names) ** 0.5
+    along = _dot(u, v, names) / length if length else 0.0
+    across_squared = _dot(v, v, names) - along**2
+    if not length or not across_squared > 1e-9 * _dot(v, v, names):
         raise UsageError("the three lie on one line, and make no plane", fix="Take three that were trained apart.")
     across = across_squared**0.5
-    one = _combined([u], [1 / length])
-    two = _combined([v, u], [1 / across, -along / length / across])
-    return Axes(one, two, [(0.0, 0.0), (length, 0.0), (along, across)], (1.0, 1.0))
+    one = _combine([u], [1 / length])
+    two = _combine([v, u], [1 / across, -along / length / across])
+    return PlaneAxes(one, two, [(0.0, 0.0), (length, 0.0), (along, across)], (1.0, 1.0))
 
 
-def distance(one: Vector, other: Vector, names: Sequence[str]) -> float:
+def compute_distance(one: WeightVector, other: WeightVector, names: Sequence[str]) -> float:
     """Euclidean distance over the tensors named."""
-    away = difference(one, other)
-    return math.sqrt(_inner(away, away, names))
+    away = compute_difference(one, other)
+    return math.sqrt(_dot(away, away, names))
 
 
-def _inner(one: Vector, other: Vector, names: Sequence[str]) -> float:
+def _dot(one: WeightVector, other: WeightVector, names: Sequence[str]) -> float:
     kept = [name for name in names if name in one]
     products = [torch.dot(one[name].flatten().double(), other[name].flatten().double()) for name in kept]
     return float(torch.stack(products).sum()) if products else 0.0
 
 
-def _combined(vectors: Sequence[Vector], factors: Sequence[float]) -> dict[str, Tensor]:
+def _combine(vectors: Sequence[WeightVector], factors: Sequence[float]) -> dict[str, Tensor]:
     return {
         name: torch.stack([vector[name] * factor for vector, factor in zip(vectors, factors, strict=True)]).sum(0)
         for name in vectors[0]

@@ -16,43 +16,43 @@ from numpy.typing import NDArray
 
 from headway.core.untrusted_json import is_any_number
 
-FIRST = 10
+START_STEPS = 10
 """Steps whose median is taken for the loss at the start, where it is above the first step's own,"""
-SPREAD = 3.0
+START_DEVIATIONS = 3.0
 """but by no more than so many standard deviations of the mean over its batch, of samples whose own is as large as their
 loss. A run may diverge from its second step on, and only the first loss is that of the network as it began."""
-STEPS = 20
+MEDIAN_STEPS = 20
 """Steps at least whose median is compared with it: a spike of nine steps does not move it."""
-LOOKS = 2
+DIVERGING_CHECKS = 2
 """Logging steps in a row that have to agree;"""
-LOOKS_LOST = 3
+LOST_CHECKS = 3
 """and that what was learned is lost: a restart of the schedule climbs, too, and comes back."""
-RISE = 1.0
+LOSS_RISE = 1.0
 """Of the loss at the start: the median above it by so much is diverging."""
-NOISE = 3.0
+NOISE_DEVIATIONS = 3.0
 """And by so many standard deviations of a single step's loss, where these are larger,"""
-MOST = 3.0
+MAX_NOISE_RISE = 3.0
 """but by no more than so many losses of the first step: one that diverges jumps about."""
-LEARNED = 0.3
+LEARNED_SHARE = 0.3
 """Share of the loss at the start that a run has to have learned before it can lose it again."""
-LOST = 0.9
+LOST_SHARE = 0.9
 """Share of what was learned that is lost."""
-LONG = 40
+LOST_STEPS = 40
 """Steps at least for which it is lost."""
-GROWN = 30.0
+WEIGHT_GROWTH = 30.0
 """A layer whose weights have so many times their first norm, while the loss is no lower than at the start."""
-LEAST = 1.0
+MIN_WEIGHT_RMS = 1.0
 """Root mean square of such weights: a layer that began near zero grows by more."""
-GRADIENT = 1000.0
+GRADIENT_GROWTH = 1000.0
 """A gradient of so many times its median, while the loss is above that at the start."""
-JUMP = 10.0
+STEP_JUMP = 10.0
 """A layer's |dw| / (lr |w|) of so many times its median before is a jump."""
-HISTORY = 16
+HISTORY_CHECKS = 16
 """Looks that are kept of each layer, and of the gradient."""
 
 
 @final
-class DivergenceWatch:
+class DivergenceDetector:
     """Looks at a run's logging steps.
 
     Args:
@@ -82,7 +82,7 @@ class DivergenceWatch:
         self._looks: list[tuple[int, float, list[float]]] = []
         self._told = False
 
-    def look(
+    def check(
         self,
         step: int,
         losses: NDArray[np.float64],
@@ -100,15 +100,15 @@ class DivergenceWatch:
             loss_scale: of fp16. lr: of the step; a step that grows with it does not jump.
         """
         if layers is not None and len(layers):
-            moved = _over(layers[:, 2], layers[:, 0])
-            self._looks = [*self._looks, (step, lr, moved.astype(np.float32).tolist())][-HISTORY:]
+            moved = _divide(layers[:, 2], layers[:, 0])
+            self._looks = [*self._looks, (step, lr, moved.astype(np.float32).tolist())][-HISTORY_CHECKS:]
         what = self._judge(step, losses, layers, gradient, loss_scale)
         if what is None or self._told:
             return None
         self._told = True
-        return what + self.culprit(by_weights="the weights of" in what)
+        return what + self.describe_culprit(by_weights="the weights of" in what)
 
-    def culprit(self, by_weights: bool = False) -> str:
+    def describe_culprit(self, by_weights: bool = False) -> str:
         """The layer that blew up first, as a sentence after another; empty where none is known.
 
         Args:
@@ -132,7 +132,7 @@ class DivergenceWatch:
                 before = np.median(by_rate[:row], axis=0)
                 times = np.divide(by_rate[row], before, out=np.zeros_like(before), where=before > 0)
                 layer = int(np.argmax(times))
-                if times[layer] >= JUMP:
+                if times[layer] >= STEP_JUMP:
                     many = f"{times[layer]:,.0f} times its median at step {steps[row]:,}"
                     return f" Look at {self._layers[layer]}: its |dw| / (lr |w|) was {many}, the first of all layers."
         if by_weights:
@@ -141,19 +141,19 @@ class DivergenceWatch:
         largest = f"the largest of all layers, {table[-1, layer]:.2g} at step {steps[-1]:,}"
         return f" Look at {self._layers[layer]}: its |dw| / |w| is {largest}."
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, as JSON."""
         return {key: value for key, value in vars(self).items() if key not in ("_layers", "_sizes", "_batch")}
 
-    def take(self, state: Any) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Goes on from such a state. Raises ValueError: it is none."""
-        mine = self.state()
+        mine = self.state_dict()
         if not isinstance(state, dict) or state.keys() != mine.keys():
             raise ValueError("other entries")
         for name, value in state.items():
             fits = is_any_number(value) or (value is None and mine[name] is None)
             if name == "_looks":
-                fits = isinstance(value, list) and all(self._is_look(one) for one in value)
+                fits = isinstance(value, list) and all(self._is_history_entry(one) for one in value)
             elif isinstance(mine[name], list):
                 fits = isinstance(value, list) and all(map(is_any_number, value))
                 fits = fits and (name != "_weights_first" or len(value) == len(mine[name]))
@@ -163,7 +163,7 @@ class DivergenceWatch:
                 raise ValueError(name)
         vars(self).update(state)
 
-    def _is_look(self, value: Any) -> bool:
+    def _is_history_entry(self, value: Any) -> bool:
         if not isinstance(value, list) or len(value) != 3 or not isinstance(value[2], list):
             return False
         step, lr, moved = value
@@ -184,52 +184,52 @@ class DivergenceWatch:
             return f"The run diverges: gradients overflow fp16 at step {step:,} with a loss scale of {loss_scale:g}."
         if not self._first:
             self._first_step = step - len(losses) + 1
-        self._first = [*self._first, *losses.tolist()][:FIRST]
+        self._first = [*self._first, *losses.tolist()][:START_STEPS]
         begun = self._first[0]
-        start = max(begun, min(median(self._first), begun + abs(begun) * SPREAD / math.sqrt(self._batch)))
+        start = max(begun, min(median(self._first), begun + abs(begun) * START_DEVIATIONS / math.sqrt(self._batch)))
         moves = np.abs(np.diff(np.concatenate([self._recent[-1:], losses])))
-        self._moves = [*self._moves, *moves.tolist()][-4 * STEPS :]
-        self._recent = [*self._recent, *losses.tolist()][-max(STEPS, len(losses)) :]
+        self._moves = [*self._moves, *moves.tolist()][-4 * MEDIAN_STEPS :]
+        self._recent = [*self._recent, *losses.tolist()][-max(MEDIAN_STEPS, len(losses)) :]
         now = median(losses.tolist())
         level = median(self._recent)
-        grown = self._blown_up(step, now, level, start, layers, gradient)
-        if len(self._recent) < STEPS:
+        grown = self._check_growth(step, now, level, start, layers, gradient)
+        if len(self._recent) < MEDIAN_STEPS:
             return grown
         # The median of |x - y| of two normal numbers is 0.954 standard deviations of one.
         noise = median(self._moves) / 0.954 if self._moves else 0.0
-        rise = max(RISE * abs(start), min(NOISE * noise, MOST * abs(begun)))
+        rise = max(LOSS_RISE * abs(start), min(NOISE_DEVIATIONS * noise, MAX_NOISE_RISE * abs(begun)))
         best = level if self._best is None else self._best
         learned = start - best
         if min(level, now) > start + rise:
             self._bad += 1
         else:
             self._bad = 0
-        was_learned = learned >= LEARNED * abs(start) and learned > NOISE * noise
-        if was_learned and min(level, now) > start - (1 - LOST) * learned:
+        was_learned = learned >= LEARNED_SHARE * abs(start) and learned > NOISE_DEVIATIONS * noise
+        if was_learned and min(level, now) > start - (1 - LOST_SHARE) * learned:
             self._lost += 1
             self._since = self._since or step - len(losses)
         else:
             self._lost = self._since = 0
         if self._best is None or level < self._best:
             self._best, self._best_step = level, step
-        if self._bad >= LOOKS:
+        if self._bad >= DIVERGING_CHECKS:
             return (
                 f"The run diverges: at step {step:,} the loss is {level:.4g} in the median of {len(self._recent)} "
-                f"steps, and {self._at_first()}."
+                f"steps, and {self._describe_start()}."
             )
-        if self._lost >= LOOKS_LOST and step - self._since >= LONG:
+        if self._lost >= LOST_CHECKS and step - self._since >= LOST_STEPS:
             return (
                 f"The run has lost what it had learned: at step {step:,} the loss is {level:.4g} in the median of "
-                f"{len(self._recent)} steps, after {best:.4g} at step {self._best_step:,}; {self._at_first()}."
+                f"{len(self._recent)} steps, after {best:.4g} at step {self._best_step:,}; {self._describe_start()}."
             )
         return grown
 
-    def _at_first(self) -> str:
+    def _describe_start(self) -> str:
         """What the loss began at: that of step 1 is of the network before any update."""
         before = ", before any update," if self._first_step == 1 else ""
         return f"at step {self._first_step:,}{before} it was {self._first[0]:.4g}"
 
-    def _blown_up(
+    def _check_growth(
         self,
         step: int,
         now: float,
@@ -239,28 +239,28 @@ class DivergenceWatch:
         gradient: float | None,
     ) -> str | None:
         """Of weights or gradients, while nothing is learned."""
-        usual = median(self._gradients) if len(self._gradients) >= LOOKS else math.inf
+        usual = median(self._gradients) if len(self._gradients) >= DIVERGING_CHECKS else math.inf
         if gradient is not None and math.isfinite(gradient):
-            self._gradients = [*self._gradients, gradient][-HISTORY:]
+            self._gradients = [*self._gradients, gradient][-HISTORY_CHECKS:]
         if layers is not None and len(layers) == len(self._weights_first) > 0:
             weight = layers[:, 0].astype(float)
-            least = LEAST * np.sqrt(self._sizes)
-            grown = np.flatnonzero((weight > GROWN * np.array(self._weights_first)) & (weight > least))
+            least = MIN_WEIGHT_RMS * np.sqrt(self._sizes)
+            grown = np.flatnonzero((weight > WEIGHT_GROWTH * np.array(self._weights_first)) & (weight > least))
             if len(grown) and min(level, now) > start:
                 worst = int(grown[np.argmax(weight[grown] / np.maximum(np.array(self._weights_first)[grown], 1e-30))])
                 times = weight[worst] / max(self._weights_first[worst], 1e-30)
                 name = self._layers[worst]
                 many = f"{times:,.0f} times as large as at the start"
                 return f"The run diverges: at step {step:,} the weights of {name} are {many}."
-        steep = gradient is not None and now > start + RISE * abs(start) and gradient > GRADIENT * usual
+        steep = gradient is not None and now > start + LOSS_RISE * abs(start) and gradient > GRADIENT_GROWTH * usual
         self._steep = self._steep + 1 if steep else 0
-        if gradient is not None and self._steep >= LOOKS:
+        if gradient is not None and self._steep >= DIVERGING_CHECKS:
             times = gradient / usual
             return f"The run diverges: the gradient at step {step:,} is {times:,.0f} times its median before."
         return None
 
 
-def _over(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
+def _divide(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
     """one / other; 0 where both are 0, and where weights begin at zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(other == 0, 0.0, one.astype(float) / other)

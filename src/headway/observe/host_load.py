@@ -11,7 +11,7 @@ from typing import NamedTuple, final
 import psutil
 
 from headway.core.cgroups import GROUPS, find_cgroups, read_quota_cores
-from headway.observe.sampling import Row, Source
+from headway.observe.load_sampler import LoadRow, LoadSource
 
 KIND = "host"
 COLUMNS = ("seconds", "busy", "own", "memory_bytes", "throttled", "read_bytes_s")
@@ -22,7 +22,7 @@ PROC = Path("/proc")
 
 
 @final
-class HostLoad(Source):
+class HostLoadSource(LoadSource):
     """Reads them, on the host that this process runs on.
 
     Where a quota of the control group allows fewer cores than there are CPUs, busy is what the group has used of its
@@ -35,12 +35,12 @@ class HostLoad(Source):
     def __init__(self, cpus: Sequence[int], *, proc: Path = PROC, groups: Path = GROUPS) -> None:
         self._cpus = frozenset(f"cpu{number}" for number in cpus)
         over = ((folder, read_quota_cores(folder)) for folder in find_cgroups("cpu", groups, proc / "self/cgroup"))
-        self._proc, self._groups = proc, [_Group(folder, cores) for folder, cores in over if cores is not None]
+        self._proc, self._groups = proc, [_QuotaGroup(folder, cores) for folder, cores in over if cores is not None]
         quotas = [(group.cores, group.folder) for group in self._groups if group.cores < len(cpus)]
         self._quota = min(quotas, default=None)
         self._cores = self._quota[0] if self._quota else float(len(cpus))
         self._process = psutil.Process()
-        self._before = self._count()
+        self._before = self._read_counters()
 
     @property
     def kind(self) -> str:
@@ -50,36 +50,36 @@ class HostLoad(Source):
     def columns(self) -> tuple[str, ...]:
         return COLUMNS
 
-    def read(self, now_s: float) -> list[Row]:
-        then, now = self._before, self._count()
+    def read(self, now_s: float) -> list[LoadRow]:
+        then, now = self._before, self._read_counters()
         self._before, elapsed_s = now, max(now.at_s - then.at_s, 1e-9)
-        busy = _over(now.busy - then.busy, now.all - then.all)
+        busy = _divide(now.busy - then.busy, now.all - then.all)
         own = (now.own_s - then.own_s) / (elapsed_s * self._cores)
-        stopped = [_over(a[1] - b[1], a[0] - b[0]) for a, b in zip(now.periods, then.periods, strict=True)]
+        stopped = [_divide(a[1] - b[1], a[0] - b[0]) for a, b in zip(now.periods, then.periods, strict=True)]
         throttled = max((share for share in stopped if not math.isnan(share)), default=math.nan)
         reads = (now.read_bytes - then.read_bytes) / elapsed_s
-        return [(now_s, min(busy, 1.0), min(own, 1.0), self._memory_bytes(), throttled, reads)]
+        return [(now_s, min(busy, 1.0), min(own, 1.0), self._read_memory_bytes(), throttled, reads)]
 
     def close(self) -> None:
         pass
 
-    def _count(self) -> _Counts:
+    def _read_counters(self) -> _HostCounters:
         at_s = time.perf_counter()
         if self._quota is None:
-            busy, everything = _ticks(self._proc / "stat", self._cpus)
+            busy, everything = _read_ticks(self._proc / "stat", self._cpus)
         else:
             cores, folder = self._quota
-            busy, everything = _used_s(folder), at_s * cores
-        periods = [_periods(group.folder) for group in self._groups]
-        return _Counts(at_s, busy, everything, time.process_time(), periods, self._read_bytes())
+            busy, everything = _read_cpu_seconds(folder), at_s * cores
+        periods = [_read_periods(group.folder) for group in self._groups]
+        return _HostCounters(at_s, busy, everything, time.process_time(), periods, self._read_disk_bytes())
 
-    def _memory_bytes(self) -> float:
+    def _read_memory_bytes(self) -> float:
         try:
             return float(self._process.memory_info().rss)
         except psutil.Error:
             return math.nan
 
-    def _read_bytes(self) -> float:
+    def _read_disk_bytes(self) -> float:
         try:
             return float(self._process.io_counters().read_bytes)
         except (psutil.Error, AttributeError, NotImplementedError, OSError, RuntimeError):  # a kernel without them
@@ -87,7 +87,7 @@ class HostLoad(Source):
 
 
 @final
-class _Counts(NamedTuple):
+class _HostCounters(NamedTuple):
     """At one moment: counters that only grow."""
 
     at_s: float
@@ -99,14 +99,14 @@ class _Counts(NamedTuple):
 
 
 @final
-class _Group(NamedTuple):
+class _QuotaGroup(NamedTuple):
     """A control group over this process that has a quota, in cores."""
 
     folder: Path
     cores: float
 
 
-def _ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
+def _read_ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
     """(not idle, all) of these CPUs since the start of the machine, in ticks; NaN where it is not told."""
     busy = everything = 0.0
     try:
@@ -125,9 +125,9 @@ def _ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
     return busy, everything
 
 
-def _used_s(folder: Path) -> float:
+def _read_cpu_seconds(folder: Path) -> float:
     """Seconds of processors that a group has used."""
-    used = _stat(folder).get("usage_usec")
+    used = _read_stat(folder).get("usage_usec")
     if used is not None:
         return used / 1e6
     try:
@@ -136,18 +136,18 @@ def _used_s(folder: Path) -> float:
         return math.nan
 
 
-def _periods(folder: Path) -> tuple[float, float]:
+def _read_periods(folder: Path) -> tuple[float, float]:
     """(all, throttled) periods of a group's quota."""
-    stat = _stat(folder)
+    stat = _read_stat(folder)
     return stat.get("nr_periods", math.nan), stat.get("nr_throttled", math.nan)
 
 
-def _stat(folder: Path) -> dict[str, float]:
+def _read_stat(folder: Path) -> dict[str, float]:
     try:
         return {name: float(value) for name, value in map(str.split, (folder / "cpu.stat").read_text().splitlines())}
     except (OSError, ValueError):
         return {}
 
 
-def _over(part: float, whole: float) -> float:
+def _divide(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.nan

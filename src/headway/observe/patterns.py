@@ -14,19 +14,19 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-CHANCE = 0.01
+MAX_CHANCE = 0.01
 """A pattern that chance makes more often than this is none."""
-CYCLES = 4
+MIN_CYCLES = 4
 """Times at least that something has to come back."""
-TIMES = 2.0
+LARGE_RATIO = 2.0
 """A value of the pattern is large where three quarters of them are at least so many times the median of the others."""
-MOST_WORKERS = 64
-BLOCKS = 64
+MAX_WORKERS = 64
+DRIFT_PIECES = 64
 """Medians of as many pieces of a series are looked at for a drift: Mann-Kendall compares all pairs, and takes the
 values as independent, which those of neighbouring steps are not."""
-LEAST_DRIFT = 10
+MIN_DRIFT_VALUES = 10
 """Values, below which the normal approximation of Mann-Kendall is off (Gilbert 1987, section 16.4)."""
-BEHIND = 0.05
+MIN_DELAY = 0.05
 """Of a step: a slowest rank that is behind by less is no straggler; one of them is always the slowest."""
 
 Numbers = NDArray[np.float64]
@@ -34,7 +34,7 @@ Numbers = NDArray[np.float64]
 
 @final
 @dataclass(frozen=True)
-class Recurring:
+class RecurringPattern:
     """Large values at every `period`-th place.
 
     Attributes:
@@ -82,7 +82,9 @@ class SlowRank:
     always: bool | None
 
 
-def recurring(values: ArrayLike, period: int, places: ArrayLike | None = None, *, tried: int = 1) -> Recurring | None:
+def find_recurring(
+    values: ArrayLike, period: int, places: ArrayLike | None = None, *, tried: int = 1
+) -> RecurringPattern | None:
     """Whether every `period`-th value is large, by the rank sum of those at the phase where they are largest.
 
     Args:
@@ -91,29 +93,29 @@ def recurring(values: ArrayLike, period: int, places: ArrayLike | None = None, *
     """
     series = np.asarray(values, np.float64)
     at = (np.arange(len(series)) if places is None else np.asarray(places, np.int64)) % max(period, 1)
-    if period < 2 or len(series) < CYCLES * period:
+    if period < 2 or len(series) < MIN_CYCLES * period:
         return None
-    ranks = _ranks(series)
+    ranks = _rank_values(series)
     counts = np.bincount(at, minlength=period)
     means = np.bincount(at, ranks, minlength=period) / np.maximum(counts, 1)
     phase = int(np.argmax(means))
     here = at == phase
     size, others = int(counts[phase]), len(series) - int(counts[phase])
-    if size < CYCLES or not others:
+    if size < MIN_CYCLES or not others:
         return None
     # Variance of a mean rank, drawn without replacement from these ranks: ties are in it.
     variance = float(ranks.var()) / size * others / (len(series) - 1)
     if variance <= 0:
         return None
-    p_value = _upper((float(means[phase]) - float(ranks.mean())) / math.sqrt(variance)) * period * tried
+    p_value = _compute_normal_tail((float(means[phase]) - float(ranks.mean())) / math.sqrt(variance)) * period * tried
     large, rest = series[here], float(np.median(series[~here]))
     quartile = float(np.percentile(large, 25))
-    if p_value >= CHANCE or quartile <= 0 or quartile < TIMES * rest:
+    if p_value >= MAX_CHANCE or quartile <= 0 or quartile < LARGE_RATIO * rest:
         return None
-    return Recurring(period, phase, float(np.median(large)), rest, p_value)
+    return RecurringPattern(period, phase, float(np.median(large)), rest, p_value)
 
 
-def of_workers(waits: ArrayLike, places: ArrayLike, workers: int | None = None) -> Recurring | None:
+def find_worker_period(waits: ArrayLike, places: ArrayLike, workers: int | None = None) -> RecurringPattern | None:
     """Waits that are long for every W-th batch: W workers bring a batch each at about one time, and all of them
     together are too slow. Of the workers' number where it is known, else of the smallest W that fits, 2 to 64.
 
@@ -121,20 +123,20 @@ def of_workers(waits: ArrayLike, places: ArrayLike, workers: int | None = None) 
         waits: seconds. places: of each batch in its epoch.
     """
     if workers is not None:
-        return recurring(waits, workers, places)
-    periods = range(2, MOST_WORKERS + 1)
-    found = (recurring(waits, period, places, tried=len(periods)) for period in periods)
+        return find_recurring(waits, workers, places)
+    periods = range(2, MAX_WORKERS + 1)
+    found = (find_recurring(waits, period, places, tried=len(periods)) for period in periods)
     return next((one for one in found if one is not None), None)
 
 
-def period(values: ArrayLike) -> Recurring | None:
+def find_period(values: ArrayLike) -> RecurringPattern | None:
     """The shortest period with which large values come back, found by autocorrelation.
 
     Values are cut off at ten median deviations above the median, so that two hiccups make no period of their distance.
     """
     series = np.asarray(values, np.float64)
     n = len(series)
-    longest = n // CYCLES
+    longest = n // MIN_CYCLES
     if longest < 2:
         return None
     middle = float(np.median(series))
@@ -147,33 +149,33 @@ def period(values: ArrayLike) -> Recurring | None:
         return None
     correlation = correlation / correlation[0]
     # Of white noise each has the deviation 1 / sqrt(n); the bound holds for all lags together.
-    bound = _quantile(CHANCE / longest) / math.sqrt(n)
+    bound = _find_normal_quantile(MAX_CHANCE / longest) / math.sqrt(n)
     tried = 0
     for lag in range(2, longest + 1):
         before, here, after = correlation[lag - 1 : lag + 2]
         if here > bound and here >= before and here >= after:
             tried += 1
-            if found := recurring(series, lag, tried=tried):
+            if found := find_recurring(series, lag, tried=tried):
                 return found
     return None
 
 
-def matched(period: int, known: Mapping[str, int]) -> str | None:
+def match_interval(period: int, known: Mapping[str, int]) -> str | None:
     """The name of the known interval that is as long as a period, to 2 % or one step; None: there is none."""
     near = {name: abs(steps - period) for name, steps in known.items() if abs(steps - period) <= max(1, 0.02 * steps)}
     return min(near, key=lambda name: near[name], default=None)
 
 
-def drift(values: ArrayLike) -> Drift | None:
+def find_drift(values: ArrayLike) -> Drift | None:
     """Whether a series goes up or down, by Mann and Kendall's test of the medians of its pieces; None: too few values.
 
     Source: Kendall, Rank Correlation Methods, 1975; Sen 1968 for the slope.
     """
     series = np.asarray(values, np.float64)
-    if len(series) < LEAST_DRIFT:
+    if len(series) < MIN_DRIFT_VALUES:
         return None
-    if len(series) > BLOCKS:
-        series = np.array([np.median(piece) for piece in np.array_split(series, BLOCKS)])
+    if len(series) > DRIFT_PIECES:
+        series = np.array([np.median(piece) for piece in np.array_split(series, DRIFT_PIECES)])
     n = len(series)
     first, second = np.triu_indices(n, 1)
     rises = series[second] - series[first]
@@ -183,12 +185,12 @@ def drift(values: ArrayLike) -> Drift | None:
     middle = float(np.median(series))
     if variance <= 0:
         return Drift(0.0, 1.0)
-    p_value = min(1.0, 2 * _upper(max(0.0, abs(score) - 1) / math.sqrt(variance)))
+    p_value = min(1.0, 2 * _compute_normal_tail(max(0.0, abs(score) - 1) / math.sqrt(variance)))
     slope = float(np.median(rises / (second - first)))
     return Drift(slope * (n - 1) / middle if middle > 0 else 0.0, p_value)
 
 
-def slow_rank(own: ArrayLike, step: float) -> SlowRank | None:
+def find_slow_rank(own: ArrayLike, step: float) -> SlowRank | None:
     """Which rank the others wait for; None: none is behind by 5 % of a step.
 
     Args:
@@ -202,19 +204,19 @@ def slow_rank(own: ArrayLike, step: float) -> SlowRank | None:
     slowest = times.argmax(1)
     others = np.array([np.median(np.delete(row, place)) for row, place in zip(times, slowest, strict=True)])
     behind = float((times.max(1) - others).mean()) / step
-    if behind < BEHIND:
+    if behind < MIN_DELAY:
         return None
     counts = np.bincount(slowest, minlength=ranks)
     rank = int(counts.argmax())
     often = int(counts[rank])
-    if ranks * _at_least(windows, windows, 1 / ranks) >= CHANCE:
+    if ranks * _compute_binomial_tail(windows, windows, 1 / ranks) >= MAX_CHANCE:
         always = None
     else:
-        always = often > windows / 2 and ranks * _at_least(often, windows, 1 / ranks) < CHANCE
+        always = often > windows / 2 and ranks * _compute_binomial_tail(often, windows, 1 / ranks) < MAX_CHANCE
     return SlowRank(rank, often / windows, behind, always)
 
 
-def share_interval(part: Sequence[float] | Numbers, whole: Sequence[float] | Numbers) -> tuple[float, float, float]:
+def estimate_share(part: Sequence[float] | Numbers, whole: Sequence[float] | Numbers) -> tuple[float, float, float]:
     """(share, low, high): sum(part) / sum(whole), with two standard errors either way.
 
     From a jackknife over ten pieces: neighbouring steps are not independent. NaN bounds for fewer than ten values.
@@ -234,28 +236,28 @@ def share_interval(part: Sequence[float] | Numbers, whole: Sequence[float] | Num
     return share, max(0.0, share - 2 * error), min(1.0, share + 2 * error)
 
 
-def _ranks(values: Numbers) -> Numbers:
+def _rank_values(values: Numbers) -> Numbers:
     """1, 2, 3, ... in the order of the values; equal ones share the mean of theirs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last: Any = np.cumsum(counts)
     return np.asarray((last - (counts - 1) / 2)[inverse.reshape(-1)], np.float64)
 
 
-def _upper(z: float) -> float:
+def _compute_normal_tail(z: float) -> float:
     """Chance of a standard normal number above z."""
     return 0.5 * math.erfc(z / math.sqrt(2))
 
 
-def _quantile(chance: float) -> float:
+def _find_normal_quantile(chance: float) -> float:
     """The z above which a standard normal number is with this chance, by bisection; to 1e-9."""
     low, high = 0.0, 40.0
     while high - low > 1e-9:
         middle = (low + high) / 2
-        low, high = (middle, high) if _upper(middle) > chance else (low, middle)
+        low, high = (middle, high) if _compute_normal_tail(middle) > chance else (low, middle)
     return low
 
 
-def _at_least(hits: int, tries: int, chance: float) -> float:
+def _compute_binomial_tail(hits: int, tries: int, chance: float) -> float:
     """Binomial chance of so many hits or more; 0 < chance < 1."""
     ways = [math.lgamma(tries + 1) - math.lgamma(k + 1) - math.lgamma(tries - k + 1) for k in range(hits, tries + 1)]
     yes, no = math.log(chance), math.log1p(-chance)

@@ -12,19 +12,19 @@ from typing import final
 
 from headway.core.errors import UsageError
 from headway.core.files import describe_os_error
-from headway.observe.page_server import PageServer
+from headway.observe.metrics_server import MetricsServer
 
 LOG = logging.getLogger("headway.observe")
 
 ADDRESS, PORT = "127.0.0.1", 9400
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-LOOK_S = 0.25
+LEADER_CHECK_S = 0.25
 """Between two looks whether this process leads now."""
 
 
 @final
-class Endpoint:
+class PrometheusEndpoint:
     """Serves the page from a thread of its own for as long as its block lasts.
 
     Args:
@@ -47,11 +47,11 @@ class Endpoint:
     ) -> None:
         self._address, self._port, self._leads = address, port, leads
         self._gauges, self._labels = gauges, labels
-        self._server: PageServer | None = None
+        self._server: MetricsServer | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._take_over, name="headway-prometheus", daemon=True)
 
-    def __enter__(self) -> Endpoint:
+    def __enter__(self) -> PrometheusEndpoint:
         if self._leads():
             self._server = self._start()
         else:
@@ -68,7 +68,7 @@ class Endpoint:
             self._server.stop()
 
     def _take_over(self) -> None:
-        while not self._stop.wait(LOOK_S):
+        while not self._stop.wait(LEADER_CHECK_S):
             if self._leads():
                 try:
                     self._server = self._start()
@@ -76,33 +76,33 @@ class Endpoint:
                     LOG.warning("%s", error)
                 return
 
-    def _start(self) -> PageServer:
+    def _start(self) -> MetricsServer:
         try:
-            return PageServer(self._address, self._port, PATH, CONTENT_TYPE, self._page)
+            return MetricsServer(self._address, self._port, PATH, CONTENT_TYPE, self._build_page)
         except OSError as error:
             what = f"port {self._port} of {self._address} for Prometheus cannot be used ({describe_os_error(error)})"
             fix = "Name another one, or take prometheus out of sinks."
             raise UsageError(what, where="observe.prometheus_port", fix=fix) from error
 
-    def _page(self) -> str:
-        return exposition(self._gauges(), self._labels)
+    def _build_page(self) -> str:
+        return format_exposition(self._gauges(), self._labels)
 
 
-def exposition(gauges: Mapping[str, float], labels: Mapping[str, str]) -> str:
+def format_exposition(gauges: Mapping[str, float], labels: Mapping[str, str]) -> str:
     """The numbers in Prometheus' text format 0.0.4. What a name may not hold becomes `_`; of two names that are then
     one, the first is told."""
     told: dict[str, float] = {}
     for name, value in gauges.items():
         told.setdefault(re.sub(r"[^a-zA-Z0-9_]", "_", f"headway_{name}"), value)
-    inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return "".join(f"# TYPE {name} gauge\n{name}{{{inside}}} {_number(value)}\n" for name, value in told.items())
+    inside = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+    return "".join(f"# TYPE {name} gauge\n{name}{{{inside}}} {_format_number(value)}\n" for name, value in told.items())
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     if math.isfinite(value):
         return repr(float(value))
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"

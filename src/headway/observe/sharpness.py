@@ -14,7 +14,7 @@ Tick = Callable[[], object]
 
 
 @final
-class Objective:
+class SharpnessObjective:
     """A function of parameters, with its gradient and its Hessian times a vector.
 
     Args:
@@ -28,7 +28,7 @@ class Objective:
     ) -> None:
         self.parameters, self._parts, self._tick = list(parameters), parts, tick
 
-    def gradient(self) -> tuple[float, list[Tensor]]:
+    def compute_gradient(self) -> tuple[float, list[Tensor]]:
         """(value, gradient) where the parameters are now."""
         value, found = 0.0, [torch.zeros_like(one) for one in self.parameters]
         for part in self._parts():
@@ -38,7 +38,7 @@ class Objective:
         self._tick()
         return value, found
 
-    def product(self, vector: Sequence[Tensor]) -> list[Tensor]:
+    def multiply_hessian(self, vector: Sequence[Tensor]) -> list[Tensor]:
         """Hessian x vector (Pearlmutter 1994): the gradient of the gradient's product with the vector."""
         found = [torch.zeros_like(one) for one in self.parameters]
         for part in self._parts():
@@ -52,7 +52,7 @@ class Objective:
 
 @final
 @dataclass(frozen=True)
-class Epsilon:
+class EpsilonSharpness:
     """Keskar's sharpness, as far as the ascents found it: the true maximum is this or higher.
 
     Attributes:
@@ -70,9 +70,9 @@ class Epsilon:
 
 
 @torch.no_grad()
-def epsilon_sharpness(
-    objective: Objective, *, epsilon: float = 1e-3, steps: int = 10, starts: int = 2, seed: int = 0
-) -> Epsilon:
+def measure_epsilon_sharpness(
+    objective: SharpnessObjective, *, epsilon: float = 1e-3, steps: int = 10, starts: int = 2, seed: int = 0
+) -> EpsilonSharpness:
     """How much higher the function gets in a small box around its parameters (Keskar et al. 2017, arXiv 1609.04836,
     metric 2.1, with A the identity): |z_i| <= epsilon (|x_i| + 1).
 
@@ -83,14 +83,14 @@ def epsilon_sharpness(
     x, generator = [one.clone() for one in objective.parameters], torch.Generator().manual_seed(seed)
     box = [epsilon * (one.abs() + 1) for one in x]
 
-    def ascended(z: list[Tensor]) -> float:
-        best, slope = _at(objective, x, z)
+    def ascend(z: list[Tensor]) -> float:
+        best, slope = _evaluate_at(objective, x, z)
         share = 1.0
         for _ in range(steps - 1):
             trial = [
                 torch.clamp(a + 2 * share * b * g.sign(), min=-b, max=b) for a, b, g in zip(z, box, slope, strict=True)
             ]
-            value, found = _at(objective, x, trial)
+            value, found = _evaluate_at(objective, x, trial)
             if value > best:
                 best, z, slope = value, trial, found
             else:
@@ -99,27 +99,27 @@ def epsilon_sharpness(
 
     try:
         with torch.enable_grad():
-            loss, uphill = objective.gradient()
+            loss, uphill = objective.compute_gradient()
         highest = loss
         for start in range(starts):
             z = [b * (2 * torch.rand(b.shape, generator=generator).to(b) - 1) for b in box]
             if start == 0:  # a weight without a slope still has a side to go to
                 z = [b * torch.where(g == 0, a, g).sign() for a, b, g in zip(z, box, uphill, strict=True)]
-            highest = max(highest, ascended(z))
+            highest = max(highest, ascend(z))
     finally:
-        _put(objective.parameters, x)
-    return Epsilon(100 * (highest - loss) / (1 + loss), loss, highest, epsilon, steps, starts)
+        _copy_into(objective.parameters, x)
+    return EpsilonSharpness(100 * (highest - loss) / (1 + loss), loss, highest, epsilon, steps, starts)
 
 
-def _at(objective: Objective, x: list[Tensor], z: list[Tensor]) -> tuple[float, list[Tensor]]:
-    _put(objective.parameters, [a + b for a, b in zip(x, z, strict=True)])
+def _evaluate_at(objective: SharpnessObjective, x: list[Tensor], z: list[Tensor]) -> tuple[float, list[Tensor]]:
+    _copy_into(objective.parameters, [a + b for a, b in zip(x, z, strict=True)])
     with torch.enable_grad():
-        return objective.gradient()
+        return objective.compute_gradient()
 
 
 @final
 @dataclass(frozen=True)
-class Eigenvalue:
+class HessianEigenvalue:
     """A curvature v H v of one unit vector v, which no largest eigenvalue is below.
 
     Attributes:
@@ -133,14 +133,14 @@ class Eigenvalue:
     residual: float
 
 
-def largest_eigenvalue(
-    objective: Objective,
+def find_largest_eigenvalue(
+    objective: SharpnessObjective,
     *,
     scale: Sequence[Tensor] | None = None,
     products: int = 30,
     tolerance: float = 1e-3,
     seed: int = 0,
-) -> Eigenvalue:
+) -> HessianEigenvalue:
     """The largest eigenvalue of the Hessian, by power iteration from a random vector.
 
     Power iteration goes to the eigenvalue of the largest magnitude. Where that is negative, a second one, of the
@@ -153,41 +153,46 @@ def largest_eigenvalue(
         products: at most so many for each of the two.
         tolerance: stop where the residual is below it: an eigenvalue is near, if not surely the largest.
     """
-    found = _power(objective, scale, 0.0, products, tolerance, seed)
+    found = _iterate_power(objective, scale, 0.0, products, tolerance, seed)
     if found.value >= 0:
         return found
-    beyond = _power(objective, scale, found.value, products, tolerance, seed)
+    beyond = _iterate_power(objective, scale, found.value, products, tolerance, seed)
     value = beyond.value + found.value
     residual = beyond.residual * abs(beyond.value) / max(abs(value), 1e-30)
-    return Eigenvalue(value, found.products + beyond.products, residual)
+    return HessianEigenvalue(value, found.products + beyond.products, residual)
 
 
-def _power(
-    objective: Objective, scale: Sequence[Tensor] | None, shift: float, products: int, tolerance: float, seed: int
-) -> Eigenvalue:
+def _iterate_power(
+    objective: SharpnessObjective,
+    scale: Sequence[Tensor] | None,
+    shift: float,
+    products: int,
+    tolerance: float,
+    seed: int,
+) -> HessianEigenvalue:
     """Of the Hessian less shift x identity, within what `scale` leaves."""
     generator = torch.Generator().manual_seed(seed)
     v = [torch.randn(one.shape, generator=generator).to(one) for one in objective.parameters]
     if scale is not None:
         v = [a * (s != 0) for a, s in zip(v, scale, strict=True)]
-    v = _unit(v)
+    v = _normalise(v)
     value, residual = 0.0, float("inf")
     for count in range(1, products + 1):
         if scale is None:
-            w = objective.product(v)
+            w = objective.multiply_hessian(v)
         else:
-            w = objective.product([a * s for a, s in zip(v, scale, strict=True)])
+            w = objective.multiply_hessian([a * s for a, s in zip(v, scale, strict=True)])
             w = [a * s for a, s in zip(w, scale, strict=True)]
         w = [a - shift * b for a, b in zip(w, v, strict=True)]
-        value = _inner(v, w)
-        length = _inner(w, w) ** 0.5
+        value = _dot(v, w)
+        length = _dot(w, w) ** 0.5
         if not 0 < length < float("inf"):
-            return Eigenvalue(value, count, 0.0 if length == 0 else float("inf"))
+            return HessianEigenvalue(value, count, 0.0 if length == 0 else float("inf"))
         residual = max(0.0, length**2 - value**2) ** 0.5 / max(abs(value), 1e-30)
         if residual < tolerance:
-            return Eigenvalue(value, count, residual)
+            return HessianEigenvalue(value, count, residual)
         v = [a / length for a in w]
-    return Eigenvalue(value, products, residual)
+    return HessianEigenvalue(value, products, residual)
 
 
 def _add(to: list[Tensor], more: Sequence[Tensor | None]) -> None:
@@ -197,15 +202,15 @@ def _add(to: list[Tensor], more: Sequence[Tensor | None]) -> None:
 
 
 @torch.no_grad()
-def _put(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def _copy_into(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)
 
 
-def _inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     return float(sum((a.double() * b.double()).sum() for a, b in zip(one, other, strict=True)))
 
 
-def _unit(vector: list[Tensor]) -> list[Tensor]:
-    length = max(_inner(vector, vector) ** 0.5, 1e-30)
+def _normalise(vector: list[Tensor]) -> list[Tensor]:
+    length = max(_dot(vector, vector) ** 0.5, 1e-30)
     return [one / length for one in vector]

@@ -23,13 +23,13 @@ LOG = logging.getLogger("headway.observe")
 
 PROJECT = "headway"
 """MLflow's experiment and W&B's project, unless the user's environment names another."""
-MOST_RECORDS = 32
+MAX_RECORDS = 32
 """That go to MLflow at once: it takes a thousand numbers, and a record has ten."""
-CLOSE_S = 20.0
+MAX_CLOSE_S = 20.0
 """For what MLflow has not taken yet when a run ends."""
 
 
-class Sink(ABC):
+class MetricsSink(ABC):
     """Takes the records of metrics.jsonl."""
 
     @abstractmethod
@@ -42,17 +42,17 @@ class Sink(ABC):
 
 
 @final
-class TensorBoard(Sink):
+class TensorBoardSink(MetricsSink):
     """Event files in RUN/tensorboard, one scalar a number: `train/loss`, `evaluate/accuracy`, ..."""
 
     def __init__(self, folder: Path, after_step: int | None) -> None:
-        module = _package("torch.utils.tensorboard", "tensorboard")
+        module = _import_package("torch.utils.tensorboard", "tensorboard")
         self._writer = module.SummaryWriter(
             str(folder / "tensorboard"), purge_step=None if after_step is None else after_step + 1
         )
 
     def record(self, record: dict[str, Any]) -> None:
-        for name, value in _numbers(record).items():
+        for name, value in _name_numbers(record).items():
             self._writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class TensorBoard(Sink):
 
 
 @final
-class MLflow(Sink):
+class MLflowSink(MetricsSink):
     """A run of MLflow where MLFLOW_TRACKING_URI says, in the experiment MLFLOW_EXPERIMENT_NAME, else `headway`.
 
     A thread of its own sends the records, so that a server that is slow or away holds nothing up; of records that it
@@ -68,7 +68,7 @@ class MLflow(Sink):
     """
 
     def __init__(self, folder: Path, after_step: int | None) -> None:
-        self._mlflow = _package("mlflow", "mlflow-skinny")
+        self._mlflow = _import_package("mlflow", "mlflow-skinny")
         self._known, self._name = folder / "mlflow.id", folder.resolve().name
         try:
             self._client = self._mlflow.MlflowClient()
@@ -84,24 +84,24 @@ class MLflow(Sink):
 
     def close(self) -> None:
         self._records.put(None)
-        self._thread.join(CLOSE_S)
+        self._thread.join(MAX_CLOSE_S)
         if self._thread.is_alive():
-            LOG.warning("MLflow has not taken all records in %g s: metrics.jsonl has them.", CLOSE_S)
+            LOG.warning("MLflow has not taken all records in %g s: metrics.jsonl has them.", MAX_CLOSE_S)
 
     def _run(self) -> None:
         run, lost, more = "", 0, True
         while more:
             taken = [self._records.get()]
             with suppress(queue.Empty):
-                while len(taken) < MOST_RECORDS:
+                while len(taken) < MAX_RECORDS:
                     taken.append(self._records.get_nowait())
             more = taken[-1] is not None
             batch = [one for one in taken if one is not None]
             if not batch:
                 break
             try:
-                run = run or self._begun()
-                self._client.log_batch(run, self._metrics(batch))
+                run = run or self._start_run()
+                self._client.log_batch(run, self._build_metrics(batch))
             except Exception as error:  # whatever a server, or the way to it, comes up with
                 if not lost:
                     LOG.warning("MLflow does not take the records: %s. The run goes on.", error)
@@ -112,15 +112,15 @@ class MLflow(Sink):
             if run:
                 self._client.set_terminated(run)
 
-    def _metrics(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> list[Any]:
+    def _build_metrics(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> list[Any]:
         make = self._mlflow.entities.Metric
         return [
             make(name, float(value), time_ms, record["step"])
             for time_ms, record in batch
-            for name, value in _numbers(record).items()
+            for name, value in _name_numbers(record).items()
         ]
 
-    def _begun(self) -> str:
+    def _start_run(self) -> str:
         """The id of the run, which is made anew unless this run folder has one."""
         if self._known.exists():
             run = self._known.read_text()
@@ -138,12 +138,12 @@ class MLflow(Sink):
 
 
 @final
-class Wandb(Sink):
+class WandbSink(MetricsSink):
     """A run of Weights & Biases in the project WANDB_PROJECT, else `headway`; with WANDB_MODE=offline, files in
     RUN/wandb. RUN/wandb.id says which run it is, so that a resumed one goes on with it."""
 
     def __init__(self, folder: Path, after_step: int | None) -> None:
-        wandb = _package("wandb", "wandb")
+        wandb = _import_package("wandb", "wandb")
         known = folder / "wandb.id"
         if not known.exists():
             write_atomically(known, secrets.token_hex(4))
@@ -162,16 +162,20 @@ class Wandb(Sink):
         self._run.define_metric("*", step_metric="step")
 
     def record(self, record: dict[str, Any]) -> None:
-        self._run.log({**_numbers(record), "step": record["step"]})
+        self._run.log({**_name_numbers(record), "step": record["step"]})
 
     def close(self) -> None:
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Path, int | None], Sink]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": Wandb}
+SINKS: dict[str, Callable[[Path, int | None], MetricsSink]] = {
+    "tensorboard": TensorBoardSink,
+    "mlflow": MLflowSink,
+    "wandb": WandbSink,
+}
 
 
-def open_sinks(names: Sequence[str], folder: Path, after_step: int | None = None) -> list[Sink]:
+def open_sinks(names: Sequence[str], folder: Path, after_step: int | None = None) -> list[MetricsSink]:
     """The sinks of a recipe that are written to; a resumed run writes over what came after `after_step`, where a sink
     has means for that. `prometheus` is none of them: it is asked, see `observe.prometheus`.
 
@@ -181,13 +185,13 @@ def open_sinks(names: Sequence[str], folder: Path, after_step: int | None = None
     return [SINKS[name](folder, after_step) for name in names if name in SINKS]
 
 
-def _numbers(record: dict[str, Any]) -> dict[str, float]:
+def _name_numbers(record: dict[str, Any]) -> dict[str, float]:
     """The numbers of a record by what they are called elsewhere, `KIND/NAME`."""
     found = {name: value for name, value in record.items() if isinstance(value, int | float)}
     return {f"{record['kind']}/{name}": value for name, value in found.items() if name not in ("step", "position")}
 
 
-def _package(module: str, package: str) -> Any:
+def _import_package(module: str, package: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # their own imports warn of their dependencies

@@ -13,7 +13,7 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.observe.tensor_taps import Listener, place
+from headway.observe.tensor_taps import TensorListener, find_caller
 
 Stage = Literal["wait", "forward", "loss", "backward", "optimizer", "other"]
 STAGES: tuple[Stage, ...] = ("wait", "forward", "loss", "backward", "optimizer", "other")
@@ -21,22 +21,22 @@ WAIT, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(STAGES))
 
 WARM_UP_STEPS = 5
 """Steps at the beginning of a watch that are not counted: workers start, kernels are chosen, a network is compiled."""
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 """Newest steps that are kept; 4 MB."""
-MOST_EPOCHS = 1000
-MOST_PLACES = 1000
+MAX_EPOCHS = 1000
+MAX_PLACES = 1000
 """Reads whose place in the user's code is looked up, which takes longer than counting them."""
 
 Numbers = NDArray[np.float64]
-Row = tuple[int, ...]
+StepRow = tuple[int, ...]
 
-_FIGURES = len(STAGES) + 8
+_ROW_LENGTH = len(STAGES) + 8
 """Of a row."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class LoopStart:
     """One loop over the loader.
 
     Attributes:
@@ -55,7 +55,7 @@ class Start:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class StepSeries:
     """What was seen of the steps; a step is what is done with one batch.
 
     Attributes:
@@ -79,13 +79,13 @@ class Series:
     updates: Numbers
 
     @staticmethod
-    def of(rows: list[Row]) -> Series:
+    def from_rows(rows: list[StepRow]) -> StepSeries:
         """Args: rows: index, ns of each stage, reads, syncs, ns of these, before, after, exchanged, updates; -1: not
         known."""
-        table = np.array(rows, np.float64).reshape(-1, _FIGURES)
+        table = np.array(rows, np.float64).reshape(-1, _ROW_LENGTH)
         last = len(STAGES) + 1
         told = np.where(table[:, last + 3 : last + 6] < 0, math.nan, table[:, last + 3 : last + 6])
-        return Series(
+        return StepSeries(
             seconds=table[:, 1:last] / 1e9,
             index=table[:, 0].astype(np.int64),
             reads=table[:, last],
@@ -97,34 +97,34 @@ class Series:
             updates=table[:, last + 6],
         )
 
-    def where(self, chosen: NDArray[np.bool_]) -> Series:
+    def select(self, chosen: NDArray[np.bool_]) -> StepSeries:
         """Some of the steps."""
-        return Series(**{name: values[chosen] for name, values in vars(self).items()})
+        return StepSeries(**{name: values[chosen] for name, values in vars(self).items()})
 
     def __len__(self) -> int:
         return len(self.index)
 
 
 @final
-class Marks(Listener):
+class StepMarks(TensorListener):
     """Adds the time since the last mark to the stage that was under way, and makes a row of each step.
 
     Everything is told it by the thread that asks for the batches; what others tell is not listened to. Each mark is
     written out: a call more would double what it takes.
 
     Attributes:
-        drained: says whether the device has nothing left to do; None: it cannot.
-        exchanges: says whether the next backward exchanges gradients; None: nothing is known of that.
+        is_device_idle: says whether the device has nothing left to do; None: it cannot.
+        will_exchange: says whether the next backward exchanges gradients; None: nothing is known of that.
         rows: of the newest steps after the warm-up. starts: of the newest loops. steps: so far, warm-up included.
         elsewhere: an optimizer stepped on another thread than the one that asks for batches.
         places: (method, file, line) with which the first values were read, and how often.
     """
 
     def __init__(self) -> None:
-        self.drained: Callable[[], bool | None] | None = None
-        self.exchanges: Callable[[], bool] | None = None
-        self.rows: deque[Row] = deque(maxlen=MOST_STEPS)
-        self.starts: deque[Start] = deque(maxlen=MOST_EPOCHS)
+        self.is_device_idle: Callable[[], bool | None] | None = None
+        self.will_exchange: Callable[[], bool] | None = None
+        self.rows: deque[StepRow] = deque(maxlen=MAX_STEPS)
+        self.starts: deque[LoopStart] = deque(maxlen=MAX_EPOCHS)
         self.places: Counter[tuple[str, str, int]] = Counter()
         self.steps = 0
         self.elsewhere = False
@@ -146,7 +146,7 @@ class Marks(Listener):
 
     # The loader.
 
-    def began(self, index: int = -1) -> None:
+    def begin_loop(self, index: int = -1) -> None:
         """A loop begins, whose newest batch has this number; what is made for it counts as waiting."""
         now = perf_counter_ns()
         self._clear()
@@ -155,11 +155,11 @@ class Marks(Listener):
         self._first_ns, self._ended = None, False
         self._loop_rows = self._loop_updates = 0
 
-    def made(self) -> None:
+    def finish_iterator(self) -> None:
         """The iterator is there."""
         self._spent[WAIT] += perf_counter_ns() - self._last
 
-    def asked(self) -> None:
+    def request_batch(self) -> None:
         """The loop asks for a batch, and is through with the one before."""
         now = perf_counter_ns()
         if self._under_way:
@@ -174,33 +174,33 @@ class Marks(Listener):
                 )
             self._clear()
         self._thread, self._last = get_ident(), now
-        if self.drained is not None:
-            self._before = _known(self.drained())
+        if self.is_device_idle is not None:
+            self._before = _encode_flag(self.is_device_idle())
 
-    def came(self) -> None:
+    def receive_batch(self) -> None:
         """A batch is there."""
         now = perf_counter_ns()
         self._spent[WAIT] += now - self._last
         self._last = now
-        if self.drained is not None:
-            self._after = _known(self.drained())
+        if self.is_device_idle is not None:
+            self._after = _encode_flag(self.is_device_idle())
         self._index += 1
         self._under_way = True
         if self._index == 0:
             self._first_ns = self._spent[WAIT]
 
-    def ended(self) -> None:
+    def end_loop(self) -> None:
         """There is no further batch."""
         now = perf_counter_ns()
-        self._start(self._index + 1, now - self._last)
+        self._record_loop(self._index + 1, now - self._last)
         self._last, self._ended = now, True
 
-    def left(self) -> None:
+    def leave_loop(self) -> None:
         """The loop was left; its last step is not counted, as nothing says where it ended."""
-        self._start(None, None)
+        self._record_loop(None, None)
         self._ended = False
 
-    def _start(self, batches: int | None, end_ns: int | None) -> None:
+    def _record_loop(self, batches: int | None, end_ns: int | None) -> None:
         self._clear()
         self._updated = self._updated or self._loop_updates > 0
         if self._updated and not self._loop_updates:  # an evaluation on the training set
@@ -208,19 +208,19 @@ class Marks(Listener):
                 self.rows.pop()
             return
         self.starts.append(
-            Start(
-                first_s=_seconds(self._first_ns),
+            LoopStart(
+                first_s=_to_seconds(self._first_ns),
                 begins=self._begins,
                 batches=batches,
-                end_s=_seconds(end_ns),
-                before_s=_seconds(self._before_ns),
+                end_s=_to_seconds(end_ns),
+                before_s=_to_seconds(self._before_ns),
             )
         )
         self._begins = False
 
     # The network, backward and the optimizer.
 
-    def forward_began(self) -> None:
+    def begin_forward(self) -> None:
         if get_ident() == self._thread:
             self._models += 1
             if self._models == 1:
@@ -228,7 +228,7 @@ class Marks(Listener):
                 self._spent[OPTIMIZER if self._optimizers else OTHER] += now - self._last
                 self._last = now
 
-    def forward_ended(self) -> None:
+    def end_forward(self) -> None:
         if self._models and get_ident() == self._thread:
             self._models -= 1
             if not self._models:
@@ -237,7 +237,7 @@ class Marks(Listener):
                 self._last = now
                 self._forwarded = True
 
-    def backward_began(self) -> None:
+    def begin_backward(self) -> None:
         if get_ident() == self._thread:
             self._backwards += 1
             if self._backwards == 1:
@@ -245,10 +245,10 @@ class Marks(Listener):
                 self._spent[LOSS if self._forwarded else OPTIMIZER if self._optimizers else OTHER] += now - self._last
                 self._last = now
                 self._forwarded = False
-                if self.exchanges is not None:
-                    self._exchanged = int(self.exchanges())
+                if self.will_exchange is not None:
+                    self._exchanged = int(self.will_exchange())
 
-    def backward_ended(self) -> None:
+    def end_backward(self) -> None:
         if self._backwards and get_ident() == self._thread:
             self._backwards -= 1
             if not self._backwards:
@@ -256,7 +256,7 @@ class Marks(Listener):
                 self._spent[BACKWARD] += now - self._last
                 self._last = now
 
-    def step_began(self) -> None:
+    def begin_step(self) -> None:
         if get_ident() != self._thread:
             self.elsewhere = True
             return
@@ -268,7 +268,7 @@ class Marks(Listener):
             self._last = now
             self._forwarded = False
 
-    def step_ended(self) -> None:
+    def end_step(self) -> None:
         if self._optimizers and get_ident() == self._thread:
             self._optimizers -= 1
             if not self._optimizers:  # a class derived from one of torch's steps through it, and its hooks run twice
@@ -277,7 +277,7 @@ class Marks(Listener):
                 self._spent[OPTIMIZER] += now - self._last
                 self._last = now
 
-    def read(self, name: str, on_device: bool, ns: int) -> None:
+    def record_read(self, name: str, on_device: bool, ns: int) -> None:
         # On a CPU an optimizer reads its own counters, and a loader its random numbers, on a GPU they are there too.
         if get_ident() != self._thread or (not on_device and (self._optimizers or not self._under_way)):
             return
@@ -286,14 +286,14 @@ class Marks(Listener):
             self._sync_ns += ns
         else:
             self._reads += 1
-        if self._placed < MOST_PLACES:
+        if self._placed < MAX_PLACES:
             self._placed += 1
-            self.places[name, *place()] += 1
+            self.places[name, *find_caller()] += 1
 
 
-def _known(value: bool | None) -> int:
+def _encode_flag(value: bool | None) -> int:
     return -1 if value is None else int(value)
 
 
-def _seconds(ns: int | None) -> float | None:
+def _to_seconds(ns: int | None) -> float | None:
     return None if ns is None else ns / 1e9

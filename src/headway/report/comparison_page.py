@@ -8,21 +8,26 @@ from headway.core.files import write_atomically
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
-from headway.report.comparison import Comparison, ratio
-from headway.report.panels import metric_text
+from headway.report.comparison import Comparison, compute_ratio
+from headway.report.run_report import format_metric
 from headway.train.progress import duration
 
 SECTIONS = ("Result", "Time", "Training", "What differs")
-WORDS = {"images_s": "images/s", "seconds": "time", "wait_share": "waiting for data", "seconds_to_reach": "to goal"}
+NUMBER_LABELS = {
+    "images_s": "images/s",
+    "seconds": "time",
+    "wait_share": "waiting for data",
+    "seconds_to_reach": "to goal",
+}
 """Of numbers that are no metrics."""
 
 
-def write(found: Comparison, out: Path | None = None) -> Path:
+def write_page(found: Comparison, out: Path | None = None) -> Path:
     """Writes the page, one file that needs nothing else; default: against-NAME.html in the first run's folder."""
     name = found.against.run.folder.resolve().name
     path = out or found.run.run.folder / f"against-{name}.html"
     html = page.render(
-        panels(found),
+        build_panels(found),
         title=f"{found.run.name} against {found.against.name}",
         subtitle=f"Headway runs, started {found.run.about['started']} and {found.against.about['started']}",
         sections=SECTIONS,
@@ -32,40 +37,40 @@ def write(found: Comparison, out: Path | None = None) -> Path:
     return path
 
 
-def panels(found: Comparison) -> list[Panel]:
+def build_panels(found: Comparison) -> list[Panel]:
     """Result, time and curves of both, and what differs."""
-    return [_cards(found), *_time(found), *_curves(found), *_differing(found)]
+    return [_build_cards(found), *_build_time_panels(found), *_build_curves(found), *_build_difference_tables(found)]
 
 
-def _cards(found: Comparison) -> Panel:
+def _build_cards(found: Comparison) -> Panel:
     cards = []
-    for name, (mine, theirs) in found.numbers().items():
-        times = ratio(mine, theirs)
+    for name, (mine, theirs) in found.list_numbers().items():
+        times = compute_ratio(mine, theirs)
         said = "" if times is None else f": {times:.3g} times"
-        label = WORDS.get(name, name.replace("_", " "))
-        cards.append((label, _text(name, mine), f"against {_text(name, theirs)}{said}"))
+        label = NUMBER_LABELS.get(name, name.replace("_", " "))
+        cards.append((label, _format_number(name, mine), f"against {_format_number(name, theirs)}{said}"))
     title = f"{found.run.name} against {found.against.name}"
-    return panel.cards("result", title, cards, section="Result", order=100, note=found.sentence())
+    return panel.cards("result", title, cards, section="Result", order=100, note=found.describe())
 
 
-def _text(name: str, value: float | None) -> str:
+def _format_number(name: str, value: float | None) -> str:
     if value is None:
-        return "not reached" if name == "seconds_to_reach" else metric_text(name, value)
+        return "not reached" if name == "seconds_to_reach" else format_metric(name, value)
     if name in ("seconds", "seconds_to_reach"):
         return duration(value)
     if name == "wait_share":
         return f"{value:.1%}"
-    return f"{value:,.0f}" if name == "images_s" else metric_text(name, value)
+    return f"{value:,.0f}" if name == "images_s" else format_metric(name, value)
 
 
-def _time(found: Comparison) -> list[Panel]:
-    stages = found.stages()
+def _build_time_panels(found: Comparison) -> list[Panel]:
+    stages = found.list_stages()
     totals = [max(sum(both[place] for both in stages.values()), 1e-12) for place in (0, 1)]
     rows = []
     for stage, (mine, theirs) in stages.items():
-        times = ratio(mine, theirs)
+        times = compute_ratio(mine, theirs)
         shares = (f"{mine / totals[0]:.1%}", f"{theirs / totals[1]:.1%}")
-        rows.append((stage, _ms(mine), _ms(theirs), "-" if times is None else f"{times:.2f}", *shares))
+        rows.append((stage, _format_ms(mine), _format_ms(theirs), "-" if times is None else f"{times:.2f}", *shares))
     names = [side.name for side in found.sides]
     note = "Host time by stage, over the whole run. On a GPU, forward, loss, backward and optimizer are the time to "
     note += "hand work over."
@@ -93,9 +98,9 @@ def _time(found: Comparison) -> list[Panel]:
     ]
 
 
-def _curves(found: Comparison) -> list[Panel]:
+def _build_curves(found: Comparison) -> list[Panel]:
     out = []
-    metrics = [name for name in found.run.metrics() if name in found.against.metrics()]
+    metrics = [name for name in found.run.list_metrics() if name in found.against.list_metrics()]
     wanted = [("images_s", "Throughput", "images/s", "train"), ("loss", "Training loss", "loss", "train")]
     for name in metrics:
         words = name.replace("_", " ")
@@ -122,11 +127,14 @@ def _curves(found: Comparison) -> list[Panel]:
     return out
 
 
-def _differing(found: Comparison) -> list[Panel]:
+def _build_difference_tables(found: Comparison) -> list[Panel]:
     """Tables of what differs; what does not is in the sentence."""
     out = []
     for place, (name, title, rows) in enumerate(
-        (("recipe", "Recipe", found.recipe()), ("machine", "Machine, versions and data", found.machine()))
+        (
+            ("recipe", "Recipe", found.list_recipe_differences()),
+            ("machine", "Machine, versions and data", found.list_machine_differences()),
+        )
     ):
         if rows:
             columns = ("key" if name == "recipe" else "what", *(side.name for side in found.sides))
@@ -136,5 +144,5 @@ def _differing(found: Comparison) -> list[Panel]:
     return out
 
 
-def _ms(seconds: float) -> str:
+def _format_ms(seconds: float) -> str:
     return f"{float(f'{seconds * 1e3:.3g}'):g}"

@@ -17,9 +17,9 @@ from headway.checkpoint.locations import hold
 from headway.core.errors import UsageError, suggest_nearest
 from headway.core.run_folder import RunFolder
 from headway.observe import directions
-from headway.observe.directions import Axes, Vector
-from headway.observe.sharpness import Eigenvalue, Epsilon
-from headway.report.solution import Curves, Solution, opened
+from headway.observe.directions import PlaneAxes, WeightVector
+from headway.observe.sharpness import EpsilonSharpness, HessianEigenvalue
+from headway.report.solution import MetricCurves, Solution, open_solution
 from headway.setup.inputs import Say
 from headway.train import runs
 
@@ -27,17 +27,17 @@ STATISTICS = ("auto", "keep", "recompute")
 SETS = ("both", "train", "eval")
 Progress = Callable[[int, int], object]
 
-BEYOND = 0.5
+LINE_MARGIN = 0.5
 """How far a line between two solutions goes on beyond them, in parts of their distance (as Li et al. draw it)."""
-MARGIN = 0.2
+PLANE_MARGIN = 0.2
 """The same of a plane beyond what is marked in it."""
-ALWAYS, APART = ("batch", "optimizer.lr", "optimizer.weight_decay"), ("name", "data.train", "data.eval")
+ALWAYS_SHOWN, NEVER_SHOWN = ("batch", "optimizer.lr", "optimizer.weight_decay"), ("name", "data.train", "data.eval")
 """Keys of a recipe that are shown beside each run, and those that tell nothing of its minimum."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class LandscapeOptions:
     """What is drawn, and over what.
 
     Attributes:
@@ -90,7 +90,7 @@ class Options:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class LossLine:
     """Curves over one direction. `places`: names of what lies on it, and where; `statistics`: kept, recomputed, none.
 
     Attributes:
@@ -102,7 +102,7 @@ class Line:
     name: str
     places: list[tuple[str, float]]
     x: list[float]
-    curves: Curves
+    curves: MetricCurves
     statistics: str
     distance: float | None = None
     barrier: dict[str, float | None] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Line:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Plane:
+class LossPlane:
     """Surfaces over two directions: rows of `curves` are y. `path`: the marks are one after the other on a way.
 
     Attributes:
@@ -129,7 +129,7 @@ class Plane:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Sharpness:
+class RunSharpness:
     """How sharp the minimum is in which a run ended, on the sample of its training set.
 
     Attributes:
@@ -138,14 +138,14 @@ class Sharpness:
         relative: of the Hessian by relative change: each weight in units of its filter's norm.
     """
 
-    keskar: Epsilon | None
-    eigenvalue: Eigenvalue | None
-    relative: Eigenvalue | None
+    keskar: EpsilonSharpness | None
+    eigenvalue: HessianEigenvalue | None
+    relative: HessianEigenvalue | None
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class LandscapeRun:
     """One run: its numbers at the solution itself, its recipe where it differs, its sharpness."""
 
     name: str
@@ -153,7 +153,7 @@ class Drawn:
     numbers: dict[str, dict[str, float | None]]
     samples: dict[str, int]
     recipe: dict[str, Any]
-    sharpness: Sharpness | None
+    sharpness: RunSharpness | None
 
 
 @final
@@ -161,16 +161,18 @@ class Drawn:
 class Landscape:
     """Everything that was drawn."""
 
-    options: Options
-    runs: list[Drawn]
-    lines: list[Line]
-    planes: list[Plane]
+    options: LandscapeOptions
+    runs: list[LandscapeRun]
+    lines: list[LossLine]
+    planes: list[LossPlane]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def landscape(folders: Sequence[Path], options: Options, *, say: Say, progress: Progress | None = None) -> Landscape:
+def compute_landscape(
+    folders: Sequence[Path], options: LandscapeOptions, *, say: Say, progress: Progress | None = None
+) -> Landscape:
     """Draws the loss landscape of runs: filter-normalised directions of Li et al. 2018 (arXiv 1712.09913) around each,
     and what else the options ask for. The same call gives the same numbers on the same machine.
 
@@ -185,27 +187,30 @@ def landscape(folders: Sequence[Path], options: Options, *, say: Say, progress: 
         raise UsageError("there is no run to draw", fix="headway landscape RUN [RUN2 ...].")
     if options.between and len(folders) < 2:
         raise UsageError("a line between solutions wants two runs", where="--between", fix="Name another run.")
-    names = _names(folders)
+    names = _choose_names(folders)
     with ExitStack() as stack:
         solutions = []
         for name, folder in zip(names, folders, strict=True):
-            solution = opened(name, RunFolder.open(folder), options.sets, options.samples, options.seed, say=say)
+            solution = open_solution(name, RunFolder.open(folder), options.sets, options.samples, options.seed, say=say)
             solutions.append(stack.enter_context(closing(solution)))
-        paths = [_path(solution) if options.path else [] for solution in solutions]
+        paths = [_load_path(solution) if options.path else [] for solution in solutions]
         if options.between:
             for other in solutions[1:]:
-                expect_alike(solutions[0], other)
-        return _drawn(solutions, paths, options, progress)
+                check_comparable(solutions[0], other)
+        return _measure_solutions(solutions, paths, options, progress)
 
 
-def _drawn(
-    solutions: list[Solution], paths: list[list[tuple[str, Vector]]], options: Options, progress: Progress | None
+def _measure_solutions(
+    solutions: list[Solution],
+    paths: list[list[tuple[str, WeightVector]]],
+    options: LandscapeOptions,
+    progress: Progress | None,
 ) -> Landscape:
     first, others = solutions[0], solutions[1:]
-    places = len(solutions) * (len(_around(options)) + (options.grid**2 if options.plane else 0) + 1)
+    places = len(solutions) * (len(_choose_points_around(options)) + (options.grid**2 if options.plane else 0) + 1)
     places += sum(options.grid**2 for path in paths if path)
     if options.between:
-        places += len(others) * len(_between(options)) + (options.grid**2 if len(others) == 2 else 0)
+        places += len(others) * len(_choose_points_between(options)) + (options.grid**2 if len(others) == 2 else 0)
     done, total = 0, places + (sum(one.sharpness_steps for one in solutions) if options.sharpness else 0)
 
     def tick() -> None:
@@ -216,63 +221,65 @@ def _drawn(
 
     for one in solutions:
         one.tick = tick
-    recipes = _differing(solutions)
+    recipes = _select_recipe_values(solutions)
     drawn, lines, planes = [], [], []
     for one, path, recipe in zip(solutions, paths, recipes, strict=True):
-        numbers = one.measured(recompute=False)
-        how = _sharpness(one, options) if options.sharpness else None
+        numbers = one.measure(recompute=False)
+        how = _measure_sharpness(one, options) if options.sharpness else None
         samples = {name: sample.count for name, sample in one.samples.items()}
         folder = str(one.run.folder)
         drawn.append(
-            Drawn(name=one.name, folder=folder, numbers=numbers, samples=samples, recipe=recipe, sharpness=how)
+            LandscapeRun(name=one.name, folder=folder, numbers=numbers, samples=samples, recipe=recipe, sharpness=how)
         )
-        lines.append(_line_around(one, options))
+        lines.append(_measure_line_around(one, options))
         if options.plane:
-            planes.append(_plane_around(one, options))
+            planes.append(_measure_plane_around(one, options))
         if path:
-            planes.append(_plane_of_path(one, path, options))
+            planes.append(_measure_path_plane(one, path, options))
     if options.between:
-        states = [directions.state_of(one.setup.model) for one in solutions]
+        states = [directions.copy_state(one.setup.model) for one in solutions]
         for other, state in zip(others, states[1:], strict=True):
-            lines.append(_line_between(first, states[0], other.name, state, options))
+            lines.append(_measure_line_between(first, states[0], other.name, state, options))
         if len(others) == 2:
-            planes.append(_plane_between(first, [one.name for one in solutions], states, options))
+            planes.append(_measure_plane_between(first, [one.name for one in solutions], states, options))
     return Landscape(options=options, runs=drawn, lines=lines, planes=planes)
 
 
-def _sharpness(one: Solution, options: Options) -> Sharpness:
-    keskar, eigenvalue, relative = one.sharpness(options.epsilon, options.seed)
-    return Sharpness(keskar=keskar, eigenvalue=eigenvalue, relative=relative)
+def _measure_sharpness(one: Solution, options: LandscapeOptions) -> RunSharpness:
+    keskar, eigenvalue, relative = one.measure_sharpness(options.epsilon, options.seed)
+    return RunSharpness(keskar=keskar, eigenvalue=eigenvalue, relative=relative)
 
 
-def _line_around(one: Solution, options: Options) -> Line:
-    direction = directions.random_direction(one.setup.model, options.seed)
-    recompute = one.recomputes(options.statistics == "recompute")
-    x = _around(options)
-    curves = one.along([[(at, direction)] for at in x], recompute=recompute)
-    how = one.statistics(recompute)
-    return Line(kind="around", name=one.name, places=[(one.name, 0.0)], x=x, curves=curves, statistics=how)
+def _measure_line_around(one: Solution, options: LandscapeOptions) -> LossLine:
+    direction = directions.draw_direction(one.setup.model, options.seed)
+    recompute = one.should_recompute(options.statistics == "recompute")
+    x = _choose_points_around(options)
+    curves = one.measure_line([[(at, direction)] for at in x], recompute=recompute)
+    how = one.describe_statistics(recompute)
+    return LossLine(kind="around", name=one.name, places=[(one.name, 0.0)], x=x, curves=curves, statistics=how)
 
 
-def _line_between(one: Solution, start: Vector, other: str, end: Vector, options: Options) -> Line:
-    recompute = one.recomputes(options.statistics != "keep" and options.sets != "eval")
-    x, away = _between(options), directions.difference(start, end)
-    curves = one.along([[(at, away)] for at in x], recompute=recompute)
-    apart = directions.distance(start, end, list(directions.trained_of(one.setup.model)))
-    barrier = {name: _barrier(x, curve["loss"]) for name, curve in curves.items()}
-    return Line(
+def _measure_line_between(
+    one: Solution, start: WeightVector, other: str, end: WeightVector, options: LandscapeOptions
+) -> LossLine:
+    recompute = one.should_recompute(options.statistics != "keep" and options.sets != "eval")
+    x, away = _choose_points_between(options), directions.compute_difference(start, end)
+    curves = one.measure_line([[(at, away)] for at in x], recompute=recompute)
+    apart = directions.compute_distance(start, end, list(directions.get_trained_parameters(one.setup.model)))
+    barrier = {name: _compute_barrier(x, curve["loss"]) for name, curve in curves.items()}
+    return LossLine(
         kind="between",
         name=f"{one.name} to {other}",
         places=[(one.name, 0.0), (other, 1.0)],
         x=x,
         curves=curves,
-        statistics=one.statistics(recompute),
+        statistics=one.describe_statistics(recompute),
         distance=apart,
         barrier=barrier,
     )
 
 
-def _barrier(x: Sequence[float], losses: Sequence[float | None]) -> float | None:
+def _compute_barrier(x: Sequence[float], losses: Sequence[float | None]) -> float | None:
     inside = [(at, loss) for at, loss in zip(x, losses, strict=True) if 0 <= at <= 1]
     if any(loss is None for _, loss in inside):
         return None
@@ -281,67 +288,69 @@ def _barrier(x: Sequence[float], losses: Sequence[float | None]) -> float | None
     return max(loss - (start + at * (end - start)) for at, loss in known)
 
 
-def _plane_around(one: Solution, options: Options) -> Plane:
-    model, side = one.setup.model, _side(-options.radius, options.radius, options.grid)
-    u, v = (directions.random_direction(model, options.seed + place) for place in range(2))
-    recompute = one.recomputes(options.statistics == "recompute")
-    surfaces = one.over(side, side, u, v, {}, recompute=recompute)
-    how, marks = one.statistics(recompute), [(one.name, 0.0, 0.0)]
-    return Plane(kind="around", name=one.name, marks=marks, x=side, y=side, surfaces=surfaces, statistics=how)
+def _measure_plane_around(one: Solution, options: LandscapeOptions) -> LossPlane:
+    model, side = one.setup.model, _space_evenly(-options.radius, options.radius, options.grid)
+    u, v = (directions.draw_direction(model, options.seed + place) for place in range(2))
+    recompute = one.should_recompute(options.statistics == "recompute")
+    surfaces = one.measure_plane(side, side, u, v, {}, recompute=recompute)
+    how, marks = one.describe_statistics(recompute), [(one.name, 0.0, 0.0)]
+    return LossPlane(kind="around", name=one.name, marks=marks, x=side, y=side, surfaces=surfaces, statistics=how)
 
 
-def _plane_between(one: Solution, names: list[str], states: Sequence[Vector], options: Options) -> Plane:
+def _measure_plane_between(
+    one: Solution, names: list[str], states: Sequence[WeightVector], options: LandscapeOptions
+) -> LossPlane:
     first, second, third = states
-    axes = directions.through(first, second, third, list(directions.trained_of(one.setup.model)))
-    return _plane("between", ", ".join(names), one, names, axes, first, options)
+    axes = directions.span_plane(first, second, third, list(directions.get_trained_parameters(one.setup.model)))
+    return _measure_plane("between", ", ".join(names), one, names, axes, first, options)
 
 
-def _plane_of_path(one: Solution, path: list[tuple[str, Vector]], options: Options) -> Plane:
+def _measure_path_plane(one: Solution, path: list[tuple[str, WeightVector]], options: LandscapeOptions) -> LossPlane:
     names, states = [name for name, _ in path], [state for _, state in path]
-    axes = directions.principal(states[-1], states, list(directions.trained_of(one.setup.model)))
-    return _plane("path", one.name, one, names, axes, states[-1], options)
+    axes = directions.fit_plane(states[-1], states, list(directions.get_trained_parameters(one.setup.model)))
+    return _measure_plane("path", one.name, one, names, axes, states[-1], options)
 
 
-def _plane(
+def _measure_plane(
     kind: Literal["between", "path"],
     name: str,
     one: Solution,
     names: list[str],
-    axes: Axes,
-    origin: Vector,
-    options: Options,
-) -> Plane:
-    recompute = one.recomputes(options.statistics != "keep" and options.sets != "eval")
+    axes: PlaneAxes,
+    origin: WeightVector,
+    options: LandscapeOptions,
+) -> LossPlane:
+    recompute = one.should_recompute(options.statistics != "keep" and options.sets != "eval")
     sides = []
     for values in zip(*axes.places, strict=True):
-        beyond = MARGIN * (max(values) - min(values))
-        sides.append(_side(min(values) - beyond, max(values) + beyond, options.grid))
+        beyond = PLANE_MARGIN * (max(values) - min(values))
+        sides.append(_space_evenly(min(values) - beyond, max(values) + beyond, options.grid))
     x, y = sides
-    surfaces = one.over(x, y, axes.first, axes.second, origin, recompute=recompute)
+    surfaces = one.measure_plane(x, y, axes.first, axes.second, origin, recompute=recompute)
     marks = [(mark, *place) for mark, place in zip(names, axes.places, strict=True)]
-    how = one.statistics(recompute)
-    return Plane(kind=kind, name=name, marks=marks, x=x, y=y, surfaces=surfaces, statistics=how, shares=axes.shares)
+    how = one.describe_statistics(recompute)
+    return LossPlane(kind=kind, name=name, marks=marks, x=x, y=y, surfaces=surfaces, statistics=how, shares=axes.shares)
 
 
-def _side(low: float, high: float, count: int) -> list[float]:
+def _space_evenly(low: float, high: float, count: int) -> list[float]:
     return [float(value) for value in np.linspace(low, high, count)]
 
 
-def _around(options: Options) -> list[float]:
-    return _with(_side(-options.radius, options.radius, options.points), 0.0)
+def _choose_points_around(options: LandscapeOptions) -> list[float]:
+    return _insert_points(_space_evenly(-options.radius, options.radius, options.points), 0.0)
 
 
-def _between(options: Options) -> list[float]:
-    return _with(_side(-BEYOND, 1 + BEYOND, options.points), 0.0, 1.0)
+def _choose_points_between(options: LandscapeOptions) -> list[float]:
+    return _insert_points(_space_evenly(-LINE_MARGIN, 1 + LINE_MARGIN, options.points), 0.0, 1.0)
 
 
-def _with(values: list[float], *places: float) -> list[float]:
+def _insert_points(values: list[float], *places: float) -> list[float]:
     """Values in order, those that are a place but for rounding replaced by it, places that are missing added."""
     near = 1e-6 * (values[-1] - values[0])
     return sorted([*(one for one in values if all(abs(one - place) > near for place in places)), *places])
 
 
-def _path(solution: Solution) -> list[tuple[str, Vector]]:
+def _load_path(solution: Solution) -> list[tuple[str, WeightVector]]:
     """Name and state of each checkpoint of a run, the oldest first.
 
     Raises:
@@ -354,8 +363,8 @@ def _path(solution: Solution) -> list[tuple[str, Vector]]:
         what = f"a path wants three checkpoints or more, and this run has kept {len(locations)}"
         fix = "Train with checkpoint.keep=20, for example, or leave --path out."
         raise UsageError(what, where=str(solution.run.folder), fix=fix)
-    wanted = directions.tensors_of(solution.setup.model)
-    out: list[tuple[str, Vector]] = []
+    wanted = directions.get_tensors(solution.setup.model)
+    out: list[tuple[str, WeightVector]] = []
     for location in locations:
         with hold(location):
             read = read_checkpoint(location)
@@ -365,9 +374,9 @@ def _path(solution: Solution) -> list[tuple[str, Vector]]:
     return out
 
 
-def expect_alike(one: Solution, other: Solution) -> None:
+def check_comparable(one: Solution, other: Solution) -> None:
     """Raises UsageError where no line leads from a run to another: other weights, data or normalisation."""
-    here, there = (directions.tensors_of(each.setup.model) for each in (one, other))
+    here, there = (directions.get_tensors(each.setup.model) for each in (one, other))
     unlike = [name for name in (*here, *there) if name not in here or name not in there]
     unlike += [name for name in here if name in there and here[name].shape != there[name].shape]
     where, fix = str(other.run.folder), "Leave --between out: they are drawn side by side."
@@ -385,7 +394,7 @@ def expect_alike(one: Solution, other: Solution) -> None:
             raise UsageError(what, where=where, fix=fix)
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
+def _choose_names(folders: Sequence[Path]) -> list[str]:
     """Names that tell the runs apart: of the folders, with as many of the folders above as that takes."""
     resolved = [folder.resolve() for folder in folders]
     if len(set(resolved)) < len(resolved):
@@ -396,10 +405,10 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return next(names for names in ways if len(set(names)) == len(names))
 
 
-def _differing(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
+def _select_recipe_values(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
     """Of each recipe the batch, the rate, the decay, and whatever else differs between the runs."""
     recipes = [dict(runs.reload(one.run).list_leaves()) for one in solutions]  # as trained, not as measured
-    keys = [key for key in recipes[0] if key in ALWAYS]
+    keys = [key for key in recipes[0] if key in ALWAYS_SHOWN]
     every = dict.fromkeys(key for recipe in recipes for key in recipe)
-    keys += [k for k in every if k not in (*keys, *APART) and len({str(recipe.get(k)) for recipe in recipes}) > 1]
+    keys += [k for k in every if k not in (*keys, *NEVER_SHOWN) and len({str(recipe.get(k)) for recipe in recipes}) > 1]
     return [{key: recipe.get(key) for key in keys} for recipe in recipes]

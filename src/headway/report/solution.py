@@ -17,19 +17,26 @@ from headway.core.run_folder import RunFolder
 from headway.data.data_recipe import SYNTHETIC
 from headway.model.batch_norm import recompute_statistics
 from headway.observe import directions
-from headway.observe.directions import Vector
-from headway.observe.sharpness import Eigenvalue, Epsilon, Objective, Tick, epsilon_sharpness, largest_eigenvalue
+from headway.observe.directions import WeightVector
+from headway.observe.sharpness import (
+    EpsilonSharpness,
+    HessianEigenvalue,
+    SharpnessObjective,
+    Tick,
+    find_largest_eigenvalue,
+    measure_epsilon_sharpness,
+)
 from headway.setup.build import Setup, check_labels
 from headway.setup.inputs import Say, open_dataset
 from headway.train import runs
 
-Numbers = dict[str, float | None]
+SolutionMetrics = dict[str, float | None]
 """Loss and metrics; None where one is not finite."""
-Curves = dict[str, dict[str, list[float | None]]]
+MetricCurves = dict[str, dict[str, list[float | None]]]
 """By data set and metric, a value for each place."""
 
 TRAINING, EVALUATION = "training", "evaluation"
-MOST_AT_ONCE = 256
+MAX_BATCH = 256
 """Images that go through the network together; the same for every run, whatever its batch."""
 ASCENTS, ASCENT_STEPS, PRODUCTS = 2, 10, 30
 """Keskar et al. take ten iterations. Power iteration needs more products the closer the two largest eigenvalues are."""
@@ -37,7 +44,7 @@ ASCENTS, ASCENT_STEPS, PRODUCTS = 2, 10, 30
 
 @final
 @dataclass(frozen=True)
-class Sample:
+class DataSample:
     """Images (uint8 [b, H, W, C]) and labels of part of a data set, on the device; `count` of them in all."""
 
     batches: list[tuple[torch.Tensor, torch.Tensor]]
@@ -52,7 +59,7 @@ class Solution:
     name: str
     run: RunFolder
     setup: Setup
-    samples: dict[str, Sample]
+    samples: dict[str, DataSample]
     tick: Tick = field(default=lambda: None)
     """Called after every place and every step of the sharpness."""
 
@@ -64,36 +71,43 @@ class Solution:
         """So many ticks, or fewer; more only where a second power iteration is needed."""
         return 2 + ASCENTS * ASCENT_STEPS + 2 * PRODUCTS
 
-    def recomputes(self, wanted: bool) -> bool:
+    def should_recompute(self, wanted: bool) -> bool:
         """Whether statistics of batch norm are to be computed anew: where it is wanted, and there are any."""
         return wanted and self._has_statistics()
 
-    def statistics(self, recompute: bool) -> str:
+    def describe_statistics(self, recompute: bool) -> str:
         """What was done with them, in a word."""
         return ("recomputed" if recompute else "kept") if self._has_statistics() else "none"
 
     def _has_statistics(self) -> bool:
         return any(isinstance(one, _BatchNorm) and one.track_running_stats for one in self.setup.model.modules())
 
-    def measured(self, *, recompute: bool) -> dict[str, Numbers]:
+    def measure(self, *, recompute: bool) -> dict[str, SolutionMetrics]:
         """Loss and metrics of every sample where the network is now."""
         if recompute:
-            self._recompute()
+            self._recompute_statistics()
         with switch_to_evaluation(self.setup.model), torch.no_grad():
-            found = {name: self._measured(sample) for name, sample in self.samples.items()}
+            found = {name: self._measure_sample(sample) for name, sample in self.samples.items()}
         self.tick()
         return found
 
-    def along(self, places: Sequence[Sequence[tuple[float, Vector]]], *, recompute: bool) -> Curves:
+    def measure_line(self, places: Sequence[Sequence[tuple[float, WeightVector]]], *, recompute: bool) -> MetricCurves:
         """The same at places that are reached from where the network is by sums of factor x direction."""
-        return self._curves(places, {}, recompute)
+        return self._measure_points(places, {}, recompute)
 
-    def over(
-        self, x: Sequence[float], y: Sequence[float], u: Vector, v: Vector, origin: Vector, *, recompute: bool
+    def measure_plane(
+        self,
+        x: Sequence[float],
+        y: Sequence[float],
+        u: WeightVector,
+        v: WeightVector,
+        origin: WeightVector,
+        *,
+        recompute: bool,
     ) -> dict[str, dict[str, list[list[float | None]]]]:
         """The same over a plane, rows being y: at origin + x u + y v. An empty origin: where the network is."""
         places = [[(a, u), (b, v)] for b in y for a in x]
-        curves, width = self._curves(places, origin, recompute), len(x)
+        curves, width = self._measure_points(places, origin, recompute), len(x)
         return {
             name: {
                 metric: [values[low : low + width] for low in range(0, len(values), width)]
@@ -102,52 +116,56 @@ class Solution:
             for name, curve in curves.items()
         }
 
-    def _curves(self, places: Sequence[Sequence[tuple[float, Vector]]], origin: Vector, recompute: bool) -> Curves:
-        out: Curves = {}
+    def _measure_points(
+        self, places: Sequence[Sequence[tuple[float, WeightVector]]], origin: WeightVector, recompute: bool
+    ) -> MetricCurves:
+        out: MetricCurves = {}
         for place in places:
-            with directions.moved(self.setup.model, origin, place):
-                for name, numbers in self.measured(recompute=recompute).items():
+            with directions.move_weights(self.setup.model, origin, place):
+                for name, numbers in self.measure(recompute=recompute).items():
                     for metric, value in numbers.items():
                         out.setdefault(name, {}).setdefault(metric, []).append(value)
         return out
 
-    def sharpness(self, epsilon: float, seed: int) -> tuple[Epsilon | None, Eigenvalue | None, Eigenvalue | None]:
+    def measure_sharpness(
+        self, epsilon: float, seed: int
+    ) -> tuple[EpsilonSharpness | None, HessianEigenvalue | None, HessianEigenvalue | None]:
         """Keskar's sharpness and the largest eigenvalue of the Hessian, also by relative change, on the training
         sample. None: the loss is not finite, or the network has no second derivative.
         """
         model = self.setup.model
-        trained, norms = directions.trained_of(model), directions.filter_norms(model)
-        objective = Objective(list(trained.values()), self._losses, self.tick)
+        trained, norms = directions.get_trained_parameters(model), directions.compute_filter_norms(model)
+        objective = SharpnessObjective(list(trained.values()), self._compute_losses, self.tick)
         scale = [
             norms[name].expand_as(one) if name in norms else torch.zeros_like(one) for name, one in trained.items()
         ]
         with switch_to_evaluation(model):
-            if not math.isfinite(objective.gradient()[0]):
+            if not math.isfinite(objective.compute_gradient()[0]):
                 return None, None, None
             given = {"steps": ASCENT_STEPS, "starts": ASCENTS}
-            keskar = epsilon_sharpness(objective, epsilon=epsilon, seed=seed, **given)
+            keskar = measure_epsilon_sharpness(objective, epsilon=epsilon, seed=seed, **given)
             try:
-                plain = largest_eigenvalue(objective, products=PRODUCTS, seed=seed)
-                relative = largest_eigenvalue(objective, scale=scale, products=PRODUCTS, seed=seed)
+                plain = find_largest_eigenvalue(objective, products=PRODUCTS, seed=seed)
+                relative = find_largest_eigenvalue(objective, scale=scale, products=PRODUCTS, seed=seed)
             except RuntimeError as error:
                 if "not implemented" not in str(error):
                     raise
-                return _finite(keskar), None, None
-        return _finite(keskar), plain, relative
+                return _drop_nonfinite(keskar), None, None
+        return _drop_nonfinite(keskar), plain, relative
 
-    def _losses(self) -> Iterator[torch.Tensor]:
+    def _compute_losses(self) -> Iterator[torch.Tensor]:
         sample = self.samples[TRAINING]
         for images, labels in sample.batches:
-            yield self.setup.task.loss(self._outputs(images), labels).sum() / sample.count
+            yield self.setup.task.loss(self._compute_outputs(images), labels).sum() / sample.count
 
-    def _outputs(self, images: torch.Tensor) -> torch.Tensor:
+    def _compute_outputs(self, images: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.setup.model(self.setup.augment.normalise(images))
         return outputs.float()
 
-    def _measured(self, sample: Sample) -> Numbers:
+    def _measure_sample(self, sample: DataSample) -> SolutionMetrics:
         sums: dict[str, torch.Tensor] = {}
         for images, labels in sample.batches:
-            outputs = self._outputs(images)
+            outputs = self._compute_outputs(images)
             found = {"loss": self.setup.task.loss(outputs, labels), **self.setup.task.metrics(outputs, labels)}
             for name, values in found.items():
                 total = values.double().sum()
@@ -155,7 +173,7 @@ class Solution:
         numbers = {name: float(value) / sample.count for name, value in sums.items()}
         return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
-    def _recompute(self) -> None:
+    def _recompute_statistics(self) -> None:
         model = self.setup.model
         with switch_to_evaluation(model):
             for one in model.modules():
@@ -166,11 +184,11 @@ class Solution:
                     model(self.setup.augment.normalise(images))
 
 
-def _finite(found: Epsilon) -> Epsilon | None:
+def _drop_nonfinite(found: EpsilonSharpness) -> EpsilonSharpness | None:
     return found if math.isfinite(found.percent) else None
 
 
-def opened(name: str, run: RunFolder, sets: str, count: int, seed: int, *, say: Say) -> Solution:
+def open_solution(name: str, run: RunFolder, sets: str, count: int, seed: int, *, say: Say) -> Solution:
     """A run's best weights, in float32, and `count` samples of its data sets, drawn by `seed`.
 
     Args:
@@ -182,15 +200,15 @@ def opened(name: str, run: RunFolder, sets: str, count: int, seed: int, *, say: 
     """
     setup = runs.trained(run, say=say, wide=True)
     try:
-        found = _uris(setup, run, sets, say)
-        samples = {which: _sample(setup, uri, count, seed, sets, say) for which, uri in found.items()}
+        found = _list_uris(setup, run, sets, say)
+        samples = {which: _load_sample(setup, uri, count, seed, sets, say) for which, uri in found.items()}
     except BaseException:
         setup.inputs.close()
         raise
     return Solution(name=name, run=run, setup=setup, samples=samples)
 
 
-def _uris(setup: Setup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
+def _list_uris(setup: Setup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
     options, where = setup.recipe.data, str(run.folder)
     if options.train == SYNTHETIC:
         fix = "Train on real data first."
@@ -207,7 +225,7 @@ def _uris(setup: Setup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
     return found
 
 
-def _sample(setup: Setup, uri: str, count: int, seed: int, sets: str, say: Say) -> Sample:
+def _load_sample(setup: Setup, uri: str, count: int, seed: int, sets: str, say: Say) -> DataSample:
     try:
         dataset = open_dataset(setup.loaded.base, uri, say)
     except HeadwayError as error:
@@ -216,7 +234,7 @@ def _sample(setup: Setup, uri: str, count: int, seed: int, sets: str, say: Say) 
     with closing(dataset):
         check_labels(setup.target, dataset)
         micro = setup.recipe.micro_batch
-        most = min(micro, MOST_AT_ONCE) if isinstance(micro, int) else MOST_AT_ONCE
+        most = min(micro, MAX_BATCH) if isinstance(micro, int) else MAX_BATCH
         count = min(count, len(dataset))
         batches = []
         for batch in setup.inputs.build_sample_loader(setup.recipe, dataset, count, min(most, count), seed):
@@ -228,4 +246,4 @@ def _sample(setup: Setup, uri: str, count: int, seed: int, sets: str, say: Say) 
         raise HeadwayError("every sample is damaged", where=uri, fix="Run headway verify on it, and pack it again.")
     if good < count:
         say(f"{count - good:,} of {count:,} samples of {uri} are damaged and left out.")
-    return Sample(batches, good)
+    return DataSample(batches, good)

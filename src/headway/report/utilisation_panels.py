@@ -12,13 +12,20 @@ from numpy.typing import NDArray
 from headway.core import row_file
 from headway.core.run_folder import RunFolder
 from headway.observe import host_load, nvml
-from headway.observe.peaks import model_flops_share, peak_flops
-from headway.observe.utilisation import Load, busy_but_light, load, matched, reading, uniform
+from headway.observe.gpu_peaks import compute_model_flops_utilisation, find_peak_flops
+from headway.observe.utilisation import (
+    LoadStatistics,
+    describe_load,
+    is_busy_but_light,
+    match_intervals,
+    resample,
+    summarise_load,
+)
 from headway.page import panel
 from headway.page.panel import Panel
 
 SECTION = "Time"
-MOST_TIMES = 240
+MAX_POINTS = 240
 """Points of a line: of more readings, neighbours are put together, and a band goes from the least to the most."""
 
 Numbers = NDArray[np.float64]
@@ -27,7 +34,7 @@ Line = tuple[str, list[float], list[float | None]]
 
 @final
 @dataclass(frozen=True)
-class _Readings:
+class _LoadReadings:
     """Columns of one file of rows."""
 
     columns: Mapping[str, Numbers]
@@ -35,65 +42,67 @@ class _Readings:
     def __getitem__(self, name: str) -> Numbers:
         return self.columns[name]
 
-    def mean(self, name: str) -> float:
+    def compute_mean(self, name: str) -> float:
         """NaN where nothing is known."""
         known = self[name][np.isfinite(self[name])]
         return float(known.mean()) if len(known) else float("nan")
 
-    def load(self, name: str) -> Load | None:
-        spacing_s, values = uniform(self["seconds"], self[name])
-        return load(values, spacing_s)
+    def summarise(self, name: str) -> LoadStatistics | None:
+        spacing_s, values = resample(self["seconds"], self[name])
+        return summarise_load(values, spacing_s)
 
 
-def panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> list[Panel]:
+def build_panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> list[Panel]:
     """Of a run whose load was sampled for long enough to say something. On a processor the run's load is what this
     process uses of it: others may work there, too.
 
     Args:
         records: of its metrics. about: its provenance.
     """
-    host, gpu = _read(run, host_load.KIND), _read(run, nvml.KIND)
+    host, gpu = _read_load(run, host_load.KIND), _read_load(run, nvml.KIND)
     main, column = (host, "own") if about["device"] == "cpu" else (gpu, "busy")
-    if main is None or (found := main.load(column)) is None:
-        return [] if host is None or about["device"] == "cpu" else [_missing(host)]
+    if main is None or (found := main.summarise(column)) is None:
+        return [] if host is None or about["device"] == "cpu" else [_build_host_table(host)]
     summary = run.read_summary()
-    out = [_over_time(main, column, host, records)]
+    out = [_build_utilisation_chart(main, column, host, records)]
     if gpu is not None and np.isfinite(gpu["power_w"]).any():
-        out.append(_power(gpu))
-    told = [*_of_load(found), *_of_period(found, run, summary)]
-    told += _of_host(main) if main is host else [*_of_gpu(main), *_of_host(host)]
-    told += _of_peak(run, summary, about)
-    note = reading(found, _wait_share(summary)) if summary else ""
+        out.append(_build_power_chart(gpu))
+    told = [*_list_load_rows(found), *_list_period_rows(found, run, summary)]
+    told += _list_host_rows(main) if main is host else [*_list_gpu_rows(main), *_list_host_rows(host)]
+    told += _list_peak_rows(run, summary, about)
+    note = describe_load(found, _compute_wait_share(summary)) if summary else ""
     title = "How evenly the processor was used" if main is host else "How evenly the GPU was used"
     given: dict[str, Any] = {"section": SECTION, "order": 352, "note": note, "width": "full"}
     return [*out, panel.table("utilisation-table", title, ("what", "value"), told, **given)]
 
 
-def _read(run: RunFolder, kind: str) -> _Readings | None:
+def _read_load(run: RunFolder, kind: str) -> _LoadReadings | None:
     table = row_file.read_rows(run.rows_path(kind))
     if table is None or not len(table.steps):
         return None
     values = table.values[:, 0].astype(np.float64)
-    return _Readings({name: values[:, place] for place, name in enumerate(table.columns)})
+    return _LoadReadings({name: values[:, place] for place, name in enumerate(table.columns)})
 
 
-def _missing(host: _Readings) -> Panel:
+def _build_host_table(host: _LoadReadings) -> Panel:
     what = "The GPU was not sampled, or for too short a time. Install nvidia-ml-py, where it is not there."
     given: dict[str, Any] = {"section": SECTION, "order": 352, "note": what, "width": "full"}
-    return panel.table("utilisation-table", "How the host was used", ("what", "value"), _of_host(host), **given)
+    return panel.table("utilisation-table", "How the host was used", ("what", "value"), _list_host_rows(host), **given)
 
 
-def _over_time(main: _Readings, column: str, host: _Readings | None, records: Sequence[dict[str, Any]]) -> Panel:
+def _build_utilisation_chart(
+    main: _LoadReadings, column: str, host: _LoadReadings | None, records: Sequence[dict[str, Any]]
+) -> Panel:
     """Utilisation, and the share of waiting beside it."""
-    unit, scale = _unit(main)
-    at, busy, low, high = _blocks(main, column, 100, scale)
+    unit, scale = _choose_time_unit(main)
+    at, busy, low, high = _average_blocks(main, column, 100, scale)
     lines: list[Line] = [("processor, this process" if main is host else "GPU", at, busy)]
     if host is not None:
-        lines.append(("processor, all processes", *_blocks(host, "busy", 100, scale)[:2]))
+        lines.append(("processor, all processes", *_average_blocks(host, "busy", 100, scale)[:2]))
     train = [record for record in records if record["kind"] == "train"]
     if train:
-        waits = _Readings({name: np.array([r[name] for r in train], float) for name in ("seconds", "wait_share")})
-        lines.append(("waiting for data", *_blocks(waits, "wait_share", 100, scale)[:2]))
+        waits = _LoadReadings({name: np.array([r[name] for r in train], float) for name in ("seconds", "wait_share")})
+        lines.append(("waiting for data", *_average_blocks(waits, "wait_share", 100, scale)[:2]))
     note = "The band goes from the least to the most of the readings that a point is made of." if low != high else ""
     return panel.lines(
         "utilisation",
@@ -110,17 +119,17 @@ def _over_time(main: _Readings, column: str, host: _Readings | None, records: Se
     )
 
 
-def _power(gpu: _Readings) -> Panel:
-    unit, scale = _unit(gpu)
-    at, power, low, high = _blocks(gpu, "power_w", 1, scale)
+def _build_power_chart(gpu: _LoadReadings) -> Panel:
+    unit, scale = _choose_time_unit(gpu)
+    at, power, low, high = _average_blocks(gpu, "power_w", 1, scale)
     lines: list[Line] = [("power", at, power)]
     if np.isfinite(gpu["power_limit_w"]).any():
-        lines.append(("power limit", *_blocks(gpu, "power_limit_w", 1, scale)[:2]))
+        lines.append(("power limit", *_average_blocks(gpu, "power_limit_w", 1, scale)[:2]))
     given: dict[str, Any] = {"section": SECTION, "order": 351}
     return panel.lines("power", "Power", lines, bands=[(0, low, high)], x_label=unit, y_label="W", **given)
 
 
-def _of_load(found: Load) -> list[tuple[str, str]]:
+def _list_load_rows(found: LoadStatistics) -> list[tuple[str, str]]:
     dip = "" if found.dip_s is None else f", {found.dip_s:.2g} s long in the median"
     variation = "unknown" if found.variation is None else f"{found.variation:.2f}"
     return [
@@ -135,19 +144,19 @@ def _of_load(found: Load) -> list[tuple[str, str]]:
     ]
 
 
-def _of_period(found: Load, run: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _list_period_rows(found: LoadStatistics, run: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if found.period_s is None:
         return [("comes back", "no period is seen")]
     text = f"every {found.period_s:.3g} s"
     if summary and summary["step"]:
-        intervals = _intervals(run, summary)
-        names = matched(found.period_s, intervals)
+        intervals = _measure_intervals(run, summary)
+        names = match_intervals(found.period_s, intervals)
         known = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in intervals.items())
         text += f", as the run's {' and '.join(names)}" if names else f", which is none of the run's own ({known})"
     return [("comes back", text)]
 
 
-def _intervals(run: RunFolder, summary: Mapping[str, Any]) -> dict[str, float]:
+def _measure_intervals(run: RunFolder, summary: Mapping[str, Any]) -> dict[str, float]:
     """Seconds between what comes again and again in a run, in its mean."""
     recipe = run.read_recipe_tree()
     step_s, epoch_s = summary["seconds"] / summary["step"], summary["seconds"] / summary["epochs"]
@@ -160,7 +169,7 @@ def _intervals(run: RunFolder, summary: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _of_host(host: _Readings | None) -> list[tuple[str, str]]:
+def _list_host_rows(host: _LoadReadings | None) -> list[tuple[str, str]]:
     if host is None:
         return []
     found = (
@@ -170,22 +179,22 @@ def _of_host(host: _Readings | None) -> list[tuple[str, str]]:
         ("throttled", "processor: stopped by its quota", "in {:.1%} of the scheduler's periods", 1.0),
         ("read_bytes_s", "read from the disk", "{:,.1f} MB/s", 1e6),
     )
-    means = [(words, form, host.mean(name) / scale) for name, words, form, scale in found]
+    means = [(words, form, host.compute_mean(name) / scale) for name, words, form, scale in found]
     return [(words, form.format(value)) for words, form, value in means if np.isfinite(value)]
 
 
-def _of_gpu(gpu: _Readings) -> list[tuple[str, str]]:
+def _list_gpu_rows(gpu: _LoadReadings) -> list[tuple[str, str]]:
     told = []
-    if np.isfinite(memory := gpu.mean("memory_busy")):
+    if np.isfinite(memory := gpu.compute_mean("memory_busy")):
         told.append(("GPU: memory read or written", f"{memory:.1%} of the time"))
-    power, limit, busy = gpu.mean("power_w"), gpu.mean("power_limit_w"), gpu.mean("busy")
+    power, limit, busy = gpu.compute_mean("power_w"), gpu.compute_mean("power_limit_w"), gpu.compute_mean("busy")
     if np.isfinite(power) and np.isfinite(limit):
         told.append(("GPU: power, mean", f"{power:,.0f} W of {limit:,.0f} W"))
-        light = "yes: small kernels, memory or launches hold it back" if busy_but_light(busy, power, limit) else "no"
+        light = "yes: small kernels, memory or launches hold it back" if is_busy_but_light(busy, power, limit) else "no"
         told.append(("GPU: busy but light", light))
     reasons = gpu["throttle"][np.isfinite(gpu["throttle"])].astype(np.int64)
     if len(reasons):
-        slowed = {name: float(((reasons & bit) > 0).mean()) for bit, name in nvml.THROTTLED.items()}
+        slowed = {name: float(((reasons & bit) > 0).mean()) for bit, name in nvml.THROTTLE_REASONS.items()}
         found = [f"{name}, {share:.1%} of the time" for name, share in slowed.items() if share > 0]
         told.append(("GPU: its clock is held back by", "; ".join(found) or "nothing"))
     for name, words, unit, scale in (
@@ -193,45 +202,45 @@ def _of_gpu(gpu: _Readings) -> list[tuple[str, str]]:
         ("temperature_c", "temperature, mean", "°C", 1.0),
         ("memory_bytes", "memory, mean", "GB", 1e9),
     ):
-        if np.isfinite(value := gpu.mean(name)):
+        if np.isfinite(value := gpu.compute_mean(name)):
             told.append((f"GPU: {words}", f"{value / scale:,.4g} {unit}"))
     return told
 
 
-def _of_peak(run: RunFolder, summary: Mapping[str, Any], about: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _list_peak_rows(run: RunFolder, summary: Mapping[str, Any], about: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Model FLOPs utilisation, where everything that it takes is known."""
     recipe = run.read_recipe_tree()
     name, work = "share of the peak (model FLOPs)", about.get("multiply_adds")
-    peak = peak_flops(about["device"], recipe["precision"])
+    peak = find_peak_flops(about["device"], recipe["precision"])
     if peak is None:
         return [(name, f"unknown: no peak of {about['device']} is known in {recipe['precision']}")]
     if recipe["data"]["progressive"] is not None or recipe["model"]["freeze_after"]:
         return [(name, "unknown: what an image takes changes while the run goes on")]
     if not summary or work is None or "ranks" not in about:
         return [(name, "unknown: the run has not ended, or its network could not be counted")]
-    share = model_flops_share(summary["images_s"], work, peak, about["ranks"])
+    share = compute_model_flops_utilisation(summary["images_s"], work, peak, about["ranks"])
     return [(name, f"{share:.1%} of {peak / 1e12:,.0f} TFLOP/s in {recipe['precision']}")]
 
 
-def _wait_share(summary: Mapping[str, Any]) -> float:
+def _compute_wait_share(summary: Mapping[str, Any]) -> float:
     """Of the whole time, as the samples are: the summary's own leaves evaluations and checkpoints out."""
     stages = summary["seconds_by_stage"]
     return float(stages.get("wait", 0.0) / max(sum(stages.values()), 1e-9))
 
 
-def _unit(found: _Readings) -> tuple[str, float]:
+def _choose_time_unit(found: _LoadReadings) -> tuple[str, float]:
     """(name, seconds) of what suits the length of a run."""
     longest = float(found["seconds"].max())
     return ("seconds", 1.0) if longest < 300 else ("minutes", 60.0) if longest < 4 * 3600 else ("hours", 3600.0)
 
 
-def _blocks(
-    found: _Readings, name: str, factor: float, scale: float
+def _average_blocks(
+    found: _LoadReadings, name: str, factor: float, scale: float
 ) -> tuple[list[float], list[float | None], list[float | None], list[float | None]]:
     """(times, means, least, most) of a column, of neighbours together; without what is not known."""
     known = np.isfinite(found[name])
     at, values = found["seconds"][known] / scale, factor * found[name][known]
-    parts = np.array_split(np.arange(len(at)), max(1, min(MOST_TIMES, len(at))))
+    parts = np.array_split(np.arange(len(at)), max(1, min(MAX_POINTS, len(at))))
     pieces = [values[part] for part in parts if len(part)]
     times = [float(f"{at[part].mean():.6g}") for part in parts if len(part)]
     means, least, most = ([float(f"{of(piece):.4g}") for piece in pieces] for of in (np.mean, np.min, np.max))

@@ -30,7 +30,7 @@ from headway.model.builder import find_initialiser
 from headway.model.fake_tensors import use_fake_tensors
 from headway.model.freezing import FreezeSchedule
 from headway.model.model_size import ModelSize, measure_model_size
-from headway.observe.activations import ActivationWatch
+from headway.observe.activations import ActivationPercentiles
 from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.setup import task as tasks
@@ -236,7 +236,7 @@ def _built(
     model_recipe = recipe.model if fresh else recipe.model.model_copy(update={"weights": None})
     model = build_model(model_recipe, num_outputs=task.outputs, in_channels=channels, base=loaded.base, say=say)
     model = model.to(device=device)
-    ActivationWatch(model, recipe.observe.activations)  # refuses what does not fit, before there is a run
+    ActivationPercentiles(model, recipe.observe.activations)  # refuses what does not fit, before there is a run
     if ranks is not None and recipe.comm.batch_norm == "sync":
         model = convert_sync(model, World.create_single(device).group(name="not met yet"))
     if recipe.channels_last:

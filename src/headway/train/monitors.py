@@ -16,10 +16,10 @@ from headway.core import row_file
 from headway.core.cpu_count import list_usable_cpus
 from headway.core.files import open_regular
 from headway.core.untrusted_json import parse_object
-from headway.observe.host_load import HostLoad
+from headway.observe.host_load import HostLoadSource
+from headway.observe.load_sampler import LoadRow, LoadSampler, LoadSource
 from headway.observe.nvml import open_gpu
-from headway.observe.prometheus import ADDRESS, PORT, Endpoint
-from headway.observe.sampling import Row, Sampler, Source
+from headway.observe.prometheus import ADDRESS, PORT, PrometheusEndpoint
 from headway.train.trainer import Trainer
 
 TAIL_BYTES = 1 << 16
@@ -36,29 +36,31 @@ def beside(trainer: Trainer) -> Iterator[None]:
         UsageError: the port of Prometheus is taken.
     """
     recipe = trainer.setup.recipe
-    sampler: Sampler | None = None
+    sampler: LoadSampler | None = None
     with ExitStack() as stack:
         if recipe.observe.utilisation:
-            sampler = Sampler(_sources(trainer.setup.device), partial(_write, trainer), trainer.clock.total_seconds())
+            sampler = LoadSampler(
+                _sources(trainer.setup.device), partial(_write, trainer), trainer.clock.total_seconds()
+            )
             stack.enter_context(sampler)
         if "prometheus" in recipe.sinks:
             labels = {"run": trainer.run_folder.folder.resolve().name}
             gauges = partial(_gauges, trainer, sampler)
             address = recipe.observe.prometheus_address or ADDRESS
             port = recipe.observe.prometheus_port or PORT
-            stack.enter_context(Endpoint(address, port, gauges, labels, leads=lambda: trainer.leads))
+            stack.enter_context(PrometheusEndpoint(address, port, gauges, labels, leads=lambda: trainer.leads))
         yield
 
 
-def _sources(device: torch.device) -> list[Source]:
-    host = HostLoad(list_usable_cpus())
+def _sources(device: torch.device) -> list[LoadSource]:
+    host = HostLoadSource(list_usable_cpus())
     if device.type != "cuda":
         return [host]
     gpu = open_gpu(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     return [host] if gpu is None else [host, gpu]
 
 
-def _write(trainer: Trainer, source: Source, row: Row) -> None:
+def _write(trainer: Trainer, source: LoadSource, row: LoadRow) -> None:
     """Appends a row, at the step that the trainer has come to: a resumed run cuts off what came after its own."""
     if trainer.leads:
         step, values = trainer.step, np.array([row], np.float32)
@@ -68,7 +70,7 @@ def _write(trainer: Trainer, source: Source, row: Row) -> None:
         )
 
 
-def _gauges(trainer: Trainer, sampler: Sampler | None) -> dict[str, float]:
+def _gauges(trainer: Trainer, sampler: LoadSampler | None) -> dict[str, float]:
     """What is known now: where the run is, its newest records, and its load."""
     epoch = trainer.position / trainer.setup.epoch
     found: dict[str, float] = {"step": trainer.step, "steps": trainer.setup.steps, "epoch": epoch}

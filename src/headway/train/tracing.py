@@ -69,4 +69,4 @@ class Traced(Display):
             return
         stages, clock.spans = clock.spans, None
         self._run.folder.mkdir(parents=True, exist_ok=True)  # on a host of its own, the lead's folder is elsewhere
-        trace.write(self._run.folder / f"trace-{self._rank}.json", self._rank, stages, self._seen)
+        trace.write_trace(self._run.folder / f"trace-{self._rank}.json", self._rank, stages, self._seen)

@@ -23,7 +23,7 @@ from headway.data.batch import Batch
 from headway.data.upload import to_device
 from headway.launch.handover import State
 from headway.launch.ranks import Ranks
-from headway.observe.host_syncs import ValueReads
+from headway.observe.host_syncs import HostSyncCounter
 from headway.optim import draw_gradient_noise, set_lr
 from headway.setup.build import Setup
 from headway.setup.prepare import divided, prepared
@@ -74,7 +74,7 @@ class Trainer:
         self.metrics: dict[str, float] | None = None
         self.reached_s: float | None = None
         self.evaluation: Evaluation | None = None
-        self.clock, self.reads = Clock(), ValueReads()
+        self.clock, self.reads = Clock(), HostSyncCounter()
         self._ledger = Ledger(setup, run, ranks, display.record)
         options = recipe.checkpoint
         self._checkpoints = Checkpoints.locate(run.folder, options.keep, options.folder, setup.loaded.base)
@@ -141,7 +141,7 @@ class Trainer:
                     elif ending:
                         self._chores += [*self._logging(), "checkpoint"]
                     else:
-                        self.reads.of(self._one_step, self._chores)
+                        self.reads.run_step(self._one_step, self._chores)
                 while self._chores:
                     self._do(chore := self._chores[0])
                     if chore != "regroup":

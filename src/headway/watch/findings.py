@@ -11,8 +11,8 @@ from headway.doctor.loop_advice import WORTH, Adviser
 from headway.doctor.loop_observation import Facts, Observed, PatternSeen, RankTime, percent
 from headway.doctor.loop_verdict import Costs, costs, judge, too_few
 from headway.observe import patterns
-from headway.observe.patterns import CHANCE, Recurring
-from headway.observe.step_marks import STAGES, WAIT, WARM_UP_STEPS, Numbers, Series, Start
+from headway.observe.patterns import MAX_CHANCE, RecurringPattern
+from headway.observe.step_marks import STAGES, WAIT, WARM_UP_STEPS, LoopStart, Numbers, StepSeries
 
 SEEN = 0.01
 """Share of the time that waits have to take before a pattern of theirs is worth a line."""
@@ -23,8 +23,8 @@ BURSTS = 0.1
 
 
 def concluded(
-    series: Series,
-    starts: Sequence[Start],
+    series: StepSeries,
+    starts: Sequence[LoopStart],
     facts: Facts,
     *,
     ranks: Sequence[RankTime] = (),
@@ -49,7 +49,7 @@ def concluded(
         steps = int((series.index > 0).sum())
         nothing: dict[str, Any] = dict.fromkeys(("step_s", "p99_s", "samples_s", "wait_share", "wait_low", "wait_high"))
         return Observed(kind=None, sentence=too_few(steps, WARM_UP_STEPS), steps=steps, **given, **nothing)
-    steady = series.where(series.index > 0)
+    steady = series.select(series.index > 0)
     judged = judge(found, facts)
     seen, period = _patterns(series, steady, found, facts, windows)
     median_wait_s = float(np.median(steady.seconds[:, WAIT]))
@@ -82,20 +82,20 @@ def concluded(
 
 
 def _patterns(
-    series: Series, steady: Series, found: Costs, facts: Facts, windows: Numbers | None
+    series: StepSeries, steady: StepSeries, found: Costs, facts: Facts, windows: Numbers | None
 ) -> tuple[list[PatternSeen], tuple[int, str | None] | None]:
     """(all patterns, what the stalls' period is and is known as)."""
     out = []
     waits, own = steady.seconds[:, WAIT], steady.seconds.sum(1) - steady.seconds[:, WAIT]
     workers = facts.workers if facts.torch_loader else None
-    if found.wait >= SEEN and (one := patterns.of_workers(waits, steady.index, workers)):
+    if found.wait >= SEEN and (one := patterns.find_worker_period(waits, steady.index, workers)):
         out.append(PatternSeen(kind="workers", sentence=_of_workers(one, workers), p_value=one.p_value))
     if found.first_s is not None and found.first_s > found.step_s:
         share = f", {percent(found.first)} of the time" if found.first else ""
         what = f"the first batch of an epoch takes {found.first_s:.3g} s longer than another one{share}"
         out.append(PatternSeen(kind="first batch", sentence=what, p_value=None))
     period: tuple[int, str | None] | None = None
-    again = patterns.period(own)
+    again = patterns.find_period(own)
     accumulates = float(steady.updates.mean())
     known = dict(facts.every)
     if facts.batches:
@@ -103,29 +103,29 @@ def _patterns(
     if 0 < accumulates < 0.9:
         known["the optimizer's step"] = round(1 / accumulates)
     if again is not None:
-        name = patterns.matched(again.period, known)
+        name = patterns.match_interval(again.period, known)
         period = again.period, name
         named = "" if name is None else f", as often as {name}"
         what = f"one step in {again.period} takes the loop {_instead(again)}{named}"
         out.append(PatternSeen(kind="period", sentence=what, p_value=again.p_value))
-    drift = patterns.drift(waits + own)
-    if drift is not None and drift.p_value < CHANCE and abs(drift.change) >= DRIFTED:
+    drift = patterns.find_drift(waits + own)
+    if drift is not None and drift.p_value < MAX_CHANCE and abs(drift.change) >= DRIFTED:
         way = "longer" if drift.change > 0 else "shorter"
         what = f"steps get {way}: by {percent(abs(drift.change))} of the median over what was watched"
         out.append(PatternSeen(kind="drift", sentence=what, p_value=drift.p_value))
-    if windows is not None and (slow := patterns.slow_rank(windows, found.step_s)):
+    if windows is not None and (slow := patterns.find_slow_rank(windows, found.step_s)):
         out.append(PatternSeen(kind="slow rank", sentence=_of_rank(slow), p_value=None))
     return out, period
 
 
-def _of_workers(one: Recurring, workers: int | None) -> str:
+def _of_workers(one: RecurringPattern, workers: int | None) -> str:
     what = f"one batch in {one.period} is waited for {_instead(one)}"
     if workers is None:
         return f"{what}, as if {one.period} workers brought theirs together"
     return f"{what}: the {workers} workers bring theirs together, and are too slow"
 
 
-def _instead(one: Recurring) -> str:
+def _instead(one: RecurringPattern) -> str:
     return f"{1e3 * one.large:.3g} ms, the others {1e3 * one.rest:.3g} ms"
 
 
@@ -138,7 +138,7 @@ def _of_rank(slow: patterns.SlowRank) -> str:
     return f"the slowest rank {behind}, and it is another one each time: the input is slow on all of them"
 
 
-def _unknown(found: Costs, facts: Facts, starts: Sequence[Start]) -> list[str]:
+def _unknown(found: Costs, facts: Facts, starts: Sequence[LoopStart]) -> list[str]:
     out = []
     seen = {one.stage for one in found.stages}
     if facts.asynchronous:

@@ -16,8 +16,8 @@ from headway.core.cpu_count import count_rank_cores
 from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
 from headway.doctor.loop_observation import Facts, Observed, RankTime
-from headway.observe.step_marks import BACKWARD, Marks, Series
-from headway.observe.tensor_taps import listen, unlisten
+from headway.observe.step_marks import BACKWARD, StepMarks, StepSeries
+from headway.observe.tensor_taps import add_listener, remove_listener
 from headway.watch.findings import concluded
 from headway.watch.hooks import Hooks
 
@@ -87,7 +87,7 @@ class Watch(Generic[B]):
         self._device = torch.device("cpu")
         self._samples: int | None = None
         self._current: object = None
-        self._marks = Marks()
+        self._marks = StepMarks()
         self._hooks: Hooks | None = Hooks(models, optimizers, self._marks)
         self._autocast: bool | None = None
         self.loader = WatchedLoader(loader, self)
@@ -122,7 +122,7 @@ class Watch(Generic[B]):
         Raises:
             UsageError: across_ranks, and torch.distributed is not initialised.
         """
-        series = Series.of(list(self._marks.rows))
+        series = StepSeries.from_rows(list(self._marks.rows))
         if not across_ranks:
             return concluded(series, tuple(self._marks.starts), self._facts())
         if not _distributed():
@@ -141,28 +141,28 @@ class Watch(Generic[B]):
         if self._hooks is None:
             return WatchedIterator(make(), self, token)
         self._device = next((one.device for model in self._models for one in model.parameters()), self._device)
-        self._marks.drained, self._marks.exchanges = _drained(self._device), _exchanges(self._models)
+        self._marks.is_device_idle, self._marks.will_exchange = _drained(self._device), _exchanges(self._models)
         if self._current is None:
-            listen(self._marks)
+            add_listener(self._marks)
         self._current = token
-        self._marks.began(index)
+        self._marks.begin_loop(index)
         try:
             inner = make()
         except BaseException:
             self._leave(token)
             raise
-        self._marks.made()
+        self._marks.finish_iterator()
         return WatchedIterator(inner, self, token)
 
     def _leave(self, token: object) -> None:
         """A loop is given up."""
         if self._current is token:
-            self._marks.left()
+            self._marks.leave_loop()
             self._done()
 
     def _done(self) -> None:
         self._current = None
-        unlisten(self._marks)
+        remove_listener(self._marks)
 
     def _facts(self) -> Facts:
         loader, device = self._given, self._device
@@ -230,17 +230,17 @@ class WatchedIterator(Generic[B]):
         watched, marks = self._watched, self._marks
         if watched._current is not self._token:  # it is over, or another loop over the same loader began since
             return next(self._inner)
-        marks.asked()
+        marks.request_batch()
         try:
             batch = next(self._inner)
         except StopIteration:
-            marks.ended()
+            marks.end_loop()
             watched._done()
             raise
         except BaseException:
             watched._leave(self._token)
             raise
-        marks.came()
+        marks.receive_batch()
         if watched._samples is None:
             watched._samples = _length(batch)
         return batch
@@ -324,13 +324,13 @@ def _exchange(models: Sequence[nn.Module]) -> str:
     return "several ranks train; what they exchange is in the stages in which your loop does it"
 
 
-def _gathered(series: Series) -> tuple[tuple[RankTime, ...], np.ndarray[Any, np.dtype[np.float64]]]:
+def _gathered(series: StepSeries) -> tuple[tuple[RankTime, ...], np.ndarray[Any, np.dtype[np.float64]]]:
     """Of all ranks their steps, and [windows, ranks] the seconds of a step that each takes itself.
 
     Own is all but backward, in which the ranks wait for each other: as long as one of them computes there, the others
     wait.
     """
-    steady = series.where(series.index > 0)
+    steady = series.select(series.index > 0)
     step, own = steady.seconds.sum(1), steady.seconds.sum(1) - steady.seconds[:, BACKWARD]
     windows = [float(own[first : first + WINDOW].mean()) for first in range(0, len(own) - WINDOW + 1, WINDOW)]
     mine = (float(step.mean()), float(np.percentile(step, 99)), float(own.mean())) if len(step) else None

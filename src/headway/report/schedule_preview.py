@@ -25,7 +25,7 @@ CURVE_POINTS = 600
 
 @final
 @dataclass(frozen=True)
-class Point:
+class SchedulePoint:
     """One step, by the number of steps before it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Point:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Preview:
+class SchedulePreview:
     """What a run will do, as far as the recipe says it.
 
     Attributes:
@@ -69,15 +69,15 @@ class Preview:
     warnings: Sequence[str]
 
     @property
-    def total(self) -> int:
+    def total_positions(self) -> int:
         """Positions of the whole run."""
         return self.plan.find_position(self.steps)
 
     @property
     def epochs(self) -> float:
-        return self.total / self.samples
+        return self.total_positions / self.samples
 
-    def at(self, step: int, what: str = "") -> Point:
+    def compute_point(self, step: int, what: str = "") -> SchedulePoint:
         """A step of the run."""
         plan, internal, position = self.plan, self.internal, self.plan.find_position(step)
         first = step - step % internal.steps_per_update
@@ -85,14 +85,16 @@ class Preview:
         factor = self.schedule(plan.find_position(last)) * internal.lr_factor(last) if last < self.steps else 0.0
         batch = plan.find_position(last + 1) - plan.find_position(first)
         rmsprop = None if internal.rmsprop_lr is None else self.schedule(position) * internal.rmsprop_lr(step)
-        return Point(step, position, position / self.samples, self.lr * factor, self.momentum, batch, what, rmsprop)
+        return SchedulePoint(
+            step, position, position / self.samples, self.lr * factor, self.momentum, batch, what, rmsprop
+        )
 
     @property
-    def largest(self) -> int:
+    def largest_batch(self) -> int:
         """Samples of the largest macro-batch."""
         return self.plan.largest_batch * self.internal.steps_per_update
 
-    def turns(self) -> list[Point]:
+    def list_turns(self) -> list[SchedulePoint]:
         """The first step, those at which something changes its way, the highest learning rate, and the last step."""
         sizes = zip(self.plan.starts.tolist(), self.plan.sizes.tolist(), strict=True)
         grows = [ScheduleTurn(start, f"batch grows to {size:,}") for start, size in sizes if start]
@@ -105,11 +107,11 @@ class Preview:
             if step < self.steps:
                 said.setdefault(step, []).append(text)
         if self.internal.turns:  # times a schedule, the highest rate may lie between them
-            said.setdefault(max(self._evenly(CURVE_POINTS), key=lambda step: self.at(step).lr), [])
+            said.setdefault(max(self._choose_steps(CURVE_POINTS), key=lambda step: self.compute_point(step).lr), [])
         if left := self.steps % self.internal.steps_per_update:
             said.setdefault(self.steps - left, []).append("no full macro-batch: moves nothing")
         said.setdefault(self.steps - 1, []).append("last step")
-        points = [self.at(step, ", ".join(what)) for step, what in sorted(said.items())]
+        points = [self.compute_point(step, ", ".join(what)) for step, what in sorted(said.items())]
         if max(point.lr for point in points) == min(point.lr for point in points):
             return points
         best = max(range(len(points)), key=lambda place: points[place].lr)
@@ -117,33 +119,33 @@ class Preview:
             points[best] = replace(points[best], what=", ".join(filter(None, (points[best].what, "peak"))))
         return [point for point in points if point.what]
 
-    def _evenly(self, count: int) -> set[int]:
+    def _choose_steps(self, count: int) -> set[int]:
         """Steps evenly over the run's positions."""
-        positions = (np.arange(count) + 0.5) * self.total // count
+        positions = (np.arange(count) + 0.5) * self.total_positions // count
         begun = (positions - self.plan.locate_slots(positions.astype(np.int64))[0]).astype(np.int64)
         return {self.plan.count_steps(0, int(position)) for position in begun}
 
-    def curve(self, count: int = CURVE_POINTS) -> list[Point]:
+    def sample_curve(self, count: int = CURVE_POINTS) -> list[SchedulePoint]:
         """Steps evenly over the run's positions, and both sides of every turn."""
-        steps = self._evenly(count)
-        for turn in self.turns():
+        steps = self._choose_steps(count)
+        for turn in self.list_turns():
             steps |= {max(0, turn.step - 1), turn.step}
-        return [self.at(step) for step in sorted(steps)]
+        return [self.compute_point(step) for step in sorted(steps)]
 
     def to_json(self) -> dict[str, Any]:
-        points = self.curve()
+        points = self.sample_curve()
         names = ["epoch", "lr", "momentum", "batch"] + ["lr_rmsprop"] * (self.internal.rmsprop_lr is not None)
         return {
             "samples": self.samples,
             "steps": self.steps,
             "epochs": self.epochs,
-            "turns": [asdict(turn) for turn in self.turns()],
+            "turns": [asdict(turn) for turn in self.list_turns()],
             "curve": {name: [getattr(point, name) for point in points] for name in names},
             "warnings": list(self.warnings),
         }
 
 
-def preview(path: Path, overrides: Sequence[str], samples: int | None = None) -> Preview:
+def build_preview(path: Path, overrides: Sequence[str], samples: int | None = None) -> SchedulePreview:
     """Reads a recipe and works out its run. Neither the network nor an image is touched.
 
     Args:
@@ -155,10 +157,10 @@ def preview(path: Path, overrides: Sequence[str], samples: int | None = None) ->
     loaded = resolve_rates(read_recipe(path, overrides, TrainRecipe))
     recipe = loaded.recipe
     if samples is None:
-        samples = _samples(recipe, loaded.base)
+        samples = _count_samples(recipe, loaded.base)
     plan, steps = length(recipe, samples)
     check_length(recipe, steps)
-    return Preview(
+    return SchedulePreview(
         loaded=loaded,
         samples=samples,
         plan=plan,
@@ -171,7 +173,7 @@ def preview(path: Path, overrides: Sequence[str], samples: int | None = None) ->
     )
 
 
-def _samples(recipe: TrainRecipe, base: Path) -> int:
+def _count_samples(recipe: TrainRecipe, base: Path) -> int:
     uri = recipe.data.train
     if uri == SYNTHETIC:
         return (recipe.data.synthetic or SyntheticRecipe()).samples

@@ -9,16 +9,16 @@ from time import perf_counter
 from types import TracebackType
 from typing import final
 
-EVERY_S = 0.5
+INTERVAL_S = 0.5
 """Between two readings. One of the host takes 0.05 ms of a processor, and its row 0.015 ms (two cores, Linux 6)."""
-SHARE = 1 / 3600
+INTERVAL_SHARE = 1 / 3600
 """Later they are rarer: each is of so much of the run so far, so that a week has four times the rows of an hour."""
 
-Row = tuple[float, ...]
+LoadRow = tuple[float, ...]
 """A number for each of a source's columns; NaN where it is not known."""
 
 
-class Source(ABC):
+class LoadSource(ABC):
     """Something whose load is read."""
 
     @property
@@ -32,7 +32,7 @@ class Source(ABC):
         """What a row holds; the first is `seconds`, of the run's clock, at the end of the time that it is of."""
 
     @abstractmethod
-    def read(self, now_s: float) -> list[Row]:
+    def read(self, now_s: float) -> list[LoadRow]:
         """What has been since it was read last, or made; oldest first."""
 
     @abstractmethod
@@ -41,7 +41,7 @@ class Source(ABC):
 
 
 @final
-class Sampler:
+class LoadSampler:
     """Reads sources in a thread of its own for as long as its block lasts.
 
     Args:
@@ -52,7 +52,9 @@ class Sampler:
         latest: the newest number of each column, as `KIND_COLUMN`.
     """
 
-    def __init__(self, sources: Sequence[Source], write: Callable[[Source, Row], None], since_s: float = 0.0) -> None:
+    def __init__(
+        self, sources: Sequence[LoadSource], write: Callable[[LoadSource, LoadRow], None], since_s: float = 0.0
+    ) -> None:
         self._sources, self._write = sources, write
         self._origin = perf_counter() - since_s
         self._last_s = since_s
@@ -60,7 +62,7 @@ class Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headway-sampler", daemon=True)
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> LoadSampler:
         self._thread.start()
         return self
 
@@ -74,7 +76,7 @@ class Sampler:
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(max(EVERY_S, SHARE * self._last_s)):
+            while not self._stop.wait(max(INTERVAL_S, INTERVAL_SHARE * self._last_s)):
                 self._read()
             self._read()  # of what is left
         except OSError:  # the run itself says that nothing can be written

@@ -15,7 +15,7 @@ from headway.observe import stragglers
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
-from headway.report import anatomy, observation_panels, utilisation_panels
+from headway.report import observation_panels, step_anatomy, utilisation_panels
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.run_log import BESIDES_METRICS
 from headway.train.evaluation_panels import write_panels
@@ -61,13 +61,13 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
     for path in run.panels.glob("compared-*.json"):  # with runs that may not be beside it now
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
-    write_panels(run, _of_run(records, summary, about, recipe))
+    write_panels(run, _build_run_panels(records, summary, about, recipe))
     write_panels(
         run,
         [
-            *stragglers.panels(run),
-            *utilisation_panels.panels(run, records, about),
-            *observation_panels.panels(run, train, beside),
+            *stragglers.build_panels(run),
+            *utilisation_panels.build_panels(run, records, about),
+            *observation_panels.build_panels(run, train, beside),
         ],
     )
     made = [Panel.from_json(read_text(path)) for path in sorted(run.panels.glob("*.json"))]
@@ -83,29 +83,33 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
     return run.report_path
 
 
-def _of_run(records: list[dict[str, Any]], summary: dict[str, Any], about: dict[str, Any], recipe: str) -> list[Panel]:
+def _build_run_panels(
+    records: list[dict[str, Any]], summary: dict[str, Any], about: dict[str, Any], recipe: str
+) -> list[Panel]:
     train = [record for record in records if record["kind"] == "train"]
     evaluated = [record for record in records if record["kind"] == "evaluate"]
     return [
-        _cards(summary, evaluated, about),
-        *observation_panels.divergence(records),
-        *_curves(train, evaluated),
-        *_time(train, summary),
-        *_input(summary),
-        *anatomy.panels(summary, about["device"]),
-        *_recipe(about, recipe),
+        _build_cards(summary, evaluated, about),
+        *observation_panels.build_divergence_cards(records),
+        *_build_curves(train, evaluated),
+        *_build_time_panels(train, summary),
+        *_build_input_table(summary),
+        *step_anatomy.build_panels(summary, about["device"]),
+        *_build_recipe_tables(about, recipe),
     ]
 
 
-def _cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict[str, Any]) -> Panel:
+def _build_cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict[str, Any]) -> Panel:
     cards = []
-    for name in sorted(_metric_names(evaluated), key=lambda name: name == "loss"):
+    for name in sorted(_list_metrics(evaluated), key=lambda name: name == "loss"):
         last = evaluated[-1][name]
-        cards.append((name.replace("_", " "), metric_text(name, last), f"epoch {evaluated[-1]['epoch']:.4g}, the last"))
+        cards.append(
+            (name.replace("_", " "), format_metric(name, last), f"epoch {evaluated[-1]['epoch']:.4g}, the last")
+        )
         best = summary.get("best") or {}
         if best.get(name, last) != last and name != "loss":
             note = f"epoch {best['epoch']:.4g}; these weights are kept"
-            cards.append((f"best {name.replace('_', ' ')}", metric_text(name, best[name]), note))
+            cards.append((f"best {name.replace('_', ' ')}", format_metric(name, best[name]), note))
     if summary:
         seconds = summary["seconds"]
         cards.append(("time", duration(seconds), f"{summary['step']} of {summary['steps']} steps"))
@@ -124,22 +128,22 @@ def _cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict
     return panel.cards("result", "Result", cards, section="Result", order=100, note=note)
 
 
-def metric_text(name: str, value: float | None) -> str:
+def format_metric(name: str, value: float | None) -> str:
     """A mean of a metric: accuracies in percent."""
     if value is None:
         return "no number"
     return f"{value:.2%}" if "accuracy" in name or name == "exact" else f"{value:.4g}"
 
 
-def _metric_names(records: list[dict[str, Any]]) -> list[str]:
+def _list_metrics(records: list[dict[str, Any]]) -> list[str]:
     last = records[-1].items() if records else ()
     return [name for name, value in last if name not in BESIDES_METRICS and not isinstance(value, dict)]
 
 
-def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> list[Panel]:
+def _build_curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> list[Panel]:
     """Metrics of training and evaluation, then what only training has. A number that was not finite is a gap."""
     out = []
-    names = list(dict.fromkeys([*_metric_names(evaluated), *_metric_names(train)]))
+    names = list(dict.fromkeys([*_list_metrics(evaluated), *_list_metrics(train)]))
     for place, name in enumerate(sorted(names, key=lambda name: name == "loss")):
         series = [
             (label, [r["epoch"] for r in records], [r.get(name) for r in records])
@@ -150,7 +154,7 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
             if any(name in r for r in records)
         ]
         words = name.replace("_", " ")
-        out.append(_curve(name, words.capitalize(), words, series, order=200 + place))
+        out.append(_build_curve(name, words.capitalize(), words, series, order=200 + place))
     if train:
         for place, (name, title, label) in enumerate(
             (
@@ -163,16 +167,16 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
             epochs, values = [r["epoch"] for r in found], [r[name] for r in found]
             if name != "batch" or len(set(values)) > 1:
                 series, bounds = [(label, epochs, values)], panel.choose_y_range(values)
-                out.append(_curve(name, title, label, series, order=250 + place, y_range=bounds))
+                out.append(_build_curve(name, title, label, series, order=250 + place, y_range=bounds))
     return out
 
 
-def _curve(name: str, title: str, y_label: str, series: list[Any], **more: Any) -> Panel:
+def _build_curve(name: str, title: str, y_label: str, series: list[Any], **more: Any) -> Panel:
     """A panel over epochs in the section on training."""
     return panel.lines(f"curve-{name}", title, series, x_label="epoch", y_label=y_label, section="Training", **more)
 
 
-def _time(train: list[dict[str, Any]], summary: dict[str, Any]) -> list[Panel]:
+def _build_time_panels(train: list[dict[str, Any]], summary: dict[str, Any]) -> list[Panel]:
     out = []
     if summary:
         stages = summary["seconds_by_stage"]
@@ -208,7 +212,7 @@ def _time(train: list[dict[str, Any]], summary: dict[str, Any]) -> list[Panel]:
     return out
 
 
-def _input(summary: dict[str, Any]) -> list[Panel]:
+def _build_input_table(summary: dict[str, Any]) -> list[Panel]:
     """What each stage of the input would give alone, beside what the run took."""
     found = summary.get("input")
     if found is None:
@@ -228,10 +232,10 @@ def _input(summary: dict[str, Any]) -> list[Panel]:
     return [panel.table("input", title, ("stage", "images/s"), rows, section="Time", order=330, note=note)]
 
 
-def _recipe(about: dict[str, Any], recipe: str) -> list[Panel]:
-    values = flat(recipe)
+def _build_recipe_tables(about: dict[str, Any], recipe: str) -> list[Panel]:
+    values = flatten_recipe(recipe)
     rows = [(key, values.get(key, ""), origin) for key, origin in about["origins"].items()]
-    found = [*machine(about), ("command", " ".join(about["command"]))]
+    found = [*describe_machine(about), ("command", " ".join(about["command"]))]
     section = "Recipe and machine"
     return [
         panel.table(
@@ -249,7 +253,7 @@ def _recipe(about: dict[str, Any], recipe: str) -> list[Panel]:
     ]
 
 
-def machine(about: dict[str, Any]) -> list[tuple[str, str]]:
+def describe_machine(about: dict[str, Any]) -> list[tuple[str, str]]:
     """(what, value) of where and with what a run was made, from its provenance."""
     host = about["host"]
     return [
@@ -264,7 +268,7 @@ def machine(about: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def flat(recipe: str) -> dict[str, str]:
+def flatten_recipe(recipe: str) -> dict[str, str]:
     """The leaves of a recipe's YAML by dotted key, as they are written."""
     out: dict[str, str] = {}
 

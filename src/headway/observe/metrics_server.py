@@ -14,13 +14,13 @@ from typing import Final, final
 
 LOG = logging.getLogger("headway.observe")
 
-REQUEST_S = 2.0
+MAX_REQUEST_S = 2.0
 """From the connection to the end of the answer. Whoever takes longer is cut off, however much it has sent."""
-REQUEST_BYTES = 8 << 10
+MAX_REQUEST_BYTES = 8 << 10
 """Of a request's line and headers together."""
-CONNECTIONS = 16
+MAX_CONNECTIONS = 16
 """Open at once. One more replaces the oldest: clients that connect and say nothing do not keep others out."""
-STOPS_S = 1.0
+MAX_STOP_S = 1.0
 """How long `stop` waits at most for a page that is being made."""
 READ_BYTES = 4 << 10
 
@@ -37,7 +37,7 @@ class _Client:
 
 
 @final
-class PageServer:
+class MetricsServer:
     """Answers GET requests for one path.
 
     Args:
@@ -50,7 +50,7 @@ class PageServer:
 
     def __init__(self, address: str, port: int, path: str, content_type: str, page: Callable[[], str]) -> None:
         self._path, self._content_type, self._page = path.encode(), content_type, page
-        self._listening = socket.create_server((address, port), family=_family(address), backlog=CONNECTIONS)
+        self._listening = socket.create_server((address, port), family=_choose_family(address), backlog=MAX_CONNECTIONS)
         self._listening.setblocking(False)
         # One byte into this pair wakes the thread, so that `stop` need not wait for its next look.
         self._wake, self._woken = socket.socketpair()
@@ -67,13 +67,13 @@ class PageServer:
         # In this order: the thread closes the pair once it has seen the flag.
         self._wake.send(b"x")
         self._stopping.set()
-        self._thread.join(STOPS_S)
+        self._thread.join(MAX_STOP_S)
         # The thread may be in the middle of a page, and closes the rest by itself once that is made.
         self._listening.close()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            ready = self._selector.select(self._patience())
+            ready = self._selector.select(self._compute_timeout())
             now = time.monotonic()
             for key, events in ready:
                 if self._stopping.is_set():
@@ -90,7 +90,7 @@ class PageServer:
         for one in (self._listening, self._wake, self._woken):
             one.close()
 
-    def _patience(self) -> float | None:
+    def _compute_timeout(self) -> float | None:
         """Seconds until the next client is cut off."""
         if not self._clients:
             return None
@@ -101,10 +101,10 @@ class PageServer:
             connection, _ = self._listening.accept()
         except OSError:  # it has gone again, or there are no descriptors left
             return
-        if len(self._clients) == CONNECTIONS:
+        if len(self._clients) == MAX_CONNECTIONS:
             self._drop(next(iter(self._clients.values())))
         connection.setblocking(False)
-        self._clients[connection] = _Client(connection, now + REQUEST_S)
+        self._clients[connection] = _Client(connection, now + MAX_REQUEST_S)
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _serve(self, client: _Client, events: int) -> None:
@@ -126,23 +126,25 @@ class PageServer:
             raise ConnectionError("the client has left")
         client.request += received
         whole = b"\r\n\r\n" in client.request or b"\n\n" in client.request
-        if whole or len(client.request) > REQUEST_BYTES:
-            client.answer = memoryview(self._answer(bytes(client.request)) if whole else _plain(431, "Too large."))
+        if whole or len(client.request) > MAX_REQUEST_BYTES:
+            client.answer = memoryview(
+                self._answer(bytes(client.request)) if whole else _build_text_response(431, "Too large.")
+            )
             self._selector.modify(client.socket, selectors.EVENT_WRITE)
 
     def _answer(self, request: bytes) -> bytes:
         words = request.split(b"\n", 1)[0].split()
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return _plain(400, "Not a request of HTTP/1.")
+            return _build_text_response(400, "Not a request of HTTP/1.")
         if words[0] != b"GET":
-            return _plain(405, "Only GET is answered.")
+            return _build_text_response(405, "Only GET is answered.")
         if words[1].partition(b"?")[0] != self._path:
-            return _plain(404, f"The numbers are at {self._path.decode()}.")
+            return _build_text_response(404, f"The numbers are at {self._path.decode()}.")
         try:
-            return _response(200, self._content_type, self._page())
+            return _build_response(200, self._content_type, self._page())
         except Exception:  # of whoever makes the page: the run goes on, and so does the server
             LOG.debug("the page could not be made", exc_info=True)
-            return _plain(500, "The page could not be made.")
+            return _build_text_response(500, "The page could not be made.")
 
     def _drop(self, client: _Client) -> None:
         del self._clients[client.socket]
@@ -161,11 +163,11 @@ REASONS = {
 }
 
 
-def _plain(status: int, text: str) -> bytes:
-    return _response(status, "text/plain; charset=utf-8", f"{text}\n")
+def _build_text_response(status: int, text: str) -> bytes:
+    return _build_response(status, "text/plain; charset=utf-8", f"{text}\n")
 
 
-def _response(status: int, content_type: str, text: str) -> bytes:
+def _build_response(status: int, content_type: str, text: str) -> bytes:
     body = text.encode()
     allow = "Allow: GET\r\n" if status == 405 else ""
     head = (
@@ -175,5 +177,5 @@ def _response(status: int, content_type: str, text: str) -> bytes:
     return head.encode() + body
 
 
-def _family(address: str) -> socket.AddressFamily:
+def _choose_family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Store(Protocol):
+class TimingStore(Protocol):
     """What is used of a store of torch.distributed."""
 
     def set(self, key: str, value: str, /) -> None: ...
@@ -22,7 +22,7 @@ class Store(Protocol):
 
 
 @final
-class Board:
+class RankTimings:
     """A key of each rank in the store of one generation, with its two newest intervals. Nobody waits for anybody.
 
     To write is to send without an answer. Whoever reads may come before others have written their newest interval; the
@@ -33,7 +33,7 @@ class Board:
         rank, size: of this process.
     """
 
-    def __init__(self, store: Store | None, rank: int, size: int) -> None:
+    def __init__(self, store: TimingStore | None, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._written: list[tuple[int, list[float]]] = []
         self._read = 0
@@ -43,13 +43,13 @@ class Board:
         self._written = [*self._written[-1:], (step, list(numbers))]
         if self._store is not None:
             with suppress(RuntimeError):  # the store is gone: the next step tells why
-                self._store.set(self._key(self._rank), json.dumps(self._written))
+                self._store.set(self._build_key(self._rank), json.dumps(self._written))
 
     def read(self) -> tuple[int, NDArray[np.float64]] | None:
         """(last step, [ranks, numbers]) of the newest interval that all ranks have written, each once."""
         if self._store is None:
             return None
-        keys = [self._key(rank) for rank in range(self._size)]
+        keys = [self._build_key(rank) for rank in range(self._size)]
         try:
             if not self._store.check(keys):  # to get what is not there would be to wait
                 return None
@@ -62,5 +62,5 @@ class Board:
         self._read = step
         return step, np.array([one[step] for one in found], np.float64)
 
-    def _key(self, rank: int) -> str:
+    def _build_key(self, rank: int) -> str:
         return f"stages/{rank}"

@@ -8,42 +8,46 @@ from math import ceil
 from headway.core.profile import Workload
 from headway.train.dry_run import DryRun
 
-COLUMNS = 10
+RATES_PER_ROW = 10
 """Epochs in a row of learning rates."""
-MOST_ROWS = 12
+MAX_RATE_ROWS = 12
 """Rows of them; of a longer run every second epoch is shown, every third, ..."""
 
 
-def page(found: DryRun) -> str:
+def format_dry_run(found: DryRun) -> str:
     """Steps, batch, network, memory, exchange, learning rates, kinds of layers."""
     work, recipe = found.workload, found.loaded.recipe
     run, step, images = work.run, work.step, work.input
     trained = sum(one.parameters * one.gradient_bytes // one.weight_bytes for one in work.layers if one.weight_bytes)
     rows = [
         ("steps", f"{run.steps:,}, which are {run.epochs:.4g} epochs of {run.samples:,} samples"),
-        ("batch", _batch(found)),
-        ("images", _images(work)),
+        ("batch", _describe_batch(found)),
+        ("images", _describe_images(work)),
         ("host does", ", ".join(("decode", *images.on_host))),
         ("device does", ", ".join(images.on_device) or "no augmentation"),
         ("network", f"{work.parameters:,} parameters ({trained:,} trained) in {len(work.layers)} layers"),
         (
             "",
-            f"{large(work.forward_multiply_adds)} multiply-adds forward, {large(work.backward_multiply_adds)} backward",
+            f"{format_count(work.forward_multiply_adds)} multiply-adds forward, "
+            f"{format_count(work.backward_multiply_adds)} backward",
         ),
-        ("", f"an image; {large(step.batch * (work.forward_multiply_adds + work.backward_multiply_adds))} a step"),
+        (
+            "",
+            f"an image; {format_count(step.batch * (work.forward_multiply_adds + work.backward_multiply_adds))} a step",
+        ),
         ("precision", step.precision),
-        *_compile(found),
+        *_describe_compile(found),
         (
             "optimizer",
-            f"{step.update.optimizer}: {size(step.update.state_bytes)} of state, "
+            f"{step.update.optimizer}: {format_size(step.update.state_bytes)} of state, "
             f"{step.update.passes:.1f} passes over the weights",
         ),
-        ("exchange", _exchange(found)),
+        ("exchange", _describe_exchange(found)),
     ]
     if run.evaluations:
         of = f" of {run.evaluation_samples:,} samples" if run.evaluation_samples is not None else ""
         rows.append(("evaluations", f"{run.evaluations:,}{of}"))
-    rows.append(("checkpoints", f"{run.checkpoints:,} of {size(run.checkpoint_bytes)}"))
+    rows.append(("checkpoints", f"{run.checkpoints:,} of {format_size(run.checkpoint_bytes)}"))
     if len(run.phases) > 1:
         rows += [
             (
@@ -54,11 +58,11 @@ def page(found: DryRun) -> str:
         ]
     lines = [f"{recipe.name}: a dry run, nothing was trained", ""]
     lines += [f"{name:<13}{text}" for name, text in rows]
-    lines += ["", *_memory(found), "", *_rates(found.rates), "", *_kinds(work)]
+    lines += ["", *_list_memory(found), "", *_list_rates(found.rates), "", *_list_layer_kinds(work)]
     return "\n".join([*lines, *(["", *found.notes] if found.notes else [])])
 
 
-def size(nbytes: float) -> str:
+def format_size(nbytes: float) -> str:
     """`102.2 MB`."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if nbytes >= unit:
@@ -66,7 +70,7 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} bytes"
 
 
-def large(number: float) -> str:
+def format_count(number: float) -> str:
     """`4.089 billion`."""
     for unit, name in ((1e15, " x 10^15"), (1e12, " x 10^12"), (1e9, " billion"), (1e6, " million")):
         if number >= unit:
@@ -74,7 +78,7 @@ def large(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _batch(found: DryRun) -> str:
+def _describe_batch(found: DryRun) -> str:
     work, batch = found.workload, f"{found.workload.step.batch:,}"
     largest = max(phase.batch for phase in work.run.phases)
     if largest > work.step.batch:
@@ -86,15 +90,15 @@ def _batch(found: DryRun) -> str:
     return f"{batch}: {found.micro:,} in a micro-batch x {found.accumulated:,} accumulated x {ranks}{about}"
 
 
-def _images(work: Workload) -> str:
+def _describe_images(work: Workload) -> str:
     images = work.input
-    text = f"{images.channels} x {images.height} x {images.width}, {size(images.decoded_bytes)} decoded"
+    text = f"{images.channels} x {images.height} x {images.width}, {format_size(images.decoded_bytes)} decoded"
     if images.encoded_bytes is not None:
-        text += f", {size(images.encoded_bytes)} on the disk"
+        text += f", {format_size(images.encoded_bytes)} on the disk"
     return text
 
 
-def _compile(found: DryRun) -> list[tuple[str, str]]:
+def _describe_compile(found: DryRun) -> list[tuple[str, str]]:
     """What torch.compile does, or would: also where nobody has asked for it, as it is one word in the recipe."""
     asked, fits = found.loaded.recipe.compile, found.compilable
     word = str(asked).lower()
@@ -113,41 +117,41 @@ def _compile(found: DryRun) -> list[tuple[str, str]]:
     ]
 
 
-def _exchange(found: DryRun) -> str:
+def _describe_exchange(found: DryRun) -> str:
     exchange = found.workload.step.exchange
-    text = f"{size(exchange.gradient_bytes)} of gradients a step"
+    text = f"{format_size(exchange.gradient_bytes)} of gradients a step"
     if exchange.statistics_bytes:
-        text += f", {size(exchange.statistics_bytes)} of running statistics"
+        text += f", {format_size(exchange.statistics_bytes)} of running statistics"
     if found.ranks == 1:
         return f"{text}; none with one process"
     who, how = ("host", "others") if found.hosts > 1 else ("rank", "others")
     name = "ring" if exchange.algorithm == "auto" else exchange.algorithm
-    return f"{text}; a {who} sends {size(found.sent_bytes)} to {how} ({name})"
+    return f"{text}; a {who} sends {format_size(found.sent_bytes)} to {how} ({name})"
 
 
-def _memory(found: DryRun) -> list[str]:
+def _list_memory(found: DryRun) -> list[str]:
     places = [where for where in ("device", "host") if any(part.where == where for part in found.memory)]
     lines = ["memory of a rank, estimated; temporary memory of layers and the cache of the data are not in it"]
     for where in places:
         parts = [part for part in found.memory if part.where == where]
         on = f"  on the {where}" if len(places) > 1 else ""
-        lines += [f"  {part.name:<22}{size(part.bytes):>10}{on}  {part.what}".rstrip() for part in parts]
-        lines.append(f"  {'together':<22}{size(sum(part.bytes for part in parts)):>10}{on}")
+        lines += [f"  {part.name:<22}{format_size(part.bytes):>10}{on}  {part.what}".rstrip() for part in parts]
+        lines.append(f"  {'together':<22}{format_size(sum(part.bytes for part in parts)):>10}{on}")
     return lines
 
 
-def _rates(rates: Sequence[tuple[float, float]]) -> list[str]:
+def _list_rates(rates: Sequence[tuple[float, float]]) -> list[str]:
     of_epochs, (end, last) = rates[:-1], rates[-1]
-    every = max(1, ceil(len(of_epochs) / (COLUMNS * MOST_ROWS)))
+    every = max(1, ceil(len(of_epochs) / (RATES_PER_ROW * MAX_RATE_ROWS)))
     shown = [rate for rate in of_epochs if int(rate[0]) % every == 0]
     lines = [f"learning rate at the beginning of {'each epoch' if every == 1 else f'every {every} epochs'}"]
-    for place in range(0, len(shown), COLUMNS):
-        row = shown[place : place + COLUMNS]
+    for place in range(0, len(shown), RATES_PER_ROW):
+        row = shown[place : place + RATES_PER_ROW]
         lines.append(f"  {row[0][0]:>5.0f}  " + " ".join(f"{lr:>8.4g}" for _, lr in row))
     return [*lines, f"  at the last step, epoch {end:.4g}: {last:.4g}"]
 
 
-def _kinds(work: Workload) -> list[str]:
+def _list_layer_kinds(work: Workload) -> list[str]:
     """The layers by kind, those with the most multiply-adds first."""
     header = ("layers", "", "parameters", "multiply-adds", "kept a sample")
     rows = []
@@ -159,7 +163,7 @@ def _kinds(work: Workload) -> list[str]:
                 *((one.forward_multiply_adds, one.parameters, one.saved_bytes) for one in mine), strict=True
             )
         ]
-        rows.append((sums, (kind, f"{len(mine)}", f"{sums[1]:,}", large(sums[0]), size(sums[2]))))
+        rows.append((sums, (kind, f"{len(mine)}", f"{sums[1]:,}", format_count(sums[0]), format_size(sums[2]))))
     rows.sort(key=lambda row: row[0], reverse=True)
     cells = [header, *(row for _, row in rows)]
     wide = [max(len(row[place]) for row in cells) for place in range(len(header))]

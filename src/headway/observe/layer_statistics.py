@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 COLUMNS = ("weight", "gradient", "step", "local_rate")
 """Of each layer: |w| before the step, |g| as the optimizer got it, |dw|, and what `local` gave."""
 
-Local = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
+LocalRates = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
 """(parameters after the step, before, norms of gradients [n]) -> one number each, [n]."""
 
 
 @final
-class LayerWatch:
+class LayerStatistics:
     """Of a network's layers: the trained parameters of two dimensions or more, as for LARS.
 
     `arm` hangs hooks on the next step of the optimizer, which take themselves off; at all other steps there is nothing.
@@ -36,7 +36,7 @@ class LayerWatch:
         names: of the layers. sizes: numbers of each.
     """
 
-    def __init__(self, named: Iterable[tuple[str, Tensor]], optimizer: Optimizer, local: Local) -> None:
+    def __init__(self, named: Iterable[tuple[str, Tensor]], optimizer: Optimizer, local: LocalRates) -> None:
         trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
         found = [(name, one) for name, one in named if one.requires_grad and id(one) in trained]
         self.names = tuple(name for name, one in found if one.ndim > 1)
@@ -50,7 +50,7 @@ class LayerWatch:
         self._found: Tensor | None = None
         self._handles: list[Any] = []
 
-    def weights(self) -> list[float]:
+    def measure_weights(self) -> list[float]:
         """|w| of each layer as it is now; waits for the device."""
         found: list[float] = (
             torch.stack(torch._foreach_norm([one.detach() for one in self._layers])).tolist() if self._layers else []
@@ -85,7 +85,7 @@ class LayerWatch:
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if not self._layers:
             return
-        every = _norms(self._all)
+        every = _compute_gradient_norms(self._all)
         if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # fp16: the optimizer takes it off itself
             every = every / scale.to(every.device, every.dtype).reshape(())
         self._total = torch.linalg.vector_norm(every)
@@ -105,7 +105,7 @@ class LayerWatch:
         self.disarm()
 
 
-def _norms(parameters: Sequence[Tensor]) -> Tensor:
+def _compute_gradient_norms(parameters: Sequence[Tensor]) -> Tensor:
     """Of their gradients, float64, of sums in float32 at least; 0 of a parameter without a gradient."""
     grads = [one.new_zeros(1) if one.grad is None else one.grad for one in parameters]
     kind = reduce(torch.promote_types, {grad.dtype for grad in grads}, torch.float32)

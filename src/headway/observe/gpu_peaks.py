@@ -18,11 +18,11 @@ PEAKS = (
 and H200 (2024). Those of the H100 and H200 are for half of the numbers zero, and are halved here. In fp32, PyTorch
 computes convolutions in TF32 where the GPU can; in bf16 a V100 has no units."""
 
-PASSES = 3
+PASSES_PER_STEP = 3
 """A backward pass computes twice what a forward pass does: gradients of the layer's input and of its weights."""
 
 
-def peak_flops(device: str, precision: str) -> float | None:
+def find_peak_flops(device: str, precision: str) -> float | None:
     """FLOP/s that a GPU of this name can reach at most, dense, in fp32, bf16 or fp16; None where that is not known: of
     other GPUs, and of parts of one."""
     for name, fp16, bf16, fp32 in PEAKS:
@@ -32,7 +32,7 @@ def peak_flops(device: str, precision: str) -> float | None:
     return None
 
 
-def model_flops_share(images_s: float, multiply_adds: int, peak: float, devices: int = 1) -> float:
+def compute_model_flops_utilisation(images_s: float, multiply_adds: int, peak: float, devices: int = 1) -> float:
     """What the network itself computes in training, over what its devices could (model FLOPs utilisation).
 
     What is computed twice, to save memory, counts once.
@@ -42,4 +42,4 @@ def model_flops_share(images_s: float, multiply_adds: int, peak: float, devices:
 
     Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
     """
-    return images_s * 2 * PASSES * multiply_adds / (peak * devices)
+    return images_s * 2 * PASSES_PER_STEP * multiply_adds / (peak * devices)
