@@ -68,8 +68,8 @@ def test_numbers_are_those_of_the_summaries(folder: Path) -> None:
     assert {row["what"]: (row["run"], row["against"]) for row in said["recipe"]} == {
         "batch": ("30", "60"),
         "optimizer.lr": ("0.02", "0.1"),
-        "stop_at": ("unset", "not there"),
-        "stop_at.loss": ("not there", "0.0"),
+        "stop_at": ("unset", "absent"),
+        "stop_at.loss": ("absent", "0.0"),
     }
     assert said["machine"] == []
     assert said["report"] == str(folder / "one/against-two.html")
@@ -79,7 +79,7 @@ def test_numbers_are_those_of_the_summaries(folder: Path) -> None:
 
 def test_stages_of_other_batches_are_compared_by_image(folder: Path) -> None:
     found = compare_runs(folder / "one", folder / "two")
-    assert found.unit == "ms for 1,000 images"
+    assert found.unit == "ms per 1,000 images"
     for place, side in enumerate(found.sides):
         assert side.images == 720
         total = sum(both[place] for both in found.list_stages().values())
@@ -106,17 +106,17 @@ def test_the_page(folder: Path) -> None:
     assert curve[1]["y"] == [record["loss"] for record in records(folder / "two", "train")]
     cards = {card["label"]: card for card in drawn["result"].data["cards"]}
     assert {"images/s", "time", "waiting for data", "accuracy"} <= cards.keys()
-    assert "times" in cards["images/s"]["note"]
+    assert " x" in cards["images/s"]["note"]
 
 
 def test_the_sentence_names_what_made_the_difference(tmp_path: Path, folder: Path) -> None:
     found = slow_and_fast(tmp_path, folder, wait=0.9)
-    assert found.unit == "ms a step"
+    assert found.unit == "ms per step"
     assert found.describe().startswith(
         "0.67 times the images/s (300 against 450): waiting rose from 6% to 38%; the rec"
     )
     assert "; the recipes are the same" in found.describe()
-    assert "against 450: 0.667 times" in by_name(found)["result"].data["cards"][0]["note"]
+    assert "against 450: 0.667 x" in by_name(found)["result"].data["cards"][0]["note"]
     assert "recipe" not in by_name(found)
 
 
@@ -124,7 +124,7 @@ def test_another_stage_than_waiting(tmp_path: Path, folder: Path) -> None:
     found = slow_and_fast(tmp_path, folder, forward=0.1)
     steps = found.run.summary["step"]
     rates = f"{720 / 1.2:,.0f} against {720 / 1.6:,.0f}"
-    said = f"1.33 times the images/s ({rates}): forward fell from {500 / steps:.3g} to {100 / steps:.3g} ms a step;"
+    said = f"1.33 times the images/s ({rates}): forward fell from {500 / steps:.3g} to {100 / steps:.3g} ms per step;"
     assert found.describe().startswith(said)
 
 
@@ -146,8 +146,8 @@ def test_rates_that_vary_more_than_they_differ_are_the_same(
     fast = made(tmp_path / "fast", folder / "one", rate, {**stages, "forward": 720 / rate - 1.1}, noise=noise)
     found = compare_runs(fast, slow)
     assert found.is_distinguishable() is told
-    same = f"As many images/s ({rate} against 450); "
-    varied = f"{rate} images/s against 450, which is less than either run varies by itself; "
+    same = f"Same images/s ({rate} against 450); "
+    varied = f"{rate} images/s against 450, a difference within the spread of each run; "
     assert found.describe().startswith((same, varied)) is not told
 
 
@@ -161,7 +161,7 @@ def test_where_the_machines_differ(tmp_path: Path, folder: Path) -> None:
     assert [(one.what, one.run) for one in found.list_machine_differences()][1] == ("device", "NVIDIA H200")
     assert "; also different: processor, device; " in found.describe()
     table = by_name(found)["machine"].data
-    assert table["columns"] == ["what", "other", "one"]
+    assert table["columns"] == ["property", "other", "one"]
     assert table["rows"][0][1].startswith("Another processor, ")
 
 
@@ -178,7 +178,7 @@ def test_both_had_one_goal(tmp_path: Path, folder: Path) -> None:
         "against": 2.0,
         "ratio": None,
     }
-    card = next(one for one in by_name(compare_runs(never, slow))["result"].data["cards"] if one["label"] == "to goal")
+    card = next(one for one in by_name(compare_runs(never, slow))["result"].data["cards"] if one["label"] == "time to goal")
     assert (card["value"], card["note"]) == ("not reached", "against 2.0s")
 
 
@@ -204,9 +204,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, folder: Path) -> Non
     (tmp_path / "empty").mkdir()
     assert "there is no such run folder" in said(one, tmp_path / "nowhere")
     assert "this is no run folder" in said(tmp_path / "empty", one)
-    assert "these are one run" in said(one, one)
+    assert "both folders are the same run" in said(one, one)
     (tmp_path / "link").symlink_to(one)
-    assert "these are one run" in said(one, tmp_path / "link")
+    assert "both folders are the same run" in said(one, tmp_path / "link")
     assert "Take one." in said(one, two, "--beside", two)
     assert "Add --against RUN" in refused("report", one, "--out", tmp_path / "page.html", status=2)
     running = tmp_path / "running"
@@ -217,5 +217,5 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, folder: Path) -> Non
         assert "this run has not ended" in sentence
         assert f"headway train --resume {running}" in sentence
     begun = made(tmp_path / "begun", one, 450, {"wait": 0.1}, step=0)
-    assert "has made no step" in said(one, begun)
+    assert "made no step" in said(one, begun)
     assert not list(one.glob("against-running*"))

@@ -209,7 +209,7 @@ def test_several_runs_make_a_page_of_their_own(folder: Path, tmp_path: Path, mon
     options = ("--between", "--points", "3", "--grid", "3", "--samples", "20", "--no-sharpness")
     said = headway("landscape", folder / "a", folder / "b", *options)
     assert said.out.endswith("Page: landscape.html\n")
-    assert "a to b: between both, " in said.out
+    assert "a to b: Distance " in said.out
     assert [line.split()[0] for line in said.out.splitlines()[:3]] == ["run", "a", "b"]
     assert (tmp_path / "landscape.html").is_file()
     headway("landscape", folder / "a", folder / "b", *options, "--out", tmp_path / "other.html")
@@ -246,14 +246,14 @@ def test_what_cannot_be_drawn_is_a_sentence(folder: Path, tmp_path: Path) -> Non
     for arguments, sentence in (
         ((tmp_path / "none",), "there is no such run folder"),
         ((bare,), "this run has no weights yet"),
-        ((a, "--between"), "--between: a line between solutions wants two runs"),
+        ((a, "--between"), "--between: a line between solutions needs two runs"),
         ((a, linear, "--between"), "this run has another network than"),
         ((a, a), "this run is named twice"),
-        ((linear, "--path"), "a path wants three checkpoints or more, and this run has kept 2"),
+        ((linear, "--path"), "a path needs at least three checkpoints, and this run kept 2"),
         ((a, "--points", "2"), "--points 2 is too few. Give 3 or more"),
         ((a, "--grid", "1"), "--grid 1 is too few"),
         ((a, "--samples", "0"), "--samples 0 is too few"),
-        ((a, "--radius", "0"), "--radius 0 is no distance"),
+        ((a, "--radius", "0"), "--radius 0 is not a distance"),
         ((a, "--epsilon", "nan"), "--epsilon nan is no distance"),
         ((a, "--sets", "all"), "there is no --sets 'all'. Known here: both, eval, train."),
         ((a, "--statistics", "keeps"), "there is no --statistics 'keeps'. Did you mean 'keep'?"),
@@ -296,5 +296,5 @@ def test_runs_of_other_classes_or_another_normalisation_are_not_joined(folder: P
     recipe = folder / "recipe.yaml"
     headway("train", recipe, "--run", tmp_path / "other", "epochs=1", "augment.mean=[100]", "augment.std=[50]")
     sentence = refused("landscape", folder / "a", tmp_path / "other", "--between", status=2)
-    assert "normalises its images otherwise than" in sentence
-    assert "Leave --between out: they are drawn side by side." in sentence
+    assert "normalises its images differently from" in sentence
+    assert "Leave --between out: the runs are then drawn side by side." in sentence

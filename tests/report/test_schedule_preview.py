@@ -160,7 +160,7 @@ def test_the_page_has_the_curves_and_where_each_number_came_from(goyal: Path, tm
     assert said.json()["page"] == str(page)
     assert f"Wrote {page}." in said.err
     html = page.read_text()
-    for text in ("Learning rate, by its powers of ten", "Momentum", "Batch", "auto: 0.1 x 8,192 / 256", "14,075"):
+    for text in ("Learning rate, logarithmic", "Momentum", "Batch", "auto: 0.1 x 8,192 / 256", "14,075"):
         assert text in html
     assert "by its powers of ten" not in schedule_preview_page.render_preview(shown(goyal, "schedule={name: cosine}"))
 
@@ -211,7 +211,7 @@ def test_lbsgd_is_drawn_as_it_steps(goyal: Path, warmup: str, scale: int) -> Non
         assert (drawn.lr == 0) == (step >= full)
     said = {turn.step: turn.what for turn in found.list_turns()}
     assert "end of LBSGD's warm-up" in said[14]
-    assert "no full macro-batch: moves nothing" in said[full]
+    assert "macro-batch not full: no update" in said[full]
     assert max(turn.lr for turn in found.list_turns()) == pytest.approx(max(point.lr for point in found.sample_curve()))
     assert found.to_json()["curve"]["batch"][0] == 100 * scale
     assert f"37 steps, {scale} of them a macro-batch" in schedule_preview_page.format_preview(found, 80)
@@ -266,7 +266,7 @@ def test_a_run_of_few_large_steps_and_one_of_another_length_are_warned_of(goyal:
 
 
 def test_a_set_that_is_not_there_needs_its_size(goyal: Path, folder: Path, tmp_path: Path) -> None:
-    sentence = "there is no packed data set here, so its size is not known. Say how many images it has: --samples 50000"
+    sentence = "there is no packed data set here, so its size is unknown. Give the number of images: --samples 50000"
     assert sentence in refused("schedule", goyal, status=2)
     assert sentence in refused("schedule", goyal, "data.train=s3://bucket/train", status=2)
     assert refused("schedule", tmp_path / "none.yaml", status=2).startswith(str(tmp_path / "none.yaml"))

@@ -97,11 +97,11 @@ def test_what_is_not_known_is_not_zero() -> None:
 @pytest.mark.parametrize(
     ("tier", "device", "transport", "copied"),
     [
-        ("none, x", "cpu", "within pre-process", ""),
-        ("memory, x", "cpu", "brought here before", ""),
-        ("disk, x", "cpu", "within read", ""),
-        ("disk, x", "NVIDIA H200", "within read", "wait"),
-        ("device, x", "NVIDIA H200", "brought here before", ""),
+        ("none, x", "cpu", "part of pre-process", ""),
+        ("memory, x", "cpu", "copied here before", ""),
+        ("disk, x", "cpu", "part of read", ""),
+        ("disk, x", "NVIDIA H200", "part of read", "wait"),
+        ("device, x", "NVIDIA H200", "copied here before", ""),
     ],
 )
 def test_where_the_bytes_go(tier: str, device: str, transport: str, copied: str) -> None:
@@ -127,7 +127,7 @@ def test_the_panels_show_each_measurement_once() -> None:
     ranks = changed(seconds_by_stage={**SUMMARY["seconds_by_stage"], "reduce": 0.7}, input=None)
     bars, _ = build_panels(ranks, "NVIDIA H200")
     assert bars.data["names"] == ["the loop"]
-    assert {stack["name"]: stack["values"] for stack in bars.data["stacks"]}["sum over the ranks"] == [7]
+    assert {stack["name"]: stack["values"] for stack in bars.data["stacks"]}["all-reduce"] == [7]
     assert "On a GPU" in bars.note
 
 
@@ -144,10 +144,10 @@ def test_reads_of_values_are_told() -> None:
             {"method": "__bool__", "place": "net.py:33", "waits": False, "a_step": 1.0},
         ],
     }
-    told = "Values read in Python: 2 a step, item at net.py:31 (1), __bool__ at net.py:33 (1); "
-    assert note(reads).endswith(f"{told}on a GPU each of a value that lies there waits for the device.")
+    told = "Values read in Python: 2 per step, item at net.py:31 (1), __bool__ at net.py:33 (1); "
+    assert note(reads).endswith(f"{told}on a GPU each read of a tensor there is a host-device sync.")
     assert note(reads, "NVIDIA H200").endswith(f"{told}1 of them waited for the device.")
-    assert note({"steps": 3, "a_step": 0.0, "places": []}).endswith("Values read in Python: none, in 3 steps.")
+    assert note({"steps": 3, "a_step": 0.0, "places": []}).endswith("Values read in Python: none in 3 steps.")
     assert "not counted" in note(None)
     assert "Values read" not in build_panels(SUMMARY, "cpu")[0].note, "runs of before do not tell"
 
@@ -164,10 +164,10 @@ def reads(images, labels, keys):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ((), "none, in 3 steps"),
-        (("transform=user.py:reads",), "2 a step, item at user.py:3 (1), __bool__ at user.py:5 (1); on a GPU"),
+        ((), "none in 3 steps"),
+        (("transform=user.py:reads",), "2 per step, item at user.py:3 (1), __bool__ at user.py:5 (1); on a GPU"),
         (("--procs", "2", "transform=user.py:reads"), "4 a step, item at user.py:3 (1), __bool__ at user.py:5 (1),"),
-        (("epochs=4",), "none, in 3 steps"),
+        (("epochs=4",), "none in 3 steps"),
         (("epochs=3",), "not counted"),
         (("log_every_steps=1",), "not counted"),
     ],

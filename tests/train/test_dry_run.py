@@ -79,7 +79,7 @@ def test_it_writes_the_workload_and_trains_nothing(
     said = headway("train", folder / "recipe.yaml", "--dry-run", "name=digits")
     assert [path.name for path in tmp_path.iterdir()] == ["digits.workload.json"]
     assert said.out.endswith("Wrote digits.workload.json.\n")
-    assert said.out.startswith("digits: a dry run, nothing was trained\n")
+    assert said.out.startswith("digits: dry run, nothing was trained\n")
     found = Workload.read(tmp_path / "digits.workload.json")
     as_json = headway(
         "train", folder / "recipe.yaml", "--dry-run", "name=digits", "--json", "--out", "other.json"
@@ -358,12 +358,12 @@ def test_the_page_in_words(folder: Path) -> None:
     found = dried(folder / "recipe.yaml", "epochs=30", hosts="a:2,b:2")
     text = format_dry_run(found)
     for said in (
-        "steps        180, which are 30 epochs of 180 samples",
+        "steps        180 in 30 epochs of 180 samples",
         "batch        30: 8 in a micro-batch x 1 accumulated x 4 ranks on 2 hosts at most",
-        "a host sends ",
+        "each host sends ",
         "  at the last step, epoch 30: 0.02",
         "evaluations  30 of 60 samples",
-        "memory of a rank, estimated",
+        "memory per rank, estimated",
         "Conv2d",
     ):
         assert said in text, text

@@ -327,7 +327,7 @@ def test_an_optimizer_without_local_rates_shows_what_lars_would_see(folder: Path
     headway("report", tmp_path / "run")
     found, table = panels(tmp_path / "run")["layer-rates"], table_of(tmp_path / "run", "layers")
     assert found.title == "|w| / |g| of each layer"
-    assert "LARS would take each layer at" in found.note
+    assert "LARS would step each layer at" in found.note
     expected = table.values[:, :, 0] / table.values[:, :, 1]
     assert np.array(found.data["values"]) == pytest.approx(expected.T, rel=1e-3)
 
@@ -341,7 +341,7 @@ def test_the_noise_scale_is_put_into_a_sentence() -> None:
     }
     said = describe_noise_scale(record)
     assert "batch 512; critical batch about 2,100 [1,700, 2,600]" in said
-    assert "cost 20 % more samples and take 40 % fewer steps" in said
+    assert "take 20 % more samples and 40 % fewer steps" in said
     assert "[1,700, no upper end]" in describe_noise_scale(record | {"noise_scale_high": None})
     lost = describe_noise_scale(record | {"noise_scale": None, "noise_scale_high": None})
     assert "lost in its noise, so the critical batch is larger than can be told, at least 1,700" in lost
@@ -354,7 +354,7 @@ def test_an_interval_that_may_be_anything_says_nothing_of_the_batch(
 ) -> None:
     """Neither that a larger one costs nothing, nor what twice the batch would cost."""
     found = describe_noise_scale({"batch": 512, "noise_scale": scale, "noise_scale_low": low, "noise_scale_high": None})
-    assert "the measurements so far do not tell the critical batch" in found
+    assert "The critical batch is not known yet" in found
     assert said in found
     assert "costs hardly any" not in found
     assert "twice the batch" not in found
@@ -375,6 +375,6 @@ def test_an_interval_without_an_end_is_drawn_up_to_the_edge(folder: Path) -> Non
     (band,), (least, top) = found.data["bands"], found.data["y_range"]
     assert [high >= top for high in band["high"]] == [True, False, True, True]
     assert all(low >= least for low in band["low"])
-    assert "Where the band goes up to the edge, the interval has no upper end, or one above 1,000." in found.note
+    assert "If the band reaches the edge, the interval has no upper end, or one above 1,000." in found.note
     (closed,) = observation_panels._build_noise_panel(train[1:2])
     assert "edge" not in closed.note

@@ -1,4 +1,4 @@
-"""Against: two runs that have ended, what each gave, and what is different between them."""
+"""Comparison of two finished runs: speed, metrics, and the differences between their recipes and machines."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from headway.core.statistics import compute_median_interval
 from headway.report.run_report import describe_machine, flatten_recipe, format_metric
 from headway.setup.run_log import BESIDES_METRICS
 
+# Images/s that differ by less count as equal, and so do rates that vary as much within each run.
 SAME_RATE = 0.03
-"""Rates that differ by less are called the same; so are those whose records vary as much as they differ."""
+# Share of the change that one stage must explain to be named as the cause.
 CAUSE_SHARE = 0.5
-"""Share of a change that one stage has to explain to be named as its cause."""
+# Most recipe keys that the sentence lists.
 MAX_NAMED_KEYS = 5
-"""Keys of the recipe that the sentence names."""
+# Stages that images/s leave out.
 OUTSIDE_STAGES = ("evaluate", "checkpoint", "first batch")
-"""Stages that images/s leave out."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun:
-    """One of the two runs.
+    """One of the two runs, with its records.
 
     Attributes:
-        name: by which it is told from the other.
-        images: samples that it was trained on.
-        train, evaluated: its records.
+        name: Shortest part of its path that differs from the other run's.
+        train: Training records.
+        evaluated: Evaluation records.
     """
 
     run: RunFolder
@@ -44,13 +44,13 @@ class ComparedRun:
 
     @staticmethod
     def load(run: RunFolder, name: str) -> ComparedRun:
-        """Raises UsageError where the run has not ended, or has made no step."""
+        """Loads a run. Raises UsageError if it has not ended or has made no step."""
         summary, records = run.read_summary(), list(run.read_metrics())
         if not summary:
-            fix = f"Wait for it, or go on with it: {run.resume_command}"
-            raise UsageError("this run has not ended, and has no summary to compare", where=str(run.folder), fix=fix)
+            fix = f"Wait until it ends, or resume it: {run.resume_command}"
+            raise UsageError("this run has not ended, so it has no summary to compare", where=str(run.folder), fix=fix)
         if not summary["step"]:
-            raise UsageError("this run has made no step to compare", where=str(run.folder))
+            raise UsageError("this run made no step, so it cannot be compared", where=str(run.folder))
         train, evaluated = ([one for one in records if one["kind"] == kind] for kind in ("train", "evaluate"))
         about = run.read_provenance(samples=int)
         return ComparedRun(run=run, name=name, summary=summary, about=about, train=train, evaluated=evaluated)
@@ -69,11 +69,11 @@ class ComparedRun:
 
     @cached_property
     def recipe_values(self) -> dict[str, str]:
-        """Values of the recipe by dotted key."""
+        """Recipe values by dotted key."""
         return flatten_recipe(self.run.read_recipe_text())
 
     def list_metrics(self) -> dict[str, float | None]:
-        """Metrics of the last evaluation, the loss last."""
+        """Lists the metrics of the last evaluation, the loss last."""
         last = self.evaluated[-1].items() if self.evaluated else ()
         found = {name: value for name, value in last if name not in BESIDES_METRICS}
         return dict(sorted(found.items(), key=lambda item: item[0] == "loss"))
@@ -82,7 +82,7 @@ class ComparedRun:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ValueDifference:
-    """A value that differs between two runs."""
+    """A value that differs between the two runs."""
 
     what: str
     run: str
@@ -92,18 +92,18 @@ class ValueDifference:
 @final
 @dataclass(frozen=True)
 class Comparison:
-    """A run beside another, which it is measured by: ratios are those of the first over the second."""
+    """Two runs. Ratios are those of `run` over `against`, the reference."""
 
     run: ComparedRun
     against: ComparedRun
 
     @property
     def sides(self) -> tuple[ComparedRun, ComparedRun]:
-        """Both runs, the measured one first."""
+        """Both runs, the reference last."""
         return self.run, self.against
 
     def list_numbers(self) -> dict[str, tuple[float | None, float | None]]:
-        """Numbers of both runs: images/s, seconds, waiting share, seconds to a common goal, and common metrics."""
+        """Lists numbers of both runs: images/s, seconds, waiting share, seconds to a common goal, common metrics."""
         found: dict[str, tuple[float | None, float | None]]
         found = {name: _read_both(self.sides, name) for name in ("images_s", "seconds", "wait_share")}
         goals = [side.summary.get("stop_at") for side in self.sides]
@@ -114,17 +114,17 @@ class Comparison:
 
     @property
     def is_per_step(self) -> bool:
-        """Tells whether a step has as many images in both runs; if not, stages are compared for 1,000 images."""
+        """True if steps have the same number of images in both runs; if not, stages are compared per 1,000 images."""
         mine, theirs = (side.images_per_step for side in self.sides)
         return abs(mine - theirs) < 1e-6 * theirs
 
     @property
     def unit(self) -> str:
-        """Unit in which stages are shown."""
-        return "ms a step" if self.is_per_step else "ms for 1,000 images"
+        """Unit of the stage times."""
+        return "ms per step" if self.is_per_step else "ms per 1,000 images"
 
     def list_stages(self) -> dict[str, tuple[float, float]]:
-        """Seconds of each stage in both, a step or for 1,000 images; those of the first run's clock first."""
+        """Lists the seconds of each stage in both runs, per step or per 1,000 images."""
         mine, theirs = (self._scale_seconds(side) for side in self.sides)
         return {stage: (mine.get(stage, 0.0), theirs.get(stage, 0.0)) for stage in mine | theirs}
 
@@ -133,31 +133,32 @@ class Comparison:
         return {stage: seconds / count for stage, seconds in side.summary["seconds_by_stage"].items()}
 
     def list_recipe_differences(self) -> list[ValueDifference]:
-        """Keys whose values differ."""
+        """Lists the recipe keys whose values differ."""
         return _find_differences(self.run.recipe_values, self.against.recipe_values)
 
     def list_machine_differences(self) -> list[ValueDifference]:
-        """What differs of the machines, versions and data."""
+        """Lists the differences between machines, versions and data."""
         return _find_differences(*(dict(describe_machine(dict(side.about))) for side in self.sides))
 
     def is_distinguishable(self) -> bool:
-        """Whether the images/s differ by more than ALIKE, and by more than each run's own records vary."""
+        """Returns True if images/s differ by more than SAME_RATE, and by more than they vary within each run."""
         mine, theirs = _read_both(self.sides, "images_s")
         if abs(mine / theirs - 1) < SAME_RATE:
             return False
         rates = [[one["images_s"] for one in side.train] for side in self.sides]
-        if not all(rates):  # runs too short for a record
+        # Without records there is no spread to compare with.
+        if not all(rates):
             return True
         (_, low, high), (_, other_low, other_high) = map(compute_median_interval, rates)
         return high < other_low or other_high < low
 
     def describe(self) -> str:
-        """What changed, and by how much."""
+        """Describes the change of speed and its cause, and the differences between the runs, in one sentence."""
         mine, theirs = _read_both(self.sides, "images_s")
         rates = f"({mine:,.0f} against {theirs:,.0f})"
-        text = f"As many images/s {rates}"
+        text = f"Same images/s {rates}"
         if abs(mine / theirs - 1) >= SAME_RATE:
-            text = f"{mine:,.0f} images/s against {theirs:,.0f}, which is less than either run varies by itself"
+            text = f"{mine:,.0f} images/s against {theirs:,.0f}, a difference within the spread of each run"
         if self.is_distinguishable():
             text = f"{mine / theirs:.2f} times the images/s {rates}: {self._describe_cause(faster=mine > theirs)}"
         keys = [one.what for one in self.list_recipe_differences()]
@@ -175,7 +176,7 @@ class Comparison:
         return f"{text}."
 
     def _describe_cause(self, *, faster: bool) -> str:
-        """The stage that the difference comes from."""
+        """Names the stage that explains most of the change, and its time in both runs."""
         changes = {
             stage: (theirs - mine) * (1 if faster else -1)
             for stage, (mine, theirs) in self.list_stages().items()
@@ -185,6 +186,7 @@ class Comparison:
         if changes[stage] < CAUSE_SHARE * sum(changes.values()):
             return "several stages together"
         went = "fell" if faster else "rose"
+        # The share of waiting is clearer than milliseconds, if it moved in the same direction.
         mine, theirs = _read_both(self.sides, "wait_share")
         if stage == "wait" and (mine < theirs) == faster:
             return f"waiting {went} from {theirs:.0%} to {mine:.0%}"
@@ -192,7 +194,7 @@ class Comparison:
         return f"{stage} {went} from {there * 1e3:.3g} to {here * 1e3:.3g} {self.unit}"
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers, for a program."""
+        """Returns all numbers as a JSON tree."""
         numbers = {
             name: {"run": mine, "against": theirs, "ratio": compute_ratio(mine, theirs)}
             for name, (mine, theirs) in self.list_numbers().items()
@@ -214,36 +216,37 @@ class Comparison:
 
 
 def compare_runs(folder: Path, against: Path) -> Comparison:
-    """A run beside another one.
+    """Compares a run with another one.
 
     Raises:
-        UsageError: one is no run folder, has not ended or has made no step; or both are the same.
+        UsageError: A folder is no run folder, its run has not ended or has made no step, or both are the same run.
     """
     one, other = RunFolder.open(folder), RunFolder.open(against)
     if folder.resolve() == against.resolve():
-        raise UsageError("these are one run, which is like itself", where=str(folder), fix="Name another one.")
+        fix = "Name another run to compare with."
+        raise UsageError("both folders are the same run", where=str(folder), fix=fix)
     return Comparison(
         *(ComparedRun.load(run, name) for run, name in zip((one, other), _choose_names(folder, against), strict=True))
     )
 
 
 def compute_ratio(mine: float | None, theirs: float | None) -> float | None:
-    """The first over the second; None where there is none."""
+    """Divides the first number by the second; None if one is unknown or the second is 0."""
     return None if mine is None or not theirs else mine / theirs
 
 
 def _read_both(sides: tuple[ComparedRun, ComparedRun], name: str) -> tuple[float, float]:
-    """A number of both summaries."""
+    """Reads a number from both summaries."""
     return sides[0].summary[name], sides[1].summary[name]
 
 
 def _find_differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[ValueDifference]:
-    both = [(what, mine.get(what, "not there"), theirs.get(what, "not there")) for what in {**mine, **theirs}]
+    both = [(what, mine.get(what, "absent"), theirs.get(what, "absent")) for what in {**mine, **theirs}]
     return [ValueDifference(what=what, run=one, against=other) for what, one, other in both if one != other]
 
 
 def _choose_names(one: Path, other: Path) -> tuple[str, str]:
-    """The last names of two paths by which they differ."""
+    """Returns the shortest ends of two paths that differ."""
     for length in range(1, 1 + max(len(one.resolve().parts), len(other.resolve().parts))):
         names = tuple("/".join(path.resolve().parts[-length:]) for path in (one, other))
         if names[0] != names[1]:

@@ -1,4 +1,4 @@
-"""The page of two runs beside each other."""
+"""Page that compares two runs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from headway.report.comparison import Comparison, compute_ratio
 from headway.report.run_report import format_metric
 from headway.train.progress import duration
 
-SECTIONS = ("Result", "Time", "Training", "What differs")
+SECTIONS = ("Result", "Time", "Training", "Differences")
+# Labels of the numbers that are not metrics.
 NUMBER_LABELS = {
     "images_s": "images/s",
     "seconds": "time",
     "wait_share": "waiting for data",
-    "seconds_to_reach": "to goal",
+    "seconds_to_reach": "time to goal",
 }
-"""Of numbers that are no metrics."""
 
 
 def write_page(found: Comparison, out: Path | None = None) -> Path:
-    """Writes the page, one file that needs nothing else; default: against-NAME.html in the first run's folder."""
+    """Writes the page as one self-contained file; default: against-NAME.html in the first run's folder."""
     name = found.against.run.folder.resolve().name
     path = out or found.run.run.folder / f"against-{name}.html"
     html = page.render(
@@ -38,7 +38,7 @@ def write_page(found: Comparison, out: Path | None = None) -> Path:
 
 
 def build_panels(found: Comparison) -> list[Panel]:
-    """Result, time and curves of both, and what differs."""
+    """Builds the panels of the page: result, time, curves and differences."""
     return [_build_cards(found), *_build_time_panels(found), *_build_curves(found), *_build_difference_tables(found)]
 
 
@@ -46,7 +46,7 @@ def _build_cards(found: Comparison) -> Panel:
     cards = []
     for name, (mine, theirs) in found.list_numbers().items():
         times = compute_ratio(mine, theirs)
-        said = "" if times is None else f": {times:.3g} times"
+        said = "" if times is None else f": {times:.3g} x"
         label = NUMBER_LABELS.get(name, name.replace("_", " "))
         cards.append((label, _format_number(name, mine), f"against {_format_number(name, theirs)}{said}"))
     title = f"{found.run.name} against {found.against.name}"
@@ -65,6 +65,7 @@ def _format_number(name: str, value: float | None) -> str:
 
 def _build_time_panels(found: Comparison) -> list[Panel]:
     stages = found.list_stages()
+    # Totals of both runs, never 0, for the shares.
     totals = [max(sum(both[place] for both in stages.values()), 1e-12) for place in (0, 1)]
     rows = []
     for stage, (mine, theirs) in stages.items():
@@ -72,12 +73,12 @@ def _build_time_panels(found: Comparison) -> list[Panel]:
         shares = (f"{mine / totals[0]:.1%}", f"{theirs / totals[1]:.1%}")
         rows.append((stage, _format_ms(mine), _format_ms(theirs), "-" if times is None else f"{times:.2f}", *shares))
     names = [side.name for side in found.sides]
-    note = "Host time by stage, over the whole run. On a GPU, forward, loss, backward and optimizer are the time to "
-    note += "hand work over."
+    note = "Host time by stage, over the whole run. On a GPU, forward, loss, backward and optimizer are kernel launch "
+    note += "times."
     return [
         panel.bars(
             "stages",
-            "Where the time went",
+            "Time by stage",
             names,
             [(stage, [float(f"{seconds * 1e3:.4g}") for seconds in both]) for stage, both in stages.items()],
             x_label=found.unit,
@@ -101,6 +102,7 @@ def _build_time_panels(found: Comparison) -> list[Panel]:
 def _build_curves(found: Comparison) -> list[Panel]:
     out = []
     metrics = [name for name in found.run.list_metrics() if name in found.against.list_metrics()]
+    # Training curves exist in every run; metrics are drawn only if both runs have them.
     wanted = [("images_s", "Throughput", "images/s", "train"), ("loss", "Training loss", "loss", "train")]
     for name in metrics:
         words = name.replace("_", " ")
@@ -110,6 +112,7 @@ def _build_curves(found: Comparison) -> list[Panel]:
         for side in found.sides:
             records = side.train if kind == "train" else side.evaluated
             series.append((side.name, [one["epoch"] for one in records], [one.get(name) for one in records]))
+        # With a constant rate, the automatic axis would go below 0.
         bounds = (
             panel.choose_y_range([value for _, _, values in series for value in values]) if name == "images_s" else None
         )
@@ -128,7 +131,7 @@ def _build_curves(found: Comparison) -> list[Panel]:
 
 
 def _build_difference_tables(found: Comparison) -> list[Panel]:
-    """Tables of what differs; what does not is in the sentence."""
+    """Builds a table of recipe differences and one of machine differences, if there are any."""
     out = []
     for place, (name, title, rows) in enumerate(
         (
@@ -137,9 +140,9 @@ def _build_difference_tables(found: Comparison) -> list[Panel]:
         )
     ):
         if rows:
-            columns = ("key" if name == "recipe" else "what", *(side.name for side in found.sides))
+            columns = ("key" if name == "recipe" else "property", *(side.name for side in found.sides))
             cells = [(one.what, one.run, one.against) for one in rows]
-            section = "What differs"
+            section = "Differences"
             out.append(panel.table(name, title, columns, cells, section=section, order=500 + place, width="full"))
     return out
 

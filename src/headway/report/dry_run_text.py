@@ -1,4 +1,4 @@
-"""A dry run as a page for a person."""
+"""Text of a dry run, for the terminal."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from math import ceil
 from headway.core.profile import Workload
 from headway.train.dry_run import DryRun
 
+# Epochs in a row of learning rates.
 RATES_PER_ROW = 10
-"""Epochs in a row of learning rates."""
+# Rows of learning rates; a longer run shows every second epoch, every third, and so on.
 MAX_RATE_ROWS = 12
-"""Rows of them; of a longer run every second epoch is shown, every third, ..."""
 
 
 def format_dry_run(found: DryRun) -> str:
-    """Steps, batch, network, memory, exchange, learning rates, kinds of layers."""
+    """Formats steps, batch, network, memory, exchange, learning rates and kinds of layers."""
     work, recipe = found.workload, found.loaded.recipe
     run, step, images = work.run, work.step, work.input
+    # Frozen layers have no gradients, so their parameters do not count.
     trained = sum(one.parameters * one.gradient_bytes // one.weight_bytes for one in work.layers if one.weight_bytes)
     rows = [
-        ("steps", f"{run.steps:,}, which are {run.epochs:.4g} epochs of {run.samples:,} samples"),
+        ("steps", f"{run.steps:,} in {run.epochs:.4g} epochs of {run.samples:,} samples"),
         ("batch", _describe_batch(found)),
         ("images", _describe_images(work)),
-        ("host does", ", ".join(("decode", *images.on_host))),
-        ("device does", ", ".join(images.on_device) or "no augmentation"),
+        ("on host", ", ".join(("decode", *images.on_host))),
+        ("on device", ", ".join(images.on_device) or "no augmentation"),
         ("network", f"{work.parameters:,} parameters ({trained:,} trained) in {len(work.layers)} layers"),
         (
             "",
@@ -33,7 +34,8 @@ def format_dry_run(found: DryRun) -> str:
         ),
         (
             "",
-            f"an image; {format_count(step.batch * (work.forward_multiply_adds + work.backward_multiply_adds))} a step",
+            f"per image; {format_count(step.batch * (work.forward_multiply_adds + work.backward_multiply_adds))} "
+            "per step",
         ),
         ("precision", step.precision),
         *_describe_compile(found),
@@ -56,14 +58,14 @@ def format_dry_run(found: DryRun) -> str:
             )
             for place, one in enumerate(run.phases)
         ]
-    lines = [f"{recipe.name}: a dry run, nothing was trained", ""]
+    lines = [f"{recipe.name}: dry run, nothing was trained", ""]
     lines += [f"{name:<13}{text}" for name, text in rows]
     lines += ["", *_list_memory(found), "", *_list_rates(found.rates), "", *_list_layer_kinds(work)]
     return "\n".join([*lines, *(["", *found.notes] if found.notes else [])])
 
 
 def format_size(nbytes: float) -> str:
-    """`102.2 MB`."""
+    """Formats a size, such as `102.2 MB`."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.4g} {name}"
@@ -71,7 +73,7 @@ def format_size(nbytes: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """`4.089 billion`."""
+    """Formats a large number, such as `4.089 billion`."""
     for unit, name in ((1e15, " x 10^15"), (1e12, " x 10^12"), (1e9, " billion"), (1e6, " million")):
         if number >= unit:
             return f"{number / unit:.4g}{name}"
@@ -99,7 +101,7 @@ def _describe_images(work: Workload) -> str:
 
 
 def _describe_compile(found: DryRun) -> list[tuple[str, str]]:
-    """What torch.compile does, or would: also where nobody has asked for it, as it is one word in the recipe."""
+    """Describes the graphs that torch.compile makes of the network, even if the recipe does not compile it."""
     asked, fits = found.loaded.recipe.compile, found.compilable
     word = str(asked).lower()
     if fits is None:
@@ -107,10 +109,11 @@ def _describe_compile(found: DryRun) -> list[tuple[str, str]]:
     takes = "takes" if asked else "would take"
     if fits.is_whole:
         return [("compile", f"{word}: torch.compile {takes} the network whole, as one graph")]
+    # Compiling is one word in the recipe, so the result is worth showing before anybody asks for it.
     what = {0: "nothing of the network", 1: "a part of the network, as one graph"}
     text = what.get(fits.graphs, f"the network in {fits.graphs} graphs")
     if not fits.breaks:
-        return [("compile", f"{word}: torch.compile {takes} {text}, and does not say why")]
+        return [("compile", f"{word}: torch.compile {takes} {text}, and gives no reason")]
     return [
         ("compile", f"{word}: torch.compile {takes} {text}; it stops at"),
         *(("", one.describe()) for one in fits.breaks),
@@ -119,32 +122,33 @@ def _describe_compile(found: DryRun) -> list[tuple[str, str]]:
 
 def _describe_exchange(found: DryRun) -> str:
     exchange = found.workload.step.exchange
-    text = f"{format_size(exchange.gradient_bytes)} of gradients a step"
+    text = f"{format_size(exchange.gradient_bytes)} of gradients per step"
     if exchange.statistics_bytes:
         text += f", {format_size(exchange.statistics_bytes)} of running statistics"
     if found.ranks == 1:
         return f"{text}; none with one process"
-    who, how = ("host", "others") if found.hosts > 1 else ("rank", "others")
+    who = "host" if found.hosts > 1 else "rank"
     name = "ring" if exchange.algorithm == "auto" else exchange.algorithm
-    return f"{text}; a {who} sends {format_size(found.sent_bytes)} to {how} ({name})"
+    return f"{text}; each {who} sends {format_size(found.sent_bytes)} ({name})"
 
 
 def _list_memory(found: DryRun) -> list[str]:
     places = [where for where in ("device", "host") if any(part.where == where for part in found.memory)]
-    lines = ["memory of a rank, estimated; temporary memory of layers and the cache of the data are not in it"]
+    lines = ["memory per rank, estimated; without temporary memory of layers and without the cache of the data"]
     for where in places:
         parts = [part for part in found.memory if part.where == where]
         on = f"  on the {where}" if len(places) > 1 else ""
         lines += [f"  {part.name:<22}{format_size(part.bytes):>10}{on}  {part.what}".rstrip() for part in parts]
-        lines.append(f"  {'together':<22}{format_size(sum(part.bytes for part in parts)):>10}{on}")
+        lines.append(f"  {'total':<22}{format_size(sum(part.bytes for part in parts)):>10}{on}")
     return lines
 
 
 def _list_rates(rates: Sequence[tuple[float, float]]) -> list[str]:
+    # The last entry is the last step; all others are beginnings of epochs.
     of_epochs, (end, last) = rates[:-1], rates[-1]
     every = max(1, ceil(len(of_epochs) / (RATES_PER_ROW * MAX_RATE_ROWS)))
     shown = [rate for rate in of_epochs if int(rate[0]) % every == 0]
-    lines = [f"learning rate at the beginning of {'each epoch' if every == 1 else f'every {every} epochs'}"]
+    lines = [f"learning rate at the start of {'each epoch' if every == 1 else f'every {every} epochs'}"]
     for place in range(0, len(shown), RATES_PER_ROW):
         row = shown[place : place + RATES_PER_ROW]
         lines.append(f"  {row[0][0]:>5.0f}  " + " ".join(f"{lr:>8.4g}" for _, lr in row))
@@ -152,8 +156,8 @@ def _list_rates(rates: Sequence[tuple[float, float]]) -> list[str]:
 
 
 def _list_layer_kinds(work: Workload) -> list[str]:
-    """The layers by kind, those with the most multiply-adds first."""
-    header = ("layers", "", "parameters", "multiply-adds", "kept a sample")
+    """Lists the layers by kind, those with the most multiply-adds first."""
+    header = ("layers", "", "parameters", "multiply-adds", "saved per sample")
     rows = []
     for kind in {layer.kind: None for layer in work.layers}:
         mine = [layer for layer in work.layers if layer.kind == kind]
@@ -166,6 +170,7 @@ def _list_layer_kinds(work: Workload) -> list[str]:
         rows.append((sums, (kind, f"{len(mine)}", f"{sums[1]:,}", format_count(sums[0]), format_size(sums[2]))))
     rows.sort(key=lambda row: row[0], reverse=True)
     cells = [header, *(row for _, row in rows)]
+    # Names are flush left, numbers flush right.
     wide = [max(len(row[place]) for row in cells) for place in range(len(header))]
     return [
         "  ".join([row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:], wide[1:], strict=True))])

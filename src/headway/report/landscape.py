@@ -1,4 +1,4 @@
-"""Landscape: the loss around trained networks, between them, and along the way that one of them went."""
+"""Loss landscapes: the loss around trained networks, between them, and along the training path of one of them."""
 
 from __future__ import annotations
 
@@ -27,32 +27,33 @@ STATISTICS = ("auto", "keep", "recompute")
 SETS = ("both", "train", "eval")
 Progress = Callable[[int, int], object]
 
+# Extension of a line beyond its two solutions, as a share of their distance (as Li et al. draw it).
 LINE_MARGIN = 0.5
-"""How far a line between two solutions goes on beyond them, in parts of their distance (as Li et al. draw it)."""
+# Extension of a plane beyond its marks, as a share of their range.
 PLANE_MARGIN = 0.2
-"""The same of a plane beyond what is marked in it."""
+# Recipe keys that are always shown with each run, and those that do not matter for its minimum.
 ALWAYS_SHOWN, NEVER_SHOWN = ("batch", "optimizer.lr", "optimizer.weight_decay"), ("name", "data.train", "data.eval")
-"""Keys of a recipe that are shown beside each run, and those that tell nothing of its minimum."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class LandscapeOptions:
-    """What is drawn, and over what.
+    """Lines and planes to draw, and the data to measure them on.
 
     Attributes:
-        plane: also the plane of two random directions around each solution.
-        between: also the straight lines from the first run to each other one, and of three the plane through them.
-        path: also each run's checkpoints, in the plane nearest to them.
-        points: on a line. grid: on a side of a plane. Whole places (a solution) are added where they fall between.
-        radius: how far a random direction is followed, in lengths of the filters.
-        samples: of each data set, drawn by `seed`.
-        sharpness: also Keskar's measure and the largest eigenvalues of the Hessian.
-        epsilon: of Keskar's box.
-        sets: which data sets: both, train or eval.
-        statistics: of batch norm at every place. `keep`: as they are in the solution, moved along with the weights
-            where a line leads to another solution. `recompute`: anew over the sample of the training set. `auto`: kept
-            around a solution; recomputed between solutions and along a path, where those of no end fit.
+        plane: Add the plane of two random directions around each solution.
+        between: Add straight lines from the first run to the others, and the plane through three runs.
+        path: Add each run's checkpoints, in the plane nearest to them.
+        points: Points on a line. The solutions themselves are added if they lie between two points.
+        grid: Points on each side of a plane.
+        radius: Length of a random direction, in filter norms.
+        samples: Samples of each data set, drawn by `seed`.
+        sharpness: Add Keskar's measure and the largest eigenvalues of the Hessian.
+        epsilon: Size of Keskar's box.
+        sets: Data sets to use: both, train or eval.
+        statistics: Statistics of batch norm at each place. `keep`: those of the solution, moved along with the weights
+            on a line to another solution. `recompute`: measured anew on the training sample. `auto`: kept around a
+            solution; recomputed between solutions and along a path, because those of neither end fit there.
     """
 
     plane: bool = False
@@ -69,33 +70,35 @@ class LandscapeOptions:
     statistics: str = "auto"
 
     def check(self) -> None:
-        """Raises UsageError: a number is out of its range."""
+        """Raises UsageError if a number is out of range or two options contradict each other."""
         at_least = (("points", self.points, 3), ("grid", self.grid, 3), ("samples", self.samples, 1))
         for name, value, least in at_least:
             if value < least:
                 raise UsageError(f"--{name} {value} is too few", fix=f"Give {least} or more.")
         for name, number in (("radius", self.radius), ("epsilon", self.epsilon)):
             if not 0 < number < math.inf:
-                raise UsageError(f"--{name} {number:g} is no distance", fix="Give a number above 0.")
+                raise UsageError(f"--{name} {number:g} is not a distance", fix="Give a number above 0.")
         for name, word, known in (("sets", self.sets, SETS), ("statistics", self.statistics, STATISTICS)):
             if word not in known:
                 raise UsageError(f"there is no --{name} {word!r}", fix=suggest_nearest(word, known))
         if self.sets == "eval" and self.sharpness:
             fix = "Add --no-sharpness, or leave --sets out."
-            raise UsageError("sharpness is that of the training loss", where="--sets eval", fix=fix)
+            raise UsageError("sharpness needs the training set", where="--sets eval", fix=fix)
         if self.sets == "eval" and self.statistics == "recompute":
             fix = "Set --statistics keep, or leave --sets out."
-            raise UsageError("statistics of batch norm come from training data", where="--sets eval", fix=fix)
+            raise UsageError("batch norm statistics need the training set", where="--sets eval", fix=fix)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class LossLine:
-    """Curves over one direction. `places`: names of what lies on it, and where; `statistics`: kept, recomputed, none.
+    """Loss and metrics along one direction.
 
     Attributes:
-        barrier: of a line between two solutions, by data set: how far the loss rises above the straight line between
-            the losses at both (Frankle et al. 2020, arXiv 1912.05671). Empty otherwise.
+        places: Name and position of each solution on the line.
+        statistics: Treatment of the batch norm statistics: kept, recomputed or none.
+        barrier: By data set: rise of the loss above the straight line between the losses of both solutions (Frankle
+            et al. 2020, arXiv 1912.05671). Empty for a line around one solution.
     """
 
     kind: Literal["around", "between"]
@@ -111,10 +114,11 @@ class LossLine:
 @final
 @dataclass(frozen=True, kw_only=True)
 class LossPlane:
-    """Surfaces over two directions: rows of `curves` are y. `path`: the marks are one after the other on a way.
+    """Loss and metrics over two directions, with rows of constant y.
 
     Attributes:
-        shares: of the squared distances of all marks from the last one, what each axis shows.
+        marks: Name and position of each solution; on a `path` in the order of training.
+        shares: Share of the squared distances of all marks from the last one that each axis shows.
     """
 
     kind: Literal["around", "between", "path"]
@@ -130,12 +134,12 @@ class LossPlane:
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunSharpness:
-    """How sharp the minimum is in which a run ended, on the sample of its training set.
+    """Sharpness of the minimum that a run ended in, on the sample of its training set.
 
     Attributes:
-        keskar: None where the network has no finite loss there.
-        eigenvalue: of the Hessian; None where the network has no second derivative.
-        relative: of the Hessian by relative change: each weight in units of its filter's norm.
+        keskar: None if the loss is not finite there.
+        eigenvalue: Largest eigenvalue of the Hessian; None if the network has no second derivative.
+        relative: The same by relative change: each weight in units of its filter norm.
     """
 
     keskar: EpsilonSharpness | None
@@ -146,7 +150,7 @@ class RunSharpness:
 @final
 @dataclass(frozen=True, kw_only=True)
 class LandscapeRun:
-    """One run: its numbers at the solution itself, its recipe where it differs, its sharpness."""
+    """Numbers of one run at its solution, recipe values to compare by, and sharpness."""
 
     name: str
     folder: str
@@ -159,7 +163,7 @@ class LandscapeRun:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Landscape:
-    """Everything that was drawn."""
+    """All lines, planes and numbers of a landscape."""
 
     options: LandscapeOptions
     runs: list[LandscapeRun]
@@ -173,20 +177,20 @@ class Landscape:
 def compute_landscape(
     folders: Sequence[Path], options: LandscapeOptions, *, say: Say, progress: Progress | None = None
 ) -> Landscape:
-    """Draws the loss landscape of runs: filter-normalised directions of Li et al. 2018 (arXiv 1712.09913) around each,
-    and what else the options ask for. The same call gives the same numbers on the same machine.
+    """Measures the loss landscape of runs, along filter-normalised directions (Li et al. 2018, arXiv 1712.09913).
 
-    The network is in evaluation mode and in float32. The loss is the task's, without weight decay.
+    The network is in evaluation mode and in float32. The loss is the task's, without weight decay. The same call gives
+    the same numbers on the same machine.
 
     Raises:
-        UsageError: a folder is no run, a run has no weights, or the runs do not fit what is asked for.
-        HeadwayError: their data cannot be opened.
+        UsageError: A folder is no run, a run has no weights, or the runs do not fit the options.
+        HeadwayError: The data of a run cannot be opened.
     """
     options.check()
     if not folders:
-        raise UsageError("there is no run to draw", fix="headway landscape RUN [RUN2 ...].")
+        raise UsageError("no run was given", fix="headway landscape RUN [RUN2 ...].")
     if options.between and len(folders) < 2:
-        raise UsageError("a line between solutions wants two runs", where="--between", fix="Name another run.")
+        raise UsageError("a line between solutions needs two runs", where="--between", fix="Name another run.")
     names = _choose_names(folders)
     with ExitStack() as stack:
         solutions = []
@@ -206,6 +210,7 @@ def _measure_solutions(
     options: LandscapeOptions,
     progress: Progress | None,
 ) -> Landscape:
+    # The number of ticks is known before the first measurement, for the progress bar.
     first, others = solutions[0], solutions[1:]
     places = len(solutions) * (len(_choose_points_around(options)) + (options.grid**2 if options.plane else 0) + 1)
     places += sum(options.grid**2 for path in paths if path)
@@ -236,6 +241,7 @@ def _measure_solutions(
             planes.append(_measure_plane_around(one, options))
         if path:
             planes.append(_measure_path_plane(one, path, options))
+    # States are copied at the end: all measurements put the weights back.
     if options.between:
         states = [directions.copy_state(one.setup.model) for one in solutions]
         for other, state in zip(others, states[1:], strict=True):
@@ -280,6 +286,7 @@ def _measure_line_between(
 
 
 def _compute_barrier(x: Sequence[float], losses: Sequence[float | None]) -> float | None:
+    # Only places between the solutions count: beyond them the loss rises anyway.
     inside = [(at, loss) for at, loss in zip(x, losses, strict=True) if 0 <= at <= 1]
     if any(loss is None for _, loss in inside):
         return None
@@ -345,27 +352,28 @@ def _choose_points_between(options: LandscapeOptions) -> list[float]:
 
 
 def _insert_points(values: list[float], *places: float) -> list[float]:
-    """Values in order, those that are a place but for rounding replaced by it, places that are missing added."""
+    """Adds places to sorted values; a value that equals a place up to rounding is replaced by it."""
     near = 1e-6 * (values[-1] - values[0])
     return sorted([*(one for one in values if all(abs(one - place) > near for place in places)), *places])
 
 
 def _load_path(solution: Solution) -> list[tuple[str, WeightVector]]:
-    """Name and state of each checkpoint of a run, the oldest first.
+    """Loads name and weights of each checkpoint of a run, the oldest first.
 
     Raises:
-        UsageError: it has fewer than three.
+        UsageError: The run kept fewer than three checkpoints.
     """
     recipe, base = solution.setup.recipe, solution.setup.loaded.base
     checkpoints = Checkpoints.locate(solution.run.folder, recipe.checkpoint.keep, recipe.checkpoint.folder, base)
     locations = list(reversed(checkpoints.paths()))
     if len(locations) < 3:
-        what = f"a path wants three checkpoints or more, and this run has kept {len(locations)}"
+        what = f"a path needs at least three checkpoints, and this run kept {len(locations)}"
         fix = "Train with checkpoint.keep=20, for example, or leave --path out."
         raise UsageError(what, where=str(solution.run.folder), fix=fix)
     wanted = directions.get_tensors(solution.setup.model)
     out: list[tuple[str, WeightVector]] = []
     for location in locations:
+        # Checkpoints can be remote: the hold keeps this process from removing the local copy.
         with hold(location):
             read = read_checkpoint(location)
         tensors = {name.removeprefix("model/"): one for name, one in read.tensors.items() if name.startswith("model/")}
@@ -375,27 +383,29 @@ def _load_path(solution: Solution) -> list[tuple[str, WeightVector]]:
 
 
 def check_comparable(one: Solution, other: Solution) -> None:
-    """Raises UsageError where no line leads from a run to another: other weights, data or normalisation."""
+    """Raises UsageError if no line can join two runs: their weights, classes, images or normalisation differ."""
     here, there = (directions.get_tensors(each.setup.model) for each in (one, other))
     unlike = [name for name in (*here, *there) if name not in here or name not in there]
     unlike += [name for name in here if name in there and here[name].shape != there[name].shape]
-    where, fix = str(other.run.folder), "Leave --between out: they are drawn side by side."
+    where, fix = str(other.run.folder), "Leave --between out: the runs are then drawn side by side."
     if unlike:
-        what = f"this run has another network than {one.run.folder} (they differ in {unlike[0]}), so no line joins them"
+        what = f"this run has another network than {one.run.folder} ({unlike[0]} differs), so no line joins them"
         raise UsageError(what, where=where, fix=fix)
     if one.setup.target != other.setup.target:
         raise UsageError(f"this run has other classes than {one.run.folder}", where=where, fix=fix)
-    for key in ("size", "channels"):
-        if getattr(one.setup.inputs, key) != getattr(other.setup.inputs, key):
-            raise UsageError(f"this run has images of another size than {one.run.folder}", where=where, fix=fix)
+    for key, words in (("size", "size"), ("channels", "number of channels")):
+        mine, theirs = getattr(one.setup.inputs, key), getattr(other.setup.inputs, key)
+        if mine != theirs:
+            what = f"the images of this run have another {words} than those of {one.run.folder}: {theirs}, not {mine}"
+            raise UsageError(what, where=where, fix=fix)
     for key in ("normalise", "mean", "std"):
         if getattr(one.setup.recipe.augment, key) != getattr(other.setup.recipe.augment, key):
-            what = f"this run normalises its images otherwise than {one.run.folder} (augment.{key})"
+            what = f"this run normalises its images differently from {one.run.folder} (augment.{key})"
             raise UsageError(what, where=where, fix=fix)
 
 
 def _choose_names(folders: Sequence[Path]) -> list[str]:
-    """Names that tell the runs apart: of the folders, with as many of the folders above as that takes."""
+    """Chooses the shortest ends of the paths that tell all runs apart."""
     resolved = [folder.resolve() for folder in folders]
     if len(set(resolved)) < len(resolved):
         twice = next(one for one in resolved if resolved.count(one) > 1)
@@ -406,8 +416,9 @@ def _choose_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _select_recipe_values(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
-    """Of each recipe the batch, the rate, the decay, and whatever else differs between the runs."""
-    recipes = [dict(runs.reload(one.run).list_leaves()) for one in solutions]  # as trained, not as measured
+    """Selects batch, learning rate, weight decay, and all other recipe values that differ between the runs."""
+    # The recipes as trained: the solutions have changed some values for the measurement.
+    recipes = [dict(runs.reload(one.run).list_leaves()) for one in solutions]
     keys = [key for key in recipes[0] if key in ALWAYS_SHOWN]
     every = dict.fromkeys(key for recipe in recipes for key in recipe)
     keys += [k for k in every if k not in (*keys, *NEVER_SHOWN) and len({str(recipe.get(k)) for recipe in recipes}) > 1]

@@ -1,4 +1,4 @@
-"""The page of a landscape: panels for the report of one run, or a page of its own for several."""
+"""Page of a loss landscape: panels for the report of one run, or a page for several runs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from headway.report.landscape import Landscape, LandscapeRun, LossLine, LossPlan
 from headway.train.evaluation_panels import write_panels
 
 SECTION = "Loss landscape"
+# Prefix of the panels' names.
 PREFIX = "landscape-"
-"""Of the panels' names."""
+# Ratio of the highest to the lowest loss from which a logarithmic axis is used.
 LOG_AXIS_RATIO = 50.0
-"""Highest over lowest loss from which a logarithmic axis shows more."""
 
 STATISTICS_NOTES = {
-    "kept": "statistics of batch norm as they are in the solution",
-    "recomputed": "statistics of batch norm recomputed at every place",
-    "none": "the network has no statistics of batch norm",
+    "kept": "batch norm statistics are those of the solution",
+    "recomputed": "batch norm statistics are recomputed at every place",
+    "none": "the network has no batch norm statistics",
 }
 
 
 def write_page(found: Landscape, out: Path | None = None) -> Path:
-    """Writes the page, and returns its path: `out`, or landscape.html in the folder of one run, or here for several.
-    The panels of one run go into its report too, in place of those drawn before.
+    """Writes the page and returns its path.
+
+    The panels of a single run also go into its report, and replace those of an earlier landscape.
+
+    Args:
+        out: Path of the page; default: landscape.html in the run's folder, or here for several runs.
     """
     made = build_panels(found)
     if len(found.runs) == 1:
         run = RunFolder(Path(found.runs[0].folder))
+        # An earlier landscape may have had more planes: none of its panels may stay.
         for old in run.panels.glob(f"{PREFIX}*.json"):
             old.unlink()
         write_panels(run, made)
@@ -46,12 +51,12 @@ def write_page(found: Landscape, out: Path | None = None) -> Path:
 
 def _describe_data(found: Landscape) -> str:
     counts = found.runs[0].samples
-    sizes = " and ".join(f"{count:,} images of the {name} set" for name, count in counts.items())
-    return f"Measured on {sizes}, seed {found.options.seed}; weight decay is no part of the loss"
+    sizes = " and ".join(f"{count:,} {name} images" for name, count in counts.items())
+    return f"Measured on {sizes} (seed {found.options.seed}); the loss does not include weight decay"
 
 
 def format_numbers(found: Landscape) -> str:
-    """The numbers of the runs as they are shown on a terminal, and the barriers between them."""
+    """Formats the numbers of the runs, and the barriers between them, for the terminal."""
     columns, rows = _list_rows(found)
     widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
     lines = []
@@ -68,9 +73,10 @@ def _describe_barrier(line: LossLine) -> str:
 
 
 def build_panels(found: Landscape) -> list[Panel]:
-    """Panels: numbers of the runs, then lines and planes, by data set and metric."""
+    """Builds the table of numbers, then lines and planes by data set and metric."""
     around = [line for line in found.lines if line.kind == "around"]
     out = [_build_numbers_table(found), *_build_recipe_table(found), *_build_lines_around(around)]
+    # Orders leave room for ten panels of each line and plane.
     for place, line in enumerate(line for line in found.lines if line.kind == "between"):
         out += _build_lines_between(line, 640 + 10 * place, place)
     for place, plane in enumerate(found.planes):
@@ -79,7 +85,7 @@ def build_panels(found: Landscape) -> list[Panel]:
 
 
 def _list_rows(found: Landscape) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of the numbers at each solution."""
+    """Lists column titles and rows of the numbers at each solution."""
     sets = list(found.runs[0].numbers)
     metrics = list(next(iter(found.runs[0].numbers.values())))
     columns = ["run", *(f"{metric.replace('_', ' ')}, {name}" for metric in metrics for name in sets)]
@@ -98,13 +104,13 @@ def _list_rows(found: Landscape) -> tuple[list[str], list[list[str]]]:
 
 def _build_numbers_table(found: Landscape) -> Panel:
     columns, rows = _list_rows(found)
-    note = "At the solution itself."
+    note = "Measured at the solution itself."
     if found.options.sharpness:
         note += (
-            " Sharpness is that of the training loss. Eigenvalues: the largest of the Hessian by power iteration; by "
-            "relative change, in units of each filter's norm, is the one to compare runs by. Keskar's: the highest "
-            f"loss found in the box of epsilon {found.options.epsilon:g}, a lower bound. The first and the third "
-            "change when weights are rescaled, even where the network computes the same."
+            " Sharpness is that of the training loss. Largest eigenvalue: of the Hessian, by power iteration. Compare "
+            "runs by the second one, by relative change in units of each filter's norm: the other two numbers change "
+            "if weights are rescaled, even if the network computes the same. Keskar's sharpness: from the highest "
+            f"loss found in a box of epsilon {found.options.epsilon:g}, so a lower bound."
         )
     table: dict[str, Any] = {"section": SECTION, "order": 600, "width": "full", "note": note}
     return panel.table(f"{PREFIX}numbers", "Solutions", columns, rows, **table)
@@ -127,17 +133,17 @@ def _build_recipe_table(found: Landscape) -> list[Panel]:
         return []
     keys = list(found.runs[0].recipe)
     rows = [[one.name, *(format_value(one.recipe[key]) for key in keys)] for one in found.runs]
-    note = "Batch, learning rate and weight decay, and what else differs between the recipes."
+    note = "Batch, learning rate and weight decay, and all other differences between the recipes."
     table: dict[str, Any] = {"section": SECTION, "order": 601, "width": "full", "note": note}
-    return [panel.table(f"{PREFIX}recipes", "What the runs differ in", ["run", *keys], rows, **table)]
+    return [panel.table(f"{PREFIX}recipes", "Differences between the runs", ["run", *keys], rows, **table)]
 
 
 def _build_lines_around(lines: list[LossLine]) -> list[Panel]:
-    """One panel a metric: of one run both data sets, of several a panel for each set with all runs."""
+    """Builds a panel per metric; for several runs a panel per metric and data set."""
     if not lines:
         return []
     how = STATISTICS_NOTES[lines[0].statistics]
-    note = f"Along one random direction whose filters are as long as the network's (Li et al. 2018); {how}."
+    note = f"Along one random direction with the filter norms of the network (Li et al. 2018); {how}."
     out, order = [], 610
     for metric in _list_metrics(lines[0]):
         for name in lines[0].curves if len(lines) > 1 else [""]:
@@ -157,14 +163,16 @@ def _build_lines_around(lines: list[LossLine]) -> list[Panel]:
 
 def _build_lines_between(line: LossLine, order: int, number: int) -> list[Panel]:
     how = STATISTICS_NOTES[line.statistics]
-    note = f"The straight line from one solution (0) to the other (1), and beyond; {how}. {_describe_barrier(line)}"
+    note = f"Straight line from one solution (0) to the other (1), and beyond; {how}. {_describe_barrier(line)}"
     out = []
     for place, metric in enumerate(_list_metrics(line)):
         series = [(which, line.x, curve[metric]) for which, curve in line.curves.items()]
         title = f"{metric.replace('_', ' ').capitalize()}, {line.name}"
         name = f"between-{number}-{metric}"
         out.append(
-            _build_chart(name, title, series, metric, "", order=order + place, note=note, x_label="share of the way")
+            _build_chart(
+                name, title, series, metric, "", order=order + place, note=note, x_label="position on the line"
+            )
         )
     return out
 
@@ -178,7 +186,7 @@ def _build_chart(
     *,
     order: int,
     note: str,
-    x_label: str = "way along the direction, in lengths of the filters",
+    x_label: str = "distance along the direction, in filter norms",
 ) -> Panel:
     values = [value for _, _, curve in series for value in curve if value is not None]
     return panel.lines(
@@ -198,12 +206,12 @@ def _build_surfaces(plane: LossPlane, order: int, number: int) -> list[Panel]:
     titles = {
         "around": f"Loss around {plane.name}",
         "between": f"Loss in the plane through {plane.name}",
-        "path": f"Loss along the way of {plane.name}",
+        "path": f"Loss along the training path of {plane.name}",
     }
     notes = {
-        "around": "Two random directions whose filters are as long as the network's (Li et al. 2018)",
-        "between": "The plane through the three solutions, as far from each other as they are",
-        "path": "The checkpoints, and the plane through the last one that is nearest to them: its axes show "
+        "around": "Two random directions with the filter norms of the network (Li et al. 2018)",
+        "between": "The plane through the three solutions, true to scale",
+        "path": "The checkpoints in the plane through the last one that is nearest to them; its axes show "
         f"{plane.shares[0]:.0%} and {plane.shares[1]:.0%} of their squared distances from it",
     }
     labels = ("first direction", "second direction") if plane.kind != "path" else ("first axis", "second axis")

@@ -1,4 +1,4 @@
-"""What a report shows of a recipe's part `observe`: layers, activations, noise scale, divergence."""
+"""Panels of the recipe's section `observe`: layers, activations, gradient noise scale, divergence."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from headway.page import panel
 from headway.page.panel import Panel
 
 SECTION = "Large batches"
+# Columns of a heat map, and points of a line; if there are more logging steps, neighbours are merged.
 MAX_POINTS = 240
-"""Columns of a heat map, points of a line: of more, neighbours are put together."""
+# Layers that are drawn as lines.
 DRAWN_LAYERS = 8
-"""Layers that are drawn as lines."""
+# Layers in which several runs are compared.
 COMPARED_LAYERS = 6
-"""Layers of which several runs are compared."""
 
 Numbers = NDArray[np.float64]
 
 
 def build_panels(run: RunFolder, train: Sequence[dict[str, Any]], beside: Sequence[RunFolder] = ()) -> list[Panel]:
-    """Returns the panels of what a run has observed; other runs add the rates of their layers.
+    """Builds the panels of a run's observations.
 
     Args:
-        train: its records of training.
+        train: Training records of the run.
+        beside: Other runs to compare layer rates with.
     """
     return [
         *_build_layer_panels(run),
@@ -44,10 +45,10 @@ def build_panels(run: RunFolder, train: Sequence[dict[str, Any]], beside: Sequen
 
 
 def build_divergence_cards(records: Sequence[dict[str, Any]]) -> list[Panel]:
-    """What was said while the run diverged."""
+    """Builds a card for each message about the divergence of the run."""
     found = [record for record in records if record["kind"] == "divergence"]
     cards = [("diverges", f"step {record['step']:,}", record["what"]) for record in found]
-    return [panel.cards("divergence", "This run diverges", cards, section="Training", order=190)] if cards else []
+    return [panel.cards("divergence", "The run diverges", cards, section="Training", order=190)] if cards else []
 
 
 def _build_layer_panels(run: RunFolder) -> list[Panel]:
@@ -58,8 +59,10 @@ def _build_layer_panels(run: RunFolder) -> list[Panel]:
     name, rates, words = _select_rates(values)
     labels = _shorten_names(table.names)
     wide: dict[str, Any] = {"section": SECTION, "width": "full", "x_label": "epoch", "y_label": "layer", "log": True}
+    # As many logging steps as `_thin_out` merges into one column.
     together = -(-len(table.steps) // MAX_POINTS)
     put = f" Each column is the median of {together} logging steps." if together > 1 else ""
+    # Columns of the table are |w|, |g|, |dw| and the local rate.
     moved = _divide(values[:, :, 2], values[:, :, 0])
     few = sorted({round(place) for place in np.linspace(0, len(labels) - 1, min(DRAWN_LAYERS, len(labels)))})
     return [
@@ -82,7 +85,7 @@ def _build_layer_panels(run: RunFolder) -> list[Panel]:
             log_y=bool((rates[np.isfinite(rates)] > 0).any()),
             section=SECTION,
             order=281,
-            note="The same numbers, of layers from the first to the last.",
+            note="The same numbers for a few layers, from first to last.",
         ),
         panel.lines(
             "layer-norms-lines",
@@ -93,36 +96,36 @@ def _build_layer_panels(run: RunFolder) -> list[Panel]:
             log_y=bool((values[:, few, 0] > 0).any()),
             section=SECTION,
             order=282,
-            note="A line that goes up without an end is a layer whose steps are too large for its weight decay.",
+            note="If a line keeps rising, the layer's steps are too large for its weight decay.",
         ),
         panel.grid(
             "layer-steps",
-            "Step of each layer over its weights, |dw| / |w|",
+            "Relative step of each layer, |dw| / |w|",
             epochs,
             [(label, _round_values(moved[:, place])) for place, label in enumerate(labels)],
             z_label="|dw| / |w|",
             order=283,
-            note="How much of a layer one step replaces. A row that is much lighter or darker than the others learns "
-            f"at another pace; one that jumps is the first to diverge.{put}",
+            note="Share of a layer that one step replaces. A row that is much lighter or darker than the others learns "
+            f"at another pace; a row that jumps is the first to diverge.{put}",
             **wide,
         ),
     ]
 
 
 def _select_rates(values: Numbers) -> tuple[str, Numbers, str]:
-    """(name, [time, layer], what it is) of local rates, or where the optimizer has none of what LARS would take."""
+    """Selects (name, [time, layer], note) of the local rates; |w| / |g| if the optimizer has no rate per layer."""
     if np.isfinite(values[:, :, 3]).any():
-        said = "The rate that the optimizer gave each layer, its schedule and trust ratio included."
+        said = "Learning rate of each layer, with the schedule and the trust ratio."
         return "local learning rate", values[:, :, 3], said
     said = (
-        "LARS would take each layer at eta x lr x |w| / |g|: where rows differ by powers of ten, one rate for all is "
+        "LARS would step each layer at eta x lr x |w| / |g|. If rows differ by powers of ten, one learning rate is "
         "too large for some layers and too small for others."
     )
     return "|w| / |g|", _divide(values[:, :, 0], values[:, :, 1]), said
 
 
 def _build_layer_comparison(runs: Sequence[RunFolder]) -> list[Panel]:
-    """One panel a layer, one line a run."""
+    """Builds a chart per layer with a line per run."""
     found = [(run, table) for run in runs if (table := row_file.read_rows(run.rows_path("layers"))) is not None]
     if len(found) < 2:
         return []
@@ -130,6 +133,7 @@ def _build_layer_comparison(runs: Sequence[RunFolder]) -> list[Panel]:
     if not shared:
         return []
     chosen = [shared[place] for place in sorted({round(x) for x in np.linspace(0, len(shared) - 1, COMPARED_LAYERS)})]
+    # One kind of number for all runs: local rates only if every optimizer has them.
     lines: list[tuple[str, list[float], Numbers, tuple[str, ...]]] = []
     has_rates = [bool(np.isfinite(table.values[:, :, 3]).any()) for _, table in found]
     name = "local learning rate" if all(has_rates) else "|w| / |g|"
@@ -152,7 +156,7 @@ def _build_layer_comparison(runs: Sequence[RunFolder]) -> list[Panel]:
                 log_y=bool(known),
                 section=SECTION,
                 order=285 + place,
-                note="" if place else "The runs beside each other, layer by layer (You et al. 2017, figure 2).",
+                note="" if place else "Comparison of the runs, layer by layer (You et al. 2017, figure 2).",
             )
         )
     return out
@@ -165,10 +169,11 @@ def _build_activation_panels(run: RunFolder) -> list[Panel]:
     epochs, values = _thin_out(run, table)
     out = []
     normed = {name.removesuffix(INPUT_SUFFIX) for name in table.names if name.endswith(INPUT_SUFFIX)}
+    # Pairs of before and after a batch norm come first, so that each pair stands in one row.
     order = sorted(
         range(len(table.names)), key=lambda place: table.names[place].removesuffix(INPUT_SUFFIX) not in normed
     )
-    for number, place in enumerate(order):  # pairs first, so that each stands in one row
+    for number, place in enumerate(order):
         name = table.names[place]
         low, lower, middle, upper, high = (_round_values(values[:, place, column]) for column in range(5))
         words = (
@@ -186,8 +191,8 @@ def _build_activation_panels(run: RunFolder) -> list[Panel]:
                 order=275,
                 note=""
                 if place
-                else "The line is the median, the bands go from 15 to 85 % and from 2 to 98 % of the "
-                "numbers, of one training batch in training mode.",
+                else "The line is the median; the bands hold 15 to 85 % and 2 to 98 % of the values of one training "
+                "batch in training mode.",
             )
         )
     return out
@@ -201,19 +206,17 @@ def _build_noise_panel(train: Sequence[dict[str, Any]]) -> list[Panel]:
     epochs, batches = [r["epoch"] for r in found], [r["batch"] for r in found]
     scale = [r["noise_scale"] for r in found]
     low, high = ([r[f"noise_scale_{end}"] for r in found] for end in ("low", "high"))
-    # What has no upper end is filled up to the edge of the picture, and the note says what that means.
+    # An interval without an upper end is filled up to the edge of the chart, and the note says so.
     top = 10 * max(*known, *batches)
     least = max(1.0, min(*known, *batches) / 10)
     bounds = [(max(a or least, least), top if b is None else b) for a, b in zip(low, high, strict=True)]
     note = describe_noise_scale(found[-1])
     if any(end >= top for _, end in bounds):
-        note += (
-            f" Where the band goes up to the edge, the interval has no upper end, or one above {_format_samples(top)}."
-        )
+        note += f" If the band reaches the edge, the interval has no upper end, or one above {_format_samples(top)}."
     return [
         panel.lines(
             "noise-scale",
-            "Gradient noise scale: the critical batch",
+            "Gradient noise scale (critical batch)",
             [("critical batch", epochs, scale), ("batch of the run", epochs, [float(batch) for batch in batches])],
             bands=[(0, [a for a, _ in bounds], [b for _, b in bounds])],
             x_label="epoch",
@@ -229,31 +232,33 @@ def _build_noise_panel(train: Sequence[dict[str, Any]]) -> list[Panel]:
 
 
 def describe_noise_scale(record: dict[str, Any]) -> str:
-    """What a record's noise scale means for its batch."""
+    """Describes the meaning of a record's noise scale for its batch."""
     batch, scale, low, high = (record[key] for key in ("batch", "noise_scale", "noise_scale_low", "noise_scale_high"))
     low = low or 0.0
     ends = f"[{_format_samples(low)}, {'no upper end' if high is None else _format_samples(high)}]"
     if high is None and low <= batch:
         return (
-            f"At the end: batch {batch:,}; the measurements so far do not tell the critical batch: its 95 % interval "
-            f"is {ends}. More of them do: set observe.noise_every_steps to less, or train for longer."
+            f"At the end: batch {batch:,}. The critical batch is not known yet: its 95 % interval is {ends}. For a "
+            "narrower one, lower observe.noise_every_steps or train longer."
         )
     if scale is None:
+        # Noise drowns the gradient: only a lower bound is known.
         return (
-            f"At the end: batch {batch:,}; the gradient is lost in its noise, so the critical batch is larger than can "
-            f"be told, at least {_format_samples(low)}: a larger batch costs hardly any more samples."
+            f"At the end: batch {batch:,}. The gradient is below its noise, so the critical batch is too large to "
+            f"measure, at least {_format_samples(low)}: a larger batch costs hardly any more samples."
         )
+    # Samples to the same loss grow by (1 + 2 B / C) / (1 + B / C) when the batch doubles; steps are half of that.
     more = predict_sample_ratio(batch, scale) - 1
     cost, fewer = round(100 * more), round(100 * (1 - (1 + more) / 2))
     return (
         f"At the end: batch {batch:,}; critical batch about {_format_samples(scale)} {ends}, 95 % interval. Twice the "
-        f"batch would cost {cost} % more samples and take {fewer} % fewer steps to the same loss, with the best learning "
-        "rate of each (McCandlish et al. 2018)."
+        f"batch would take {cost} % more samples and {fewer} % fewer steps to the same loss, each at its best learning "
+        "rate (McCandlish et al. 2018)."
     )
 
 
 def _format_samples(value: float) -> str:
-    """To two digits: no interval is so narrow that more would mean something."""
+    """Formats a number of samples to two digits: no interval is narrow enough for more."""
     if value < 1:
         return f"{value:.1g}"
     digits = 1 - math.floor(math.log10(value))
@@ -261,7 +266,7 @@ def _format_samples(value: float) -> str:
 
 
 def _thin_out(run: RunFolder, table: RowTable) -> tuple[list[float], Numbers]:
-    """(epochs, values [time, n, m]) with at most MOST_TIMES times: medians over neighbours."""
+    """Merges logging steps to at most MAX_POINTS (epochs, values [time, n, m]), by the median over neighbours."""
     samples = run.read_provenance(samples=int)["samples"]
     parts = np.array_split(np.arange(len(table.steps)), min(MAX_POINTS, len(table.steps)))
     middle = _ignore_empty(lambda: np.stack([np.nanmedian(table.values[part], axis=0) for part in parts]))
@@ -270,7 +275,7 @@ def _thin_out(run: RunFolder, table: RowTable) -> tuple[list[float], Numbers]:
 
 
 def _ignore_empty(compute: Callable[[], Numbers]) -> Numbers:
-    """A median of nothing is NaN, and no reason for a warning."""
+    """Computes without warnings: the median of no values is NaN here, which is expected."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         return compute()
@@ -281,11 +286,11 @@ def _divide(one: Numbers, other: Numbers) -> Numbers:
 
 
 def _round_values(values: Numbers) -> list[float | None]:
-    """Four digits, for a file of a size; None where there is no number."""
+    """Rounds to four digits, to keep the page small; None if a value is not finite."""
     return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _shorten_names(names: Sequence[str]) -> list[str]:
-    """Without `.weight`, which nearly all have."""
+    """Removes `.weight`, which nearly all names end with, unless two names would become equal."""
     short = [name.removesuffix(".weight") for name in names]
     return short if len(set(short)) == len(short) else list(names)

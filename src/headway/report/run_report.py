@@ -1,4 +1,4 @@
-"""What a run's report shows: panels from its metrics and evaluations."""
+"""Report of a run: panels from its metrics, evaluations and observations, on one HTML page."""
 
 from __future__ import annotations
 
@@ -36,29 +36,30 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
     """Writes report.html of a run and returns its path.
 
     Args:
-        beside: run folders whose layers' rates are drawn with this one's.
+        beside: Folders of runs whose layer rates are drawn next to this run's.
 
     Raises:
-        UsageError: one is no run folder, or has not observed its layers.
+        UsageError: A folder is no run folder, or a run did not record its layer rates.
     """
     runs = [RunFolder.open(path) for path in (folder, *beside)]
     for run in runs if beside else ():
         if not run.rows_path("layers").exists():
             fix = "Train with observe={layer_rates: true}, or leave --beside out."
-            raise UsageError("this run has no rates of layers to compare", where=str(run.folder), fix=fix)
+            raise UsageError("the run did not record layer rates to compare", where=str(run.folder), fix=fix)
     return write_run_report(runs[0], runs[1:])
 
 
 def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
-    """Writes report.html from the run's metrics and panels; returns its path.
+    """Writes report.html from the run's metrics and panels, and returns its path.
 
     Args:
-        beside: other runs, whose layers' rates are drawn with this one's.
+        beside: Runs whose layer rates are drawn next to this run's.
     """
     records = list(run.read_metrics())
     about, recipe = run.read_provenance(origins=dict, command=list, host=dict, versions=dict), run.read_recipe_text()
     summary = run.read_summary()
-    for path in run.panels.glob("compared-*.json"):  # with runs that may not be beside it now
+    # Comparisons of an earlier report may be with other runs.
+    for path in run.panels.glob("compared-*.json"):
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
     write_panels(run, _build_run_panels(records, summary, about, recipe))
@@ -70,6 +71,7 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
             *observation_panels.build_panels(run, train, beside),
         ],
     )
+    # Evaluation, landscape and other commands left panels of their own in the folder.
     made = [Panel.from_json(read_text(path)) for path in sorted(run.panels.glob("*.json"))]
     state = "finished" if summary.get("finished") else "not finished"
     html = page.render(
@@ -101,14 +103,13 @@ def _build_run_panels(
 
 def _build_cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict[str, Any]) -> Panel:
     cards = []
+    # The loss comes last: readers look for accuracy first.
     for name in sorted(_list_metrics(evaluated), key=lambda name: name == "loss"):
         last = evaluated[-1][name]
-        cards.append(
-            (name.replace("_", " "), format_metric(name, last), f"epoch {evaluated[-1]['epoch']:.4g}, the last")
-        )
+        cards.append((name.replace("_", " "), format_metric(name, last), f"last, epoch {evaluated[-1]['epoch']:.4g}"))
         best = summary.get("best") or {}
         if best.get(name, last) != last and name != "loss":
-            note = f"epoch {best['epoch']:.4g}; these weights are kept"
+            note = f"epoch {best['epoch']:.4g}; these weights are saved"
             cards.append((f"best {name.replace('_', ' ')}", format_metric(name, best[name]), note))
     if summary:
         seconds = summary["seconds"]
@@ -117,21 +118,21 @@ def _build_cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about
         if reached:
             goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())
             took = reached["seconds_to_reach"]
-            cards.append((f"time to {goal}", duration(took) if took else "not reached", "see the note on the clock"))
+            cards.append((f"time to {goal}", duration(took) if took else "not reached", "see the clock's note"))
         cards.append(("images/s", f"{summary['images_s']:,.0f}", "while training"))
         cards.append(("waiting for data", f"{summary['wait_share']:.1%}", "of training time, after the first batch"))
         if summary["damaged_samples"]:
             cards.append(("damaged samples", f"{summary['damaged_samples']:,}", "listed in quarantine.jsonl"))
     count = about["parameters"]
     cards.append(("parameters", f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count:,}", ""))
-    note = f"The clock leaves out {summary['clock_excludes']}." if summary else "This run has not ended yet."
+    note = f"The clock leaves out {summary['clock_excludes']}." if summary else "The run has not ended yet."
     return panel.cards("result", "Result", cards, section="Result", order=100, note=note)
 
 
 def format_metric(name: str, value: float | None) -> str:
-    """A mean of a metric: accuracies in percent."""
+    """Formats the value of a metric; accuracies in percent."""
     if value is None:
-        return "no number"
+        return "not finite"
     return f"{value:.2%}" if "accuracy" in name or name == "exact" else f"{value:.4g}"
 
 
@@ -141,7 +142,7 @@ def _list_metrics(records: list[dict[str, Any]]) -> list[str]:
 
 
 def _build_curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> list[Panel]:
-    """Metrics of training and evaluation, then what only training has. A number that was not finite is a gap."""
+    """Builds curves of the metrics, then of values that only training has. A value that is not finite is a gap."""
     out = []
     names = list(dict.fromkeys([*_list_metrics(evaluated), *_list_metrics(train)]))
     for place, name in enumerate(sorted(names, key=lambda name: name == "loss")):
@@ -159,12 +160,14 @@ def _build_curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) 
         for place, (name, title, label) in enumerate(
             (
                 ("lr", "Learning rate", "learning rate"),
-                ("batch", "Batch", "samples of a step"),
+                ("batch", "Batch", "samples per step"),
                 ("images_s", "Throughput", "images/s"),
             )
         ):
-            found = [r for r in train if name in r]  # older records do not tell the batch
+            # Older records have no batch.
+            found = [r for r in train if name in r]
             epochs, values = [r["epoch"] for r in found], [r[name] for r in found]
+            # A constant batch needs no curve: it is in the table of the recipe.
             if name != "batch" or len(set(values)) > 1:
                 series, bounds = [(label, epochs, values)], panel.choose_y_range(values)
                 out.append(_build_curve(name, title, label, series, order=250 + place, y_range=bounds))
@@ -172,7 +175,7 @@ def _build_curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) 
 
 
 def _build_curve(name: str, title: str, y_label: str, series: list[Any], **more: Any) -> Panel:
-    """A panel over epochs in the section on training."""
+    """Builds a chart over epochs in the section on training."""
     return panel.lines(f"curve-{name}", title, series, x_label="epoch", y_label=y_label, section="Training", **more)
 
 
@@ -183,25 +186,26 @@ def _build_time_panels(train: list[dict[str, Any]], summary: dict[str, Any]) -> 
         out.append(
             panel.bars(
                 "stages",
-                "Where the time went",
+                "Time by stage",
                 ["run"],
                 [(stage, [round(seconds, 4)]) for stage, seconds in stages.items()],
                 x_label="seconds",
                 section="Time",
                 order=300,
                 width="full",
-                note="Host time by stage. On a GPU, forward, backward and optimizer are the time to hand work over.",
+                note="Host time by stage. On a GPU, forward, backward and optimizer are kernel launch times.",
             )
         )
         total = max(sum(stages.values()), 1e-9)
         rows = [(stage, f"{s:.3f}", f"{s / total:.1%}") for stage, s in sorted(stages.items(), key=lambda x: -x[1])]
+        # The longest stage comes first, so that the table begins with the bottleneck.
         out.append(panel.table("stage-table", "Stages", ("stage", "seconds", "share"), rows, section="Time", order=310))
     if train:
         series = [("waiting", [r["epoch"] for r in train], [100 * r["wait_share"] for r in train])]
         out.append(
             panel.lines(
                 "curve-wait",
-                "Share of time the device waited for data",
+                "Share of time spent waiting for data",
                 series,
                 x_label="epoch",
                 y_label="% of training time",
@@ -213,19 +217,20 @@ def _build_time_panels(train: list[dict[str, Any]], summary: dict[str, Any]) -> 
 
 
 def _build_input_table(summary: dict[str, Any]) -> list[Panel]:
-    """What each stage of the input would give alone, beside what the run took."""
+    """Builds the table of images/s that each input stage reaches alone, and the rate of the run."""
     found = summary.get("input")
     if found is None:
         return []
+    # Each rate is that of one thread alone, so the slowest row is the limit of the input.
     rows = [(f"{name} (the loader's thread)", f"{rate:,.0f}") for name, rate in found["stage_images_s"].items()]
-    rows += [(f"{name} (a decoding thread)", f"{rate:,.0f}") for name, rate in found["thread_images_s"].items()]
-    rows.append(("the run took", f"{summary['images_s']:,.0f}"))
+    rows += [(f"{name} (one decoding thread)", f"{rate:,.0f}") for name, rate in found["thread_images_s"].items()]
+    rows.append(("the run", f"{summary['images_s']:,.0f}"))
     threads, cores = found["threads"], found.get("cores")
     name, _, reason = found["tier"].partition(", ")
     note = (
         f"{describe_decoding(found['backend'], threads, cores)} "
         f"Training data {TIER_PHRASES.get(name, name)}: {reason}. "
-        f"When a batch was asked for, {found['occupancy']:.1f} of {found['ahead']} were ready in the mean. "
+        f"On average {found['occupancy']:.1f} of {found['ahead']} prefetched batches were ready when the loop asked. "
         f"Read: {found['record_bytes'] / 1e6:,.1f} MB."
     )
     title = "Input: images/s of each stage alone"
@@ -240,7 +245,7 @@ def _build_recipe_tables(about: dict[str, Any], recipe: str) -> list[Panel]:
     return [
         panel.table(
             "recipe",
-            "Recipe, with where each value came from",
+            "Recipe, with the origin of each value",
             ("key", "value", "origin"),
             rows,
             section=section,
@@ -248,13 +253,13 @@ def _build_recipe_tables(about: dict[str, Any], recipe: str) -> list[Panel]:
             width="full",
         ),
         panel.table(
-            "machine", "Machine and versions", ("what", "value"), found, section=section, order=510, width="full"
+            "machine", "Machine and versions", ("property", "value"), found, section=section, order=510, width="full"
         ),
     ]
 
 
 def describe_machine(about: dict[str, Any]) -> list[tuple[str, str]]:
-    """(what, value) of where and with what a run was made, from its provenance."""
+    """Describes the machine, versions and data of a run as (property, value), from its provenance."""
     host = about["host"]
     return [
         ("processor", f"{host['processor']}, {host['cores']} cores"),
@@ -269,7 +274,7 @@ def describe_machine(about: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def flatten_recipe(recipe: str) -> dict[str, str]:
-    """The leaves of a recipe's YAML by dotted key, as they are written."""
+    """Flattens the YAML of a recipe to values by dotted key, written as in the recipe."""
     out: dict[str, str] = {}
 
     def walk(tree: Any, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Preview: learning rate, momentum and batch over a run, before a second is spent on it."""
+"""Preview of learning rate, momentum and batch over a run, computed before it starts."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from headway.optim.schedule import Schedule, ScheduleTurn
 from headway.setup.rates import check_length, length, oddities, resolve_rates, warnings
 from headway.setup.recipe import TrainRecipe
 
+# Points of a curve; a chart is about as many pixels wide.
 CURVE_POINTS = 600
 
 
 @final
 @dataclass(frozen=True)
 class SchedulePoint:
-    """One step, by the number of steps before it.
+    """One step of the schedule. `step` is the number of steps before it.
 
     Attributes:
-        lr: that its macro-batch moves the weights with, what the optimizer does to it by itself included; 0 of steps at
-            the end that fill no macro-batch. Trust ratios of layers are not in it. Of `rmsprop_sgd`: that of SGD.
-        batch: samples of its macro-batch, which is one step of all optimizers but `lbsgd`.
-        lr_rmsprop: of `rmsprop_sgd`: that of RMSprop beside it.
+        lr: Learning rate at which its macro-batch moves the weights, with the optimizer's own changes but without trust
+            ratios of layers; 0 for steps at the end that do not fill a macro-batch. For `rmsprop_sgd`: that of SGD.
+        batch: Samples of its macro-batch, which spans one step for all optimizers but `lbsgd`.
+        lr_rmsprop: Learning rate of the RMSprop part. Used by `rmsprop_sgd`.
     """
 
     step: int
@@ -48,14 +49,14 @@ class SchedulePoint:
 @final
 @dataclass(frozen=True, kw_only=True)
 class SchedulePreview:
-    """What a run will do, as far as the recipe says it.
+    """Schedule of a run, as far as the recipe determines it.
 
     Attributes:
-        loaded: the recipe, its rates resolved.
-        samples: of one epoch.
-        momentum: None: the optimizer has none. Adam and its kin: their first beta.
-        internal: what the optimizer makes of learning rate and batch by itself.
-        warnings: what a large batch is known to want, and a length that is hardly meant.
+        loaded: Recipe with resolved rates.
+        samples: Samples per epoch.
+        momentum: First beta for Adam and its relatives; None if the optimizer has no momentum.
+        internal: Changes that the optimizer makes to learning rate and batch by itself.
+        warnings: Known needs of large batches that the recipe does not meet, and a suspicious length.
     """
 
     loaded: LoadedRecipe[TrainRecipe]
@@ -70,7 +71,7 @@ class SchedulePreview:
 
     @property
     def total_positions(self) -> int:
-        """Positions of the whole run."""
+        """Number of positions in the whole run."""
         return self.plan.find_position(self.steps)
 
     @property
@@ -78,10 +79,11 @@ class SchedulePreview:
         return self.total_positions / self.samples
 
     def compute_point(self, step: int, what: str = "") -> SchedulePoint:
-        """A step of the run."""
+        """Computes the schedule at a step."""
         plan, internal, position = self.plan, self.internal, self.plan.find_position(step)
         first = step - step % internal.steps_per_update
-        last = first + internal.steps_per_update - 1  # in which the macro-batch moves the weights
+        # The whole macro-batch is applied at its last step, with the learning rate of that step.
+        last = first + internal.steps_per_update - 1
         factor = self.schedule(plan.find_position(last)) * internal.lr_factor(last) if last < self.steps else 0.0
         batch = plan.find_position(last + 1) - plan.find_position(first)
         rmsprop = None if internal.rmsprop_lr is None else self.schedule(position) * internal.rmsprop_lr(step)
@@ -95,7 +97,7 @@ class SchedulePreview:
         return self.plan.largest_batch * self.internal.steps_per_update
 
     def list_turns(self) -> list[SchedulePoint]:
-        """The first step, those at which something changes its way, the highest learning rate, and the last step."""
+        """Lists the first step, all changes of the schedule, the highest learning rate, and the last step."""
         sizes = zip(self.plan.starts.tolist(), self.plan.sizes.tolist(), strict=True)
         grows = [ScheduleTurn(start, f"batch grows to {size:,}") for start, size in sizes if start]
         said: dict[int, list[str]] = {0: ["start"]}
@@ -106,12 +108,14 @@ class SchedulePreview:
         for step, text in self.internal.turns:
             if step < self.steps:
                 said.setdefault(step, []).append(text)
-        if self.internal.turns:  # times a schedule, the highest rate may lie between them
+        # The optimizer's own factor times the schedule may be highest between two turns.
+        if self.internal.turns:
             said.setdefault(max(self._choose_steps(CURVE_POINTS), key=lambda step: self.compute_point(step).lr), [])
         if left := self.steps % self.internal.steps_per_update:
-            said.setdefault(self.steps - left, []).append("no full macro-batch: moves nothing")
+            said.setdefault(self.steps - left, []).append("macro-batch not full: no update")
         said.setdefault(self.steps - 1, []).append("last step")
         points = [self.compute_point(step, ", ".join(what)) for step, what in sorted(said.items())]
+        # A constant learning rate has no peak to mark.
         if max(point.lr for point in points) == min(point.lr for point in points):
             return points
         best = max(range(len(points)), key=lambda place: points[place].lr)
@@ -120,13 +124,14 @@ class SchedulePreview:
         return [point for point in points if point.what]
 
     def _choose_steps(self, count: int) -> set[int]:
-        """Steps evenly over the run's positions."""
+        """Chooses steps evenly over the run's positions."""
         positions = (np.arange(count) + 0.5) * self.total_positions // count
+        # First position of each step, so that every position selects the step it belongs to.
         begun = (positions - self.plan.locate_slots(positions.astype(np.int64))[0]).astype(np.int64)
         return {self.plan.count_steps(0, int(position)) for position in begun}
 
     def sample_curve(self, count: int = CURVE_POINTS) -> list[SchedulePoint]:
-        """Steps evenly over the run's positions, and both sides of every turn."""
+        """Samples the schedule evenly over the run, and at both sides of every turn, where it may jump."""
         steps = self._choose_steps(count)
         for turn in self.list_turns():
             steps |= {max(0, turn.step - 1), turn.step}
@@ -146,13 +151,14 @@ class SchedulePreview:
 
 
 def build_preview(path: Path, overrides: Sequence[str], samples: int | None = None) -> SchedulePreview:
-    """Reads a recipe and works out its run. Neither the network nor an image is touched.
+    """Reads a recipe and computes its schedule. Neither the network nor an image is loaded.
 
     Args:
-        samples: size of the training set; None: as its columns say.
+        samples: Size of the training set; None: read it from the packed data set.
 
     Raises:
-        HeadwayError: the recipe is wrong. UsageError: there is no packed data set to ask for its size.
+        HeadwayError: The recipe is wrong.
+        UsageError: There is no packed data set to read the size from.
     """
     loaded = resolve_rates(read_recipe(path, overrides, TrainRecipe))
     recipe = loaded.recipe
@@ -179,7 +185,7 @@ def _count_samples(recipe: TrainRecipe, base: Path) -> int:
         return (recipe.data.synthetic or SyntheticRecipe()).samples
     path = base / Path(uri).expanduser() / COLUMNS_FILE
     if "://" in uri or not path.is_file():
-        fix = "Say how many images it has: --samples 50000. Or pack it first."
-        raise UsageError("there is no packed data set here, so its size is not known", where=uri, fix=fix)
+        fix = "Give the number of images: --samples 50000. Or pack the data set first."
+        raise UsageError("there is no packed data set here, so its size is unknown", where=uri, fix=fix)
     columns, _, _ = load_columns(path)
     return len(columns["label"])

@@ -1,7 +1,7 @@
-"""Anatomy: the fifteen parts of one training step, from reading the images to the return to the beginning.
+"""The fifteen parts of one training step, from reading the images to the return to the beginning.
 
-Where several parts share one measurement, it stands at all of them as what it is: their sum. Nothing is split by a
-guess: the layers of a network have one clock on the host, and on a GPU not even that.
+Parts that share one measurement all show their sum: no time is split by a guess. The layers of a network, for example,
+have one clock on the host, and on a GPU not even that.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from headway.observe import host_syncs
 from headway.page import panel
 from headway.page.panel import Panel
 
+# Stages of the loader's thread that make a batch from bytes.
 PREPARE_STAGES = ("order", "decode", "labels")
-"""Stages of the loader's thread that make a batch of bytes."""
+# Stages that do not belong to a step.
 OUTSIDE_STAGES = ("evaluate", "checkpoint", "regroup", "first batch")
-"""Stages that are no part of a step."""
 
-NO_LAYER_CLOCK = "; layers have no clock of their own"
+NO_LAYER_CLOCK = "; single layers are not timed"
+# (part, stage of the loop's clock that includes it, remark on the measurement)
 NETWORK_PARTS = (
     ("activation, layer 1", "forward", NO_LAYER_CLOCK),
     ("activation, layer 2", "forward", NO_LAYER_CLOCK),
@@ -33,20 +34,19 @@ NETWORK_PARTS = (
     ("update of the weights", "optimizer", "; one pass reads the gradients and writes the weights"),
     ("return to the beginning", "log", "; progress, and on logging steps reading losses and metrics"),
 )
-"""(part, stage of the loop's clock that it is within, more of how it is known)."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class StepPart:
-    """A part of a step.
+    """One part of a training step.
 
     Attributes:
-        stage: of the loop's clock, in which it is; empty where nothing of it is in the loop.
-        loop_s: seconds a step of that stage; None where there is none.
-        is_shared: whether other parts are within the same stage: `loop_s` is then of all of them together.
-        loader_s: seconds a step of the loader's thread, which works beside the loop; None where it has no part in it.
-        note: what measures it, or why nothing does.
+        stage: Stage of the loop's clock that includes the part; empty if the loop spends no time on it.
+        loop_s: Seconds per step of that stage; None if there is no such stage.
+        is_shared: True if other parts belong to the same stage; `loop_s` is then their sum.
+        loader_s: Seconds per step of the loader's thread, which runs in parallel; None if it has no share in the part.
+        note: Source of the measurement, or the reason why there is none.
     """
 
     name: str
@@ -58,17 +58,19 @@ class StepPart:
 
 
 def list_step_parts(summary: Mapping[str, Any], device: str) -> tuple[StepPart, ...]:
-    """The parts of a run's mean step, on the rank that led it; none where it has made no step.
+    """Lists the parts of the mean step, as measured on the leading rank; empty if the run made no step.
 
     Args:
-        summary: of the run. device: `cpu`, or the name of a GPU.
+        summary: Summary of the run.
+        device: `cpu`, or the name of a GPU.
     """
     steps, seconds = summary["step"], summary["seconds_by_stage"]
     if not steps:
         return ()
     rows = _list_input_parts(summary.get("input"), device)
     for name, stage, more in NETWORK_PARTS:
-        known = stage if stage in seconds else "forward"  # earlier runs have no stage of the loss
+        # Runs of earlier versions have no stage `loss`.
+        known = stage if stage in seconds else "forward"
         rows.append((name, known, None, f"the loop's clock: {known}{more}"))
     sharing = Counter(stage for _, stage, _, _ in rows)
     return tuple(
@@ -85,10 +87,10 @@ def list_step_parts(summary: Mapping[str, Any], device: str) -> tuple[StepPart, 
 
 
 def _list_input_parts(found: Mapping[str, Any] | None, device: str) -> list[tuple[str, str, float | None, str]]:
-    """(part, stage of the loop, seconds a step beside it, note) of the first five."""
+    """Lists (part, stage of the loop, seconds per step of the loader's thread, note) of the first five parts."""
     own, queue = "the loop's clock: augment", "the loop's clock: wait, for the next batch"
     if found is None:
-        none = "nothing to do: the images are there already"
+        none = "nothing to do: the images are in memory"
         return [
             ("read", "", None, none),
             ("transport", "", None, none),
@@ -98,60 +100,63 @@ def _list_input_parts(found: Mapping[str, Any] | None, device: str) -> list[tupl
         ]
     thread, place = "the loader's thread", found["tier"].partition(", ")[0]
     transport = {
-        "none": "within pre-process where files are mapped, whose pages come as bytes are touched; else within read",
-        "disk": "within read: what is not in the local cache yet is fetched",
-    }.get(place, "nothing to do: the set was brought here before the first step")
+        "none": "part of pre-process if files are mapped (pages are loaded on access); else part of read",
+        "disk": "part of read: samples that are not in the local cache are fetched",
+    }.get(place, "nothing to do: the data was copied here before the first step")
+    # A GPU gets its copy while the loop takes the batch, so the time is part of `wait`.
     copied, copy = "", "nothing to do: the network reads the loader's memory"
     if place == "device":
-        copy = "nothing to do: the images lie there"
+        copy = "nothing to do: the images are on the device"
     elif device != "cpu":
-        copied, copy = "wait", "the copy is begun while the loop takes a batch, and goes on beside it"
+        copied, copy = "wait", "the copy starts when the loop takes a batch, and runs in parallel"
     made = f"{thread}: {', '.join(PREPARE_STAGES)}; {own}"
     return [
         ("read", "", _sum_loader_seconds(found, ("read",)), f"{thread}: read"),
         ("transport", "", None, transport),
         ("pre-process", "augment", _sum_loader_seconds(found, PREPARE_STAGES), made),
-        ("queue", "wait", None, f"{queue}, of {found['ahead']} that are made ahead"),
+        ("queue", "wait", None, f"{queue}; {found['ahead']} are prefetched"),
         ("transport to the device", copied, None, copy),
     ]
 
 
 def _sum_loader_seconds(found: Mapping[str, Any], stages: Sequence[str]) -> float | None:
-    """Seconds of the loader's thread for the images of a step; None where the run does not tell how many those are."""
+    """Sums the seconds per step of stages of the loader's thread; None if the number of batches is unknown."""
     if not found.get("batches"):
         return None
-    rates: dict[str, float] = found["stage_images_s"]  # of a stage that took no time there is none
+    # A stage that took no time has no rate.
+    rates: dict[str, float] = found["stage_images_s"]
     images: float = found["images"] / found["batches"]
     return sum(images / rates[stage] for stage in stages if stage in rates)
 
 
 def build_panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
-    """A bar of the loop and one of what works beside it, and the table of all parts; nothing before the run's end."""
+    """Builds the bars of the loop and the loader's thread, and the table of all parts; empty before the run ends."""
     found = list_step_parts(summary, device) if summary else ()
     if not found:
         return []
     steps, seconds = summary["step"], summary["seconds_by_stage"]
+    # Parts of one stage become one bar, because only their sum was measured.
     bars: dict[str, tuple[float, float]] = {}
     for part in found:
         label = part.stage if part.is_shared else part.name
         bars[label] = (part.loop_s or 0.0, part.loader_s or 0.0)
     if "reduce" in seconds:
-        bars["sum over the ranks"] = (seconds["reduce"] / steps, 0.0)
+        bars["all-reduce"] = (seconds["reduce"] / steps, 0.0)
     names = ["the loop", "the loader's thread"] if any(beside for _, beside in bars.values()) else ["the loop"]
     stacks = [(label, [_round_ms(one) for one in both[: len(names)]]) for label, both in bars.items() if any(both)]
-    note = "The mean step. The loader's thread works beside the loop, and costs time only as far as the queue waits."
+    note = "The mean step. The loader's thread runs in parallel: it costs time only while the queue waits for it."
     if device != "cpu":
-        note += " On a GPU the loop's numbers are the host's, and the device's time is in what waits for it."
+        note += " On a GPU these are host times; device time shows in the stages that wait for the device."
     if rest := [f"{stage} {_round_ms(seconds[stage] / steps):g}" for stage in OUTSIDE_STAGES if stage in seconds]:
-        note += f" Not in it, in ms for each step: {', '.join(rest)}."
+        note += f" Not included, in ms per step: {', '.join(rest)}."
     note += f" {reads}" if (reads := _describe_host_syncs(summary, device)) else ""
     more: dict[str, Any] = {"section": "Time", "width": "full"}
     return [
-        panel.bars("anatomy", "Step anatomy", names, stacks, x_label="ms a step", order=333, note=note, **more),
+        panel.bars("anatomy", "Step anatomy", names, stacks, x_label="ms per step", order=333, note=note, **more),
         panel.table(
             "anatomy-table",
-            "The parts of a step, in their order",
-            ("part", "ms a step", "beside the loop, ms", "how it is known"),
+            "Parts of a step, in order",
+            ("part", "ms per step", "loader's thread, ms", "source of the number"),
             [(part.name, _format_part(part), _format_ms(part.loader_s), part.note) for part in found],
             order=334,
             **more,
@@ -160,22 +165,23 @@ def build_panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
 
 
 def _describe_host_syncs(summary: Mapping[str, Any], device: str) -> str:
-    """How often a step read values in Python, and where; nothing of runs before that was counted."""
+    """Describes how often a step read tensor values in Python; empty for runs that did not count."""
     if "value_reads" not in summary:
         return ""
     found = summary["value_reads"]
     if found is None:
         return (
             "Values read in Python: not counted, because the process made too few steps. Counting needs "
-            f"{host_syncs.COUNTED_STEPS} steps after the first {host_syncs.SKIPPED_STEPS} that neither log, evaluate nor "
-            "save."
+            f"{host_syncs.COUNTED_STEPS} steps after the first {host_syncs.SKIPPED_STEPS} that neither log, evaluate "
+            "nor save."
         )
     if not found["a_step"]:
-        return f"Values read in Python: none, in {found['steps']} steps."
+        return f"Values read in Python: none in {found['steps']} steps."
     places = ", ".join(f"{one['method']} at {one['place']} ({one['a_step']:g})" for one in found["places"])
-    told = f"Values read in Python: {found['a_step']:.3g} a step, {places}"
+    told = f"Values read in Python: {found['a_step']:.3g} per step, {places}"
     if device == "cpu":
-        return f"{told}; on a GPU each of a value that lies there waits for the device."
+        return f"{told}; on a GPU each read of a tensor there is a host-device sync."
+    return f"{told}; {found['waits_a_step']:.3g} of them waited for the device."
     return f"{told}; {found['waits_a_step']:.3g} of them waited for the device."
 
 

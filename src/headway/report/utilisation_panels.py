@@ -1,4 +1,4 @@
-"""What a report shows of how a run used its device and its host: over time, in numbers, and what they mean."""
+"""Panels of the use of device and host: utilisation over time, statistics, and their meaning."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from headway.page import panel
 from headway.page.panel import Panel
 
 SECTION = "Time"
+# Points of a line; if there are more readings, neighbours are merged, and a band shows their range.
 MAX_POINTS = 240
-"""Points of a line: of more readings, neighbours are put together, and a band goes from the least to the most."""
 
 Numbers = NDArray[np.float64]
-Line = tuple[str, list[float], list[float | None]]
+# (label, times, values)
+LoadLine = tuple[str, list[float], list[float | None]]
 
 
 @final
 @dataclass(frozen=True)
 class _LoadReadings:
-    """Columns of one file of rows."""
+    """Readings of one device, by column."""
 
     columns: Mapping[str, Numbers]
 
@@ -43,7 +44,7 @@ class _LoadReadings:
         return self.columns[name]
 
     def compute_mean(self, name: str) -> float:
-        """NaN where nothing is known."""
+        """Computes the mean of the known readings; NaN if there are none."""
         known = self[name][np.isfinite(self[name])]
         return float(known.mean()) if len(known) else float("nan")
 
@@ -53,14 +54,17 @@ class _LoadReadings:
 
 
 def build_panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> list[Panel]:
-    """Of a run whose load was sampled for long enough to say something. On a processor the run's load is what this
-    process uses of it: others may work there, too.
+    """Builds the panels of a run whose load was sampled long enough for statistics.
+
+    On a CPU, the load is that of this process alone, because other programs may use the processor, too.
 
     Args:
-        records: of its metrics. about: its provenance.
+        records: Records of metrics.jsonl.
+        about: Provenance of the run.
     """
     host, gpu = _read_load(run, host_load.KIND), _read_load(run, nvml.KIND)
     main, column = (host, "own") if about["device"] == "cpu" else (gpu, "busy")
+    # Too few readings of the GPU say nothing, but those of the host still do.
     if main is None or (found := main.summarise(column)) is None:
         return [] if host is None or about["device"] == "cpu" else [_build_host_table(host)]
     summary = run.read_summary()
@@ -71,9 +75,9 @@ def build_panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mappi
     told += _list_host_rows(main) if main is host else [*_list_gpu_rows(main), *_list_host_rows(host)]
     told += _list_peak_rows(run, summary, about)
     note = describe_load(found, _compute_wait_share(summary)) if summary else ""
-    title = "How evenly the processor was used" if main is host else "How evenly the GPU was used"
+    title = "Utilisation of the processor in numbers" if main is host else "Utilisation of the GPU in numbers"
     given: dict[str, Any] = {"section": SECTION, "order": 352, "note": note, "width": "full"}
-    return [*out, panel.table("utilisation-table", title, ("what", "value"), told, **given)]
+    return [*out, panel.table("utilisation-table", title, ("measure", "value"), told, **given)]
 
 
 def _read_load(run: RunFolder, kind: str) -> _LoadReadings | None:
@@ -85,29 +89,31 @@ def _read_load(run: RunFolder, kind: str) -> _LoadReadings | None:
 
 
 def _build_host_table(host: _LoadReadings) -> Panel:
-    what = "The GPU was not sampled, or for too short a time. Install nvidia-ml-py, where it is not there."
-    given: dict[str, Any] = {"section": SECTION, "order": 352, "note": what, "width": "full"}
-    return panel.table("utilisation-table", "How the host was used", ("what", "value"), _list_host_rows(host), **given)
+    note = "The GPU was not sampled, or not for long enough. Install nvidia-ml-py if it is missing."
+    given: dict[str, Any] = {"section": SECTION, "order": 352, "note": note, "width": "full"}
+    return panel.table("utilisation-table", "Use of the host", ("measure", "value"), _list_host_rows(host), **given)
 
 
 def _build_utilisation_chart(
     main: _LoadReadings, column: str, host: _LoadReadings | None, records: Sequence[dict[str, Any]]
 ) -> Panel:
-    """Utilisation, and the share of waiting beside it."""
+    """Builds the chart of utilisation, with the share of waiting for data."""
     unit, scale = _choose_time_unit(main)
     at, busy, low, high = _average_blocks(main, column, 100, scale)
-    lines: list[Line] = [("processor, this process" if main is host else "GPU", at, busy)]
+    lines: list[LoadLine] = [("processor, this process" if main is host else "GPU", at, busy)]
     if host is not None:
         lines.append(("processor, all processes", *_average_blocks(host, "busy", 100, scale)[:2]))
     train = [record for record in records if record["kind"] == "train"]
+    # Waiting comes from the training records, which have the same clock.
     if train:
         waits = _LoadReadings({name: np.array([r[name] for r in train], float) for name in ("seconds", "wait_share")})
         lines.append(("waiting for data", *_average_blocks(waits, "wait_share", 100, scale)[:2]))
-    note = "The band goes from the least to the most of the readings that a point is made of." if low != high else ""
+    note = "The band spans the lowest to the highest reading of each point." if low != high else ""
     return panel.lines(
         "utilisation",
         "Utilisation and waiting",
         lines,
+        # The band belongs to the first line, the device that trains.
         bands=[(0, low, high)],
         x_label=unit,
         y_label="% of the time",
@@ -122,7 +128,7 @@ def _build_utilisation_chart(
 def _build_power_chart(gpu: _LoadReadings) -> Panel:
     unit, scale = _choose_time_unit(gpu)
     at, power, low, high = _average_blocks(gpu, "power_w", 1, scale)
-    lines: list[Line] = [("power", at, power)]
+    lines: list[LoadLine] = [("power", at, power)]
     if np.isfinite(gpu["power_limit_w"]).any():
         lines.append(("power limit", *_average_blocks(gpu, "power_limit_w", 1, scale)[:2]))
     given: dict[str, Any] = {"section": SECTION, "order": 351}
@@ -130,34 +136,35 @@ def _build_power_chart(gpu: _LoadReadings) -> Panel:
 
 
 def _list_load_rows(found: LoadStatistics) -> list[tuple[str, str]]:
-    dip = "" if found.dip_s is None else f", {found.dip_s:.2g} s long in the median"
+    dip = "" if found.dip_s is None else f", median length {found.dip_s:.2g} s"
     variation = "unknown" if found.variation is None else f"{found.variation:.2f}"
     return [
         ("utilisation, mean", f"{found.mean:.1%}"),
         ("variance; standard deviation over mean", f"{found.variance:.4f}; {variation}"),
-        ("10 %, 50 % and 90 % of the samples are below", f"{found.p10:.1%}, {found.p50:.1%}, {found.p90:.1%}"),
+        ("10th, 50th and 90th percentile", f"{found.p10:.1%}, {found.p50:.1%}, {found.p90:.1%}"),
         ("spikiness, 1 - mean / p90", f"{found.spikiness:.1%}"),
-        ("idle, busy for less than 5 %", f"{found.idle_share:.1%} of the time"),
-        ("swings between 0 and 100 %", f"{found.swings_s:.2f} a second"),
-        ("dips below half of p90", f"{found.dips_min:.1f} a minute{dip}"),
+        ("idle (below 5 %)", f"{found.idle_share:.1%} of the time"),
+        ("swings between 0 and 100 %", f"{found.swings_s:.2f} per second"),
+        ("dips below half of p90", f"{found.dips_min:.1f} per minute{dip}"),
         ("samples", f"{found.seconds / found.spacing_s:,.0f} of {found.spacing_s:.2g} s"),
     ]
 
 
 def _list_period_rows(found: LoadStatistics, run: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if found.period_s is None:
-        return [("comes back", "no period is seen")]
+        return [("period", "none found")]
     text = f"every {found.period_s:.3g} s"
     if summary and summary["step"]:
         intervals = _measure_intervals(run, summary)
         names = match_intervals(found.period_s, intervals)
         known = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in intervals.items())
-        text += f", as the run's {' and '.join(names)}" if names else f", which is none of the run's own ({known})"
-    return [("comes back", text)]
+        # A period that matches an interval of the run points to its cause.
+        text += f", as the run's {' and '.join(names)}" if names else f", unlike the intervals of the run ({known})"
+    return [("period", text)]
 
 
 def _measure_intervals(run: RunFolder, summary: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds between what comes again and again in a run, in its mean."""
+    """Measures the mean seconds between steps, epochs, evaluations and checkpoints of a run."""
     recipe = run.read_recipe_tree()
     step_s, epoch_s = summary["seconds"] / summary["step"], summary["seconds"] / summary["epochs"]
     saved = recipe["checkpoint"]
@@ -176,7 +183,7 @@ def _list_host_rows(host: _LoadReadings | None) -> list[tuple[str, str]]:
         ("own", "processor: used by this process", "{:.1%} of the usable cores", 1.0),
         ("busy", "processor: used by all processes", "{:.1%} of the usable cores", 1.0),
         ("memory_bytes", "processor: memory of this process, mean", "{:.3g} GB", 1e9),
-        ("throttled", "processor: stopped by its quota", "in {:.1%} of the scheduler's periods", 1.0),
+        ("throttled", "processor: throttled by its quota", "in {:.1%} of the scheduler's periods", 1.0),
         ("read_bytes_s", "read from the disk", "{:,.1f} MB/s", 1e6),
     )
     means = [(words, form, host.compute_mean(name) / scale) for name, words, form, scale in found]
@@ -188,15 +195,17 @@ def _list_gpu_rows(gpu: _LoadReadings) -> list[tuple[str, str]]:
     if np.isfinite(memory := gpu.compute_mean("memory_busy")):
         told.append(("GPU: memory read or written", f"{memory:.1%} of the time"))
     power, limit, busy = gpu.compute_mean("power_w"), gpu.compute_mean("power_limit_w"), gpu.compute_mean("busy")
+    # Power far below the limit, at full utilisation, tells small kernels from real work.
     if np.isfinite(power) and np.isfinite(limit):
         told.append(("GPU: power, mean", f"{power:,.0f} W of {limit:,.0f} W"))
-        light = "yes: small kernels, memory or launches hold it back" if is_busy_but_light(busy, power, limit) else "no"
+        light = "yes: small kernels, memory or launches limit it" if is_busy_but_light(busy, power, limit) else "no"
         told.append(("GPU: busy but light", light))
+    # Each reason is one bit of NVML's mask.
     reasons = gpu["throttle"][np.isfinite(gpu["throttle"])].astype(np.int64)
     if len(reasons):
         slowed = {name: float(((reasons & bit) > 0).mean()) for bit, name in nvml.THROTTLE_REASONS.items()}
         found = [f"{name}, {share:.1%} of the time" for name, share in slowed.items() if share > 0]
-        told.append(("GPU: its clock is held back by", "; ".join(found) or "nothing"))
+        told.append(("GPU: clock limited by", "; ".join(found) or "nothing"))
     for name, words, unit, scale in (
         ("sm_clock_hz", "clock, mean", "MHz", 1e6),
         ("temperature_c", "temperature, mean", "°C", 1.0),
@@ -208,28 +217,29 @@ def _list_gpu_rows(gpu: _LoadReadings) -> list[tuple[str, str]]:
 
 
 def _list_peak_rows(run: RunFolder, summary: Mapping[str, Any], about: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Model FLOPs utilisation, where everything that it takes is known."""
+    """Lists the model FLOPs utilisation, or the reason why it is unknown."""
     recipe = run.read_recipe_tree()
-    name, work = "share of the peak (model FLOPs)", about.get("multiply_adds")
+    name, work = "model FLOPs utilisation", about.get("multiply_adds")
     peak = find_peak_flops(about["device"], recipe["precision"])
     if peak is None:
-        return [(name, f"unknown: no peak of {about['device']} is known in {recipe['precision']}")]
+        return [(name, f"unknown: no peak is known for {about['device']} in {recipe['precision']}")]
+    # The work per image changes with the image size, and with the number of frozen layers.
     if recipe["data"]["progressive"] is not None or recipe["model"]["freeze_after"]:
-        return [(name, "unknown: what an image takes changes while the run goes on")]
+        return [(name, "unknown: the work per image changes during the run")]
     if not summary or work is None or "ranks" not in about:
-        return [(name, "unknown: the run has not ended, or its network could not be counted")]
+        return [(name, "unknown: the run has not ended, or the multiply-adds of its network were not counted")]
     share = compute_model_flops_utilisation(summary["images_s"], work, peak, about["ranks"])
     return [(name, f"{share:.1%} of {peak / 1e12:,.0f} TFLOP/s in {recipe['precision']}")]
 
 
 def _compute_wait_share(summary: Mapping[str, Any]) -> float:
-    """Of the whole time, as the samples are: the summary's own leaves evaluations and checkpoints out."""
+    """Computes the share of waiting in the whole run; the summary's own leaves out evaluations and checkpoints."""
     stages = summary["seconds_by_stage"]
     return float(stages.get("wait", 0.0) / max(sum(stages.values()), 1e-9))
 
 
 def _choose_time_unit(found: _LoadReadings) -> tuple[str, float]:
-    """(name, seconds) of what suits the length of a run."""
+    """Chooses (name, seconds) of the time unit that suits the length of a run."""
     longest = float(found["seconds"].max())
     return ("seconds", 1.0) if longest < 300 else ("minutes", 60.0) if longest < 4 * 3600 else ("hours", 3600.0)
 
@@ -237,10 +247,11 @@ def _choose_time_unit(found: _LoadReadings) -> tuple[str, float]:
 def _average_blocks(
     found: _LoadReadings, name: str, factor: float, scale: float
 ) -> tuple[list[float], list[float | None], list[float | None], list[float | None]]:
-    """(times, means, least, most) of a column, of neighbours together; without what is not known."""
+    """Merges neighbours of a column to (times, means, lowest, highest), without unknown readings."""
     known = np.isfinite(found[name])
     at, values = found["seconds"][known] / scale, factor * found[name][known]
     parts = np.array_split(np.arange(len(at)), max(1, min(MAX_POINTS, len(at))))
+    # Six and four digits keep the page small.
     pieces = [values[part] for part in parts if len(part)]
     times = [float(f"{at[part].mean():.6g}") for part in parts if len(part)]
     means, least, most = ([float(f"{of(piece):.4g}") for piece in pieces] for of in (np.mean, np.min, np.max))

@@ -395,7 +395,7 @@ def _averaged_bytes(setup: Setup) -> int:
 
 
 def _watched_bytes(setup: Setup) -> int:
-    """Of what `LayerWatch` keeps within a logging step: the layers before it, and their differences."""
+    """Of what `LayerStatistics` keeps within a logging step: the layers before it, and their differences."""
     observe = setup.recipe.observe
     if not observe.layer_rates and observe.on_divergence == "ignore":
         return 0
