@@ -133,7 +133,7 @@ def test_states_on_one_line_make_no_plane() -> None:
     line = [{"a": one["a"] * factor} for factor in (0.0, 2.0, 3.0)]
     with pytest.raises(UsageError, match="the 4 states lie on one line"):
         directions.fit_plane(one, line, ["a"])
-    with pytest.raises(UsageError, match="the three lie on one line"):
+    with pytest.raises(UsageError, match="the three states lie on one line"):
         directions.span_plane(line[0], line[1], line[2], ["a"])
-    with pytest.raises(UsageError, match="the three lie on one line"):
+    with pytest.raises(UsageError, match="the three states lie on one line"):
         directions.span_plane(one, one, line[0], ["a"])

@@ -68,7 +68,7 @@ def test_a_loss_that_grows_is_told_within_four_logging_steps(
         assert high + 4 * every + 60 > LENGTH
     else:
         assert start <= found[0] <= high + 4 * every + 60
-        assert "The run diverges: at step" in found[1] or "has lost what it had learned" in found[1]
+        assert "The run diverges: at step" in found[1] or "lost its progress" in found[1]
 
 
 @settings(max_examples=20, deadline=None)
@@ -82,13 +82,13 @@ def test_a_run_that_is_lost_in_its_first_steps_is_told(every: int, high: float, 
     assert found is not None
     assert found[0] <= 60 + 2 * every
     assert found[1].startswith("The run diverges: at step ")
-    assert found[1].endswith(" steps, and at step 1, before any update, it was 1.099.")
+    assert found[1].endswith("; at step 1, before any update, it was 1.099.")
 
 
 def test_a_run_that_is_seen_later_than_its_first_step_says_so() -> None:
     watch, losses = DivergenceDetector(batch=64), np.exp(np.arange(200) / 5)
     said = [watch.check(step, losses[step - 10 : step]) for step in range(40, 201, 10)]
-    assert any(one is not None and one.endswith(", and at step 31 it was 403.4.") for one in said)
+    assert any(one is not None and one.endswith("; at step 31 it was 403.4.") for one in said)
 
 
 def test_a_first_batch_that_is_easy_by_chance_is_no_measure_of_a_small_batch() -> None:
@@ -109,7 +109,7 @@ def test_a_run_that_falls_back_to_chance_is_told(every: int, seed: int) -> None:
     found = told(losses, every)
     assert found is not None
     assert 200 < found[0] <= 200 + 60 + 4 * every
-    assert "has lost what it had learned" in found[1]
+    assert "lost its progress" in found[1]
     for climbing_back in (2.0, 1.2):  # a restart of the schedule, say
         losses[200:] = climbing_back * np.exp(-np.arange(250) / 30)
         assert told(losses, every) is None
@@ -154,7 +154,7 @@ def test_it_names_the_layer_that_jumped_first() -> None:
     watch.check(80, np.linspace(9, 900, 10), norms((10 * lr, 20 * lr, 90 * lr)), 1.0, None, lr)
     found = watch.check(90, np.linspace(900, 9e5, 10), norms((10 * lr, 20 * lr, 90 * lr)), 1.0, None, lr)
     assert found is not None
-    assert "Look at middle: its |dw| / (lr |w|) was 20 times its median at step 70, the first of all layers." in found
+    assert "Look at middle: it was the first to jump: |dw| / (lr |w|) was 20 times its median at step 70." in found
 
 
 def test_layers_that_break_at_once_are_not_told_apart() -> None:
@@ -162,10 +162,10 @@ def test_layers_that_break_at_once_are_not_told_apart() -> None:
     one.check(70, np.full(10, math.nan), norms((1.0, 1.0, math.inf)))
     assert (
         one.describe_culprit()
-        == " Look at last: its |dw| / |w| was no longer finite at step 70, the first of all layers."
+        == " Look at last: it was the first layer with |dw| / |w| not finite, at step 70."
     )
     all_of_them.check(70, np.full(10, math.nan), norms((math.nan, math.nan, math.inf)))
-    assert "3 layers were no longer finite at step 70: a lower log_every_steps shows" in all_of_them.describe_culprit()
+    assert "3 layers was not finite at step 70. A lower log_every_steps shows" in all_of_them.describe_culprit()
     assert DivergenceDetector().describe_culprit() == ""
 
 

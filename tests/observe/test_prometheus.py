@@ -113,7 +113,7 @@ def test_many_ask_at_once(port: int) -> None:
 def test_a_port_that_is_taken_is_refused(port: int) -> None:
     with (
         PrometheusEndpoint(ADDRESS, port, dict, {}),
-        pytest.raises(UsageError, match=f"port {port} of 127.*Name another one"),
+        pytest.raises(UsageError, match=f"port {port} of 127.*Set another port"),
     ):
         PrometheusEndpoint(ADDRESS, port, dict, {}).__enter__()
 

@@ -97,17 +97,17 @@ def intervals(slow: list[int | None], ranks: int, by: float = 0.02, noise: float
 def test_the_sentence_tells_a_slow_host_from_a_slow_everything() -> None:
     same = describe_stragglers(intervals([3] * 20, 4))
     assert same.startswith("Rank 3 is the slowest in 100% of 20 intervals")
-    assert "look at its host. It loses its time in wait." in same
+    assert "Look at its host. It loses time in wait." in same
     moving = describe_stragglers(intervals([0, 1, 2, 3] * 5, 4))
     assert moving.startswith("The slowest rank changes")
-    assert "No host is slow by itself" in moving
-    assert "too few to tell" in describe_stragglers(intervals([1, 1], 2))
-    assert describe_stragglers(intervals([None] * 20, 4)).startswith("No rank holds the others up")
+    assert "No single host is slow" in moving
+    assert "Too few intervals to tell" in describe_stragglers(intervals([1, 1], 2))
+    assert describe_stragglers(intervals([None] * 20, 4)).startswith("No rank delays the others")
 
 
 def test_noise_is_no_straggler() -> None:
     for ranks in (2, 4, 16):
-        assert describe_stragglers(intervals([None] * 200, ranks, noise=1e-4)).startswith("No rank holds the others up")
+        assert describe_stragglers(intervals([None] * 200, ranks, noise=1e-4)).startswith("No rank delays the others")
 
 
 def a_run(folder: Path, seconds: Seconds) -> RunFolder:

@@ -148,10 +148,10 @@ def test_readings_that_a_resumed_run_made_again_are_left_out() -> None:
     ("length", "low", "wait", "says"),
     [
         (10, 0, 0.01, "the load is even."),
-        (10, 0, 0.6, "shorter than that, or others work meanwhile"),
-        (10, 3, 0.31, "the dips are the input's"),
-        (10, 3, 0.0, "are not the input's"),
-        (10, 3, 0.7, "some of the waiting is shorter than a sample"),
+        (10, 0, 0.6, "shorter than that, or other work fills them"),
+        (10, 3, 0.31, "the dips come from the input"),
+        (10, 3, 0.0, "do not come from the input"),
+        (10, 3, 0.7, "some waits are shorter than a sample"),
     ],
 )
 def test_spikiness_is_read_beside_the_waiting(length: int, low: int, wait: float, says: str) -> None:

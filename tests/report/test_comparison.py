@@ -178,7 +178,9 @@ def test_both_had_one_goal(tmp_path: Path, folder: Path) -> None:
         "against": 2.0,
         "ratio": None,
     }
-    card = next(one for one in by_name(compare_runs(never, slow))["result"].data["cards"] if one["label"] == "time to goal")
+    card = next(
+        one for one in by_name(compare_runs(never, slow))["result"].data["cards"] if one["label"] == "time to goal"
+    )
     assert (card["value"], card["note"]) == ("not reached", "against 2.0s")
 
 

@@ -254,14 +254,14 @@ def test_what_cannot_be_drawn_is_a_sentence(folder: Path, tmp_path: Path) -> Non
         ((a, "--grid", "1"), "--grid 1 is too few"),
         ((a, "--samples", "0"), "--samples 0 is too few"),
         ((a, "--radius", "0"), "--radius 0 is not a distance"),
-        ((a, "--epsilon", "nan"), "--epsilon nan is no distance"),
+        ((a, "--epsilon", "nan"), "--epsilon nan is not a distance"),
         ((a, "--sets", "all"), "there is no --sets 'all'. Known here: both, eval, train."),
         ((a, "--statistics", "keeps"), "there is no --statistics 'keeps'. Did you mean 'keep'?"),
-        ((a, "--sets", "eval"), "sharpness is that of the training loss. Add --no-sharpness"),
-        ((a, "--sets", "eval", "--no-sharpness", "--statistics", "recompute"), "come from training data"),
+        ((a, "--sets", "eval"), "sharpness needs the training set. Add --no-sharpness"),
+        ((a, "--sets", "eval", "--no-sharpness", "--statistics", "recompute"), "batch norm statistics need the training set"),
     ):
         assert sentence in refused("landscape", *arguments, status=2), arguments
-    with pytest.raises(UsageError, match="there is no run to draw"):
+    with pytest.raises(UsageError, match="no run was given"):
         compute_landscape([], LandscapeOptions(), say=print)
 
 

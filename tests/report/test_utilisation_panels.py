@@ -100,7 +100,7 @@ def test_a_run_on_a_processor(run: RunFolder) -> None:
     assert numbers["processor: throttled by its quota"] == "in 25.0% of the scheduler's periods"
     assert numbers["processor: memory of this process, mean"] == "3 GB"
     assert numbers["model FLOPs utilisation"] == "unknown: no peak is known for cpu in fp32"
-    assert "the dips are the input's" in found["utilisation-table"].note
+    assert "the dips come from the input" in found["utilisation-table"].note
     lines = series(found["utilisation"])
     assert lines.keys() == {"processor, this process", "processor, all processes", "waiting for data"}
     assert np.mean(lines["processor, this process"]) == pytest.approx(70)

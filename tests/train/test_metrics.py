@@ -86,7 +86,7 @@ def test_the_report_shows_them(folder: Path, said: Said) -> None:
     assert bars.note.startswith(describe_stragglers(table.values.astype(np.float64)))
     assert "curve-slowest" not in {path.stem for path in (folder / "run/panels").iterdir()}
     anatomy = Panel.from_json((folder / "run/panels/anatomy.json").read_text())
-    assert "sum over the ranks" in {stack["name"] for stack in anatomy.data["stacks"]}
+    assert "all-reduce" in {stack["name"] for stack in anatomy.data["stacks"]}
 
 
 def test_a_run_alone_tells_of_no_ranks(folder: Path) -> None:

@@ -164,7 +164,7 @@ def test_a_port_that_is_taken_is_refused(folder: Path, tmp_path: Path) -> None:
         taken.listen()
         words = ("sinks=[prometheus]", f"observe.prometheus_port={taken.getsockname()[1]}")
         said = refused("train", folder / "recipe.yaml", "--run", tmp_path / "run", *words, status=2)
-    assert "for Prometheus cannot be used" in said
+    assert "cannot be used for Prometheus" in said
 
 
 @pytest.mark.parametrize(

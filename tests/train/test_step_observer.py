@@ -267,7 +267,7 @@ def test_all_ranks_stop_at_one_step(folder: Path, tmp_path: Path) -> None:
     ("overrides", "match"),
     [
         ("observe={activations: ['(']}", "is no regular expression"),
-        ("observe={activations: ['conv9']}", "matches no module of the network. Modules are for example"),
+        ("observe={activations: ['conv9']}", "matches no module of the network. For example"),
         ("observe={noise_every_steps: 5}", "set noise_scale: true, or remove it"),
         ("observe={noise_scale: true, noise_window: 3}", "greater than or equal to 8"),
         ("observe={layer_rate: true}", "layer_rates"),
@@ -344,7 +344,7 @@ def test_the_noise_scale_is_put_into_a_sentence() -> None:
     assert "take 20 % more samples and 40 % fewer steps" in said
     assert "[1,700, no upper end]" in describe_noise_scale(record | {"noise_scale_high": None})
     lost = describe_noise_scale(record | {"noise_scale": None, "noise_scale_high": None})
-    assert "lost in its noise, so the critical batch is larger than can be told, at least 1,700" in lost
+    assert "below its noise, so the critical batch is too large to measure, at least 1,700" in lost
 
 
 @pytest.mark.parametrize("scale", [None, 2100.0])

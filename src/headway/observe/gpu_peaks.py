@@ -1,9 +1,12 @@
-"""What share of a GPU's peak a training reaches, where that peak is known."""
+"""Model FLOPs utilisation: the share of a GPU's peak that training reaches."""
 
 from __future__ import annotations
 
 import re
 
+# Dense rates of the tensor cores, if there are any, from NVIDIA's data sheets of the V100 (2020), A100 (2022), H100
+# (2023) and H200 (2024). The sheets of H100 and H200 give rates with sparsity, which are halved here. In fp32 PyTorch
+# computes convolutions in TF32 if the GPU can; a V100 has no units for bf16.
 PEAKS = (
     # name as the driver tells it, TFLOP/s in fp16, bf16 and fp32 (as TF32, where there is that)
     (r"V100S", 130.0, None, 16.4),
@@ -14,17 +17,13 @@ PEAKS = (
     (r"\bH[12]00 NVL", 835.5, 835.5, 417.5),
     (r"\bH[12]00\b", 989.5, 989.5, 494.5),
 )
-"""Dense, of the tensor cores where there are some: NVIDIA's data sheets of the V100 (2020), A100 (2022), H100 (2023)
-and H200 (2024). Those of the H100 and H200 are for half of the numbers zero, and are halved here. In fp32, PyTorch
-computes convolutions in TF32 where the GPU can; in bf16 a V100 has no units."""
 
+# The backward pass computes twice as much as the forward pass: gradients of a layer's input and of its weights.
 PASSES_PER_STEP = 3
-"""A backward pass computes twice what a forward pass does: gradients of the layer's input and of its weights."""
 
 
 def find_peak_flops(device: str, precision: str) -> float | None:
-    """FLOP/s that a GPU of this name can reach at most, dense, in fp32, bf16 or fp16; None where that is not known: of
-    other GPUs, and of parts of one."""
+    """Returns the dense peak in FLOP/s of a GPU by its name; None for unknown GPUs and for MIG slices."""
     for name, fp16, bf16, fp32 in PEAKS:
         if re.search(name, device) and "MIG" not in device:
             found = {"fp16": fp16, "bf16": bf16, "fp32": fp32}[precision]
@@ -33,12 +32,14 @@ def find_peak_flops(device: str, precision: str) -> float | None:
 
 
 def compute_model_flops_utilisation(images_s: float, multiply_adds: int, peak: float, devices: int = 1) -> float:
-    """What the network itself computes in training, over what its devices could (model FLOPs utilisation).
+    """Computes the FLOP/s that training needs, over the peak of its devices.
 
-    What is computed twice, to save memory, counts once.
+    Activations that are recomputed to save memory count once.
 
     Args:
-        images_s: of all devices. multiply_adds: of one image, forward. peak: FLOP/s of one device.
+        images_s: Images/s of all devices together.
+        multiply_adds: Multiply-adds of the forward pass per image.
+        peak: FLOP/s of one device.
 
     Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
     """

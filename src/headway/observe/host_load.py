@@ -1,4 +1,4 @@
-"""What a process and its host do: cores, memory, reads; by what Linux counts of them."""
+"""Load of this process and its host: processor, memory and disk reads, from Linux counters."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from headway.core.cgroups import GROUPS, find_cgroups, read_quota_cores
 from headway.observe.load_sampler import LoadRow, LoadSource
 
 KIND = "host"
+# busy: share of the usable cores in use by all processes. own: the same of this process. memory_bytes: resident memory
+# of this process. throttled: share of scheduler periods in which the quota ran out. read_bytes_s: read from disk by
+# this process.
 COLUMNS = ("seconds", "busy", "own", "memory_bytes", "throttled", "read_bytes_s")
-"""busy: share of the usable cores; own: that of this process. memory_bytes: resident, of this process. throttled: share
-of the scheduler's periods in which the quota was used up. read_bytes_s: from the disk, by this process."""
 
 PROC = Path("/proc")
 
 
 @final
 class HostLoadSource(LoadSource):
-    """Reads them, on the host that this process runs on.
+    """Reads the load of the host of this process.
 
-    Where a quota of the control group allows fewer cores than there are CPUs, busy is what the group has used of its
-    quota: other containers on the same CPUs are no part of it. Elsewhere it is what all processes use of these CPUs.
+    If a control group allows fewer cores than there are CPUs, `busy` is the share of its quota that the group used, so
+    other containers on the same CPUs do not count. Otherwise it is the use of these CPUs by all processes.
 
     Args:
-        cpus: numbers of the CPUs that this process may run on.
+        cpus: Numbers of the CPUs that this process may run on.
     """
 
     def __init__(self, cpus: Sequence[int], *, proc: Path = PROC, groups: Path = GROUPS) -> None:
         self._cpus = frozenset(f"cpu{number}" for number in cpus)
+        # Quotas are inherited: every group above this process can have one, and the smallest holds.
         over = ((folder, read_quota_cores(folder)) for folder in find_cgroups("cpu", groups, proc / "self/cgroup"))
         self._proc, self._groups = proc, [_QuotaGroup(folder, cores) for folder, cores in over if cores is not None]
         quotas = [(group.cores, group.folder) for group in self._groups if group.cores < len(cpus)]
@@ -56,8 +58,10 @@ class HostLoadSource(LoadSource):
         busy = _divide(now.busy - then.busy, now.all - then.all)
         own = (now.own_s - then.own_s) / (elapsed_s * self._cores)
         stopped = [_divide(a[1] - b[1], a[0] - b[0]) for a, b in zip(now.periods, then.periods, strict=True)]
+        # The group that was stopped most often decides.
         throttled = max((share for share in stopped if not math.isnan(share)), default=math.nan)
         reads = (now.read_bytes - then.read_bytes) / elapsed_s
+        # Counters are not read at the same moment, so a share can be slightly above 1.
         return [(now_s, min(busy, 1.0), min(own, 1.0), self._read_memory_bytes(), throttled, reads)]
 
     def close(self) -> None:
@@ -82,13 +86,14 @@ class HostLoadSource(LoadSource):
     def _read_disk_bytes(self) -> float:
         try:
             return float(self._process.io_counters().read_bytes)
-        except (psutil.Error, AttributeError, NotImplementedError, OSError, RuntimeError):  # a kernel without them
+        # Some kernels and sandboxes do not have this counter.
+        except (psutil.Error, AttributeError, NotImplementedError, OSError, RuntimeError):
             return math.nan
 
 
 @final
 class _HostCounters(NamedTuple):
-    """At one moment: counters that only grow."""
+    """Counters at one moment; they only grow."""
 
     at_s: float
     busy: float

@@ -1,4 +1,4 @@
-"""How often, and where, the steps of a run read values of tensors in Python: counted in three of them, once."""
+"""Counts how often, and where, the steps of a run read tensor values in Python: in three steps, once."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, final
 
 from headway.observe.tensor_taps import TensorListener, add_listener, find_caller, remove_listener
 
+# Steps of a process before the first that counts: compilation and autotuning are over by then.
 SKIPPED_STEPS = 20
-"""Steps of a process before the first that counts: what a network compiles and a library tries out is over."""
 COUNTED_STEPS = 3
+# Steps to listen to at most, as those that also log, evaluate or save do not count.
 MAX_TRIES = 12
-"""Steps that are listened to at most, where those between do something else as well."""
 MAX_PLACES = 8
 
 
 @final
 class HostSyncCounter(TensorListener):
-    """Listens to three steps. Every other step costs a call and two comparisons."""
+    """Counts the reads of three steps. Every other step costs a call and two comparisons."""
 
     def __init__(self) -> None:
         self._ahead, self._tries, self._steps = SKIPPED_STEPS, MAX_TRIES, 0
@@ -29,11 +29,11 @@ class HostSyncCounter(TensorListener):
         self._seen: Counter[tuple[str, str, int, bool]] = Counter()
 
     def run_step(self, step: Callable[[], object], chores: Sequence[str]) -> None:
-        """Makes a step.
+        """Runs a step.
 
         Args:
-            chores: what it left to do, once it is made. A step that logs, evaluates or saves does not count: what
-                observes the network reads values in it.
+            chores: Work that the step left to do. A step that logs, evaluates or saves does not count, because its
+                observers read values, too.
         """
         if self._ahead:
             self._ahead -= 1
@@ -57,18 +57,21 @@ class HostSyncCounter(TensorListener):
             remove_listener(self)
 
     def record_read(self, name: str, on_device: bool, ns: int) -> None:
-        if get_ident() == self._thread:  # the loader's thread is beside the step, and holds nothing up
+        # The loader's thread runs in parallel, so its reads do not delay the step.
+        if get_ident() == self._thread:
             self._now[(name, *find_caller(), on_device)] += 1
 
     def begin_backward(self) -> None:
-        """Says nothing of values."""
+        """Does nothing: backward is not a read."""
 
     def end_backward(self) -> None:
-        """Says nothing of values."""
+        """Does nothing: backward is not a read."""
 
     def to_json(self) -> dict[str, Any] | None:
-        """Reads a step: of all values, of those that had to wait for a device, and by place, the most frequent first;
-        None: there were too few steps to count them."""
+        """Returns the reads per step, those that waited for a device, and the most frequent places first.
+
+        None if there were too few steps to count.
+        """
         if self._steps < COUNTED_STEPS:
             return None
         places = [

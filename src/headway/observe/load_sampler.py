@@ -1,4 +1,4 @@
-"""Sampling: what a device and its host do, read again and again by a thread of its own while a run trains."""
+"""Samples the load of device and host in a thread of its own while a run trains."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from time import perf_counter
 from types import TracebackType
 from typing import final
 
+# Seconds between two readings. One of the host takes 0.05 ms of a core, and its row 0.015 ms (two cores, Linux 6).
 INTERVAL_S = 0.5
-"""Between two readings. One of the host takes 0.05 ms of a processor, and its row 0.015 ms (two cores, Linux 6)."""
+# The interval grows to this share of the run so far, so that a week has only four times the rows of an hour.
 INTERVAL_SHARE = 1 / 3600
-"""Later they are rarer: each is of so much of the run so far, so that a week has four times the rows of an hour."""
 
+# One number for each column of a source; NaN if unknown.
 LoadRow = tuple[float, ...]
-"""A number for each of a source's columns; NaN where it is not known."""
 
 
 class LoadSource(ABC):
-    """Something whose load is read."""
+    """Device or host whose load can be read."""
 
     @property
     @abstractmethod
     def kind(self) -> str:
-        """Name of the file of rows."""
+        """Name of the row file."""
 
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """What a row holds; the first is `seconds`, of the run's clock, at the end of the time that it is of."""
+        """Columns of a row. The first is `seconds` of the run's clock, at the end of the interval that it describes."""
 
     @abstractmethod
     def read(self, now_s: float) -> list[LoadRow]:
-        """What has been since it was read last, or made; oldest first."""
+        """Reads the load since the last call; oldest row first."""
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of what it holds."""
+        """Releases the resources of the source."""
 
 
 @final
 class LoadSampler:
-    """Reads sources in a thread of its own for as long as its block lasts.
+    """Reads sources in its own thread for the duration of the block.
 
     Args:
-        write: takes each row, in that thread; where it raises OSError, as on a full disk, no more are read.
-        since_s: seconds of the run's clock at this moment.
+        write: Takes each row, in that thread. If it raises OSError, as on a full disk, sampling ends.
+        since_s: Present time of the run's clock.
 
     Attributes:
-        latest: the newest number of each column, as `KIND_COLUMN`.
+        latest: Newest number of each column, as `KIND_COLUMN`.
     """
 
     def __init__(
@@ -78,8 +78,10 @@ class LoadSampler:
         try:
             while not self._stop.wait(max(INTERVAL_S, INTERVAL_SHARE * self._last_s)):
                 self._read()
-            self._read()  # of what is left
-        except OSError:  # the run itself says that nothing can be written
+            # The last interval is shorter, but belongs to the run.
+            self._read()
+        # The run reports by itself that nothing can be written.
+        except OSError:
             return
 
     def _read(self) -> None:
@@ -89,4 +91,5 @@ class LoadSampler:
             for row in source.read(now_s):
                 self._write(source, row)
                 latest |= {f"{source.kind}_{name}": value for name, value in zip(source.columns, row, strict=True)}
+        # A new dict each time: readers in other threads never see a half-updated one.
         self.latest = self.latest | latest

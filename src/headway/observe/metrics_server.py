@@ -1,4 +1,8 @@
-"""A web server for one small page: one thread, few connections, and a limit on the time and size of each request."""
+"""HTTP server for one small page, with limits on the time and size of requests and the number of connections.
+
+It is kept instead of prometheus_client's server, which starts a thread for each connection and limits neither the time
+of a request nor the number of connections: clients that connect and say nothing would pile up threads in the run.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,21 @@ from typing import Final, final
 
 LOG = logging.getLogger("headway.observe")
 
+# Seconds from the connection to the end of the answer; slower clients are cut off, however much they have sent.
 MAX_REQUEST_S = 2.0
-"""From the connection to the end of the answer. Whoever takes longer is cut off, however much it has sent."""
+# Request line and headers together.
 MAX_REQUEST_BYTES = 8 << 10
-"""Of a request's line and headers together."""
+# Open at once. One more replaces the oldest, so that clients that connect and say nothing do not keep others out.
 MAX_CONNECTIONS = 16
-"""Open at once. One more replaces the oldest: clients that connect and say nothing do not keep others out."""
+# Seconds that `stop` waits for a page that is being made.
 MAX_STOP_S = 1.0
-"""How long `stop` waits at most for a page that is being made."""
 READ_BYTES = 4 << 10
 
 
 @final
 @dataclass(slots=True)
 class _Client:
-    """A connection: what it has sent, then what it is still to be sent."""
+    """A connection, with its request so far, and then the rest of its answer."""
 
     socket: socket.socket
     until: float
@@ -41,18 +45,18 @@ class MetricsServer:
     """Answers GET requests for one path.
 
     Args:
-        address: an IP address of this host; `0.0.0.0` and `::` are all of its interfaces.
-        page: makes the page, in the server's thread.
+        address: IP address of this host; `0.0.0.0` and `::` are all interfaces.
+        page: Makes the page, in the server's thread.
 
     Raises:
-        OSError: the port cannot be used.
+        OSError: The port cannot be used.
     """
 
     def __init__(self, address: str, port: int, path: str, content_type: str, page: Callable[[], str]) -> None:
         self._path, self._content_type, self._page = path.encode(), content_type, page
         self._listening = socket.create_server((address, port), family=_choose_family(address), backlog=MAX_CONNECTIONS)
         self._listening.setblocking(False)
-        # One byte into this pair wakes the thread, so that `stop` need not wait for its next look.
+        # One byte into this pair wakes the thread, so that `stop` does not wait for the selector's timeout.
         self._wake, self._woken = socket.socketpair()
         self._clients: dict[socket.socket, _Client] = {}
         self._selector: Final = selectors.DefaultSelector()
@@ -99,7 +103,8 @@ class MetricsServer:
     def _accept(self, now: float) -> None:
         try:
             connection, _ = self._listening.accept()
-        except OSError:  # it has gone again, or there are no descriptors left
+        # The client has left already, or there are no descriptors left.
+        except OSError:
             return
         if len(self._clients) == MAX_CONNECTIONS:
             self._drop(next(iter(self._clients.values())))
@@ -115,6 +120,7 @@ class MetricsServer:
                 client.answer = client.answer[client.socket.send(client.answer) :]
                 if not client.answer:
                     self._drop(client)
+        # The socket was not ready after all: the selector will say when it is.
         except BlockingIOError:
             pass
         except OSError:
@@ -125,6 +131,7 @@ class MetricsServer:
         if not received:
             raise ConnectionError("the client has left")
         client.request += received
+        # Some clients end their headers without carriage returns.
         whole = b"\r\n\r\n" in client.request or b"\n\n" in client.request
         if whole or len(client.request) > MAX_REQUEST_BYTES:
             client.answer = memoryview(
@@ -142,7 +149,8 @@ class MetricsServer:
             return _build_text_response(404, f"The numbers are at {self._path.decode()}.")
         try:
             return _build_response(200, self._content_type, self._page())
-        except Exception:  # of whoever makes the page: the run goes on, and so does the server
+        # The page belongs to the caller: its errors must stop neither the server nor the run.
+        except Exception:
             LOG.debug("the page could not be made", exc_info=True)
             return _build_text_response(500, "The page could not be made.")
 

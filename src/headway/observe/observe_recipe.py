@@ -1,4 +1,4 @@
-"""The part of a recipe that says what is watched while a run trains."""
+"""Recipe section `observe`: measurements of a run while it trains."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from headway.core.recipe import RecipePart, check_patterns
 
 
 class ObserveRecipe(RecipePart):
-    """What is watched while the run trains, for the report's sections Large batches and Time; nothing of it changes the
+    """Measurements while the run trains, for the report's sections Large batches and Time. They do not change the
     run."""
 
     utilisation: bool = True
-    """How busy the device and the processor are, twice a second, by a thread of its own. Of an NVIDIA GPU it takes the
+    """Sample the utilisation of device and processor twice per second, in a thread of its own. NVIDIA GPUs need the
     package nvidia-ml-py."""
     trace_steps: int = Field(default=0, ge=0)
-    """Steps, from the eleventh on, whose stages are written to trace-RANK.json, for ui.perfetto.dev."""
+    """Write the stages of so many steps, from the eleventh on, to trace-RANK.json for ui.perfetto.dev."""
     prometheus_port: int | None = Field(default=None, ge=1, le=65_535)
-    """Port at which `sinks: [prometheus]` answers; unset: 9400."""
+    """Port of `sinks: [prometheus]`; unset: 9400."""
     prometheus_address: str | None = None
-    """IP address of this host at which it answers; unset: 127.0.0.1, for processes of this host alone. `0.0.0.0` and
-    `::` are all of its interfaces: anyone who reaches them reads the numbers, without a password."""
+    """IP address of this host to listen on; unset: 127.0.0.1, for processes of this host only. With `0.0.0.0` or `::`,
+    all interfaces: anyone who reaches them can read the numbers, without a password."""
     layer_rates: bool = False
-    """Norms of each layer's weights, gradient and step, and its local learning rate, at logging steps."""
+    """Record norms of each layer's weights, gradient and step, and its local learning rate, at logging steps."""
     activations: tuple[str, ...] = ()
-    """Regular expressions (re.fullmatch) on names of modules: percentiles of what they give, at logging steps; of a
-    batch norm also of what it is given."""
+    """Regular expressions (re.fullmatch) on module names: record percentiles of their outputs at logging steps, and of
+    the inputs of batch norms."""
     noise_scale: bool = False
-    """Measure the gradient noise scale, the batch beyond which a larger one saves ever fewer steps. Several ranks: in
-    every step, from what they send anyway, by two passes over the gradients. One process: see `noise_every_steps`."""
+    """Measure the gradient noise scale: the batch above which a larger one saves few steps. Several ranks measure it
+    at every step, from what they send anyway, with two passes over the gradients. One process: see
+    `noise_every_steps`."""
     noise_every_steps: int | None = Field(default=None, ge=1)
-    """Steps between two measurements of one process; unset: `log_every_steps`. Each is made from the micro-batches of
-    a step, or where there are none from two halves of the batch, which go through the network once more."""
+    """Steps between two measurements of one process; unset: `log_every_steps`. Each uses the micro-batches of a step,
+    or two halves of the batch, which then go through the network a second time."""
     noise_window: int = Field(default=64, ge=8)
-    """Measurements that an estimate of the noise scale is made of; of several ranks, logging intervals."""
+    """Measurements that an estimate of the noise scale uses; with several ranks, logging intervals."""
     on_divergence: Literal["ignore", "warn", "stop"] = "warn"
-    """A loss, gradients or weights that blow up: say so with the layer that did first, or also stop the run."""
+    """If loss, gradients or weights blow up: do nothing, warn and name the first layer, or also stop the run."""
 
     @field_validator("prometheus_address")
     @classmethod

@@ -1,4 +1,4 @@
-"""A page of a run's numbers for Prometheus, which asks for it as often as it wants them."""
+"""Page with the numbers of a run for Prometheus, which polls it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ LOG = logging.getLogger("headway.observe")
 ADDRESS, PORT = "127.0.0.1", 9400
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Seconds between two checks whether this process has become the leader.
 LEADER_CHECK_S = 0.25
-"""Between two looks whether this process leads now."""
 
 
 @final
 class PrometheusEndpoint:
-    """Serves the page from a thread of its own for as long as its block lasts.
+    """Serves the page from its own thread for the duration of the block.
 
     Args:
-        address: the IP address of the host's interface; `0.0.0.0` and `::` are all of them.
-        gauges: the numbers by name, asked for in that thread.
-        labels: of every number.
-        leads: whether this process speaks for the run. Another one takes the port once that is lost.
+        address: IP address of the interface; `0.0.0.0` and `::` are all interfaces.
+        gauges: Returns the numbers by name; called in the server's thread.
+        labels: Labels of every number.
+        leads: Tells if this process leads the run. If the leader is lost, the next one takes over the port.
 
     Raises:
-        UsageError: where the block begins: the port is taken, or the host has no such address.
+        UsageError: At the start of the block: the port is in use, or the host does not have the address.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class PrometheusEndpoint:
             if self._leads():
                 try:
                     self._server = self._start()
-                except UsageError as error:  # in the middle of a run, which goes on
+                # The run is under way: a missing endpoint is no reason to stop it.
+                except UsageError as error:
                     LOG.warning("%s", error)
                 return
 
@@ -80,8 +81,8 @@ class PrometheusEndpoint:
         try:
             return MetricsServer(self._address, self._port, PATH, CONTENT_TYPE, self._build_page)
         except OSError as error:
-            what = f"port {self._port} of {self._address} for Prometheus cannot be used ({describe_os_error(error)})"
-            fix = "Name another one, or take prometheus out of sinks."
+            what = f"port {self._port} of {self._address} cannot be used for Prometheus ({describe_os_error(error)})"
+            fix = "Set another port, or remove prometheus from sinks."
             raise UsageError(what, where="observe.prometheus_port", fix=fix) from error
 
     def _build_page(self) -> str:
@@ -89,8 +90,10 @@ class PrometheusEndpoint:
 
 
 def format_exposition(gauges: Mapping[str, float], labels: Mapping[str, str]) -> str:
-    """The numbers in Prometheus' text format 0.0.4. What a name may not hold becomes `_`; of two names that are then
-    one, the first is told."""
+    """Formats numbers in Prometheus' text format 0.0.4.
+
+    Characters that a name may not contain become `_`. If two names become equal, the first one is kept.
+    """
     told: dict[str, float] = {}
     for name, value in gauges.items():
         told.setdefault(re.sub(r"[^a-zA-Z0-9_]", "_", f"headway_{name}"), value)

@@ -1,4 +1,4 @@
-"""Board: where the ranks write down how long they took, so that one of them can see all."""
+"""Step timings that ranks share through the store, so that one rank can compare them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 class TimingStore(Protocol):
-    """What is used of a store of torch.distributed."""
+    """Part of torch.distributed's store that `RankTimings` uses."""
 
     def set(self, key: str, value: str, /) -> None: ...
 
@@ -23,14 +23,15 @@ class TimingStore(Protocol):
 
 @final
 class RankTimings:
-    """A key of each rank in the store of one generation, with its two newest intervals. Nobody waits for anybody.
+    """Shares the two newest intervals of each rank, one key per rank, without any rank waiting for another.
 
-    To write is to send without an answer. Whoever reads may come before others have written their newest interval; the
-    one before it they have, as each wrote it before the step in which all have met since.
+    A write is sent without an answer. A reader may come before the newest interval of all ranks is there, but the one
+    before is complete: each rank wrote it before the step that all ranks have finished since.
 
     Args:
-        store: may be used by other threads at the same time; None in a world of one.
-        rank, size: of this process.
+        store: Store of one generation, usable from several threads; None for a single process.
+        rank: Rank of this process.
+        size: Number of ranks.
     """
 
     def __init__(self, store: TimingStore | None, rank: int, size: int) -> None:
@@ -39,23 +40,26 @@ class RankTimings:
         self._read = 0
 
     def write(self, step: int, numbers: Sequence[float]) -> None:
-        """This rank's numbers of the interval that ends with `step`; finite, as many on each rank."""
+        """Writes this rank's numbers of the interval that ends with `step`: finite, and the same count on each rank."""
         self._written = [*self._written[-1:], (step, list(numbers))]
         if self._store is not None:
-            with suppress(RuntimeError):  # the store is gone: the next step tells why
+            # If the store is gone, the next step fails with the reason.
+            with suppress(RuntimeError):
                 self._store.set(self._build_key(self._rank), json.dumps(self._written))
 
     def read(self) -> tuple[int, NDArray[np.float64]] | None:
-        """(last step, [ranks, numbers]) of the newest interval that all ranks have written, each once."""
+        """Returns (last step, [ranks, numbers]) of the newest interval that all ranks wrote; each interval once."""
         if self._store is None:
             return None
         keys = [self._build_key(rank) for rank in range(self._size)]
         try:
-            if not self._store.check(keys):  # to get what is not there would be to wait
+            # Getting a key that does not exist would wait for it.
+            if not self._store.check(keys):
                 return None
             found = [dict(json.loads(text)) for text in self._store.multi_get(keys)]
         except RuntimeError:
             return None
+        # Ranks may be one interval apart: the newest step that all of them have.
         step = max(set(found[0]).intersection(*found[1:]), default=0)
         if step <= self._read:
             return None

@@ -1,4 +1,4 @@
-"""Sharpness: how fast a loss rises around a solution. Keskar's measure, and the largest eigenvalues of its Hessian."""
+"""Sharpness of a minimum: Keskar's measure, and the largest eigenvalue of the Hessian."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import final
 import torch
 from torch import Tensor
 
+# Called after every gradient and every Hessian-vector product.
 Tick = Callable[[], object]
-"""Called after every gradient and every product."""
 
 
 @final
 class SharpnessObjective:
-    """A function of parameters, with its gradient and its Hessian times a vector.
+    """A function of parameters, with its gradient and Hessian-vector products.
 
     Args:
-        parameters: leaves of the graph, changed in place and put back.
-        parts: gives the summands of the function, each with its own graph, one after the other.
-        tick: for a progress bar.
+        parameters: Leaves of the graph, changed in place and put back.
+        parts: Yields the summands of the function, each with its own graph.
+        tick: Called after each computation, for a progress bar.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class SharpnessObjective:
         self.parameters, self._parts, self._tick = list(parameters), parts, tick
 
     def compute_gradient(self) -> tuple[float, list[Tensor]]:
-        """(value, gradient) where the parameters are now."""
+        """Computes (value, gradient) at the present parameters."""
         value, found = 0.0, [torch.zeros_like(one) for one in self.parameters]
         for part in self._parts():
             value += float(part.detach())
@@ -39,10 +39,11 @@ class SharpnessObjective:
         return value, found
 
     def multiply_hessian(self, vector: Sequence[Tensor]) -> list[Tensor]:
-        """Hessian x vector (Pearlmutter 1994): the gradient of the gradient's product with the vector."""
+        """Multiplies the Hessian by a vector: the gradient of (gradient x vector) (Pearlmutter 1994)."""
         found = [torch.zeros_like(one) for one in self.parameters]
         for part in self._parts():
             slopes = torch.autograd.grad(part, self.parameters, create_graph=True, allow_unused=True)
+            # A gradient that does not depend on the parameters has no second derivative.
             inner = [(g * v).sum() for g, v in zip(slopes, vector, strict=True) if g is not None and g.requires_grad]
             if inner:
                 _add(found, torch.autograd.grad(torch.stack(inner).sum(), self.parameters, allow_unused=True))
@@ -53,12 +54,12 @@ class SharpnessObjective:
 @final
 @dataclass(frozen=True)
 class EpsilonSharpness:
-    """Keskar's sharpness, as far as the ascents found it: the true maximum is this or higher.
+    """Keskar's sharpness as found by the ascents, a lower bound of the true one.
 
     Attributes:
         percent: 100 (highest - loss) / (1 + loss).
-        loss: at the solution.
-        highest: in the box around it.
+        loss: Loss at the solution.
+        highest: Highest loss found in the box around it.
     """
 
     percent: float
@@ -73,12 +74,12 @@ class EpsilonSharpness:
 def measure_epsilon_sharpness(
     objective: SharpnessObjective, *, epsilon: float = 1e-3, steps: int = 10, starts: int = 2, seed: int = 0
 ) -> EpsilonSharpness:
-    """How much higher the function gets in a small box around its parameters (Keskar et al. 2017, arXiv 1609.04836,
-    metric 2.1, with A the identity): |z_i| <= epsilon (|x_i| + 1).
+    """Measures the rise of a function in a small box around its parameters, |z_i| <= epsilon (|x_i| + 1).
 
-    They take ten iterations of L-BFGS-B. Here each start takes `steps` gradients: it goes by the signs of the gradient,
-    at first across the whole box, then by half as far whenever that leads down. The first start is the corner that the
-    gradient at the solution points to, the others are random. At a solution itself a gradient may be zero.
+    As Keskar et al. 2017 (arXiv 1609.04836), metric 2.1 with A the identity, but instead of ten iterations of L-BFGS-B
+    each start takes `steps` gradients. It follows the signs of the gradient, first across the whole box, then half as
+    far after every step that leads down. The first start is the corner that the gradient at the solution points to; the
+    others are random, because at a solution the gradient may be zero.
     """
     x, generator = [one.clone() for one in objective.parameters], torch.Generator().manual_seed(seed)
     box = [epsilon * (one.abs() + 1) for one in x]
@@ -87,6 +88,7 @@ def measure_epsilon_sharpness(
         best, slope = _evaluate_at(objective, x, z)
         share = 1.0
         for _ in range(steps - 1):
+            # A whole step leads from one side of the box to the other.
             trial = [
                 torch.clamp(a + 2 * share * b * g.sign(), min=-b, max=b) for a, b, g in zip(z, box, slope, strict=True)
             ]
@@ -103,7 +105,8 @@ def measure_epsilon_sharpness(
         highest = loss
         for start in range(starts):
             z = [b * (2 * torch.rand(b.shape, generator=generator).to(b) - 1) for b in box]
-            if start == 0:  # a weight without a slope still has a side to go to
+            # A weight without a gradient takes its random side.
+            if start == 0:
                 z = [b * torch.where(g == 0, a, g).sign() for a, b, g in zip(z, box, uphill, strict=True)]
             highest = max(highest, ascend(z))
     finally:
@@ -120,12 +123,12 @@ def _evaluate_at(objective: SharpnessObjective, x: list[Tensor], z: list[Tensor]
 @final
 @dataclass(frozen=True)
 class HessianEigenvalue:
-    """A curvature v H v of one unit vector v, which no largest eigenvalue is below.
+    """Curvature v H v along a unit vector v, a lower bound of the largest eigenvalue.
 
     Attributes:
-        products: Hessian-vector products that it took.
-        residual: |H v - value v| / |value|. Some eigenvalue is within |value| x residual of the value; whether it is
-            the largest one, no residual says.
+        products: Number of Hessian-vector products.
+        residual: |H v - value v| / |value|. Some eigenvalue is within |value| x residual of the value, not always the
+            largest one.
     """
 
     value: float
@@ -141,17 +144,17 @@ def find_largest_eigenvalue(
     tolerance: float = 1e-3,
     seed: int = 0,
 ) -> HessianEigenvalue:
-    """The largest eigenvalue of the Hessian, by power iteration from a random vector.
+    """Finds the largest eigenvalue of the Hessian by power iteration from a random vector.
 
-    Power iteration goes to the eigenvalue of the largest magnitude. Where that is negative, a second one, of the
-    Hessian less that eigenvalue, goes to the largest. Either can stop beside a smaller one, to which its first vector
-    leant more; the true one is then higher.
+    Power iteration converges to the eigenvalue of the largest magnitude. If that is negative, a second iteration, of
+    the Hessian minus that eigenvalue, converges to the largest. Either can stop at a smaller eigenvalue that its first
+    vector was close to; the true one is then higher.
 
     Args:
-        scale: D, of the shapes of the parameters: the eigenvalue of D H D. With the norms of filters for D it is the
-            curvature by relative change, which rescaling a filter before a batch norm leaves as it is.
-        products: at most so many for each of the two.
-        tolerance: stop where the residual is below it: an eigenvalue is near, if not surely the largest.
+        scale: D, shaped like the parameters: the result is the eigenvalue of D H D. With filter norms as D it is the
+            curvature by relative change, which does not change if a filter before a batch norm is rescaled.
+        products: Most Hessian-vector products of each iteration.
+        tolerance: Residual at which the iteration stops.
     """
     found = _iterate_power(objective, scale, 0.0, products, tolerance, seed)
     if found.value >= 0:
@@ -170,7 +173,7 @@ def _iterate_power(
     tolerance: float,
     seed: int,
 ) -> HessianEigenvalue:
-    """Of the Hessian less shift x identity, within what `scale` leaves."""
+    """Runs a power iteration of the Hessian minus shift x identity, on the parameters with a nonzero `scale`."""
     generator = torch.Generator().manual_seed(seed)
     v = [torch.randn(one.shape, generator=generator).to(one) for one in objective.parameters]
     if scale is not None:
@@ -187,6 +190,7 @@ def _iterate_power(
         value = _dot(v, w)
         length = _dot(w, w) ** 0.5
         if not 0 < length < float("inf"):
+            # The Hessian is zero along v, or not finite: no further step is possible.
             return HessianEigenvalue(value, count, 0.0 if length == 0 else float("inf"))
         residual = max(0.0, length**2 - value**2) ** 0.5 / max(abs(value), 1e-30)
         if residual < tolerance:
@@ -208,6 +212,7 @@ def _copy_into(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    # float64, because sums over millions of weights lose digits in float32.
     return float(sum((a.double() * b.double()).sum() for a, b in zip(one, other, strict=True)))
 
 

@@ -1,4 +1,4 @@
-"""Marks: what each moment of a training loop belongs to, as a row of numbers for each batch."""
+"""Marks of a training loop: assign each moment to a stage, and make a row of numbers for each batch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Stage = Literal["wait", "forward", "loss", "backward", "optimizer", "other"]
 STAGES: tuple[Stage, ...] = ("wait", "forward", "loss", "backward", "optimizer", "other")
 WAIT, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(STAGES))
 
+# First steps of a watch that do not count: workers start, kernels are chosen, the network is compiled.
 WARM_UP_STEPS = 5
-"""Steps at the beginning of a watch that are not counted: workers start, kernels are chosen, a network is compiled."""
+# Newest steps that are kept; 4 MB.
 MAX_STEPS = 10_000
-"""Newest steps that are kept; 4 MB."""
 MAX_EPOCHS = 1000
+# Reads whose place in the user's code is looked up, which takes longer than counting them.
 MAX_PLACES = 1000
-"""Reads whose place in the user's code is looked up, which takes longer than counting them."""
 
 Numbers = NDArray[np.float64]
 StepRow = tuple[int, ...]
 
+# Index, stages, reads, syncs, sync ns, before, after, exchanged, updates.
 _ROW_LENGTH = len(STAGES) + 8
-"""Of a row."""
 
 
 @final
@@ -40,10 +40,11 @@ class LoopStart:
     """One loop over the loader.
 
     Attributes:
-        first_s: from asking for an iterator to its first batch, or in other words from nothing to the first batch;
-            None: it began before the watch. begins: it is the first loop of the watch, which starts the process up.
-        batches: it gave; None: it was left before its end. end_s: asking in vain for one more, and its clearing up.
-        before_s: between the end of the loop before and its beginning.
+        first_s: Seconds from asking for the iterator to its first batch; None: the loop began before the watch.
+        begins: True for the first loop of the watch, which includes the start-up of the process.
+        batches: Number of batches; None: the loop was left before its end.
+        end_s: Seconds from asking for one more batch to the end of the loop.
+        before_s: Seconds from the end of the loop before to the beginning of this one.
     """
 
     first_s: float | None
@@ -56,16 +57,18 @@ class LoopStart:
 @final
 @dataclass(frozen=True, kw_only=True)
 class StepSeries:
-    """What was seen of the steps; a step is what is done with one batch.
+    """Measurements of steps; a step is the work on one batch.
 
     Attributes:
         seconds: [steps, len(STAGES)] wall time by stage.
-        index: [steps] number of the batch in its epoch, from 0 on.
-        reads, syncs: [steps] values of host tensors and of device tensors that Python read. sync_s: [steps] in these.
-        before, after: [steps] 1: the device had nothing left to do when the loop asked for the batch, or got it; 0: it
-            had; NaN: not known.
-        exchanged: [steps] 1: backward exchanged gradients; 0: it did not; NaN: not known, or there was none.
-        updates: [steps] steps of an optimizer.
+        index: [steps] number of the batch in its epoch, from 0.
+        reads: [steps] values of host tensors that Python read.
+        syncs: [steps] values of device tensors that Python read (host-device syncs).
+        sync_s: [steps] seconds in these syncs.
+        before: [steps] 1 if the device was idle when the loop asked for the batch, 0 if not, NaN if unknown.
+        after: [steps] the same when the loop got the batch.
+        exchanged: [steps] 1 if backward exchanged gradients, 0 if not, NaN if unknown or without a backward.
+        updates: [steps] optimizer steps.
     """
 
     seconds: Numbers
@@ -80,8 +83,8 @@ class StepSeries:
 
     @staticmethod
     def from_rows(rows: list[StepRow]) -> StepSeries:
-        """Args: rows: index, ns of each stage, reads, syncs, ns of these, before, after, exchanged, updates; -1: not
-        known."""
+        """Builds the series from rows of: index, ns of each stage, reads, syncs, ns of syncs, before, after,
+        exchanged, updates. -1 in the flags means unknown."""
         table = np.array(rows, np.float64).reshape(-1, _ROW_LENGTH)
         last = len(STAGES) + 1
         told = np.where(table[:, last + 3 : last + 6] < 0, math.nan, table[:, last + 3 : last + 6])
@@ -98,7 +101,7 @@ class StepSeries:
         )
 
     def select(self, chosen: NDArray[np.bool_]) -> StepSeries:
-        """Some of the steps."""
+        """Selects some of the steps."""
         return StepSeries(**{name: values[chosen] for name, values in vars(self).items()})
 
     def __len__(self) -> int:
@@ -107,17 +110,19 @@ class StepSeries:
 
 @final
 class StepMarks(TensorListener):
-    """Adds the time since the last mark to the stage that was under way, and makes a row of each step.
+    """Adds the time since the last mark to the stage that has just ended, and makes a row of each step.
 
-    Everything is told it by the thread that asks for the batches; what others tell is not listened to. Each mark is
-    written out: a call more would double what it takes.
+    Only marks of the thread that asks for batches count. The code of each mark is written out, because a further call
+    would double its cost.
 
     Attributes:
-        is_device_idle: says whether the device has nothing left to do; None: it cannot.
-        will_exchange: says whether the next backward exchanges gradients; None: nothing is known of that.
-        rows: of the newest steps after the warm-up. starts: of the newest loops. steps: so far, warm-up included.
-        elsewhere: an optimizer stepped on another thread than the one that asks for batches.
-        places: (method, file, line) with which the first values were read, and how often.
+        is_device_idle: Tells if the device is idle; None: unknown.
+        will_exchange: Tells if the next backward exchanges gradients; None: unknown.
+        rows: Rows of the newest steps after the warm-up.
+        starts: Newest loops.
+        steps: Number of steps so far, with the warm-up.
+        elsewhere: True if an optimizer stepped on another thread than the one that asks for batches.
+        places: (method, file, line) of the first reads, and how often.
     """
 
     def __init__(self) -> None:
@@ -141,13 +146,14 @@ class StepMarks(TensorListener):
         self._spent = [0] * len(STAGES)
         self._reads = self._syncs = self._sync_ns = self._updates = 0
         self._before = self._after = self._exchanged = -1
-        self._models = self._optimizers = self._backwards = 0  # calls of them that are under way
+        # Calls in progress: networks and optimizers can be nested.
+        self._models = self._optimizers = self._backwards = 0
         self._forwarded = self._under_way = False
 
-    # The loader.
+    # Marks of the loader.
 
     def begin_loop(self, index: int = -1) -> None:
-        """A loop begins, whose newest batch has this number; what is made for it counts as waiting."""
+        """Begins a loop; `index` is the number of its newest batch. Making the iterator counts as waiting."""
         now = perf_counter_ns()
         self._clear()
         self._before_ns = now - self._last if self._ended else None
@@ -156,11 +162,11 @@ class StepMarks(TensorListener):
         self._loop_rows = self._loop_updates = 0
 
     def finish_iterator(self) -> None:
-        """The iterator is there."""
+        """Ends the making of the iterator."""
         self._spent[WAIT] += perf_counter_ns() - self._last
 
     def request_batch(self) -> None:
-        """The loop asks for a batch, and is through with the one before."""
+        """Ends the step of the batch before, and begins waiting for the next one."""
         now = perf_counter_ns()
         if self._under_way:
             self._spent[OTHER] += now - self._last
@@ -178,7 +184,7 @@ class StepMarks(TensorListener):
             self._before = _encode_flag(self.is_device_idle())
 
     def receive_batch(self) -> None:
-        """A batch is there."""
+        """Ends the waiting, and begins the step of the batch."""
         now = perf_counter_ns()
         self._spent[WAIT] += now - self._last
         self._last = now
@@ -190,20 +196,21 @@ class StepMarks(TensorListener):
             self._first_ns = self._spent[WAIT]
 
     def end_loop(self) -> None:
-        """There is no further batch."""
+        """Ends the loop after its last batch."""
         now = perf_counter_ns()
         self._record_loop(self._index + 1, now - self._last)
         self._last, self._ended = now, True
 
     def leave_loop(self) -> None:
-        """The loop was left; its last step is not counted, as nothing says where it ended."""
+        """Ends a loop that was left early. Its last step does not count, because its end is unknown."""
         self._record_loop(None, None)
         self._ended = False
 
     def _record_loop(self, batches: int | None, end_ns: int | None) -> None:
         self._clear()
         self._updated = self._updated or self._loop_updates > 0
-        if self._updated and not self._loop_updates:  # an evaluation on the training set
+        # A loop without updates, after loops with some, is an evaluation on the training set.
+        if self._updated and not self._loop_updates:
             for _ in range(min(self._loop_rows, len(self.rows))):
                 self.rows.pop()
             return
@@ -218,11 +225,12 @@ class StepMarks(TensorListener):
         )
         self._begins = False
 
-    # The network, backward and the optimizer.
+    # Marks of the network, backward and the optimizer. Only the outermost call of each counts.
 
     def begin_forward(self) -> None:
         if get_ident() == self._thread:
             self._models += 1
+            # A forward pass inside the optimizer's step is its closure's: the time before it is the optimizer's.
             if self._models == 1:
                 now = perf_counter_ns()
                 self._spent[OPTIMIZER if self._optimizers else OTHER] += now - self._last
@@ -263,7 +271,7 @@ class StepMarks(TensorListener):
         self._optimizers += 1
         if self._optimizers == 1:
             now = perf_counter_ns()
-            # Where backward was not seen (torch.autograd.grad, or one compiled function of both) it is in here.
+            # If backward was not seen (torch.autograd.grad, or one compiled function for both), its time is in here.
             self._spent[BACKWARD if self._forwarded else OTHER] += now - self._last
             self._last = now
             self._forwarded = False
@@ -271,14 +279,15 @@ class StepMarks(TensorListener):
     def end_step(self) -> None:
         if self._optimizers and get_ident() == self._thread:
             self._optimizers -= 1
-            if not self._optimizers:  # a class derived from one of torch's steps through it, and its hooks run twice
+            # A class derived from an optimizer of torch steps through it, so its hooks run twice.
+            if not self._optimizers:
                 self._updates += 1
                 now = perf_counter_ns()
                 self._spent[OPTIMIZER] += now - self._last
                 self._last = now
 
     def record_read(self, name: str, on_device: bool, ns: int) -> None:
-        # On a CPU an optimizer reads its own counters, and a loader its random numbers, on a GPU they are there too.
+        # On a CPU an optimizer reads its own counters, and a loader its random numbers: no reads of the user's code.
         if get_ident() != self._thread or (not on_device and (self._optimizers or not self._under_way)):
             return
         if on_device:

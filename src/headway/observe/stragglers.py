@@ -1,7 +1,7 @@
-"""Stragglers: which rank the others wait for, and in which stage its time goes.
+"""Stragglers: the rank that the others wait for, and the stage in which it loses time.
 
-Ranks meet in every step, so a rank that is done early waits for the sums as long as the last one still computes: the
-one that is slow waits least, and the waiting of the others is its doing.
+Ranks meet in every step, so a rank that finishes early waits for the all-reduce until the last one arrives. The slow
+rank is therefore the one that waits least.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from headway.observe.patterns import find_slow_rank
 from headway.page import panel
 from headway.page.panel import Panel
 
+# Stages of a rank's own work: while they last, the others wait.
 OWN_STAGES = ("wait", "augment", "forward", "loss", "backward", "optimizer")
-"""Stages that a rank spends on its own part of a step: as long as it does, the others wait."""
+# Stages in which a rank waits for others: on a CPU in the all-reduce, on a GPU at the read of the losses.
 WAITING_STAGES = ("reduce", "log")
-"""Stages in which it waits for the others: on a CPU for the sums, on a GPU where the host reads the losses."""
 COLUMNS = (*OWN_STAGES, *WAITING_STAGES)
 
+# Name of the row file with seconds per step by rank and COLUMNS.
 KIND = "ranks"
-"""Name of the run's file of rows: seconds of a step by rank and COLUMNS."""
+# Share of the delay that one stage has to explain to be named.
 NAMED_SHARE = 0.8
-"""Share of what a rank takes longer than the others that one stage has to explain to be named."""
+# Ranks and columns of a chart.
 MAX_RANKS, MAX_POINTS = 64, 240
-"""Ranks, and columns, of a picture."""
 
 StageSeconds = NDArray[np.float64]
 
@@ -38,12 +38,12 @@ StageSeconds = NDArray[np.float64]
 @final
 @dataclass(frozen=True, kw_only=True)
 class SlowestRank:
-    """The rank whose own part of a step takes longest, over some steps.
+    """The rank whose own work takes longest, over some steps.
 
     Attributes:
-        stage: in which it loses its time; None where no single one explains it.
-        seconds: by which its own part is longer than the median of the others, a step.
-        share: of their step, that the others wait longer than this rank does: how much it holds them up.
+        stage: Stage in which it loses time; None if no single stage explains the delay.
+        seconds: Seconds per step by which its own work exceeds the median of the others.
+        share: Share of a step that the others wait longer than this rank: the time that it costs them.
     """
 
     rank: int
@@ -53,10 +53,10 @@ class SlowestRank:
 
 
 def find_slowest_rank(seconds: StageSeconds) -> SlowestRank | None:
-    """The slowest of several ranks; None for a single one, and where something is not known: missing is not zero.
+    """Finds the slowest of several ranks; None for a single rank, or if a number is missing.
 
     Args:
-        seconds: [ranks, COLUMNS], of a step.
+        seconds: [ranks, COLUMNS] seconds per step.
     """
     if len(seconds) < 2 or not np.isfinite(seconds).all():
         return None
@@ -73,37 +73,39 @@ def find_slowest_rank(seconds: StageSeconds) -> SlowestRank | None:
 
 
 def describe_stragglers(seconds: StageSeconds) -> str:
-    """Whether the others wait for a rank, whether always for the same one, and where to look.
+    """Describes if the others wait for a rank, if it is always the same one, and the place to look.
 
     Args:
-        seconds: [intervals, ranks, COLUMNS], of a step.
+        seconds: [intervals, ranks, COLUMNS] seconds per step.
     """
     own = seconds[:, :, : len(OWN_STAGES)].sum(axis=2)
     found = find_slow_rank(own, float(np.median(seconds.sum(axis=2))))
     each = [one for one in map(find_slowest_rank, seconds) if one is not None]
     if found is None:
         middle = float(np.median([one.share for one in each])) if each else 0.0
-        return f"No rank holds the others up: in the median they wait for the slowest one {middle:.1%} of a step."
+        return f"No rank delays the others: the median wait for the slowest one is {middle:.1%} of a step."
     of = f"of {len(seconds)} intervals"
     waits = f"and the others wait for it {found.behind:.0%} of a step"
     if found.always is None:
-        return f"Rank {found.rank} is the slowest in {found.share:.0%} {of}, {waits}: too few to tell whether it stays."
+        return f"Rank {found.rank} is the slowest in {found.share:.0%} {of}, {waits}. Too few intervals to tell if it stays so."
     if not found.always:
         return (
-            f"The slowest rank changes (rank {found.rank} in {found.share:.0%} {of}), {waits}. No host is slow by "
-            "itself: look at what all share, the data, the network, other load."
+            f"The slowest rank changes (rank {found.rank} in {found.share:.0%} {of}), {waits}. No single host is slow: "
+            "look at what all hosts share, such as data, network and other load."
         )
+    # The stage is named only if it was the cause in most of the intervals.
     stages = Counter(one.stage for one in each if one.rank == found.rank)
     stage, times = stages.most_common(1)[0]
-    lost = f" It loses its time in {stage}." if stage is not None and 2 * times > stages.total() else ""
-    return f"Rank {found.rank} is the slowest in {found.share:.0%} {of}, {waits}: look at its host.{lost}"
+    lost = f" It loses time in {stage}." if stage is not None and 2 * times > stages.total() else ""
+    return f"Rank {found.rank} is the slowest in {found.share:.0%} {of}, {waits}. Look at its host.{lost}"
 
 
 def build_panels(run: RunFolder) -> list[Panel]:
-    """Where each rank's step goes, and its own part over the run; nothing of a run of one rank."""
+    """Builds the stages of each rank's step, and its own work over the run; empty for a run of one rank."""
     table = row_file.read_rows(run.rows_path(KIND))
     if table is None or table.columns != COLUMNS or not len(table.steps):
         return []
+    # A resumed run may have written an interval twice: the first of each position counts.
     positions, places = np.unique(table.positions, return_index=True)
     seconds = table.values[places].astype(np.float64)
     own, mean = 1e3 * seconds[:, :, : len(OWN_STAGES)].sum(axis=2), 1e3 * seconds.mean(axis=0)
@@ -121,29 +123,29 @@ def build_panels(run: RunFolder) -> list[Panel]:
     return [
         panel.bars(
             "ranks",
-            "Where each rank's step goes",
+            "Step time of each rank by stage",
             names,
             stacks,
-            x_label="ms a step, in the mean",
+            x_label="mean ms per step",
             order=340,
             note=f"{describe_stragglers(seconds)} In reduce, and on a GPU in log, a rank waits for others.{left}",
             **more,
         ),
         panel.grid(
             "ranks-own",
-            "Own part of each rank's step",
+            "Own work of each rank per step",
             [float(positions[part[-1]]) / samples for part in parts],
             [(name, [_round(np.median(own[part, n])) for part in parts]) for name, n in zip(names, shown, strict=True)],
             x_label="epoch",
             y_label="rank",
-            z_label="ms a step",
+            z_label="ms per step",
             order=341,
-            note="All of a step but the waiting for others: a row that stands out all along is a slow host.",
+            note="A step without the waiting for others. A row that stands out all along is a slow host.",
             **more,
         ),
     ]
 
 
 def _round(value: Any) -> float:
-    """Four digits, for a file of a size."""
+    """Rounds to four digits, to keep the page small."""
     return float(f"{value:.4g}")

@@ -1,7 +1,7 @@
-"""Taps on torch itself: who reads a tensor's value in Python, and when backward begins and ends.
+"""Taps on torch: report reads of tensor values in Python, and begin and end of backward.
 
-They are in while someone listens, and taken out exactly when nobody does. A dispatch mode would see more (a mask as an
-index, nonzero inside of torch), and make each operation take 5 to 50 us longer: too much for something always on.
+They are installed while there is a listener, and removed exactly. A dispatch mode would see more (a mask as an index,
+nonzero inside torch), but slow each operation by 5 to 50 us: too much for something that is always on.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
+# Methods that read values, and on a device wait for it. `print` and f-strings call `item`.
 VALUE_METHODS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__")
-"""Methods that read values; of a tensor on a device they wait for it. `print` and f-strings ask by `item`."""
+# Methods that may wait for a device, too; on host tensors they are no reads.
 COPY_METHODS = ("cpu", "to", "nonzero")
-"""Methods that may wait for a device too, and of a tensor of the host mean nothing."""
 
+# Frames of these folders, and frames further away than these, are not the user's code.
 _INTERNAL_FOLDERS = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parent}/")
 _MAX_FRAMES = 12
 
 
 class TensorListener(ABC):
-    """Is told of reads and of backward, on whatever thread they happen."""
+    """Is informed of reads and of backward, on any thread."""
 
     @abstractmethod
     def record_read(self, name: str, on_device: bool, ns: int) -> None:
-        """Python has read a tensor's value by this method, in so many ns; on_device: it had to wait for a device."""
+        """Called after Python read a tensor with method `name` in `ns`; `on_device`: it had to wait for a device."""
 
     @abstractmethod
     def begin_backward(self) -> None:
-        """torch.autograd.backward was called."""
+        """Called before torch.autograd.backward."""
 
     @abstractmethod
     def end_backward(self) -> None:
-        """It returned, or failed."""
+        """Called after torch.autograd.backward returned or failed."""
 
 
 _LISTENERS: list[TensorListener] = []
@@ -48,14 +49,14 @@ _REMOVE_TAPS: list[Callable[[], object]] = []
 
 
 def add_listener(listener: TensorListener) -> None:
-    """From now on the listener is told."""
+    """Adds a listener; the first one installs the taps."""
     if not _LISTENERS:
         _install_taps()
     _LISTENERS.append(listener)
 
 
 def remove_listener(listener: TensorListener) -> None:
-    """From now on it is not; a listener that is not told anyway stays so."""
+    """Removes a listener, if it is there; the last one removes the taps."""
     if listener in _LISTENERS:
         _LISTENERS.remove(listener)
         if not _LISTENERS:
@@ -64,7 +65,7 @@ def remove_listener(listener: TensorListener) -> None:
 
 
 def find_caller() -> tuple[str, int]:
-    """(file, line) of the nearest caller outside of torch and of this room; empty and 0: there is none in 12 frames."""
+    """Returns (file, line) of the nearest caller outside torch and this room; ("", 0) if none is within 12 frames."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
         if frame is None:
@@ -79,7 +80,8 @@ def find_caller() -> tuple[str, int]:
 def _install_taps() -> None:
     for name in (*VALUE_METHODS, *COPY_METHODS):
         original = getattr(torch.Tensor, name)
-        own = name in vars(torch.Tensor)  # most are inherited from the class in C, and have to be so again
+        # Most methods are inherited from the class in C, and have to be inherited again afterwards.
+        own = name in vars(torch.Tensor)
         tap = _build_value_tap(name, original) if name in VALUE_METHODS else _build_copy_tap(name, original)
         setattr(torch.Tensor, name, tap)
         back = functools.partial(setattr, torch.Tensor, name, original)
@@ -92,7 +94,8 @@ def _install_taps() -> None:
 def _build_value_tap(name: str, original: Any) -> Any:
     @functools.wraps(original)
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # what is traced must not see the clock
+        # Code that is being traced must not look at the clock.
+        if is_compiling():
             return original(self, *args, **kwargs)
         began = perf_counter_ns()
         found = original(self, *args, **kwargs)
@@ -113,7 +116,7 @@ def _build_copy_tap(name: str, original: Any) -> Any:
         began = perf_counter_ns()
         found = original(self, *args, **kwargs)
         ns = perf_counter_ns() - began
-        # A copy to the host that was asked not to wait does not; `to` mostly goes from one device or type to another.
+        # A non-blocking copy to the host does not wait; most calls of `to` go from one device or type to another.
         if name == "nonzero" or (not _needs_sync(found) and not kwargs.get("non_blocking")):
             for listener in _LISTENERS:
                 listener.record_read(name, True, ns)
@@ -139,5 +142,5 @@ def _build_backward_tap(original: Any) -> Any:
 
 
 def _needs_sync(value: Any) -> bool:
-    """Whether a tensor is on a device that works on its own."""
+    """Returns True if the tensor is on a device that works asynchronously."""
     return not (value.is_cpu or value.is_meta)

@@ -1,4 +1,4 @@
-"""Spans of a run's stages as a trace that ui.perfetto.dev and chrome://tracing draw."""
+"""Trace of a run's stages for ui.perfetto.dev and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from headway.core.clock import Span
 from headway.core.files import write_atomically
 
+# Rows of a process in the trace.
 STEPS, STAGES = 1, 2
-"""Rows of a process in the trace."""
 
 
 def write_trace(path: Path, rank: int, stages: Sequence[Span], steps: Sequence[Span]) -> None:
     """Writes one rank's spans in the Trace Event Format, as complete events.
 
-    Times are microseconds of this host's monotonic clock, which its processes share; `epoch_us` is what to add for the
-    time of day, by which the traces of several hosts are brought together.
+    Times are microseconds of this host's monotonic clock, which its processes share. Adding `epoch_us` gives the time
+    of day, which aligns the traces of several hosts.
     """
     epoch_us = (time.time_ns() - time.perf_counter_ns()) / 1000
     events = [*_build_metadata(rank), *_build_events(rank, STEPS, steps), *_build_events(rank, STAGES, stages)]
@@ -28,6 +28,7 @@ def write_trace(path: Path, rank: int, stages: Sequence[Span], steps: Sequence[S
 
 
 def _build_metadata(rank: int) -> Iterator[dict[str, Any]]:
+    # M: metadata events, which name the rows.
     meta = {"ph": "M", "pid": rank}
     yield {**meta, "name": "process_name", "args": {"name": f"rank {rank}"}}
     yield {**meta, "name": "process_sort_index", "args": {"sort_index": rank}}

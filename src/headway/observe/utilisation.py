@@ -1,4 +1,4 @@
-"""How evenly a device is used: numbers of its utilisation over time, and what they mean beside the waiting for data."""
+"""Statistics of a device's utilisation over time, and their meaning next to the waiting for data."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+# A sample counts as idle if it is busy for a smaller share than this.
 IDLE_SHARE = 0.05
-"""Busy for a smaller share of a sample's time: idle."""
+# Fewer samples say nothing; 20 are ten seconds of readings.
 MIN_SAMPLES = 20
-"""Samples, of which fewer tell nothing: ten seconds of readings."""
+# Lowest autocorrelation of a period, or four standard deviations of white noise if these are more.
 MIN_CORRELATION = 0.25
-"""Autocorrelation that a period has at least; and four standard deviations of white noise, where these are more."""
+# Times that a period has to fit into the series.
 MIN_REPEATS = 4
-"""Times at least that a period has to have been there."""
+# A period matches an interval if it differs by at most this share of it.
 INTERVAL_TOLERANCE = 0.1
-"""Of an interval: a period that is no further from it is that interval's."""
+# "Busy but light": busy for more than the first share, at less than the second share of the power limit.
 BUSY_SHARE, LIGHT_POWER_SHARE = 0.9, 0.6
-"""Busy for a larger share than that, at a smaller share of the power limit: busy but light."""
+# Spikiness below which a load counts as even.
 EVEN_SPIKINESS = 0.1
-"""A spikiness below it is none to speak of."""
 
 Numbers = NDArray[np.float64]
 
@@ -31,17 +31,17 @@ Numbers = NDArray[np.float64]
 @final
 @dataclass(frozen=True, kw_only=True)
 class LoadStatistics:
-    """How a device was used: u(t), 0 to 1, in samples of one length.
+    """Statistics of a utilisation u(t), 0 to 1, in samples of equal length.
 
     Attributes:
-        seconds: how long, in samples of `spacing_s`.
-        mean, variance, p10, p50, p90: of the samples.
-        idle_share: of the samples in which it was idle.
-        variation: standard deviation over mean; None where it was never used.
-        swings_s: sum of |u(t + 1) - u(t)| over the time: a swing is once from 0 to 1 or back.
-        dips_min: times a minute that u fell below half of p90. dip_s: median length of these; None: there were none.
-        spikiness: 1 - mean / p90: the share of what it does at its own plateau that dips cost; 0: flat.
-        period_s: of the first peak of its autocorrelation; None: it has none.
+        seconds: Length of the series, in samples of `spacing_s`.
+        idle_share: Share of the samples in which the device was idle.
+        variation: Standard deviation over mean; None if the device was never used.
+        swings_s: Sum of |u(t + 1) - u(t)| per second: one swing is from 0 to 1 or back.
+        dips_min: Dips below half of p90 per minute.
+        dip_s: Median length of these dips; None if there are none.
+        spikiness: 1 - mean / p90: share of its own plateau that the device loses to dips; 0 for a flat load.
+        period_s: Lag of the first peak of the autocorrelation; None if there is none.
     """
 
     seconds: float
@@ -61,10 +61,11 @@ class LoadStatistics:
 
 
 def summarise_load(values: ArrayLike, spacing_s: float) -> LoadStatistics | None:
-    """The numbers of a utilisation; None of fewer than 20 samples.
+    """Summarises a utilisation; None for fewer than 20 samples.
 
     Args:
-        values: [n], 0 to 1. spacing_s: seconds that each sample is of.
+        values: [n], 0 to 1.
+        spacing_s: Length of each sample in seconds.
     """
     u = np.asarray(values, np.float64)
     if len(u) < MIN_SAMPLES:
@@ -91,8 +92,10 @@ def summarise_load(values: ArrayLike, spacing_s: float) -> LoadStatistics | None
 
 
 def find_period(values: ArrayLike, spacing_s: float) -> float | None:
-    """Seconds of the first peak of the autocorrelation, once that has been below zero; None where it has none that is
-    there again at twice its lag."""
+    """Finds the period of a series in seconds: the first peak of its autocorrelation after that was below zero.
+
+    None if there is no peak, or none at twice its lag.
+    """
     u = np.asarray(values, np.float64)
     n = len(u)
     longest = n // MIN_REPEATS
@@ -101,11 +104,13 @@ def find_period(values: ArrayLike, spacing_s: float) -> float | None:
         return None
     power = np.abs(np.fft.rfft(centred, 2 * n)) ** 2
     sums = np.fft.irfft(power)[: 2 * longest + 2]
+    # Each lag is normalised by its number of pairs, so that long lags are not damped.
     found = sums / (n - np.arange(len(sums))) / (sums[0] / n)
     below = np.flatnonzero(found < 0)
     bound = max(MIN_CORRELATION, 4 / math.sqrt(n))
     for lag in range(int(below[0]) + 1 if len(below) else n, longest + 1):
         if found[lag] > bound and found[lag - 1] <= found[lag] > found[lag + 1]:
+            # A true period has a second peak at twice the lag; both together give its length.
             again = 2 * lag - 1 + int(np.argmax(found[2 * lag - 1 : 2 * lag + 2]))
             if found[again] > bound:
                 return (_interpolate_peak(found, lag) + _interpolate_peak(found, again)) / 3 * spacing_s
@@ -113,22 +118,24 @@ def find_period(values: ArrayLike, spacing_s: float) -> float | None:
 
 
 def match_intervals(period_s: float, intervals: Mapping[str, float]) -> list[str]:
-    """The names of the intervals, in seconds, that a period is near enough to be theirs."""
+    """Returns the names of the intervals, in seconds, that a period matches."""
     return [name for name, seconds in intervals.items() if abs(period_s - seconds) <= INTERVAL_TOLERANCE * seconds]
 
 
 def is_busy_but_light(busy: float, power_w: float, power_limit_w: float) -> bool:
-    """Whether a GPU always has a kernel and yet draws little: its kernels are small, wait for memory, or are few at
-    once. To be busy is then no sign that it is used well."""
+    """Returns True if a GPU always runs a kernel but draws little power: its kernels are small or wait for memory.
+
+    High utilisation is then no sign of good use.
+    """
     return busy > BUSY_SHARE and power_w < LIGHT_POWER_SHARE * power_limit_w
 
 
 def resample(seconds: ArrayLike, values: ArrayLike) -> tuple[float, Numbers]:
-    """(spacing in seconds, samples of one length) of readings that each hold for the time since the one before.
+    """Resamples readings to (spacing in seconds, samples of equal length); each reading holds since the one before.
 
     Args:
-        seconds: [n], at the end of each reading; what is not later than all before it was read again, and left out.
-        values: [n]; readings that are NaN are left out.
+        seconds: [n] end of each reading. One that is not later than all before it is a repetition, and left out.
+        values: [n] readings; NaN is left out.
     """
     at, read = np.asarray(seconds, np.float64), np.asarray(values, np.float64)
     known = np.isfinite(read)
@@ -144,33 +151,34 @@ def resample(seconds: ArrayLike, values: ArrayLike) -> tuple[float, Numbers]:
 
 
 def describe_load(found: LoadStatistics, wait_share: float) -> str:
-    """What the spikiness says beside the share of the time in which the loop waited for data."""
-    spiky = f"The spikiness is {found.spikiness:.0%}, the loop waits for data in {wait_share:.0%} of the time"
+    """Explains the spikiness, given the share of time in which the loop waited for data."""
+    spiky = f"The spikiness is {found.spikiness:.0%}, and the loop waits for data {wait_share:.0%} of the time"
     if found.spikiness < EVEN_SPIKINESS and wait_share < EVEN_SPIKINESS:
         return f"{spiky}: the load is even."
     if found.spikiness < EVEN_SPIKINESS:
         return (
-            f"{spiky}: the load is even over samples of {found.spacing_s:.2g} s, so what it waits for is shorter than "
-            "that, or others work meanwhile; then the mean tells more."
+            f"{spiky}: the load is even over samples of {found.spacing_s:.2g} s, so the waits are shorter than that, "
+            "or other work fills them; the mean then says more."
         )
+    # About as much: within a third, or five points.
     if abs(found.spikiness - wait_share) <= max(EVEN_SPIKINESS / 2, found.spikiness / 3):
-        return f"{spiky}, which is about as much: the dips are the input's. Data that come sooner would fill them."
+        return f"{spiky}, which is about as much: the dips come from the input. Faster input would fill them."
     if wait_share < found.spikiness:
         return (
-            f"{spiky}, which is less: most of the dips are not the input's, but those of evaluations, checkpoints, "
-            "other programs, waits of the host for the device, or kernels that are launched too late."
+            f"{spiky}, which is less: most dips do not come from the input, but from evaluations, checkpoints, other "
+            "programs, host-device syncs, or kernels that are launched too late."
         )
-    return f"{spiky}, which is more: some of the waiting is shorter than a sample of {found.spacing_s:.2g} s."
+    return f"{spiky}, which is more: some waits are shorter than a sample of {found.spacing_s:.2g} s."
 
 
 def _measure_runs(inside: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The lengths of the runs of true."""
+    """Measures the lengths of the runs of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]]).astype(np.int8)))
     return edges[1::2] - edges[::2]
 
 
 def _interpolate_peak(values: Numbers, place: int) -> float:
-    """Where the parabola through a peak and its neighbours is highest."""
+    """Interpolates a peak: the place of the maximum of the parabola through it and its neighbours."""
     before, here, after = (float(value) for value in values[place - 1 : place + 2])
     bend = before - 2 * here + after
     return place if bend >= 0 else place + min(0.5, max(-0.5, 0.5 * (before - after) / bend))
