@@ -146,7 +146,7 @@ def test_rates_that_vary_more_than_they_differ_are_the_same(
     fast = made(tmp_path / "fast", folder / "one", rate, {**stages, "forward": 720 / rate - 1.1}, noise=noise)
     found = compare_runs(fast, slow)
     assert found.is_distinguishable() is told
-    same = f"Same images/s ({rate} against 450); "
+    same = f"About the same images/s ({rate} against 450); "
     varied = f"{rate} images/s against 450, a difference within the spread of each run; "
     assert found.describe().startswith((same, varied)) is not told
 

@@ -116,16 +116,13 @@ def compute_difference(one: WeightVector, other: WeightVector) -> dict[str, Tens
 @final
 @dataclass(frozen=True)
 class PlaneAxes:
-    """Two orthogonal directions of length 1, and the positions of given states.
-
-    Attributes:
-        places: (along the first, along the second) for each state.
-        shares: Share of the squared distances of all states from the origin that each direction shows.
-    """
+    """Two orthogonal directions of length 1, and the positions of given states."""
 
     first: WeightVector
     second: WeightVector
+    # (along the first, along the second) for each state.
     places: list[tuple[float, float]]
+    # Share of the squared distances of all states from the origin that each direction shows.
     shares: tuple[float, float]
 
 

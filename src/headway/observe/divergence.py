@@ -65,11 +65,7 @@ class DivergenceDetector:
     """
 
     def __init__(
-        self,
-        layers: Sequence[str] = (),
-        sizes: Sequence[int] = (),
-        weights: Sequence[float] = (),
-        batch: int = 1,
+        self, layers: Sequence[str] = (), sizes: Sequence[int] = (), weights: Sequence[float] = (), batch: int = 1
     ) -> None:
         # The names of the attributes below are keys of the checkpoint: a change breaks resuming older runs.
         self._layers, self._sizes, self._batch = list(layers), list(sizes), batch

@@ -35,51 +35,42 @@ Numbers = NDArray[np.float64]
 @final
 @dataclass(frozen=True)
 class RecurringPattern:
-    """Large values that recur every `period` places.
-
-    Attributes:
-        phase: Position of the large values in the period.
-        large: Median of these values.
-        rest: Median of all others.
-        p_value: Probability of the pattern if nothing recurs.
-    """
+    """Large values that recur every `period` places."""
 
     period: int
+    # Position of the large values in the period.
     phase: int
+    # Median of these values.
     large: float
+    # Median of all others.
     rest: float
+    # Probability of the pattern if nothing recurs.
     p_value: float
 
 
 @final
 @dataclass(frozen=True)
 class Drift:
-    """A trend of a series.
+    """A trend of a series."""
 
-    Attributes:
-        change: Change from start to end by the Theil-Sen slope, relative to the median.
-        p_value: Two-sided p-value of the Mann-Kendall test.
-    """
-
+    # Change from start to end by the Theil-Sen slope, relative to the median.
     change: float
+    # Two-sided p-value of the Mann-Kendall test.
     p_value: float
 
 
 @final
 @dataclass(frozen=True)
 class SlowRank:
-    """The rank that the others wait for.
+    """The rank that the others wait for."""
 
-    Attributes:
-        rank: Rank that is the slowest in most windows.
-        share: Share of the windows in which it is the slowest.
-        behind: Mean delay of each window's slowest rank against the median of the others, as a share of a step.
-        always: True if it is the same rank in more windows than chance explains; None if there are too few windows.
-    """
-
+    # Rank that is the slowest in most windows.
     rank: int
+    # Share of the windows in which it is the slowest.
     share: float
+    # Mean delay of each window's slowest rank against the median of the others, as a share of a step.
     behind: float
+    # True if it is the same rank in more windows than chance explains; None if there are too few windows.
     always: bool | None
 
 

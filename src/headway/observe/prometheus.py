@@ -16,6 +16,7 @@ from headway.observe.metrics_server import MetricsServer
 
 LOG = logging.getLogger("headway.observe")
 
+# The loopback interface: the page has no password.
 ADDRESS, PORT = "127.0.0.1", 9400
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -52,6 +53,7 @@ class PrometheusEndpoint:
         self._thread = threading.Thread(target=self._take_over, name="headway-prometheus", daemon=True)
 
     def __enter__(self) -> PrometheusEndpoint:
+        # The leader fails here, before the first step, if the port is in use; the others wait to take over.
         if self._leads():
             self._server = self._start()
         else:
@@ -94,6 +96,7 @@ def format_exposition(gauges: Mapping[str, float], labels: Mapping[str, str]) ->
 
     Characters that a name may not contain become `_`. If two names become equal, the first one is kept.
     """
+    # Two names may become equal once their characters are replaced, and Prometheus refuses a page with both.
     told: dict[str, float] = {}
     for name, value in gauges.items():
         told.setdefault(re.sub(r"[^a-zA-Z0-9_]", "_", f"headway_{name}"), value)

@@ -54,16 +54,13 @@ class SharpnessObjective:
 @final
 @dataclass(frozen=True)
 class EpsilonSharpness:
-    """Keskar's sharpness as found by the ascents, a lower bound of the true one.
+    """Keskar's sharpness as found by the ascents, a lower bound of the true one."""
 
-    Attributes:
-        percent: 100 (highest - loss) / (1 + loss).
-        loss: Loss at the solution.
-        highest: Highest loss found in the box around it.
-    """
-
+    # 100 (highest - loss) / (1 + loss).
     percent: float
+    # Loss at the solution.
     loss: float
+    # Highest loss found in the box around it.
     highest: float
     epsilon: float
     steps: int
@@ -123,16 +120,13 @@ def _evaluate_at(objective: SharpnessObjective, x: list[Tensor], z: list[Tensor]
 @final
 @dataclass(frozen=True)
 class HessianEigenvalue:
-    """Curvature v H v along a unit vector v, a lower bound of the largest eigenvalue.
-
-    Attributes:
-        products: Number of Hessian-vector products.
-        residual: |H v - value v| / |value|. Some eigenvalue is within |value| x residual of the value, not always the
-            largest one.
-    """
+    """Curvature v H v along a unit vector v, a lower bound of the largest eigenvalue."""
 
     value: float
+    # Number of Hessian-vector products.
     products: int
+    # |H v - value v| / |value|. Some eigenvalue is within |value| x residual of the value, not always the largest
+    # one.
     residual: float
 
 

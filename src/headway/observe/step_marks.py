@@ -37,48 +37,42 @@ _ROW_LENGTH = len(STAGES) + 8
 @final
 @dataclass(frozen=True, kw_only=True)
 class LoopStart:
-    """One loop over the loader.
+    """One loop over the loader."""
 
-    Attributes:
-        first_s: Seconds from asking for the iterator to its first batch; None: the loop began before the watch.
-        begins: True for the first loop of the watch, which includes the start-up of the process.
-        batches: Number of batches; None: the loop was left before its end.
-        end_s: Seconds from asking for one more batch to the end of the loop.
-        before_s: Seconds from the end of the loop before to the beginning of this one.
-    """
-
+    # Seconds from asking for the iterator to its first batch; None: the loop began before the watch.
     first_s: float | None
+    # True for the first loop of the watch, which includes the start-up of the process.
     begins: bool
+    # Number of batches; None: the loop was left before its end.
     batches: int | None
+    # Seconds from asking for one more batch to the end of the loop.
     end_s: float | None
+    # Seconds from the end of the loop before to the beginning of this one.
     before_s: float | None
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class StepSeries:
-    """Measurements of steps; a step is the work on one batch.
+    """Measurements of steps; a step is the work on one batch."""
 
-    Attributes:
-        seconds: [steps, len(STAGES)] wall time by stage.
-        index: [steps] number of the batch in its epoch, from 0.
-        reads: [steps] values of host tensors that Python read.
-        syncs: [steps] values of device tensors that Python read (host-device syncs).
-        sync_s: [steps] seconds in these syncs.
-        before: [steps] 1 if the device was idle when the loop asked for the batch, 0 if not, NaN if unknown.
-        after: [steps] the same when the loop got the batch.
-        exchanged: [steps] 1 if backward exchanged gradients, 0 if not, NaN if unknown or without a backward.
-        updates: [steps] optimizer steps.
-    """
-
+    # [steps, len(STAGES)] wall time by stage.
     seconds: Numbers
+    # [steps] number of the batch in its epoch, from 0.
     index: NDArray[np.int64]
+    # [steps] values of host tensors that Python read.
     reads: Numbers
+    # [steps] values of device tensors that Python read (host-device syncs).
     syncs: Numbers
+    # [steps] seconds in these syncs.
     sync_s: Numbers
+    # [steps] 1 if the device was idle when the loop asked for the batch, 0 if not, NaN if unknown.
     before: Numbers
+    # [steps] the same when the loop got the batch.
     after: Numbers
+    # [steps] 1 if backward exchanged gradients, 0 if not, NaN if unknown or without a backward.
     exchanged: Numbers
+    # [steps] optimizer steps.
     updates: Numbers
 
     @staticmethod

@@ -38,17 +38,14 @@ StageSeconds = NDArray[np.float64]
 @final
 @dataclass(frozen=True, kw_only=True)
 class SlowestRank:
-    """The rank whose own work takes longest, over some steps.
-
-    Attributes:
-        stage: Stage in which it loses time; None if no single stage explains the delay.
-        seconds: Seconds per step by which its own work exceeds the median of the others.
-        share: Share of a step that the others wait longer than this rank: the time that it costs them.
-    """
+    """The rank whose own work takes longest, over some steps."""
 
     rank: int
+    # Stage in which it loses time; None if no single stage explains the delay.
     stage: str | None
+    # Seconds per step by which its own work exceeds the median of the others.
     seconds: float
+    # Share of a step that the others wait longer than this rank: the time that it costs them.
     share: float
 
 
@@ -87,7 +84,8 @@ def describe_stragglers(seconds: StageSeconds) -> str:
     of = f"of {len(seconds)} intervals"
     waits = f"and the others wait for it {found.behind:.0%} of a step"
     if found.always is None:
-        return f"Rank {found.rank} is the slowest in {found.share:.0%} {of}, {waits}. Too few intervals to tell if it stays so."
+        slow = f"Rank {found.rank} is the slowest in {found.share:.0%} {of}, {waits}."
+        return f"{slow} Too few intervals to tell if it stays so."
     if not found.always:
         return (
             f"The slowest rank changes (rank {found.rank} in {found.share:.0%} {of}), {waits}. No single host is slow: "
@@ -120,30 +118,15 @@ def build_panels(run: RunFolder) -> list[Panel]:
         for place, stage in enumerate(COLUMNS)
         if mean[:, place].any()
     ]
-    return [
-        panel.bars(
-            "ranks",
-            "Step time of each rank by stage",
-            names,
-            stacks,
-            x_label="mean ms per step",
-            order=340,
-            note=f"{describe_stragglers(seconds)} In reduce, and on a GPU in log, a rank waits for others.{left}",
-            **more,
-        ),
-        panel.grid(
-            "ranks-own",
-            "Own work of each rank per step",
-            [float(positions[part[-1]]) / samples for part in parts],
-            [(name, [_round(np.median(own[part, n])) for part in parts]) for name, n in zip(names, shown, strict=True)],
-            x_label="epoch",
-            y_label="rank",
-            z_label="ms per step",
-            order=341,
-            note="A step without the waiting for others. A row that stands out all along is a slow host.",
-            **more,
-        ),
-    ]
+    note = f"{describe_stragglers(seconds)} In reduce, and on a GPU in log, a rank waits for others.{left}"
+    title = "Step time of each rank by stage"
+    bars = panel.bars("ranks", title, names, stacks, x_label="mean ms per step", order=340, note=note, **more)
+    # Each column is the median of neighbouring intervals, at the epoch in which the last of them ended.
+    epochs = [float(positions[part[-1]]) / samples for part in parts]
+    rows = [(name, [_round(np.median(own[part, n])) for part in parts]) for name, n in zip(names, shown, strict=True)]
+    more |= {"x_label": "epoch", "y_label": "rank", "z_label": "ms per step", "order": 341}
+    note = "A step without the waiting for others. A row that stands out all along is a slow host."
+    return [bars, panel.grid("ranks-own", "Own work of each rank per step", epochs, rows, note=note, **more)]
 
 
 def _round(value: Any) -> float:

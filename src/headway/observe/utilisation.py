@@ -31,32 +31,29 @@ Numbers = NDArray[np.float64]
 @final
 @dataclass(frozen=True, kw_only=True)
 class LoadStatistics:
-    """Statistics of a utilisation u(t), 0 to 1, in samples of equal length.
+    """Statistics of a utilisation u(t), 0 to 1, in samples of equal length."""
 
-    Attributes:
-        seconds: Length of the series, in samples of `spacing_s`.
-        idle_share: Share of the samples in which the device was idle.
-        variation: Standard deviation over mean; None if the device was never used.
-        swings_s: Sum of |u(t + 1) - u(t)| per second: one swing is from 0 to 1 or back.
-        dips_min: Dips below half of p90 per minute.
-        dip_s: Median length of these dips; None if there are none.
-        spikiness: 1 - mean / p90: share of its own plateau that the device loses to dips; 0 for a flat load.
-        period_s: Lag of the first peak of the autocorrelation; None if there is none.
-    """
-
+    # Length of the series, in samples of `spacing_s`.
     seconds: float
     spacing_s: float
     mean: float
     variance: float
+    # Share of the samples in which the device was idle.
     idle_share: float
     p10: float
     p50: float
     p90: float
+    # Standard deviation over mean; None if the device was never used.
     variation: float | None
+    # Sum of |u(t + 1) - u(t)| per second: one swing is from 0 to 1 or back.
     swings_s: float
+    # Dips below half of p90 per minute.
     dips_min: float
+    # Median length of these dips; None if there are none.
     dip_s: float | None
+    # 1 - mean / p90: share of its own plateau that the device loses to dips; 0 for a flat load.
     spikiness: float
+    # Lag of the first peak of the autocorrelation; None if there is none.
     period_s: float | None
 
 

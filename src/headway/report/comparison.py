@@ -27,19 +27,16 @@ OUTSIDE_STAGES = ("evaluate", "checkpoint", "first batch")
 @final
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun:
-    """One of the two runs, with its records.
-
-    Attributes:
-        name: Shortest part of its path that differs from the other run's.
-        train: Training records.
-        evaluated: Evaluation records.
-    """
+    """One of the two runs, with its records."""
 
     run: RunFolder
+    # Shortest part of its path that differs from the other run's.
     name: str
     summary: Mapping[str, Any]
     about: Mapping[str, Any]
+    # Training records.
     train: Sequence[Mapping[str, Any]]
+    # Evaluation records.
     evaluated: Sequence[Mapping[str, Any]]
 
     @staticmethod
@@ -156,7 +153,7 @@ class Comparison:
         """Describes the change of speed and its cause, and the differences between the runs, in one sentence."""
         mine, theirs = _read_both(self.sides, "images_s")
         rates = f"({mine:,.0f} against {theirs:,.0f})"
-        text = f"Same images/s {rates}"
+        text = f"About the same images/s {rates}"
         if abs(mine / theirs - 1) >= SAME_RATE:
             text = f"{mine:,.0f} images/s against {theirs:,.0f}, a difference within the spread of each run"
         if self.is_distinguishable():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from headway.core.files import write_atomically
 from headway.page import panel
@@ -75,27 +76,12 @@ def _build_time_panels(found: Comparison) -> list[Panel]:
     names = [side.name for side in found.sides]
     note = "Host time by stage, over the whole run. On a GPU, forward, loss, backward and optimizer are kernel launch "
     note += "times."
+    stacks = [(stage, [float(f"{seconds * 1e3:.4g}") for seconds in both]) for stage, both in stages.items()]
+    columns = ("stage", *names, "ratio", *(f"share, {name}" for name in names))
+    wide: dict[str, Any] = {"section": "Time", "width": "full"}
     return [
-        panel.bars(
-            "stages",
-            "Time by stage",
-            names,
-            [(stage, [float(f"{seconds * 1e3:.4g}") for seconds in both]) for stage, both in stages.items()],
-            x_label=found.unit,
-            section="Time",
-            order=300,
-            width="full",
-            note=note,
-        ),
-        panel.table(
-            "stage-table",
-            f"Stages, {found.unit}",
-            ("stage", *names, "ratio", *(f"share, {name}" for name in names)),
-            rows,
-            section="Time",
-            order=310,
-            width="full",
-        ),
+        panel.bars("stages", "Time by stage", names, stacks, x_label=found.unit, order=300, note=note, **wide),
+        panel.table("stage-table", f"Stages, {found.unit}", columns, rows, order=310, **wide),
     ]
 
 
@@ -113,34 +99,21 @@ def _build_curves(found: Comparison) -> list[Panel]:
             records = side.train if kind == "train" else side.evaluated
             series.append((side.name, [one["epoch"] for one in records], [one.get(name) for one in records]))
         # With a constant rate, the automatic axis would go below 0.
-        bounds = (
-            panel.choose_y_range([value for _, _, values in series for value in values]) if name == "images_s" else None
-        )
-        curve = panel.lines(
-            f"{kind}-{name}",
-            title,
-            series,
-            x_label="epoch",
-            y_label=label,
-            section="Training",
-            order=200 + place,
-            y_range=bounds,
-        )
-        out.append(curve)
+        given: dict[str, Any] = {"section": "Training", "order": 200 + place}
+        if name == "images_s":
+            given["y_range"] = panel.choose_y_range([value for _, _, values in series for value in values])
+        out.append(panel.lines(f"{kind}-{name}", title, series, x_label="epoch", y_label=label, **given))
     return out
 
 
 def _build_difference_tables(found: Comparison) -> list[Panel]:
     """Builds a table of recipe differences and one of machine differences, if there are any."""
     out = []
-    for place, (name, title, rows) in enumerate(
-        (
-            ("recipe", "Recipe", found.list_recipe_differences()),
-            ("machine", "Machine, versions and data", found.list_machine_differences()),
-        )
-    ):
+    recipe, machine = found.list_recipe_differences(), found.list_machine_differences()
+    kinds = ("recipe", "Recipe", "key", recipe), ("machine", "Machine, versions and data", "property", machine)
+    for place, (name, title, first, rows) in enumerate(kinds):
         if rows:
-            columns = ("key" if name == "recipe" else "property", *(side.name for side in found.sides))
+            columns = (first, *(side.name for side in found.sides))
             cells = [(one.what, one.run, one.against) for one in rows]
             section = "Differences"
             out.append(panel.table(name, title, columns, cells, section=section, order=500 + place, width="full"))

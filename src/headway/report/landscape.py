@@ -38,35 +38,32 @@ ALWAYS_SHOWN, NEVER_SHOWN = ("batch", "optimizer.lr", "optimizer.weight_decay"),
 @final
 @dataclass(frozen=True, kw_only=True)
 class LandscapeOptions:
-    """Lines and planes to draw, and the data to measure them on.
+    """Lines and planes to draw, and the data to measure them on."""
 
-    Attributes:
-        plane: Add the plane of two random directions around each solution.
-        between: Add straight lines from the first run to the others, and the plane through three runs.
-        path: Add each run's checkpoints, in the plane nearest to them.
-        points: Points on a line. The solutions themselves are added if they lie between two points.
-        grid: Points on each side of a plane.
-        radius: Length of a random direction, in filter norms.
-        samples: Samples of each data set, drawn by `seed`.
-        sharpness: Add Keskar's measure and the largest eigenvalues of the Hessian.
-        epsilon: Size of Keskar's box.
-        sets: Data sets to use: both, train or eval.
-        statistics: Statistics of batch norm at each place. `keep`: those of the solution, moved along with the weights
-            on a line to another solution. `recompute`: measured anew on the training sample. `auto`: kept around a
-            solution; recomputed between solutions and along a path, because those of neither end fit there.
-    """
-
+    # Add the plane of two random directions around each solution.
     plane: bool = False
+    # Add straight lines from the first run to the others, and the plane through three runs.
     between: bool = False
+    # Add each run's checkpoints, in the plane nearest to them.
     path: bool = False
+    # Points on a line. The solutions themselves are added if they lie between two points.
     points: int = 31
+    # Points on each side of a plane.
     grid: int = 13
+    # Length of a random direction, in filter norms.
     radius: float = 1.0
+    # Samples of each data set, drawn by `seed`.
     samples: int = 512
     seed: int = 0
+    # Add Keskar's measure and the largest eigenvalues of the Hessian.
     sharpness: bool = True
+    # Size of Keskar's box.
     epsilon: float = 1e-3
+    # Data sets to use: both, train or eval.
     sets: str = "both"
+    # Statistics of batch norm at each place. `keep`: those of the solution, moved along with the weights on a line to
+    # another solution. `recompute`: measured anew on the training sample. `auto`: kept around a solution; recomputed
+    # between solutions and along a path, because those of neither end fit there.
     statistics: str = "auto"
 
     def check(self) -> None:
@@ -92,58 +89,49 @@ class LandscapeOptions:
 @final
 @dataclass(frozen=True, kw_only=True)
 class LossLine:
-    """Loss and metrics along one direction.
-
-    Attributes:
-        places: Name and position of each solution on the line.
-        statistics: Treatment of the batch norm statistics: kept, recomputed or none.
-        barrier: By data set: rise of the loss above the straight line between the losses of both solutions (Frankle
-            et al. 2020, arXiv 1912.05671). Empty for a line around one solution.
-    """
+    """Loss and metrics along one direction."""
 
     kind: Literal["around", "between"]
     name: str
+    # Name and position of each solution on the line.
     places: list[tuple[str, float]]
     x: list[float]
     curves: MetricCurves
+    # Treatment of the batch norm statistics: kept, recomputed or none.
     statistics: str
     distance: float | None = None
+    # By data set: rise of the loss above the straight line between the losses of both solutions (Frankle et al. 2020,
+    # arXiv 1912.05671). Empty for a line around one solution.
     barrier: dict[str, float | None] = field(default_factory=dict)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class LossPlane:
-    """Loss and metrics over two directions, with rows of constant y.
-
-    Attributes:
-        marks: Name and position of each solution; on a `path` in the order of training.
-        shares: Share of the squared distances of all marks from the last one that each axis shows.
-    """
+    """Loss and metrics over two directions, with rows of constant y."""
 
     kind: Literal["around", "between", "path"]
     name: str
+    # Name and position of each solution; on a `path` in the order of training.
     marks: list[tuple[str, float, float]]
     x: list[float]
     y: list[float]
     surfaces: dict[str, dict[str, list[list[float | None]]]]
     statistics: str
+    # Share of the squared distances of all marks from the last one that each axis shows.
     shares: tuple[float, float] = (1.0, 1.0)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunSharpness:
-    """Sharpness of the minimum that a run ended in, on the sample of its training set.
+    """Sharpness of the minimum that a run ended in, on the sample of its training set."""
 
-    Attributes:
-        keskar: None if the loss is not finite there.
-        eigenvalue: Largest eigenvalue of the Hessian; None if the network has no second derivative.
-        relative: The same by relative change: each weight in units of its filter norm.
-    """
-
+    # None if the loss is not finite there.
     keskar: EpsilonSharpness | None
+    # Largest eigenvalue of the Hessian; None if the network has no second derivative.
     eigenvalue: HessianEigenvalue | None
+    # The same by relative change: each weight in units of its filter norm.
     relative: HessianEigenvalue | None
 
 

@@ -89,6 +89,7 @@ def _list_rows(found: Landscape) -> tuple[list[str], list[list[str]]]:
     sets = list(found.runs[0].numbers)
     metrics = list(next(iter(found.runs[0].numbers.values())))
     columns = ["run", *(f"{metric.replace('_', ' ')}, {name}" for metric in metrics for name in sets)]
+    # A run without sharpness has dashes if another run has some.
     how = [one.sharpness for one in found.runs]
     if any(how):
         columns += ["largest eigenvalue", "by relative change", "Keskar's sharpness, %"]
@@ -145,6 +146,7 @@ def _build_lines_around(lines: list[LossLine]) -> list[Panel]:
     how = STATISTICS_NOTES[lines[0].statistics]
     note = f"Along one random direction with the filter norms of the network (Li et al. 2018); {how}."
     out, order = [], 610
+    # One run: both data sets in a chart. Several runs: a chart for each data set, with a line per run.
     for metric in _list_metrics(lines[0]):
         for name in lines[0].curves if len(lines) > 1 else [""]:
             if len(lines) > 1:
@@ -152,11 +154,8 @@ def _build_lines_around(lines: list[LossLine]) -> list[Panel]:
             else:
                 series = [(which, lines[0].x, curve[metric]) for which, curve in lines[0].curves.items()]
             title = f"{metric.replace('_', ' ').capitalize()} around {'each solution' if name else 'the solution'}"
-            out.append(
-                _build_chart(
-                    f"around-{metric}{'-' * bool(name)}{name}", title, series, metric, name, order=order, note=note
-                )
-            )
+            file = f"around-{metric}{'-' * bool(name)}{name}"
+            out.append(_build_chart(file, title, series, metric, name, order=order, note=note))
             order += 1
     return out
 
@@ -168,12 +167,8 @@ def _build_lines_between(line: LossLine, order: int, number: int) -> list[Panel]
     for place, metric in enumerate(_list_metrics(line)):
         series = [(which, line.x, curve[metric]) for which, curve in line.curves.items()]
         title = f"{metric.replace('_', ' ').capitalize()}, {line.name}"
-        name = f"between-{number}-{metric}"
-        out.append(
-            _build_chart(
-                name, title, series, metric, "", order=order + place, note=note, x_label="position on the line"
-            )
-        )
+        given: dict[str, Any] = {"order": order + place, "note": note, "x_label": "position on the line"}
+        out.append(_build_chart(f"between-{number}-{metric}", title, series, metric, "", **given))
     return out
 
 
@@ -188,6 +183,7 @@ def _build_chart(
     note: str,
     x_label: str = "distance along the direction, in filter norms",
 ) -> Panel:
+    # Only the loss spans powers of ten; accuracies do not.
     values = [value for _, _, curve in series for value in curve if value is not None]
     return panel.lines(
         PREFIX + name,
@@ -214,6 +210,7 @@ def _build_surfaces(plane: LossPlane, order: int, number: int) -> list[Panel]:
         "path": "The checkpoints in the plane through the last one that is nearest to them; its axes show "
         f"{plane.shares[0]:.0%} and {plane.shares[1]:.0%} of their squared distances from it",
     }
+    # A path is seen along its principal axes, the other planes along chosen directions.
     labels = ("first direction", "second direction") if plane.kind != "path" else ("first axis", "second axis")
     out = []
     for place, (which, surface) in enumerate(plane.surfaces.items()):

@@ -55,6 +55,7 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
     Args:
         beside: Runs whose layer rates are drawn next to this run's.
     """
+    # Everything is read from the run folder, so a report can be written at any time, and again.
     records = list(run.read_metrics())
     about, recipe = run.read_provenance(origins=dict, command=list, host=dict, versions=dict), run.read_recipe_text()
     summary = run.read_summary()
@@ -63,14 +64,8 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
     write_panels(run, _build_run_panels(records, summary, about, recipe))
-    write_panels(
-        run,
-        [
-            *stragglers.build_panels(run),
-            *utilisation_panels.build_panels(run, records, about),
-            *observation_panels.build_panels(run, train, beside),
-        ],
-    )
+    write_panels(run, [*stragglers.build_panels(run), *utilisation_panels.build_panels(run, records, about)])
+    write_panels(run, observation_panels.build_panels(run, train, beside))
     # Evaluation, landscape and other commands left panels of their own in the folder.
     made = [Panel.from_json(read_text(path)) for path in sorted(run.panels.glob("*.json"))]
     state = "finished" if summary.get("finished") else "not finished"
@@ -107,6 +102,7 @@ def _build_cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about
     for name in sorted(_list_metrics(evaluated), key=lambda name: name == "loss"):
         last = evaluated[-1][name]
         cards.append((name.replace("_", " "), format_metric(name, last), f"last, epoch {evaluated[-1]['epoch']:.4g}"))
+        # A best epoch is shown only if it differs from the last one.
         best = summary.get("best") or {}
         if best.get(name, last) != last and name != "loss":
             note = f"epoch {best['epoch']:.4g}; these weights are saved"
@@ -157,13 +153,12 @@ def _build_curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) 
         words = name.replace("_", " ")
         out.append(_build_curve(name, words.capitalize(), words, series, order=200 + place))
     if train:
-        for place, (name, title, label) in enumerate(
-            (
-                ("lr", "Learning rate", "learning rate"),
-                ("batch", "Batch", "samples per step"),
-                ("images_s", "Throughput", "images/s"),
-            )
-        ):
+        kinds = (
+            ("lr", "Learning rate", "learning rate"),
+            ("batch", "Batch", "samples per step"),
+            ("images_s", "Throughput", "images/s"),
+        )
+        for place, (name, title, label) in enumerate(kinds):
             # Older records have no batch.
             found = [r for r in train if name in r]
             epochs, values = [r["epoch"] for r in found], [r[name] for r in found]
@@ -183,36 +178,20 @@ def _build_time_panels(train: list[dict[str, Any]], summary: dict[str, Any]) -> 
     out = []
     if summary:
         stages = summary["seconds_by_stage"]
+        stacks = [(stage, [round(seconds, 4)]) for stage, seconds in stages.items()]
+        note = "Host time by stage. On a GPU, forward, backward and optimizer are kernel launch times."
+        wide: dict[str, Any] = {"section": "Time", "width": "full"}
         out.append(
-            panel.bars(
-                "stages",
-                "Time by stage",
-                ["run"],
-                [(stage, [round(seconds, 4)]) for stage, seconds in stages.items()],
-                x_label="seconds",
-                section="Time",
-                order=300,
-                width="full",
-                note="Host time by stage. On a GPU, forward, backward and optimizer are kernel launch times.",
-            )
+            panel.bars("stages", "Time by stage", ["run"], stacks, x_label="seconds", order=300, note=note, **wide)
         )
         total = max(sum(stages.values()), 1e-9)
-        rows = [(stage, f"{s:.3f}", f"{s / total:.1%}") for stage, s in sorted(stages.items(), key=lambda x: -x[1])]
         # The longest stage comes first, so that the table begins with the bottleneck.
+        rows = [(stage, f"{s:.3f}", f"{s / total:.1%}") for stage, s in sorted(stages.items(), key=lambda x: -x[1])]
         out.append(panel.table("stage-table", "Stages", ("stage", "seconds", "share"), rows, section="Time", order=310))
     if train:
         series = [("waiting", [r["epoch"] for r in train], [100 * r["wait_share"] for r in train])]
-        out.append(
-            panel.lines(
-                "curve-wait",
-                "Share of time spent waiting for data",
-                series,
-                x_label="epoch",
-                y_label="% of training time",
-                section="Time",
-                order=320,
-            )
-        )
+        title, labels = "Share of time spent waiting for data", {"x_label": "epoch", "y_label": "% of training time"}
+        out.append(panel.lines("curve-wait", title, series, **labels, section="Time", order=320))
     return out
 
 
@@ -221,7 +200,7 @@ def _build_input_table(summary: dict[str, Any]) -> list[Panel]:
     found = summary.get("input")
     if found is None:
         return []
-    # Each rate is that of one thread alone, so the slowest row is the limit of the input.
+    # Rates of a single thread: only decoding has several of them.
     rows = [(f"{name} (the loader's thread)", f"{rate:,.0f}") for name, rate in found["stage_images_s"].items()]
     rows += [(f"{name} (one decoding thread)", f"{rate:,.0f}") for name, rate in found["thread_images_s"].items()]
     rows.append(("the run", f"{summary['images_s']:,.0f}"))
@@ -241,20 +220,10 @@ def _build_recipe_tables(about: dict[str, Any], recipe: str) -> list[Panel]:
     values = flatten_recipe(recipe)
     rows = [(key, values.get(key, ""), origin) for key, origin in about["origins"].items()]
     found = [*describe_machine(about), ("command", " ".join(about["command"]))]
-    section = "Recipe and machine"
+    title, wide = "Recipe, with the origin of each value", {"section": "Recipe and machine", "width": "full"}
     return [
-        panel.table(
-            "recipe",
-            "Recipe, with the origin of each value",
-            ("key", "value", "origin"),
-            rows,
-            section=section,
-            order=500,
-            width="full",
-        ),
-        panel.table(
-            "machine", "Machine and versions", ("property", "value"), found, section=section, order=510, width="full"
-        ),
+        panel.table("recipe", title, ("key", "value", "origin"), rows, order=500, **wide),
+        panel.table("machine", "Machine and versions", ("property", "value"), found, order=510, **wide),
     ]
 
 

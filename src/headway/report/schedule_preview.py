@@ -27,46 +27,40 @@ CURVE_POINTS = 600
 @final
 @dataclass(frozen=True)
 class SchedulePoint:
-    """One step of the schedule. `step` is the number of steps before it.
-
-    Attributes:
-        lr: Learning rate at which its macro-batch moves the weights, with the optimizer's own changes but without trust
-            ratios of layers; 0 for steps at the end that do not fill a macro-batch. For `rmsprop_sgd`: that of SGD.
-        batch: Samples of its macro-batch, which spans one step for all optimizers but `lbsgd`.
-        lr_rmsprop: Learning rate of the RMSprop part. Used by `rmsprop_sgd`.
-    """
+    """One step of the schedule. `step` is the number of steps before it."""
 
     step: int
     position: int
     epoch: float
+    # Learning rate at which its macro-batch moves the weights, with the optimizer's own changes but without trust
+    # ratios of layers; 0 for steps at the end that do not fill a macro-batch. For `rmsprop_sgd`: that of SGD.
     lr: float
     momentum: float | None
+    # Samples of its macro-batch, which spans one step for all optimizers but `lbsgd`.
     batch: int
     what: str = ""
+    # Learning rate of the RMSprop part. Used by `rmsprop_sgd`.
     lr_rmsprop: float | None = None
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class SchedulePreview:
-    """Schedule of a run, as far as the recipe determines it.
+    """Schedule of a run, as far as the recipe determines it."""
 
-    Attributes:
-        loaded: Recipe with resolved rates.
-        samples: Samples per epoch.
-        momentum: First beta for Adam and its relatives; None if the optimizer has no momentum.
-        internal: Changes that the optimizer makes to learning rate and batch by itself.
-        warnings: Known needs of large batches that the recipe does not meet, and a suspicious length.
-    """
-
+    # Recipe with resolved rates.
     loaded: LoadedRecipe[TrainRecipe]
+    # Samples per epoch.
     samples: int
     plan: BatchPlan
     steps: int
     schedule: Schedule
+    # Changes that the optimizer makes to learning rate and batch by itself.
     internal: InternalSchedule
     lr: float
+    # First beta for Adam and its relatives; None if the optimizer has no momentum.
     momentum: float | None
+    # Known needs of large batches that the recipe does not meet, and a suspicious length.
     warnings: Sequence[str]
 
     @property

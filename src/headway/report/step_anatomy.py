@@ -39,21 +39,18 @@ NETWORK_PARTS = (
 @final
 @dataclass(frozen=True, kw_only=True)
 class StepPart:
-    """One part of a training step.
-
-    Attributes:
-        stage: Stage of the loop's clock that includes the part; empty if the loop spends no time on it.
-        loop_s: Seconds per step of that stage; None if there is no such stage.
-        is_shared: True if other parts belong to the same stage; `loop_s` is then their sum.
-        loader_s: Seconds per step of the loader's thread, which runs in parallel; None if it has no share in the part.
-        note: Source of the measurement, or the reason why there is none.
-    """
+    """One part of a training step."""
 
     name: str
+    # Stage of the loop's clock that includes the part; empty if the loop spends no time on it.
     stage: str
+    # Seconds per step of that stage; None if there is no such stage.
     loop_s: float | None
+    # True if other parts belong to the same stage; `loop_s` is then their sum.
     is_shared: bool
+    # Seconds per step of the loader's thread, which runs in parallel; None if it has no share in the part.
     loader_s: float | None
+    # Source of the measurement, or the reason why there is none.
     note: str
 
 
@@ -181,7 +178,6 @@ def _describe_host_syncs(summary: Mapping[str, Any], device: str) -> str:
     told = f"Values read in Python: {found['a_step']:.3g} per step, {places}"
     if device == "cpu":
         return f"{told}; on a GPU each read of a tensor there is a host-device sync."
-    return f"{told}; {found['waits_a_step']:.3g} of them waited for the device."
     return f"{told}; {found['waits_a_step']:.3g} of them waited for the device."
 
 
