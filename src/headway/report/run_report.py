@@ -190,8 +190,8 @@ def _build_time_panels(train: list[dict[str, Any]], summary: dict[str, Any]) -> 
         out.append(panel.table("stage-table", "Stages", ("stage", "seconds", "share"), rows, section="Time", order=310))
     if train:
         series = [("waiting", [r["epoch"] for r in train], [100 * r["wait_share"] for r in train])]
-        title, labels = "Share of time spent waiting for data", {"x_label": "epoch", "y_label": "% of training time"}
-        out.append(panel.lines("curve-wait", title, series, **labels, section="Time", order=320))
+        given: dict[str, Any] = {"x_label": "epoch", "y_label": "% of training time", "section": "Time", "order": 320}
+        out.append(panel.lines("curve-wait", "Share of time spent waiting for data", series, **given))
     return out
 
 
