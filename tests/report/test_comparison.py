@@ -133,7 +133,7 @@ def test_several_stages_together(tmp_path: Path, folder: Path) -> None:
     less = {stage: seconds - 0.1 for stage, seconds in usual.items()}
     slow = made(tmp_path / "slow", folder / "one", 720 / 1.9, usual)
     fast = made(tmp_path / "fast", folder / "one", 720 / 1.5, less)
-    assert ": several stages together; " in compare_runs(fast, slow).describe()
+    assert ": several stages together; " in compare_runs(fast, slow).sentence()
 
 
 @pytest.mark.parametrize(("rate", "noise", "told"), [(459, 0.0, False), (500, 0.2, False), (500, 0.01, True)])
@@ -193,7 +193,7 @@ def test_a_run_that_was_stopped_is_said_so(tmp_path: Path, folder: Path) -> None
     stopped = made(
         tmp_path / "stopped", folder / "one", 450, {"wait": 0.1, "forward": 1.5}, finished=False, step=12, epochs=2.0
     )
-    assert compare_runs(folder / "one", stopped).describe().endswith("; stopped was stopped at step 12 of 24.")
+    assert compare_runs(folder / "one", stopped).sentence().endswith("; stopped was stopped at step 12 of 24.")
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, folder: Path) -> None:

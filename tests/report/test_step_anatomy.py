@@ -78,7 +78,7 @@ def test_a_run_of_before_has_no_stage_of_the_loss() -> None:
     stages = {stage: seconds for stage, seconds in SUMMARY["seconds_by_stage"].items() if stage != "loss"}
     found = by_name(changed(seconds_by_stage=stages))
     assert found["loss"] == StepPart(
-        name="loss", stage="forward", loop_s=0.01, is_shared=True, loader_s=None, note="the loop's clock: forward"
+        name="loss", stage="forward", loop_s=0.01, shared=True, loader_s=None, note="the loop's clock: forward"
     )
     assert [part.stage for part in found.values()].count("forward") == 4
 
@@ -133,7 +133,7 @@ def test_the_panels_show_each_measurement_once() -> None:
 
 def test_reads_of_values_are_told() -> None:
     def note(found: dict[str, Any] | None, device: str = "cpu") -> str:
-        return build_panels(SUMMARY | {"value_reads": found}, device)[0].note
+        return build_panels(SUMMARY | {"host_syncs": found}, device)[0].note
 
     reads: dict[str, Any] = {
         "steps": 3,

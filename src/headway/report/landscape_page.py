@@ -64,7 +64,7 @@ def format_numbers(found: Landscape) -> str:
 
 def _describe_barrier(line: LossLine) -> str:
     barriers = [f"{_format_number(value)} ({name})" for name, value in line.barrier.items()]
-    return f"Distance {_format_number(line.distance)}; barrier {', '.join(barriers)}."
+    return f"between both, {_format_number(line.distance)} apart, the loss rises above their line by {', '.join(barriers)}."
 
 
 def build_panels(found: Landscape) -> list[Panel]:
@@ -157,7 +157,7 @@ def _build_lines_around(lines: list[LossLine]) -> list[Panel]:
 
 def _build_lines_between(line: LossLine, order: int, number: int) -> list[Panel]:
     how = STATISTICS_NOTES[line.statistics]
-    note = f"The straight line from one solution (0) to the other (1), and beyond; {how}. {_describe_barrier(line)}"
+    note = f"The straight line from one solution (0) to the other (1), and beyond; {how}. The barrier: {_describe_barrier(line)}"
     out = []
     for place, metric in enumerate(_list_metrics(line)):
         series = [(which, line.x, curve[metric]) for which, curve in line.curves.items()]

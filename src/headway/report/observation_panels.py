@@ -246,8 +246,8 @@ def describe_noise_scale(record: dict[str, Any]) -> str:
     more = predict_sample_ratio(batch, scale) - 1
     cost, fewer = round(100 * more), round(100 * (1 - (1 + more) / 2))
     return (
-        f"At the end: batch {batch:,}; critical batch about {_format_samples(scale)} {ends}, 95 % interval. Twice the "
-        f"batch would cost {cost} % more samples and take {fewer} % fewer steps to the same loss, with the best learning "
+        f"At the end: batch {batch:,}; critical batch about {_format_samples(scale)} {ends}, 95 % interval: twice the batch "
+        f"would cost {cost} % more samples and take {fewer} % fewer steps to the same loss, with the best learning "
         "rate of each (McCandlish et al. 2018)."
     )
 

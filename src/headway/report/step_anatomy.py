@@ -161,14 +161,13 @@ def build_panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
 
 def _describe_host_syncs(summary: Mapping[str, Any], device: str) -> str:
     """How often a step read values in Python, and where; nothing of runs before that was counted."""
-    if "value_reads" not in summary:
+    if "host_syncs" not in summary:
         return ""
-    found = summary["value_reads"]
+    found = summary["host_syncs"]
     if found is None:
         return (
-            "Values read in Python: not counted, because the process made too few steps. Counting needs "
-            f"{host_syncs.COUNTED_STEPS} steps after the first {host_syncs.SKIPPED_STEPS} that neither log, evaluate nor "
-            "save."
+            "Values read in Python: not counted, this process made too few steps. It takes "
+            f"{host_syncs.COUNTED_STEPS} after the first {host_syncs.SKIPPED_STEPS} that neither log nor evaluate nor save."
         )
     if not found["a_step"]:
         return f"Values read in Python: none, in {found['steps']} steps."
