@@ -12,7 +12,7 @@ import torch.distributed as dist
 from bench import loop
 from headway.comm.comm_recipe import CommRecipe
 from headway.launch.ranks import Ranks
-from headway.train.progress import show
+from headway.train.progress import build_display
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/ddp", rank=rank, world_size=procs)
     with ranks:
-        trainer = loop.headway_arm(factory, size, channels, batch, Path(folder), show(ranks=ranks), ranks)
+        trainer = loop.headway_arm(factory, size, channels, batch, Path(folder), build_display(ranks=ranks), ranks)
         trainer.meet()
         bare = loop.bare_arm(trainer.setup, getattr(loop, factory), rank, procs)
         times = loop.take_turns(bare, trainer, pairs, ready=dist.barrier)

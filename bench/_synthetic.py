@@ -10,7 +10,7 @@ from pathlib import Path
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
-from headway.setup.build import Setup, set_up
+from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.train.trainer import Display, Trainer
 
@@ -25,7 +25,7 @@ def setup(
     *overrides: str,
     ranks: Ranks | None = None,
     say: Callable[[str], object] = lambda text: print(text, file=sys.stderr),
-) -> Setup:
+) -> TrainSetup:
     """Of a network by its import path: momentum SGD, a cosine schedule, fp32, and what the overrides say."""
     recipe = folder / f"recipe-{os.getpid()}.yaml"
     recipe.write_text(
@@ -34,10 +34,10 @@ def setup(
         f"optimizer: {{name: sgd, lr: 0.001, momentum: 0.9}}\nschedule: {{name: cosine}}\n"
         f"batch: {batch}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"
     )
-    return set_up(read_recipe(recipe, overrides, TrainRecipe), say=say, ranks=ranks)
+    return build_setup(read_recipe(recipe, overrides, TrainRecipe), say=say, ranks=ranks)
 
 
-def trainer(found: Setup, folder: Path, display: Display, ranks: Ranks | None = None) -> Trainer:
+def trainer(found: TrainSetup, folder: Path, display: Display, ranks: Ranks | None = None) -> Trainer:
     """Of several ranks rank 0 makes the run's folder."""
     run = RunFolder.create(folder / "run") if ranks is None or ranks.speaks else RunFolder(folder / "run")
     return Trainer(found, run, display, ranks)

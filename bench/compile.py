@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench._common import Claim, arguments, median, report, take_turns
 from bench._family import run_bench
 from headway.model import cifar_net, small_net
-from headway.setup.compilation import called
+from headway.setup.compilation import compile_model
 
 IDLE = frozenset(
     f"aten::{name}"
@@ -81,7 +81,7 @@ def calls(case: Case, batch: int, how: Any, device: torch.device, mode: str) -> 
     shape = (batch, case.channels, case.side, case.side)
     images = torch.randn(shape, device=device).to(memory_format=torch.channels_last)
     labels = torch.arange(batch, device=device) % 10
-    forward = called(model, how)
+    forward = compile_model(model, how)
     if mode == "forward":
         model.eval()
 

@@ -43,8 +43,8 @@ from torch.nn import functional as F
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report, take_turns
 from bench._family import run_bench
-from headway.setup.build import Setup
-from headway.train.progress import Silent
+from headway.setup.build import TrainSetup
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 PLAIN = "plain"
@@ -93,7 +93,7 @@ def fitting_batch(memory_bytes: int) -> int:
     return int(min(256, 2 ** max(3, math.floor(math.log2(memory_bytes / (3 * 90e6))))))
 
 
-def setup_of(size: Size, overrides: tuple[str, ...], folder: Path, device: torch.device) -> Setup:
+def setup_of(size: Size, overrides: tuple[str, ...], folder: Path, device: torch.device) -> TrainSetup:
     options = (
         f"data.synthetic.classes={size.classes}",
         f"task.args.label_smoothing={SMOOTHING}",
@@ -117,7 +117,7 @@ def headway_arm(trainer: Trainer, steps: int) -> Callable[[], None]:
     return run
 
 
-def plain_arm(setup: Setup, steps: int) -> Callable[[], None]:
+def plain_arm(setup: TrainSetup, steps: int) -> Callable[[], None]:
     """The hand-written loop, over the network and the batch of a setup that is not trained otherwise."""
     device, model = setup.device, setup.model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY, fused=True)
@@ -150,7 +150,7 @@ def built(
     counted = None if setup.counts is None else setup.counts.multiply_adds
     if name == PLAIN:
         return plain_arm(setup, size.steps), counted
-    trainer = stack.enter_context(closing(synthetic.trainer(setup, folder, Silent())))
+    trainer = stack.enter_context(closing(synthetic.trainer(setup, folder, SilentDisplay())))
     return headway_arm(trainer, size.steps), counted
 
 

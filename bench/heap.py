@@ -70,12 +70,12 @@ def measured(batch: int, steps: int, heap: str) -> dict[str, float]:
 def arm(batch: int, steps: int) -> dict[str, Any]:
     """Seconds and page faults of a step, and the process's most memory in MB."""
     from bench import _synthetic as synthetic
-    from headway.train.progress import Silent
+    from headway.train.progress import SilentDisplay
 
     with tempfile.TemporaryDirectory() as name:
         factory, folder = "bench._accuracy.narrow:narrow", Path(name)
         setup = synthetic.setup(factory, (32, 32), batch, folder, say=lambda text: None)
-        trainer = synthetic.trainer(setup, folder, Silent())
+        trainer = synthetic.trainer(setup, folder, SilentDisplay())
         trainer.run(steps=3)
         before, begun = resource.getrusage(resource.RUSAGE_SELF), perf_counter()
         trainer.run(steps=steps)

@@ -37,7 +37,7 @@ from bench._ladder import decks, feeding, rungs, steps, tuned
 from bench._ladder.lenet import MOST_MULTIPLY_ADDS, lenet
 from bench._ladder.photographs import cifar
 from headway.model.model_size import measure_model_size
-from headway.setup.precision import candidates
+from headway.setup.precision import list_candidates
 
 PARTS = ("ladder", "tune", "decks")
 PACE, QUICK_PACE = (7, 4.0), (2, 0.3)
@@ -96,7 +96,7 @@ def climbed(
     pace: feeding.Pace,
 ) -> list[Claim]:
     """The ladder of a network."""
-    ladder = rungs.rungs(device.type, candidates(device), packed)
+    ladder = rungs.rungs(device.type, list_candidates(device), packed)
     rounds, seconds = pace
     with Comparison(folder) as arms:
         rungs.start(arms, ladder, network, recipe, loose)

@@ -34,8 +34,8 @@ from bench._family import run_bench
 from headway.launch.hosts import hosts_of
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
-from headway.setup.build import Setup
-from headway.train.progress import Bar
+from headway.setup.build import TrainSetup
+from headway.train.progress import ProgressBar
 from headway.train.trainer import Display, Trainer
 
 STEPS = 50
@@ -69,7 +69,9 @@ def headway_arm(
     return synthetic.trainer(found, folder, display, ranks)
 
 
-def bare_arm(setup: Setup, factory: Callable[[int], nn.Module], rank: int = 0, size: int = 1) -> Callable[[int], None]:
+def bare_arm(
+    setup: TrainSetup, factory: Callable[[int], nn.Module], rank: int = 0, size: int = 1
+) -> Callable[[int], None]:
     model = factory(10).to(memory_format=torch.channels_last)
     if size > 1:
         model = nn.parallel.DistributedDataParallel(model)
@@ -128,7 +130,7 @@ def compare(
                 sys.exit(status)
             found: list[list[float]] = json.loads((folder / "times.json").read_text())
             return found
-        bar = Bar(Console(file=(folder / "terminal").open("w"), force_terminal=True))
+        bar = ProgressBar(Console(file=(folder / "terminal").open("w"), force_terminal=True))
         trainer = headway_arm(factory.__name__, size, channels, batch, folder, bar)
         times = take_turns(bare_arm(trainer.setup, factory), trainer, pairs)
         trainer.close()

@@ -31,8 +31,8 @@ from headway.comm.comm_recipe import CommRecipe
 from headway.launch.hosts import hosts_of
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
-from headway.train.monitors import beside
-from headway.train.progress import Silent
+from headway.train.monitors import run_monitors
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 SAMPLER = "headway-sampler"
@@ -90,9 +90,9 @@ def empty_ns(calls: int = 100_000) -> float:
 
 def metered(trainer: Trainer) -> Meter:
     """A meter around all by which a Trainer watches itself."""
-    meter, observer = Meter(), trainer._ledger.observer
+    meter, observer = Meter(), trainer.accumulator.observer
     meter.around("clock", trainer.clock, "lap")
-    meter.around("observer", observer, "begin", "stepped", "look", "record")
+    meter.around("observer", observer, "begin_step", "end_step", "check_divergence", "write_rows")
     if observer._layers is not None:
         meter.around("layers", observer._layers, "_before_step", "_after_step")
     if trainer.ranks is not None:
@@ -125,9 +125,9 @@ def measured(trainer: Trainer, blocks: int) -> list[Block]:
 def trainer_of(case: str, folder: Path, *overrides: str, ranks: Ranks | None = None) -> Iterator[Trainer]:
     factory, size, batch = CASES[case]
     setup = synthetic.setup(factory, size, batch, folder, *overrides, ranks=ranks)
-    trainer = synthetic.trainer(setup, folder, Silent(), ranks)
+    trainer = synthetic.trainer(setup, folder, SilentDisplay(), ranks)
     try:
-        with beside(trainer):
+        with run_monitors(trainer):
             yield trainer
     finally:
         trainer.close()

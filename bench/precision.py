@@ -31,10 +31,10 @@ from bench._common import Claim, median, parser, report, table
 from bench._family import run_bench
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.train.evaluate import evaluate
-from headway.train.progress import Silent
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 BIG = 10**9
@@ -66,9 +66,9 @@ def trainers(stack: ExitStack, recipe: Path, base: tuple[str, ...], folder: Path
     never = (f"evaluate.every_epochs={BIG}", f"checkpoint={{every_steps: {BIG}}}", f"log_every_steps={BIG}")
     for name, overrides in arms(device).items():
         loaded = read_recipe(recipe, (*base, f"device={device}", *overrides, *never), TrainRecipe)
-        setup = set_up(loaded, say=lambda text: None)
+        setup = build_setup(loaded, say=lambda text: None)
         stack.enter_context(closing(setup.inputs))
-        made[name] = stack.enter_context(closing(Trainer(setup, RunFolder.create(folder / name), Silent())))
+        made[name] = stack.enter_context(closing(Trainer(setup, RunFolder.create(folder / name), SilentDisplay())))
     return made
 
 

@@ -47,7 +47,7 @@ from bench._accuracy.results import FOLDER, Results, commit, digest, hashes, sou
 from bench._arms import ROOT
 from bench._common import Claim, parser, report
 from bench._family import run_bench
-from headway.train.runs import interval
+from headway.train.runs import compute_interval
 
 ARMS = ("port", "headway")
 LIBRARY = ROOT / "src/headway"
@@ -240,7 +240,7 @@ def tell(kept: list[dict[str, Any]], options: argparse.Namespace, asked_of: dict
     for arm in ARMS:
         mine = [one for one in kept if one["arm"] == arm]
         if len(mine) > 1:
-            means = [interval([one[key] for one in mine]) for key in ("accuracy", "accuracy_tta")]
+            means = [compute_interval([one[key] for one in mine]) for key in ("accuracy", "accuracy_tta")]
             said = ", with views ".join(f"{mean:.2%} +- {half:.2%}" for mean, half in means)
             print(f"{arm}: {said} (mean of {len(mine)} runs and its 95 % interval)")
     port = airbench_cost(asked_of["port"]["widths"], asked_of["port"]["epochs"])

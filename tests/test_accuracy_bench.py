@@ -20,7 +20,7 @@ from bench._accuracy.ours import recipe as fast_recipe
 from bench._accuracy.results import Results, digest, hashes, sources, this_machine
 
 from headway.model import cifar_net
-from headway.train.evaluate import views
+from headway.train.evaluate import build_views
 
 FP32 = How("fp32", False)
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def test_the_port_is_the_network_of_the_library(images: Images) -> None:
 
 
 def test_six_views_are_those_of_the_library(images: Images) -> None:
-    theirs, mine = airbench.views(images.normal), list(views(images.normal, flip=True, shift=1))
+    theirs, mine = airbench.views(images.normal), list(build_views(images.normal, flip=True, shift=1))
     assert sum(weight for weight, _ in theirs) == 1
 
     def by_weight(found: list[tuple[float, torch.Tensor]]) -> list[tuple[float, float, float]]:

@@ -60,9 +60,9 @@ def test_a_missing_or_empty_folder(tmp_path: Path, good: Path) -> None:
     assert "there is no image in any of its 1 sub-folders" in refused(
         "train", good / "recipe.yaml", f"data.eval={tmp_path}", status=1
     )
-    assert "there is no such folder" in refused("verify", tmp_path / "none", status=2)
+    assert "the folder does not exist" in refused("verify", tmp_path / "none", status=2)
     for verb in ("report", "evaluate"):
-        assert "there is no such run folder. headway train RECIPE makes one." in refused(
+        assert "there is no such run folder. Start a run with headway train RECIPE." in refused(
             verb, tmp_path / "none", status=2
         )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty"]
@@ -98,7 +98,7 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     sentence = refused("pack", source, tmp_path / "dst", status=1)
     assert "3 of 12 files are no usable image." in sentence
     for line in (
-        "cat/text.jpg: it is no image of a known format",
+        "cat/text.jpg: its image format is not known",
         "dog/empty.jpg: it is empty",
         "dog/1.jpg: ",
     ):
@@ -156,7 +156,7 @@ def test_a_flipped_byte_in_a_shard_is_named_by_verify(run_of_damaged: Path) -> N
     assert lines[-1] == "2 damaged places: pack the data again."
     for line, sample in zip(lines, (11, 99), strict=False):
         assert line.startswith(f"sample {sample} ({data.name(sample)}), train/shard-00000.rec at byte ")
-        assert line.endswith("the image's checksum is another")
+        assert line.endswith("the image's checksum does not match")
     found = headway("verify", packed, "--json", status=1).json()["damaged"]
     assert [(entry["index"], entry["name"]) for entry in found] == [(n, data.name(n)) for n in (11, 99)]
 
@@ -249,7 +249,7 @@ def test_eval_classes_unlike_train_classes(tmp_path: Path, good: Path) -> None:
     for part, classes in (("train", ("cat", "dog")), ("eval", ("cat", "eel"))):
         jpegs(tmp_path / "src" / part, classes=classes)
     sentence = refused("pack", tmp_path / "src", tmp_path / "dst", status=1)
-    assert "eval classes unlike train classes (only in train: dog; only in eval: eel)." in sentence
+    assert "the classes of eval and train differ (only in train: dog; only in eval: eel)." in sentence
     for part in ("train", "eval"):
         headway("pack", tmp_path / "src" / part, tmp_path / "apart" / part)
     more = [f"data.{part}={tmp_path / 'apart' / part}" for part in ("train", "eval")]
@@ -277,14 +277,14 @@ def test_places_that_exist(tmp_path: Path, good: Path) -> None:
     headway("train", good / "recipe.yaml", "--run", run, "epochs=0.2")
     before = files(run)
     sentence = refused("train", good / "recipe.yaml", "--run", run, status=2)
-    assert f"{run}: this run folder exists. Go on with it: headway train --resume {run}." in sentence
+    assert f"{run}: this run folder exists. Resume it: headway train --resume {run}." in sentence
     assert files(run) == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")
     assert "this folder is not empty. Name another one with --run." in refused(
         "train", good / "recipe.yaml", "--run", tmp_path / "mine", status=2
     )
-    assert "this exists and is no packed data set" in refused(
+    assert "the destination exists and is not a packed data set" in refused(
         "pack", source, tmp_path / "mine", "--overwrite", status=2
     )
     assert "this is no run folder" in refused("report", tmp_path / "mine", status=2)
@@ -305,7 +305,7 @@ def test_places_that_exist(tmp_path: Path, good: Path) -> None:
     [
         ("path,label\ncat/0.jpg,a\nnone.jpg,b\n", "line 3: there is no file 'none.jpg'"),
         ("file,label\ncat/0.jpg,a\n", "line 1: there is no column 'path'"),
-        ("path,value\ncat/0.jpg,1\ncat/1.jpg,many\n", "line 3: the value is 'many', which is no finite number"),
+        ("path,value\ncat/0.jpg,1\ncat/1.jpg,many\n", "line 3: the value is 'many', which is not a finite number"),
         ("path,label\ncat/0.jpg,a\ncat/0.jpg,b\n", "line 3: 'cat/0.jpg' was named before, in line 2"),
         ("path,label\n", "the file lists no images"),
     ],
@@ -425,7 +425,7 @@ def test_a_disk_that_others_fill_while_metrics_are_written(
 def test_a_place_that_cannot_be_written(tmp_path: Path, good: Path) -> None:
     (tmp_path / "file").write_text("")
     sentence = refused("train", good / "recipe.yaml", "--run", tmp_path / "file/run", status=2)
-    assert sentence.startswith(f"{tmp_path / 'file/run'}: this folder cannot be made or used (Not a directory).")
+    assert sentence.startswith(f"{tmp_path / 'file/run'}: this folder cannot be created or used (Not a directory).")
     said = headway("init", good / "digits", "--out", tmp_path / "none/r.yaml", status=2)
     assert "there is no such folder" in said.err
 

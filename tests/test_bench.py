@@ -127,7 +127,7 @@ def test_the_plain_loop_on_a_device_does_the_steps_of_the_trainer(tmp_path: Path
         (tmp_path / name).mkdir()
         setups.append(device.setup_of(device.TINY, (), tmp_path / name, cpu))
     begun = [value.detach().clone() for value in setups[0].model.parameters()]
-    trainer = _synthetic.trainer(setups[1], tmp_path, device.Silent())
+    trainer = _synthetic.trainer(setups[1], tmp_path, device.SilentDisplay())
     before = torch.backends.cudnn.benchmark
     device.plain_arm(setups[0], 3)()
     device.headway_arm(trainer, 3)()

@@ -30,7 +30,7 @@ from headway.core.user_code import import_user_object
 from headway.data.pack import pack
 from headway.model.model_size import measure_model_size
 from headway.setup.recipe import TrainRecipe
-from headway.setup.task import Classification, Target
+from headway.setup.task import Classification, TargetSpec
 
 FIRST = list(itertools.islice(draws(1), 60))
 
@@ -138,7 +138,7 @@ def test_transforms_do_as_much_as_the_environment_says(monkeypatch: pytest.Monke
 
 
 def test_a_loss_in_python_is_the_same_loss() -> None:
-    target = Target(kind="class", classes=("a", "b"), numbers=1)
+    target = TargetSpec(kind="class", classes=("a", "b"), numbers=1)
     task, plainly = user.Reading(target, reads=4), Classification(target)
     outputs, labels = torch.randn(5, 2, requires_grad=True), torch.tensor([0, 1, 1, 0, 1])
     assert torch.equal(task.loss(outputs, labels), plainly.loss(outputs, labels))

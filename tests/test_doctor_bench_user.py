@@ -17,7 +17,7 @@ from bench._doctor.user_trial import error_of, right, user_claims, user_rows
 from headway.core.recipe import read_recipe
 from headway.core.user_code import import_user_object
 from headway.setup.recipe import TrainRecipe
-from headway.setup.task import Target
+from headway.setup.task import TargetSpec
 
 FIRST = list(itertools.islice(user_draws(1), 26))
 
@@ -65,7 +65,7 @@ def test_what_is_slow_leaves_the_numbers_as_they_are(monkeypatch: pytest.MonkeyP
     for does, amount in (("numpy", 0.1), ("reads", 9)):
         model = user_code.Net(2, does=does, amount=amount)
         assert torch.equal(model(images), model.inner(images))
-    target = Target(kind="class", classes=("a", "b"), numbers=1)
+    target = TargetSpec(kind="class", classes=("a", "b"), numbers=1)
     outputs = torch.randn(2, 2)
     slow = user_code.Slow(target, where="loss", does="collect", amount=0.1)
     other = user_code.Slow(target, where="metrics", does="read", amount=1)

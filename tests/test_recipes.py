@@ -55,7 +55,7 @@ def test_it_is_built(path: Path) -> None:
     found = built(path)
     work = found.workload
     assert work.name == path.stem
-    assert found.without_values
+    assert found.on_shapes_only
     assert abs(work.run.epochs * work.run.samples - found.loaded.recipe.epochs * work.run.samples) <= work.step.batch
     assert sum(phase.steps for phase in work.run.phases) == work.run.steps
     assert work.run.evaluations >= 1
@@ -75,7 +75,7 @@ def test_its_head_says_where_it_comes_from_and_what_was_run(path: Path) -> None:
     (row,) = (line for line in (ROOT / "docs/imagenet.md").read_text().splitlines() if f"| `{path.stem}` |" in line)
     more = ", and a few steps at batch 8 on 60 photographs" if "a few steps at batch 8" in row else " only"
     assert f"Run here: the dry run{more}. Nothing was trained on ImageNet." in head
-    assert not re.search(r"\beta\b", head) or read(path.stem).optimizer.name == "lars"
+    assert not re.search(r"\btrust\b", head) or read(path.stem).optimizer.name == "lars"
     assert f"recipes/{path.name} --dry-run --samples 1281167" in head
 
 

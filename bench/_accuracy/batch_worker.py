@@ -19,9 +19,9 @@ import yaml
 from headway.core.errors import TrainingError
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Silent
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 
@@ -31,9 +31,9 @@ def train(tree: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="headway-batch-") as name:
         path = Path(name) / "recipe.yaml"
         path.write_text(yaml.safe_dump(tree), encoding="utf-8")
-        setup = set_up(read_recipe(path, (), TrainRecipe), say=lambda _: None)
+        setup = build_setup(read_recipe(path, (), TrainRecipe), say=lambda _: None)
         run, started, diverged = RunFolder.create(Path(name) / "run"), perf_counter(), False
-        with closing(setup.inputs), closing(Trainer(setup, run, Silent())) as trainer:
+        with closing(setup.inputs), closing(Trainer(setup, run, SilentDisplay())) as trainer:
             try:
                 trainer.run()
             except TrainingError:

@@ -16,10 +16,10 @@ from bench._arms import ROOT
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.run_folder import RunFolder
 from headway.data.resolution import compute_size
-from headway.setup.build import Setup, set_up
+from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.evaluate import evaluate, outputs_of
-from headway.train.progress import Silent
+from headway.train.evaluate import compute_outputs, evaluate
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 RECIPE = ROOT / "recipes/cifar10-fast.yaml"
@@ -45,15 +45,15 @@ def train(packed: Path, *, seed: int, overrides: Sequence[str], folder: Path) ->
     weights."""
     loaded = recipe(packed, [f"seed={seed}", *overrides])
     loaded = loaded.resolve("evaluate.every_epochs", loaded.recipe.epochs, "once, at the end")
-    setup = set_up(loaded, say=lambda text: print(text, file=sys.stderr))
+    setup = build_setup(loaded, say=lambda text: print(text, file=sys.stderr))
     warm_up(setup)
-    with closing(setup.inputs), closing(Trainer(setup, RunFolder.create(folder), Silent())) as trainer:
+    with closing(setup.inputs), closing(Trainer(setup, RunFolder.create(folder), SilentDisplay())) as trainer:
         trainer.run()
         stages = trainer.clock.seconds
         assert trainer.metrics is not None
         assert setup.eval is not None
         as_it_is = setup.loaded.resolve("evaluate.flip", False, "no views").resolve("evaluate.shift", 0, "no views")
-        with trainer.shown():
+        with trainer.use_averages():
             plain = evaluate(replace(setup, loaded=as_it_is), setup.eval)
         return {
             "seconds": sum(taken for stage, taken in stages.items() if stage not in NOT_TRAINING),
@@ -90,7 +90,7 @@ def kinds_of_step(
     return list(out)
 
 
-def warm_up(setup: Setup) -> None:
+def warm_up(setup: TrainSetup) -> None:
     """Forward and backward at every size that training has, and an evaluation, on data that mean nothing; without
     effect: what torch.compile makes, or a convolution library, is there when the clock starts."""
     recipe = setup.recipe
@@ -111,6 +111,6 @@ def warm_up(setup: Setup) -> None:
     with torch.no_grad():
         samples = min(recipe.evaluate.batch or recipe.batch, len(setup.eval or ()))
         images = torch.randn(samples, setup.channels, *setup.size, device=setup.device)
-        outputs_of(setup, images.to(memory_format=layout))
+        compute_outputs(setup, images.to(memory_format=layout))
     setup.model.train()
     setup.model.load_state_dict(before)

@@ -27,7 +27,7 @@ from bench._doctor.data import evict, load
 from bench._doctor.jobs import BIG, Job
 from headway.core.errors import UsageError
 from headway.core.profile import Knob, Profile
-from headway.doctor.packing import Packing
+from headway.doctor.pack_estimate import PackCommand
 
 STARTS_S, ENDS_S, DOCTOR_S = 180.0, 60.0, 900.0
 """How long a run may take until its first logging step, and from the signal to its end; and the doctor."""
@@ -162,7 +162,7 @@ class Cure:
         """Takes the first knob that something sets. None: there is no knob, or it is none of these."""
         first = first_knob(profile)
         text = "" if first is None else first.override
-        if (packing := Packing.parse(text)) is not None:
+        if (packing := PackCommand.parse(text)) is not None:
             return Cure(pack=(packing.source, str(packing.mode)))
         words = shlex.split(text)
         return Cure(tuple(words)) if words and all(OVERRIDE.fullmatch(word) for word in words) else None

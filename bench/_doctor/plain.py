@@ -31,10 +31,10 @@ import headway
 from headway.core.recipe import read_recipe
 from headway.core.user_code import import_user_object
 from headway.data.columns import FLAG_RAW
-from headway.model.builder import build_model as build_model
+from headway.model.builder import build_model
 from headway.setup.recipe import TrainRecipe
-from headway.setup.task import Target, Task
-from headway.setup.task import build as build_task
+from headway.setup.task import TargetSpec, Task
+from headway.setup.task import build_task as build_task
 
 ASKED = "HEADWAY_BENCH_PLAIN"
 PACKAGES = ("traceml_ai", "traceml")
@@ -77,7 +77,7 @@ def main() -> None:
     train = Images(recipe.data.train, recipe.data.size if isinstance(recipe.data.size, int) else None)
     held_out = Images(recipe.data.eval, None) if recipe.data.eval is not None else None
     with ExitStack() as stack:
-        task = build_task(recipe.task, Target(kind="class", classes=train.classes, numbers=1), loaded.base)
+        task = build_task(recipe.task, TargetSpec(kind="class", classes=train.classes, numbers=1), loaded.base)
         model: nn.Module = build_model(recipe.model, num_outputs=task.outputs, base=loaded.base)
         if ranks > 1:
             torch.distributed.init_process_group("gloo")

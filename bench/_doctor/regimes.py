@@ -29,7 +29,7 @@ from bench._doctor.jobs import BASES, Job, network, own
 from bench._doctor.measure import examined, trained
 from bench._synthetic import setup, trainer
 from headway.core.cpu_count import list_usable_cpus
-from headway.train.progress import Silent
+from headway.train.progress import SilentDisplay
 
 SIDE, BATCH = 224, 32
 RESNET50, ALEXNET = 4.089e9 / (224**2 * 3), 0.724e9 / (227**2 * 3)
@@ -158,7 +158,7 @@ def loop_s(channels: int, folder: Path, rounds: int = 5) -> float:
     args = f"model.args={{channels: {channels}}}"
     with tempfile.TemporaryDirectory(dir=folder) as name:
         found = setup(own("Blocks"), (SIDE, SIDE), BATCH, Path(name), args, "device=cpu", say=lambda text: None)
-        with closing(found.inputs), closing(trainer(found, Path(name), Silent())) as loop:
+        with closing(found.inputs), closing(trainer(found, Path(name), SilentDisplay())) as loop:
             loop.run(1)
             taken = []
             for _ in range(rounds):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from headway.setup.task import Classification, Target, Task
+from headway.setup.task import Classification, TargetSpec, Task
 
 ROUNDS = "HEADWAY_BENCH_ROUNDS"
 """How often `smooth` goes over a batch."""
@@ -131,7 +131,7 @@ class Reading(Task):
 
     primary, higher_is_better = Classification.primary, Classification.higher_is_better
 
-    def __init__(self, target: Target, *, reads: int) -> None:
+    def __init__(self, target: TargetSpec, *, reads: int) -> None:
         self._inner, self._reads = Classification(target), reads
 
     @property

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bench._doctor.user import Lenet
-from headway.setup.task import Classification, Target, Task
+from headway.setup.task import Classification, TargetSpec, Task
 
 DOES, AMOUNT = "HEADWAY_BENCH_DOES", "HEADWAY_BENCH_AMOUNT"
 """What `transform` does, and how much of it."""
@@ -115,7 +115,7 @@ class Slow(Task):
 
     primary, higher_is_better = Classification.primary, Classification.higher_is_better
 
-    def __init__(self, target: Target, *, where: str, does: str, amount: float) -> None:
+    def __init__(self, target: TargetSpec, *, where: str, does: str, amount: float) -> None:
         self._inner, self._where, self._does, self._amount = Classification(target), where, ALL[does], amount
 
     @property

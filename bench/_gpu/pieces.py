@@ -15,7 +15,7 @@ TESTS = (
         "data/test_ops.py",
         "data/test_augment_policy.py",
         "data/tiers/test_memory.py",
-        "doctor/test_copying.py",
+        "doctor/test_device_copy.py",
         "observe/test_nvml.py",
         "observe/test_host_syncs.py",
         "watch/test_watch_torch.py",

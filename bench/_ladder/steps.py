@@ -18,8 +18,8 @@ from bench._common import median, table, take_turns
 from bench._ladder.contestants import BATCH
 from bench._ladder.decks import Found, Ratio, quotient
 from bench._ladder.rungs import CIFAR_NET, LENET, Network, times
-from headway.setup.precision import candidates
-from headway.train.progress import Silent
+from headway.setup.precision import list_candidates
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 SIDE = 32
@@ -57,7 +57,7 @@ def measure(folder: Path, sizes: Sizes, device: torch.device) -> dict[str, Found
     """All that the slides claim of a step."""
     how = f"median of {sizes.rounds} rounds"
     graphs = "graphs" if device.type == "cuda" else "true"
-    units = "" if "bf16" in candidates(device) else ", emulated: no units for it here"
+    units = "" if "bf16" in list_candidates(device) else ", emulated: no units for it here"
     found: dict[str, Found] = {}
     gains: dict[tuple[str, int], Ratio] = {}
     for network in sizes.networks:
@@ -138,7 +138,7 @@ def _trainer(network: Network, case: Case, folder: Path, stack: ExitStack) -> Tr
     folder.mkdir(parents=True)
     setup = synthetic.setup(network.factory, (SIDE, SIDE), case.batch, folder, *case.overrides, say=_said)
     stack.enter_context(closing(setup.inputs))
-    return stack.enter_context(closing(synthetic.trainer(setup, folder, Silent())))
+    return stack.enter_context(closing(synthetic.trainer(setup, folder, SilentDisplay())))
 
 
 def _said(text: str) -> None:

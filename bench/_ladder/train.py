@@ -12,9 +12,9 @@ import torch
 import headway
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Silent
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 BIG = 10**9
@@ -27,8 +27,8 @@ PACE_S = 0.1
 
 def endless(recipe: Path, overrides: tuple[str, ...]) -> Trainer:
     """The Trainer of a recipe that neither evaluates nor saves nor ends; its run folder is a temporary one."""
-    setup = set_up(read_recipe(recipe, (*overrides, *ENDLESS), TrainRecipe), say=print)
-    return Trainer(setup, RunFolder.create(Path(tempfile.mkdtemp()) / "run"), Silent())
+    setup = build_setup(read_recipe(recipe, (*overrides, *ENDLESS), TrainRecipe), say=print)
+    return Trainer(setup, RunFolder.create(Path(tempfile.mkdtemp()) / "run"), SilentDisplay())
 
 
 def batches(trainer: Trainer) -> Iterator[int]:

@@ -14,7 +14,7 @@ from headway.comm.communicator import Algorithm, Communicator
 from headway.comm.links import measure_links
 from headway.comm.reducer import BucketPlan, Reducer
 from headway.comm.wire_codec import Wire
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 WIRES: tuple[Wire, ...] = ("fp32", "fp16")
 
@@ -33,7 +33,7 @@ class Ours:
 
     def __init__(self, asked: Mapping[str, Any], store: Store) -> None:
         world = World.create(
-            store, asked["rank"], asked["size"], torch.device("cpu"), master=asked["address"], secret=SECRET
+            store, Membership(asked["rank"], asked["size"]), torch.device("cpu"), master=asked["address"], secret=SECRET
         )
         links = measure_links(world)
         self._network = links.build_network(world)

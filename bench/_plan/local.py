@@ -26,7 +26,7 @@ from bench._doctor.measure import rate_of, records_of
 from bench._hosts import Hosts
 from bench._network.layout import Layout
 from bench._plan.links import started
-from headway.core.profile import Workload
+from headway.core.workload import Workload
 
 RATE_BITS_S = 200e6
 TCP = 1448 / (1448 + 66)

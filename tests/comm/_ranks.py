@@ -56,18 +56,16 @@ class Rank:
     @cached_property
     def world(self) -> Any:
         """The World of all ranks, over loopback; `hosts` of run_ranks says which of them share a host."""
-        from headway.core.world import World
+        from headway.core.world import Membership, World
 
         return World.create(
             self.store,
-            self.rank,
-            self.size,
+            Membership(self.rank, self.size, identities=[f"host-{host}" for host in self.hosts]),
             torch.device("cpu"),
             master="127.0.0.1",
             secret=b"of a test",
             timeout_s=self.timeout_s,
             interface="lo",
-            identities=[f"host-{host}" for host in self.hosts],
         )
 
 

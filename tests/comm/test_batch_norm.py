@@ -36,7 +36,7 @@ SIZES = {2: ((4, 4), (5, 2), (6, 0)), 3: ((3, 3, 3), (1, 4, 2), (0, 5, 0))}
 @pytest.fixture
 def alone() -> Iterator[Group]:
     world = World.create_single(CPU)
-    yield world.group(name="norm")
+    yield world.create_group(name="norm")
     world.close()
 
 
@@ -74,7 +74,7 @@ def passed(module: Any, steps: list[Tensor], weights: list[Tensor]) -> dict[str,
 
 
 def all_cases(rank: Rank) -> list[dict[str, Tensor]]:
-    group, out = rank.world.group(name="norm"), []
+    group, out = rank.world.create_group(name="norm"), []
     for kind, options, steps, weights, sizes in cases(rank.size):
         mine = [[whole.split(sizes)[rank.rank] for whole in wholes] for wholes in (steps, weights)]
         module = convert_sync(filled(kind(5, **options)), group)
@@ -113,7 +113,7 @@ class Spied:
 
 
 def half_precision(rank: Rank) -> dict[str, Any]:
-    group = Spied(rank.world.group(name="norm"))
+    group = Spied(rank.world.create_group(name="norm"))
     out: dict[str, Any] = {}
     for kind in (torch.bfloat16, torch.float16):
         x = wide_batch().to(kind).chunk(2)[rank.rank].requires_grad_()
@@ -171,7 +171,7 @@ def test_half_precision_and_far_means() -> None:
 
 
 def shapes_and_flags(rank: Rank) -> list[Any]:
-    group = Spied(rank.world.group(name="norm"))
+    group = Spied(rank.world.create_group(name="norm"))
     model = convert_sync(net(), group)
     x = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
     y = model[0](x)
@@ -254,7 +254,7 @@ def test_conversion_of_the_root_of_shared_ones_and_of_converted_ones(alone: Grou
     model = convert_sync(nn.ModuleDict({"a": norm, "b": nn.Sequential(norm), "c": norm}), alone)
     assert model["a"] is model["b"][0] is model["c"]  # type: ignore[index]
     world = World.create_single(CPU)
-    other = world.group(name="other")
+    other = world.create_group(name="other")
     was = model["a"]  # type: ignore[index]
     assert convert_sync(model, other)["a"] is was  # type: ignore[index]
     assert was.group is other

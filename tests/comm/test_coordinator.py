@@ -149,7 +149,7 @@ def test_a_worker_that_talks_nonsense_is_lost_and_the_others_go_on(name: str) ->
         end.send(BAD_WORDS[name])
         found = next_of(good)[0]
         assert (found.number, found.size, found.lost) == (1, 1, ("0.1.0",))
-        assert "no message" in found.why
+        assert "an invalid message" in found.why
         assert '"fenced"' in end.answer()
         assert made.left == {"0.1.0": "died"}
 

@@ -239,7 +239,7 @@ def test_parameters_that_some_or_all_ranks_do_not_use() -> None:
 
 
 def beside(rank: Rank) -> list[Any]:
-    """communicator_of: all ranks, then two groups at once, one of them in another order than the ranks'."""
+    """build_communicator: all ranks, then two groups at once, one of them in another order than the ranks'."""
     started(rank)
     out: list[Any] = []
     members = [[3, 1], [0, 2]]

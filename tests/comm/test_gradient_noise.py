@@ -157,7 +157,7 @@ def test_terms_add_up_over_buckets_and_scale_with_the_share() -> None:
 
 def meeting(rank: Rank) -> tuple[NoiseEstimate, NoiseEstimate]:
     """Real ranks: the term rides behind the gradients in one all-reduce."""
-    group, sizes = rank.world.group(name="test"), (3, 0, 5)
+    group, sizes = rank.world.create_group(name="test"), (3, 0, 5)
     mean, spread = quadratic()
     make = torch.Generator().manual_seed(3)
     ours, here = NoiseScale(), NoiseScale()

@@ -244,12 +244,12 @@ def test_a_world_of_one_has_no_links() -> None:
 
 CHILD = """
 import json, torch
-from headway.comm.links import measure
+from headway.comm.links import measure_links
 from headway.core.launcher_environment import read_launcher_environment
 from headway.core.world import World
 world = World.join(read_launcher_environment(), torch.device("cpu"))
 for _ in range(6):  # all ranks have the same numbers; on a busy machine they may be far off
-    links = measure(world)
+    links = measure_links(world)
     network = links.build_network(world)
     if 10e6 < network.between.bandwidth_bytes_s < 30e6:
         break

@@ -23,7 +23,7 @@ HELLO_BYTES = 40
 
 
 def shake_hands(one: Channel, two: Channel) -> list[bytes]:
-    """What both said, in turn."""
+    """Lets two ends shake hands; returns the bytes of each turn."""
     said = []
     for end, other in ((one, two), (two, one), (one, two)):
         said.append(bytes(end.out))
@@ -67,7 +67,7 @@ class Heard:
         self.server.close()
 
     def is_well(self) -> bool:
-        """Whether a process of the run is let in, heard and answered."""
+        """Returns True if a process of the run can connect, send a message and get the answer."""
         end, spoken = channel.connect("127.0.0.1", self.port, SECRET, "a test")
         with end:
             end.sendall(spoken.seal(b"are you well?"))

@@ -32,7 +32,7 @@ def test_a_clock_goes_on_from_the_seconds_of_a_checkpoint() -> None:
 
 
 def test_spans_are_kept_from_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies in them is what the stages have got since; they leave no gap but where the mark was set anew."""
+    """Spans add up to the seconds of the stages since then, without gaps except after `start`."""
     times = [5, 10, 17, 40, 45, 50, 61]
     monkeypatch.setattr(clock, "perf_counter_ns", iter(times).__next__)
     stages = Clock()  # 5

@@ -109,7 +109,7 @@ def test_a_sum_needs_each_host_to_send_its_share(hosts: int, per_host: int, n: f
 @patient
 @given(st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-6), sizes)
 def test_two_ranks_send_half_and_get_half(a: float, b: float, n: float) -> None:
-    """Of two ranks, the ring, halving-doubling and the hierarchical forms are the same: twice (a + n b / 2)."""
+    """With two ranks, the ring, halving-doubling and the hierarchical algorithms all cost 2 (a + n b / 2)."""
     for network in (flat(2, a, b), Network(1, 2, Link(a, 1 / b), NOTHING, math.inf)):
         expected = 2 * (a + n / 2 * b)
         for algorithm in ("ring", "halving_doubling", "two_dimensional", "torus"):

@@ -67,7 +67,7 @@ def test_ranks_of_a_host_are_as_many_as_the_launcher_says(monkeypatch: pytest.Mo
 
 
 def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each rank's share the training loop keeps one core."""
+    """The training loop keeps one core of each rank's share."""
     monkeypatch.setattr("headway.core.cpu_count.count_usable_cores", lambda: 16)
     for ranks, threads in (("", 15), ("1", 15), ("2", 7), ("4", 3), ("5", 2), ("8", 1), ("16", 1), ("64", 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)

@@ -1,4 +1,4 @@
-"""How much memory is free."""
+"""Free memory: the machine's, or less in a control group."""
 
 from __future__ import annotations
 

@@ -20,19 +20,19 @@ from headway.core import gloo
 from headway.core.errors import CommunicationError
 from headway.core.filtered_port import FilteredPort
 from headway.core.gloo import GlooGroups
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 CPU, SECRET = torch.device("cpu"), b"of a test"
 
+# How long a stranger waits who is not to be admitted: half of the time after which TCP repeats a first packet.
 PATIENCE_S = 0.5
-"""How long a stranger waits to be let in where he is not to be: half of what a first packet needs to come again."""
 
 NUMBERS = range(8)
 """Pairs' numbers of a new port: two ranks have used none of them yet."""
 
 
 def knock(places: list[Address], said: list[bytes], held: list[socket.socket]) -> bool:
-    """Whether a stranger who comes to all of these places at once is let in anywhere; he stays."""
+    """Connects a stranger to all of these addresses at once; returns True if one admits him. He stays connected."""
     ends = {socket.socket(): word for _ in places for word in said}
     for number, end in enumerate(ends):
         end.setblocking(False)
@@ -64,11 +64,11 @@ def with_a_stranger(rank: Rank, more: bytes, leaves: bool) -> tuple[list[bool], 
 
     GlooGroups._create_backend = awaited  # type: ignore[method-assign]
     size = rank.size - 1
-    made = World.create(rank.store, rank.rank, size, CPU, master="127.0.0.1", secret=SECRET, timeout_s=60)
+    made = World.create(rank.store, Membership(rank.rank, size), CPU, master="127.0.0.1", secret=SECRET, timeout_s=60)
     assert next(times) == 2  # the first group was built twice
     rank.store.set(f"built/{rank.rank}", "x")
     rank.store.get("tried again")
-    group = made.group(name="another")
+    group = made.create_group(name="another")
     value = torch.ones(3) * (rank.rank + 1)
     group.all_reduce(value).wait()
     made.control.barrier()
@@ -114,10 +114,10 @@ def test_a_stranger_in_a_ranks_place_is_found_and_kept_out_of_the_next(ranks: in
     assert {value for _, _, value in found} == {ranks * (ranks + 1) / 2}
     said = [text for _, texts, _ in found for text in texts]
     assert said
-    assert any("made by no rank of this run; the ranks connect anew" in text for text in said) or leaves
+    assert any("made by no rank of this run; the ranks connect again" in text for text in said) or leaves
 
 
-def in_exact_mode(rank: Rank) -> float:
+def reduce_in_exact_mode(rank: Rank) -> float:
     """As after a stranger was found: nothing but the ports of the ranks is admitted."""
     attempt = GlooGroups._try_build
     GlooGroups._try_build = lambda self, *arguments, **more: attempt(self, *arguments, **{**more, "is_exact": True})  # type: ignore[method-assign]
@@ -128,16 +128,16 @@ def in_exact_mode(rank: Rank) -> float:
 
 
 def test_ranks_find_each_other_where_only_their_own_ports_are_admitted() -> None:
-    assert run_ranks(3, in_exact_mode) == [6.0] * 3
+    assert run_ranks(3, reduce_in_exact_mode) == [6.0] * 3
 
 
 def a_rank_does_not_come(rank: Rank) -> str:
     if rank.rank == 1:
         return ""
     began = time.monotonic()
-    place: dict[str, Any] = {"master": "127.0.0.1", "identities": ["a", "a"], "secret": SECRET}
+    place: dict[str, Any] = {"master": "127.0.0.1", "secret": SECRET}
     with pytest.raises(CommunicationError) as raised:
-        World.create(rank.store, 0, 2, CPU, connect_s=0.5, **place)
+        World.create(rank.store, Membership(0, 2, identities=["a", "a"]), CPU, connect_s=0.5, **place)
     assert time.monotonic() - began < gloo.ATTEMPT_S
     return str(raised.value)
 

@@ -15,7 +15,7 @@ from tests.comm._ranks import Rank, run_ranks
 from headway.core.errors import CommunicationError, GenerationEndedError
 from headway.core.key_value_store import StoreClient, StoreServer, build_store
 from headway.core.process_sockets import ProcessSocket, list_new_sockets, list_sockets
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 PAIRS = 400
 """So many connections at most: a process may open about 1,000 files."""
@@ -43,7 +43,7 @@ def busy_thread() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
 
 
 def speak(near: socket.socket, far: socket.socket) -> bool:
-    """Whether a connection carries something both ways."""
+    """Returns True if a connection carries data both ways."""
     for end, other in ((near, far), (far, near)):
         end.sendall(b"x")
         if other.recv(1) != b"x":
@@ -52,15 +52,15 @@ def speak(near: socket.socket, far: socket.socket) -> bool:
 
 
 def aborted(rank: Rank) -> tuple[int, int]:
-    """How many foreign connections were opened while groups connected, and how many of them are left after abort."""
+    """Returns the number of foreign connections opened while groups connected, and of those left after abort."""
     with busy_thread() as pairs:
         if rank.rank == 0:  # here lie the store's connections too
             server = StoreServer(b"secret", "127.0.0.1")
             rank.store.set("port", str(server.port))
         store: Any = build_store(StoreClient(b"secret", "127.0.0.1", int(rank.store.get("port"))))
         place: dict[str, Any] = {"master": "127.0.0.1", "secret": b"secret"}
-        world = World.create(store, rank.rank, rank.size, torch.device("cpu"), timeout_s=20, **place)
-        groups = [world.control, *(world.group(name=f"group {number}") for number in range(6))]
+        world = World.create(store, Membership(rank.rank, rank.size), torch.device("cpu"), timeout_s=20, **place)
+        groups = [world.control, *(world.create_group(name=f"group {number}") for number in range(6))]
         before = len(pairs)
     for group in groups:
         group.all_reduce(torch.ones(3)).wait()

@@ -16,10 +16,8 @@ from pydantic import ValidationError
 from tests.doctor._profile import profile
 
 from headway.core.errors import UsageError
-from headway.core.profile import (
-    Profile,
-    ShortRun,
-    Throughput,
+from headway.core.profile import Profile, ShortRun, Throughput
+from headway.core.workload import (
     Workload,
     WorkloadExchange,
     WorkloadInput,
@@ -153,21 +151,21 @@ def test_runs_agree_that_are_off_alike(off: list[float], cold: float | None, tim
     assert found(off[:1] * 3).disagreement == pytest.approx(1)
     assert found(off).disagreement == pytest.approx(max(off) / min(off))
     assert found(times * one for one in off).disagreement == pytest.approx(max(off) / min(off))
-    assert found(off[:1] * 3).check_confirmed() == found(off[:1] * 3)
-    doubted = found([0.2, 1.0]).check_confirmed()
+    assert found(off[:1] * 3).mark_contradictions() == found(off[:1] * 3)
+    doubted = found([0.2, 1.0]).mark_contradictions()
     assert not doubted.verdict.confirmed
     assert doubted.verdict.unexplained.startswith("The short runs contradict each other by 5.0 times")
-    assert doubted.check_confirmed() == doubted
+    assert doubted.mark_contradictions() == doubted
     assert profile(runs=()).disagreement == 1
 
 
 def test_passes_that_take_less_time_with_more_samples_confirm_nothing() -> None:
-    found = profile(launch={"2": 0.381, "32": 1.255, "128": 0.396}).check_confirmed()
+    found = profile(launch={"2": 0.381, "32": 1.255, "128": 0.396}).mark_contradictions()
     assert not found.verdict.confirmed
     assert found.verdict.unexplained.startswith(
         "Passes of 128 samples were measured to take less time than those of 32;"
     )
-    assert profile().check_confirmed() == profile()
+    assert profile().mark_contradictions() == profile()
 
 
 def test_it_needs_no_torch() -> None:

@@ -163,9 +163,9 @@ def test_all_mistakes_are_told_at_once(recipe: Path) -> None:
 
 
 def test_a_key_that_stands_twice_is_refused(recipe: Path) -> None:
-    assert refusal(recipe, "batch: 1\nname: a\nbatch: 2\n") == "FILE:3: the key 'batch' stands twice."
-    assert refusal(recipe, "engine:\n  lr: 1\n  'lr': 2\n") == "FILE:3: the key 'lr' stands twice."
-    assert refusal(recipe, "args:\n- {x: 1}\n- x: 1\n  y: 2\n  x: 3\n") == "FILE:5: the key 'x' stands twice."
+    assert refusal(recipe, "batch: 1\nname: a\nbatch: 2\n") == "FILE:3: the key 'batch' occurs twice."
+    assert refusal(recipe, "engine:\n  lr: 1\n  'lr': 2\n") == "FILE:3: the key 'lr' occurs twice."
+    assert refusal(recipe, "args:\n- {x: 1}\n- x: 1\n  y: 2\n  x: 3\n") == "FILE:5: the key 'x' occurs twice."
 
 
 @pytest.mark.parametrize(

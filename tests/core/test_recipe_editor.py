@@ -111,7 +111,7 @@ def test_a_short_form_is_written_out_in_its_place(tmp_path: Path) -> None:
 
 
 def test_an_anchor_is_not_changed_for_both(tmp_path: Path) -> None:
-    """What is written once and counts twice is written out."""
+    """A value that an anchor shares is written out in both places."""
     text = "# c\nmodel:\n  args: {a: &x {n: 1}, b: *x}\n"
     made = changed(tmp_path, text, {"model.args.b.n": 2})
     assert parse_recipe(made, "")[0] == {"model": {"args": {"a": {"n": 1}, "b": {"n": 2}}}}

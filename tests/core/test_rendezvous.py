@@ -1,4 +1,4 @@
-"""Where the processes of another launcher meet: the secret that they agree on, and who cannot learn or forge it."""
+"""The rendezvous of another launcher's processes: they agree on a secret that nobody else can learn or forge."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ def test_a_clock_that_is_set_meanwhile_does_not_make_a_note_an_old_one(monkeypat
 
 def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "headway").mkdir(mode=0o755)
-    with pytest.raises(CommunicationError, match="not this user's alone"):
+    with pytest.raises(CommunicationError, match="other users can access this folder"):
         join_rendezvous(place(0, 1), None)
 
 
 def test_a_link_in_the_folders_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "headway").symlink_to("elsewhere")
-    with pytest.raises(CommunicationError, match="not this user's alone"):
+    with pytest.raises(CommunicationError, match="other users can access this folder"):
         join_rendezvous(place(0, 1), None)
 
 
@@ -167,7 +167,8 @@ def test_several_hosts_without_a_secret_say_what_that_means(
     with caplog.at_level(logging.WARNING, "headway.comm"):
         lead, other = both(agent.port, hosts=2)
     assert [record.getMessage() for record in caplog.records] == [
-        "HEADWAY_SECRET is not set: whoever reaches the network of these hosts can join this run"
+        "HEADWAY_SECRET is not set: anybody who can reach these hosts over the network can join this run. "
+        "Set it to the same secret on all hosts."
     ]
     speak(lead, other)
 

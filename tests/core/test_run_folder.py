@@ -43,7 +43,7 @@ def test_create_takes_an_empty_folder_and_refuses_one_that_holds_something(tmp_p
     with pytest.raises(UsageError) as refused:
         RunFolder.create(tmp_path / "a")
     assert str(refused.value) == (
-        f"{tmp_path}/a: this run folder exists. Go on with it: headway train --resume {tmp_path}/a. "
+        f"{tmp_path}/a: this run folder exists. Resume it: headway train --resume {tmp_path}/a. "
         "Or name another one with --run."
     )
     (tmp_path / "mine").mkdir()
@@ -56,7 +56,7 @@ def test_create_takes_an_empty_folder_and_refuses_one_that_holds_something(tmp_p
     assert (tmp_path / "file").read_text() == "x"
     for folder in (tmp_path / "file/below", Path("/proc/no-run")):
         with pytest.raises(
-            UsageError, match=r": this folder cannot be made or used \(N.*Name another one with --run\."
+            UsageError, match=r": this folder cannot be created or used \(N.*Name another one with --run\."
         ):
             RunFolder.create(folder)
 
@@ -79,7 +79,9 @@ def test_create_takes_over_what_was_killed_before_its_recipe_was_written(tmp_pat
 
 
 def test_open_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nowhere: there is no such run folder\. headway train RECIPE makes one\."):
+    with pytest.raises(
+        UsageError, match=r"nowhere: there is no such run folder\. Start a run with headway train RECIPE\."
+    ):
         RunFolder.open(tmp_path / "nowhere")
 
 

@@ -1,4 +1,4 @@
-"""What the system refuses is a sentence; names move no cursor."""
+"""Errors of the system are sentences, and names in them cannot move the cursor."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_names_move_no_cursor_on_the_command_line(tmp_path: Path) -> None:
 def test_a_progress_bar_takes_no_name_for_a_format() -> None:
     from rich.console import Console
 
-    from headway.core.sample_counter import Counter
+    from headway.core.sample_progress import SampleProgress
 
-    bar = Counter("Scanning train-{000..146}.tar [/x] \x1b[2J", "images")._begun()
+    bar = SampleProgress("Scanning train-{000..146}.tar [/x] \x1b[2J", "images")._start_bar()
     console = Console(width=200)
     with console.capture() as shown:
         console.print(bar.get_renderable())

@@ -12,11 +12,12 @@ import pytest
 from headway.core import row_file
 from headway.core.errors import HeadwayError, RecipeError
 from headway.core.files import TEXT_BYTES, expect_inside, is_plain_name, open_regular, read_regular, read_text
-from headway.core.profile import Profile, Workload
+from headway.core.profile import Profile
 from headway.core.recipe_yaml import MOST_VALUES, parse_recipe
 from headway.core.recipe_yaml import parse_override as yaml_value
 from headway.core.run_folder import RunFolder, read_json_lines
 from headway.core.untrusted_json import JsonError, is_number, is_whole_number, parse_object, parse_value
+from headway.core.workload import Workload
 from headway.page.panel import Panel
 
 DEEP = '{"a":' * 100_000

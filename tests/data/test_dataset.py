@@ -435,7 +435,7 @@ def test_a_missing_or_short_shard_is_named(copy: Path) -> None:
     for data, said in (
         (b"", "the file is empty"),
         (whole[:20], "the file ends inside a record"),
-        (bytes(900), "no Rec"),
+        (bytes(900), "not a Rec"),
     ):
         path.write_bytes(data)
         with pytest.raises(DataError, match=said) as refused:

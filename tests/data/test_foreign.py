@@ -127,7 +127,7 @@ def test_what_is_there_and_is_no_data(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "file.bin").write_bytes(b"anything")
     (tmp_path / "empty").touch()
     (tmp_path / "folder").mkdir()
-    unknown = "its format is not known. Name a packed folder, or pack what it came from."
+    unknown = "its format is not known. Name a packed folder, or pack the original data."
     assert said(tmp_path / "file.bin", UsageError) == f"{tmp_path}/file.bin: {unknown}"
     assert said(tmp_path / "empty", UsageError) == f"{tmp_path}/empty: {unknown}"
     assert "the folder is empty" in said(tmp_path / "folder", UsageError)

@@ -82,7 +82,7 @@ def test_what_is_no_idx_is_refused(tmp_path: Path, cache: Path) -> None:
     images, labels = folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte"
     whole = images.read_bytes()
     images.write_bytes(whole[:-1])
-    assert said(images) == f"{images}: the file has 155 bytes, and its header speaks of 156. Copy it again."
+    assert said(images) == f"{images}: the file has 155 bytes, and its header promises 156. Copy it again."
     images.write_bytes(idx(GRAY[:6]))
     assert said(images) == (
         f"{images}: there are 6 images, and labels of shape [7] in {labels}. Put one label (or one row of k labels) "
@@ -90,15 +90,15 @@ def test_what_is_no_idx_is_refused(tmp_path: Path, cache: Path) -> None:
     )
     images.write_bytes(idx(GRAY[:0]))
     labels.write_bytes(idx(np.zeros(0)))
-    assert said(images) == f"{images}: there is no image in it."
+    assert said(images) == f"{images}: it contains no image."
     images.write_bytes(idx(np.zeros((7, 0, 3))))
     labels.write_bytes(idx(np.zeros(7)))
-    assert said(images) == (f"{images}: these are no images: their shape is [7, 0, 3]. Save them as {SHAPES}.")
+    assert said(images) == (f"{images}: this is not an array of images: its shape is [7, 0, 3]. Save them as {SHAPES}.")
     images.write_bytes(whole)
     labels.write_bytes(b"\0\0")
-    assert said(images) == f"{labels}: this is no IDX file."
+    assert said(images) == f"{labels}: this is not an IDX file."
     labels.unlink()
-    assert said(images) == f"{images}: there are no labels beside it. Put them into {labels}."
+    assert said(images) == f"{images}: its labels are missing. Put them into {labels}."
     packed = tmp_path / "train-images-idx3-ubyte.gz"
     packed.write_bytes(gzip.compress(whole)[:-20])
     (tmp_path / labels.name).write_bytes(idx(np.array(LABELS)))
@@ -157,12 +157,12 @@ def test_what_is_no_npy_is_refused(tmp_path: Path, cache: Path) -> None:
     for array, reason in (
         (
             PIXELS.astype(np.float32),
-            f"images are uint8 {SHAPES}, and these are float32 [7, 5, 4, 3]. Save them as bytes",
+            f"images are uint8 {SHAPES}, not float32 [7, 5, 4, 3]. Save them as bytes",
         ),
-        (PIXELS[0, 0], f"images are uint8 {SHAPES}, and these are uint8 [4, 3]. Save all of them"),
-        (np.zeros((7, 5, 6, 4), np.uint8), "their shape is [7, 5, 6, 4]. Drop the alpha channel: images[..., :3]"),
-        (np.zeros((7, 4, 5, 6), np.uint8), "their shape is [7, 4, 5, 6]. Drop the alpha channel: images[:, :3]"),
-        (np.zeros((7, 5, 6, 2), np.uint8), f"no images: their shape is [7, 5, 6, 2]. Save them as {SHAPES}"),
+        (PIXELS[0, 0], f"images are uint8 {SHAPES}, not uint8 [4, 3]. Save all of them"),
+        (np.zeros((7, 5, 6, 4), np.uint8), "its shape is [7, 5, 6, 4]. Drop the alpha channel: images[..., :3]"),
+        (np.zeros((7, 4, 5, 6), np.uint8), "its shape is [7, 4, 5, 6]. Drop the alpha channel: images[:, :3]"),
+        (np.zeros((7, 5, 6, 2), np.uint8), f"not an array of images: its shape is [7, 5, 6, 2]. Save them as {SHAPES}"),
         (np.asfortranarray(PIXELS), "an array in Fortran order. Save it with numpy.ascontiguousarray"),
         (PIXELS[:3], f"{path}: there are 3 images, and labels of shape [7] in {labels}"),
     ):
@@ -173,13 +173,13 @@ def test_what_is_no_npy_is_refused(tmp_path: Path, cache: Path) -> None:
     npy(labels, np.array(["cat"] * 7))
     assert said(path) == f"{labels}: labels of type <U3. Save them as numbers."
     npy(labels, np.array(LABELS) + 0.5 * float("inf"))
-    assert said(path) == f"{labels}: a label is no finite number."
+    assert said(path) == f"{labels}: a label is not a finite number."
     labels.unlink()
-    assert said(path) == f"{path}: there are no labels beside it. Put them into {tmp_path}/a.labels.npy."
+    assert said(path) == f"{path}: its labels are missing. Put them into {tmp_path}/a.labels.npy."
     labels.write_bytes(b"")
     assert said(path) == f"{labels}: the file is empty."
     labels.write_bytes(b"\x93NUMPY\x04\x00" + path.read_bytes()[8:])
-    assert said(path) == f"{labels}: this is no .npy file, or its header is damaged."
+    assert said(path) == f"{labels}: this is not an .npy file, or its header is damaged."
 
 
 def test_no_damage_of_npy_makes_anything_but_a_sentence(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from headway.data import opening
 
 __all__ = ["cache"]
 
-SAVE = "It is read without being unpickled, which takes one of strings, numbers and arrays, of protocol 4 at most."
+SAVE = "Only strings, numbers and arrays of protocol 4 at most can be read without unpickling."
 N = 12
 ROWS = np.random.default_rng(1).integers(0, 256, (N, 3072), np.uint8)
 PLANES = ROWS.reshape(N, 3, 32, 32)
@@ -225,7 +225,7 @@ def test_archives_saved_again_by_python_3(tmp_path: Path, cache: Path, protocol:
     if protocol < 5:
         same(opening.open(tmp_path / "test_batch"), PLANES, TEN)
     else:
-        assert "this is no pickle of plain data" in said(tmp_path / "test_batch")
+        assert "this is not a pickle of plain data" in said(tmp_path / "test_batch")
 
 
 class Wicked:
@@ -250,11 +250,11 @@ def test_what_is_no_cifar_is_refused(tmp_path: Path, cache: Path) -> None:
     path = folder / "data_batch_1.bin"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    assert said(folder / "train") == (f"{path}: 15,364 bytes are no whole number of records of 3,073. Copy it again.")
+    assert said(folder / "train") == f"{path}: 15,364 bytes are not a whole number of records of 3,073. Copy it again."
     path.write_bytes(whole[:3073] + b"\x0a" + whole[3074:])
-    assert said(folder / "train") == (f"{path}: label 10 of sample 1 is no class. There are 10 classes, from 0.")
+    assert said(folder / "train") == (f"{path}: label 10 of sample 1 is not a class. There are 10 classes, from 0.")
     path.write_bytes(b"")
-    assert "0 bytes are no whole number" in said(folder / "train")
+    assert "0 bytes are not a whole number" in said(folder / "train")
     path.write_bytes(whole)
     (folder / "batches.meta.txt").write_text("one\ntwo\n")
     assert said(folder / "train") == f"{folder}/batches.meta.txt: it names 2 classes, and there are 10."
@@ -262,22 +262,22 @@ def test_what_is_no_cifar_is_refused(tmp_path: Path, cache: Path) -> None:
     path = folder / "test_batch"
     good = {"labels": TEN, "data": ROWS, "filenames": NAMES}
     for wrong, reason in (
-        ({"labels": TEN[1:]}, "its 'labels' are no list of 12"),
-        ({"labels": ["a"] * N}, "its 'labels' are no list of 12"),
-        ({"labels": [65535] * N}, "label 65535 of sample 0 is no class"),
-        ({"filenames": TEN}, "its 'filenames' are no list of 12"),
-        ({"data": ROWS[:, :3000]}, "its data are of shape [12, 3000], and not [n, 3,072]"),
-        ({"data": [1]}, "its data are no array of unsigned bytes in one piece"),
+        ({"labels": TEN[1:]}, "its 'labels' are not a list of 12"),
+        ({"labels": ["a"] * N}, "its 'labels' are not a list of 12"),
+        ({"labels": [65535] * N}, "label 65535 of sample 0 is not a class"),
+        ({"filenames": TEN}, "its 'filenames' are not a list of 12"),
+        ({"data": ROWS[:, :3000]}, "its data are of shape [12, 3000], not [n, 3,072]"),
+        ({"data": [1]}, "its data are not one array of unsigned bytes"),
     ):
         path.write_bytes(python2({**good, **wrong}))
         assert f"{path}: {reason}" in said(folder / "test")
     whole = python2(good)
     path.write_bytes(whole.replace(b"K\x00tb\x89T", b"K\x00tb\x88T"))  # True: in Fortran order
-    assert "its data are no array of unsigned bytes in one piece" in said(folder / "test")
+    assert "its data are not one array of unsigned bytes" in said(folder / "test")
     path.write_bytes(whole.replace(b"U\x02u1", b"U\x02i1"))
-    assert "its data are no array of unsigned bytes in one piece" in said(folder / "test")
+    assert "its data are not one array of unsigned bytes" in said(folder / "test")
     path.write_bytes(b"no pickle")
-    assert said(path) == f"{path}: this is no pickle of plain data, or it is damaged. {SAVE}"
+    assert said(path) == f"{path}: this is not a pickle of plain data, or it is damaged. {SAVE}"
 
 
 @pytest.mark.check

@@ -163,19 +163,19 @@ def test_what_holds_no_images_is_refused(tmp_path: Path, cache: Path) -> None:
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.lmdb"
         return said(database(path, keyed(list(values)), subdir=False, **options)).removeprefix(str(path))
 
-    assert of() == ": there is no image in it."
-    assert of(b"text\xff") == ", 00000000_name: this is no Datum of Caffe, or a damaged one."
+    assert of() == ": it contains no image."
+    assert of(b"text\xff") == ", 00000000_name: this is not a Caffe Datum, or it is damaged."
     assert of(Datum(float_data=[1, 2]).SerializeToString()) == (
         ", 00000000_name: it has no image (a Datum without `data`)."
     )
     planes = PIXELS[0].transpose(2, 0, 1)
     assert of(plain(planes[:2], 0)) == (
-        ", 00000000_name: 40 bytes are no image of [2, 5, 4] (channels, height, width)."
+        ", 00000000_name: 40 bytes are not an image of [2, 5, 4] (channels, height, width)."
     )
     assert of(Datum(channels=3, height=5, width=5, data=planes.tobytes()).SerializeToString()).startswith(
-        ", 00000000_name: 60 bytes are no image of [3, 5, 5]"
+        ", 00000000_name: 60 bytes are not an image of [3, 5, 5]"
     )
-    mixed = "its images are not all encoded, or not all of as many channels"
+    mixed = "its images mix encoded files and pixels, or numbers of channels"
     assert mixed in of(plain(planes, 0), plain(planes[:1], 0))
     assert mixed in of(plain(planes, 0), encoded(PICTURES[0], 0))
 
@@ -184,8 +184,8 @@ def test_databases_of_another_kind_are_refused(tmp_path: Path, cache: Path) -> N
     with lmdb.open(str(tmp_path / "named"), max_dbs=2) as env, env.begin(write=True) as transaction:
         transaction.put(b"x", b"1", db=env.open_db(b"inside", transaction))
     assert said(tmp_path / "named") == (
-        f"{tmp_path}/named/data.mdb, page {_root(tmp_path / 'named/data.mdb')}: it holds databases of its own. "
-        "Copy the one with the images out of it."
+        f"{tmp_path}/named/data.mdb, page {_root(tmp_path / 'named/data.mdb')}: it contains several databases. "
+        "Copy the one with the images into a database of its own."
     )
     path = database(tmp_path / "twice", {b"a": b"1"})
     data = bytearray(path.read_bytes())
@@ -194,7 +194,7 @@ def test_databases_of_another_kind_are_refused(tmp_path: Path, cache: Path) -> N
     path.write_bytes(data)
     assert said(path) == f"{path}: its keys have several values each."
     (tmp_path / "no.mdb").write_bytes(bytes(16) + pages.MAGIC + bytes(5000))
-    assert said(tmp_path / "no.mdb") == f"{tmp_path}/no.mdb: this is no LMDB database, or a damaged one."
+    assert said(tmp_path / "no.mdb") == f"{tmp_path}/no.mdb: this is not an LMDB database, or it is damaged."
     (tmp_path / "no.mdb").write_bytes(bytes(5000))
     assert "its format is not known" in said(tmp_path / "no.mdb", UsageError)
 

@@ -69,16 +69,16 @@ def test_several_files(tmp_path: Path, cache: Path) -> None:
 def test_what_is_refused(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "a.rec"
     written(path, SPLIT[:2], [1, np.array([1, 2], np.float32)])
-    assert said(path) == f"{path}: its labels are not of one length."
+    assert said(path) == f"{path}: its labels differ in length."
     written(path, SPLIT[:2], [float("nan"), 1])
-    assert said(path) == f"{path}: a label is no finite number."
+    assert said(path) == f"{path}: a label is not a finite number."
     written(path, SPLIT[:2], [2**21, 1])
-    assert said(path) == (f"{path}: label 2097152 of sample 0 is no class. Classes count from 0 to 1,048,575.")
+    assert said(path) == (f"{path}: label 2097152 of sample 0 is not a class. Classes count from 0 to 1,048,575.")
     path.write_bytes(b"")
     assert said(path) == f"{path}: the file is empty."
     path.write_bytes(b"no records")
     assert said(path) == (
-        f"{path}: this is no RecordIO file. RecordIO begins with the number 0xced7230a. Name a file of records, or "
+        f"{path}: this is not a RecordIO file. RecordIO begins with the number 0xced7230a. Name a file of records, or "
         "copy this one again."
     )
 

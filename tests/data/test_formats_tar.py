@@ -103,11 +103,12 @@ def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
     info = tarfile.TarInfo("a.jpg")
     info.type = tarfile.GNUTYPE_SPARSE
     (tmp_path / "a.tar").write_bytes(info.tobuf() + bytes(1024))
-    assert said(tmp_path / "a.tar") == f"{tmp_path}/a.tar, byte 0: a sparse file. Make the archive without --sparse."
+    sentence = "byte 0: sparse files cannot be mapped. Make the archive without --sparse."
+    assert said(tmp_path / "a.tar") == f"{tmp_path}/a.tar, {sentence}"
     info = tarfile.TarInfo("a.jpg")
     info.pax_headers = {"GNU.sparse.major": "1"}
     (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
-    assert "a sparse file" in said(tmp_path / "a.tar")
+    assert "sparse files cannot be mapped" in said(tmp_path / "a.tar")
 
 
 @each_format
@@ -130,7 +131,7 @@ def test_any_changed_byte_of_a_header_is_noticed(tmp_path: Path, at: int) -> Non
         changed = whole.copy()
         changed[start + at] ^= 1
         path.write_bytes(changed)
-        with pytest.raises(DataError, match=rf"a\.tar, byte {start}: this is no header of a tar archive"):
+        with pytest.raises(DataError, match=rf"a\.tar, byte {start}: this is not a tar header"):
             list(tar.read_members(path))
 
 
@@ -207,20 +208,20 @@ def test_a_key_ends_at_the_first_dot_of_its_file(tmp_path: Path, cache: Path) ->
         ([("a.cls", b"1")], "there is no image with a label in it"),
         ([("a.jpg", b"x")], "sample 'a' has no label (it has: jpg). Put one beside it: a.cls, .json or .txt."),
         ([("a.jpg", b"x"), ("a.png", b"x"), ("a.cls", b"1")], "sample 'a' has several images (jpg, png)"),
-        ([("a.jpg", b"x"), ("a.jpg", b"x")], "'a.jpg' is there twice"),
+        ([("a.jpg", b"x"), ("a.jpg", b"x")], "'a.jpg' occurs twice"),
         ([("a.jpg", b"x"), ("a.cls", b" ")], "a.cls: the label is empty"),
-        ([("a.jpg", b"x"), ("a.cls", b"\xff")], "a.cls: the label is no UTF-8 text"),
+        ([("a.jpg", b"x"), ("a.cls", b"\xff")], "a.cls: the label is not UTF-8 text"),
         ([("a.jpg", b"x"), ("a.cls", b"1" * (2 << 20))], "a label of 2,097,152 bytes"),
-        ([("a.jpg", b"x"), ("a.cls", b"3000000")], "label 3000000 of sample 0 is no class"),
-        ([("a.jpg", b"x"), ("a.json", b"{")], "the label is no JSON"),
-        ([("a.jpg", b"x"), ("a.json", b"[" * 100_000)], "the label is no JSON"),
+        ([("a.jpg", b"x"), ("a.cls", b"3000000")], "label 3000000 of sample 0 is not a class"),
+        ([("a.jpg", b"x"), ("a.json", b"{")], "the label is not valid JSON"),
+        ([("a.jpg", b"x"), ("a.json", b"[" * 100_000)], "the label is not valid JSON"),
         ([("a.jpg", b"x"), ("a.json", b"{}")], "it has none of the keys label, labels, value"),
         ([("a.jpg", b"x"), ("a.json", b"null")], "the label is of type NoneType"),
-        ([("a.jpg", b"x"), ("a.json", b"1e999")], "a label is no finite number"),
-        ([("a.jpg", b"x"), ("a.json", b"1" + b"0" * 400)], "the labels are not of one kind"),
-        ([("a.jpg", b"x"), ("a.json", b'[1, "x"]')], "the labels are not of one kind"),
+        ([("a.jpg", b"x"), ("a.json", b"1e999")], "a label is not a finite number"),
+        ([("a.jpg", b"x"), ("a.json", b"1" + b"0" * 400)], "the labels differ in kind"),
+        ([("a.jpg", b"x"), ("a.json", b'[1, "x"]')], "the labels differ in kind"),
         ([("a.jpg", b"x"), ("a.cls", b"1"), ("b.jpg", b"x"), ("b.json", b"1")], "(found: int, str)"),
-        ([("a.jpg", b"x"), ("a.json", b"[1]"), ("b.jpg", b"x"), ("b.json", b"[1, 2]")], "not of one kind and length"),
+        ([("a.jpg", b"x"), ("a.json", b"[1]"), ("b.jpg", b"x"), ("b.json", b"[1, 2]")], "differ in kind or length"),
         ([("a.jpg", b"x"), ("a.cls", b"1")], "none of its 1 records is an image"),
     ],
 )
@@ -269,7 +270,7 @@ def test_shards_by_pattern_and_by_folder(tmp_path: Path, cache: Path) -> None:
     same(opening.open(f"{folder}/val"), PICTURES[:1], LABELS[:1])
     same(opening.open(f"{folder}/train"), PICTURES)
     assert said(folder / "test", UsageError) == (
-        f"{folder}/test: there is no such file or folder, and no such part of {folder} (it has: train, val). "
+        f"{folder}/test: there is no such file or folder, nor such a part of {folder} (it has: train, val). "
         "Name one that is there."
     )
 
@@ -280,10 +281,10 @@ def test_shards_that_are_missing_or_mixed(tmp_path: Path, cache: Path) -> None:
         f"{folder}/train-003.tar: a shard is missing (2 of 5 are). Copy it again, or leave it out of the pattern."
     )
     assert "there is no such file or folder" in said(f"{folder}/none-*.tar", UsageError)
-    assert "these are more than 65,536 shards" in said(f"{folder}/train-{{0..999999999999}}.tar", UsageError)
+    assert "the pattern names more than 65,536 shards" in said(f"{folder}/train-{{0..999999999999}}.tar", UsageError)
     (folder / "train-003.rec").write_bytes(b"x")
     assert said(f"{folder}/train-*", UsageError) == (
-        f"{folder}: shards are .rec or .tar, and these end with '.rec', '.tar'. Name shards of one format."
+        f"{folder}: shards are .rec or .tar, and the names end with '.rec', '.tar'. Name shards of one format."
     )
 
 

@@ -20,6 +20,8 @@ from headway.core.random_keys import make_keys
 from headway.data import opening
 from headway.data.crops import compute_center_boxes
 from headway.data.dataset import Dataset
+from headway.data.loader import Loader
+from headway.data.loader_spec import LoaderSpec
 from headway.data.order import Order, get_rank_slots
 from headway.data.reference import decode_one
 
@@ -271,6 +273,14 @@ def test_an_error_of_the_producer_reaches_the_consumer(copy: Path) -> None:
     first = next(place for place, sample in enumerate(samples) if data.shard[sample] == 1)
     assert served == samples[:first].tolist()  # what came before it was served
     assert own_threads() == []
+
+
+def test_a_spec_serves_several_loaders(data: Dataset, expected: Rows) -> None:
+    spec = LoaderSpec(batch=7, order=Order(N, SEED), size=SIZE, threads=1, stop=63)
+    assert rows(Loader(data, spec)) == expected
+    late = Loader(data, spec, start=14)
+    assert (spec.start, late.spec.start) == (0, 14)
+    assert rows(late) == expected[14:]
 
 
 # What cannot be

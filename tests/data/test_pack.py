@@ -232,11 +232,12 @@ def test_a_source_of_two_sets(tmp_path: Path) -> None:
     done = pack(tmp_path / "src", tmp_path / "dst", progress=lambda *call: calls.append(call))
     assert [contents(part) for part in done.folders] == [sources(tmp_path / f"src/{name}") for name in ("train", "val")]
     assert calls == [(9, 14), (14, 14)]
-    with pytest.raises(UsageError, match="this has an evaluation set already, val"):
+    with pytest.raises(UsageError, match="the source already has an evaluation set, val"):
         pack(tmp_path / "src", tmp_path / "other", split=0.1)
     folder(tmp_path / "src/val", {"eel": 1})
     folder(tmp_path / "src/train", {"fox": 1})
-    with pytest.raises(DataError, match=r"eval classes unlike train classes \(only in train: fox; only in val: eel\)"):
+    sentence = r"the classes of eval and train differ \(only in train: fox; only in val: eel\)"
+    with pytest.raises(DataError, match=sentence):
         pack(tmp_path / "src", tmp_path / "other")
 
 
@@ -260,9 +261,9 @@ def spoilt(tmp_path: Path) -> Path:
 REASONS = {
     "cat/cut.jpg": "the file ends early",
     "cat/empty.jpg": "it is empty",
-    "cat/text.jpg": "it is no image of a known format",
+    "cat/text.jpg": "its image format is not known",
     "dog/gone.jpg": "it cannot be read (No such file or directory)",
-    "dog/program.jpg": "it is no image of a known format",
+    "dog/program.jpg": "its image format is not known",
     "dog/cut.png": "the file ends early",
 }
 
@@ -358,9 +359,9 @@ def test_nothing_but_a_pack_is_overwritten(pets: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis/chapter").write_text("1")
     (tmp_path / "file").write_text("2")
     for dst in ("thesis", "file"):
-        with pytest.raises(UsageError, match="this exists and is no packed data set"):
+        with pytest.raises(UsageError, match="the destination exists and is not a packed data set"):
             pack(pets, tmp_path / dst, overwrite=True)
-    with pytest.raises(HeadwayError, match="file/dst: this cannot be written"):
+    with pytest.raises(HeadwayError, match="file/dst: the folder cannot be written"):
         pack(pets, tmp_path / "file/dst")
     assert sources(tmp_path) == {"thesis/chapter": b"1", "file": b"2"}
 
@@ -368,9 +369,9 @@ def test_nothing_but_a_pack_is_overwritten(pets: Path, tmp_path: Path) -> None:
 def test_a_pack_is_not_written_into_its_source_nor_over_it(tmp_path: Path) -> None:
     root = folder(tmp_path / "a/src", {"cat": 2})
     for dst in (root, root / "packed", root / "cat"):
-        with pytest.raises(UsageError, match="inside its own source"):
+        with pytest.raises(UsageError, match="the destination is inside the source"):
             pack(root, dst)
-    with pytest.raises(UsageError, match="the source lies inside"):
+    with pytest.raises(UsageError, match="the source is inside"):
         pack(root, tmp_path / "a", overwrite=True)
     assert len(sources(root)) == 2
 
@@ -385,7 +386,7 @@ def test_a_link_is_packed_to_where_it_leads(pets: Path, tmp_path: Path) -> None:
 
 def test_impossible_numbers_are_refused(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split in (-0.1, 1.0, float("nan")):
-        with pytest.raises(UsageError, match="is no share of the images"):
+        with pytest.raises(UsageError, match="is not a share of the images"):
             pack(pets, tmp_path / "dst", split=split)
     with pytest.raises(UsageError, match="0 threads"):
         pack(pets, tmp_path / "dst", threads=0)

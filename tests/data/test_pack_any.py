@@ -175,7 +175,7 @@ def test_train_and_test_of_cifar_become_train_and_eval(tmp_path: Path, format: A
         for name, image in pixels_of(packed).items():
             np.testing.assert_array_equal(image, pixels[int(name)])
         assert packed.label.tolist() == [labels[int(name)] for name in names_of(packed)]
-    with pytest.raises(UsageError, match="this has an evaluation set already, test"):
+    with pytest.raises(UsageError, match="the source already has an evaluation set, test"):
         pack(root, tmp_path / "other", split=0.1)
     assert pack(root / "test", tmp_path / "one").samples == 20
 
@@ -258,7 +258,7 @@ def test_a_damaged_record_is_named_when_it_is_packed_again(mixed: Path, tmp_path
     with open(tmp_path / "a" / packed.description.shards[0].name, "r+b") as file:
         file.seek(int(packed.offset[4]) + 9)
         file.write(bytes([packed.read([4])[0][9] ^ 1]))
-    reason = f"  {packed.name(4)}: its checksum is another than that in the columns"
+    reason = f"  {packed.name(4)}: its checksum does not match the columns"
     with pytest.raises(DataError) as caught:
         pack(tmp_path / "a", tmp_path / "b", format="tar", mode="keep")
     assert reason in str(caught.value)

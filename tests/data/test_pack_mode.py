@@ -84,17 +84,17 @@ def test_parts_of_a_mode_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "'' is no mode. Modes are keep, seekable, resize=N,quality=Q"),
-        ("fast", "'fast' is no mode"),
-        ("keep,resize=5", "is no mode"),
-        ("resize=5,resize=6", "is no mode"),
-        ("raw,raw", "is no mode"),
-        ("resize=0", "'0' is no number from 1 to 65,536"),
-        ("resize=2.5", "'2.5' is no number"),
-        ("resize", "'' is no number"),
-        ("quality=101", "'101' is no number from 1 to 100"),
+        ("", "'' is not a mode. Modes are keep, seekable, resize=N,quality=Q"),
+        ("fast", "'fast' is not a mode"),
+        ("keep,resize=5", "is not a mode"),
+        ("resize=5,resize=6", "is not a mode"),
+        ("raw,raw", "is not a mode"),
+        ("resize=0", "'0' is not a number from 1 to 65,536"),
+        ("resize=2.5", "'2.5' is not a number"),
+        ("resize", "'' is not a number"),
+        ("quality=101", "'101' is not a number from 1 to 100"),
         ("raw,quality=90", "raw pixels have no quality. Write raw, or raw,resize=N."),
-        ("quality=90,subsampling=411", "'411' is no subsampling. Choose one of 444, 422, 420."),
+        ("quality=90,subsampling=411", "'411' is not a subsampling. Choose one of 444, 422, 420."),
     ],
 )
 def test_a_bad_mode_gets_a_sentence(text: str, sentence: str) -> None:
@@ -252,8 +252,8 @@ def test_raw_images_can_be_resized_too(photos: Path, tmp_path: Path) -> None:
     [
         ({"format": "raw", "mode": "keep"}, "format raw does not hold images in mode keep. Choose --mode raw"),
         ({"format": "tar", "mode": "raw"}, "format tar does not hold images in mode raw. Choose --format raw"),
-        ({"format": "zip"}, "'zip' is no format that can be written."),
-        ({"orient": True}, "mode seekable keeps the files as they are, so they cannot be turned. Leave --orient out"),
+        ({"format": "zip"}, "'zip' is not a format that can be written."),
+        ({"orient": True}, "mode seekable keeps the files unchanged, so they cannot be turned. Leave --orient out"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
@@ -269,12 +269,12 @@ def test_the_mode_says_what_was_done_to_the_images(tmp_path: Path) -> None:
         pack(tmp_path / "small", tmp_path / mode, mode=mode)
         assert opening.open(tmp_path / mode).description.mode == "resize=4,quality=80"
     pack(tmp_path / "small", tmp_path / "raw", mode="raw")
-    as_png = "The source's pixels are stored as PNG, which loses nothing."
+    as_png = "The source's pixels are stored as PNG, which is lossless."
     for mode in (None, "keep", "seekable"):
         done = pack(tmp_path / "raw", tmp_path / "png", format="tar", mode=mode, overwrite=True)
         assert (done.mode, opening.open(tmp_path / "png").description.mode, done.notes) == ("keep", "keep", (as_png,))
         done = pack(tmp_path / "raw", tmp_path / "again", mode=mode, overwrite=True)
-        note = f"Mode {mode} is of image files: the source's pixels are stored as they are, in mode raw."
+        note = f"Mode {mode} is for image files: the source's pixels are stored unchanged, in mode raw."
         assert (done.format, done.mode, done.notes) == ("raw", "raw", (note,) if mode else ())
 
 
@@ -288,12 +288,12 @@ def test_orientation_is_told_and_applied_where_asked_for(tmp_path: Path) -> None
     (tmp_path / "src/a/lying.jpg").write_bytes(lying)
     done = pack(tmp_path / "src", tmp_path / "kept", mode="keep")
     assert done.notes == (
-        "EXIF says to turn or mirror a/lying.jpg, which was not done, as torchvision does not; --orient does that in "
+        "EXIF says to turn or mirror a/lying.jpg, which was not done, as in torchvision; --orient does that in "
         "modes that encode images anew, or with a transform.",
     )
     for options in ({"mode": "raw"}, {"transform": lambda image, label, name: image}):
         (note,) = pack(tmp_path / "src", tmp_path / "could", overwrite=True, **options).notes
-        assert note.endswith("as torchvision does not; --orient does that.")
+        assert note.endswith("as in torchvision; --orient does that.")
     done = pack(tmp_path / "src", tmp_path / "turned", mode="raw", orient=True)
     packed = opening.open(done.folders[0])
     assert done.notes == ()
@@ -379,11 +379,11 @@ def test_a_failing_transform_is_the_users_own(user: Path, tmp_path: Path) -> Non
     with pytest.raises(UserCodeError, match=r"dog/1\.jpg: the transform failed: KeyError: 'whiskers'") as caught:
         pack(user, tmp_path / "dst", transform="mine.py:failing", skip_bad=True)
     assert isinstance(caught.value.__cause__, KeyError)
-    with pytest.raises(UserCodeError, match="it returned int, and not an image, bytes or None"):
+    with pytest.raises(UserCodeError, match="it returned int, not an image, bytes or None"):
         pack(user, tmp_path / "dst", transform="mine.py:number")
     with pytest.raises(DataError, match="6 of 6 files are no usable image"):
         pack(user, tmp_path / "dst", transform="mine.py:broken")
-    with pytest.raises(UsageError, match=r"--transform: 'mine\.py:text' is no function"):
+    with pytest.raises(UsageError, match=r"--transform: 'mine\.py:text' is not a function"):
         pack(user, tmp_path / "dst", transform="mine.py:text")
     with pytest.raises(UsageError, match="has no 'mirored'"):
         pack(user, tmp_path / "dst", transform="mine.py:mirored")

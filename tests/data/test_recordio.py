@@ -97,7 +97,7 @@ def test_a_split_record_is_joined_at_any_offset(tmp_path: Path) -> None:
     assert recordio.join_record(data, placed[1].offset, len(image)) == image
     with pytest.raises(DataError, match="an image of 9 bytes, not 8"):
         recordio.join_record(data, placed[1].offset, len(image) - 1)
-    with pytest.raises(DataError, match="no RecordIO record"):
+    with pytest.raises(DataError, match="not a RecordIO record"):
         recordio.join_record(data, placed[1].offset + 4, len(image))
 
 
@@ -116,9 +116,9 @@ def test_what_is_no_shard_has_no_pack(tmp_path: Path) -> None:
         recordio.read_pack_id(path)
     for data, reason in (
         (b"", "the file is empty"),
-        (b"\xff\xd8\xff\xe0 a JPEG", "no RecordIO record"),
+        (b"\xff\xd8\xff\xe0 a JPEG", "not a RecordIO record"),
         (MAGIC, "ends inside a record"),
-        (MAGIC + struct.pack("<I", 3 << 29 | 24) + bytes(24), "no RecordIO record"),  # the last part of a split one
+        (MAGIC + struct.pack("<I", 3 << 29 | 24) + bytes(24), "not a RecordIO record"),  # the last part of a split one
         (MAGIC + struct.pack("<I", 4) + b"text", "too short for an image"),
         (MAGIC + struct.pack("<IIfQQ", 24, 9, 0, 0, 0), "too short for an image"),
     ):

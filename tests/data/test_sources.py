@@ -74,8 +74,8 @@ def test_hidden_files_and_files_that_are_no_images_are_left_out(tmp_path: Path) 
     source = list_folder(touch(tmp_path, [*names, "astray.jpg"]))
     assert source.names == ("cat/a.jpg",)
     assert source.notes == (
-        "left out, being no images by their ending: 'cat/README.txt', 'LICENSE'",
-        "left out, lying in no class folder: 'astray.jpg'",
+        "left out, with no image extension: 'cat/README.txt', 'LICENSE'",
+        "left out, outside class folders: 'astray.jpg'",
     )
 
 
@@ -97,7 +97,7 @@ def test_links_that_lead_nowhere_harm_no_other_file(tmp_path: Path) -> None:
     (root / "dog/notes").symlink_to(tmp_path / "nowhere")
     source = open_source(root)
     assert source.names == ("cat/a.jpg", "cat/circle.jpg", "dog/b.jpg")
-    assert source.notes == ("left out, being no images by their ending: 'dog/notes', 'gone', 'labels.txt'",)
+    assert source.notes == ("left out, with no image extension: 'dog/notes', 'gone', 'labels.txt'",)
 
 
 def test_names_that_are_no_utf8_become_text(tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_one_class_is_enough(tmp_path: Path) -> None:
     [
         ([], UsageError, "the folder is empty. Name a folder laid out as CLASS/NAME.jpg."),
         (["README.md"], UsageError, "there is no image in this folder, only 'README.md'."),
-        (["a.jpg", "b.png", "x.txt"], UsageError, "2 images lie in the folder itself, so their classes are not known."),
+        (["a.jpg", "b.png", "x.txt"], UsageError, "2 images are in the folder itself, so their classes are unknown."),
         (["a.jpg", "list.csv"], UsageError, "list paths and labels in a file: headway pack {root}/list.csv DST"),
         (["cat/a.jpg", "dog/README"], DataError, "class 'dog' has no image. Put images into the class folder, or"),
         (["cat/a.jpg", "dog/x", "eel/x"], DataError, "'dog', 'eel' have no image."),
-        (["cat/a.txt", "b.jpg"], DataError, "no image in any of its 1 sub-folders, and 1 files lie beside them."),
+        (["cat/a.txt", "b.jpg"], DataError, "no image in any of its 1 sub-folders, and 1 files are beside them."),
     ],
 )
 def test_a_bad_folder_gets_a_sentence(
@@ -141,7 +141,7 @@ def test_what_is_no_source_gets_a_sentence(tmp_path: Path) -> None:
         open_source(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"a\.jpg: its format is not known"):
         open_source(tmp_path / "a.jpg")
-    with pytest.raises(UsageError, match="there is no such folder"):
+    with pytest.raises(UsageError, match="the folder does not exist"):
         list_folder(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="cannot be read"):
         list_file(tmp_path / "nowhere.csv")
@@ -268,27 +268,27 @@ def test_any_class_name_comes_through_json_lines(tmp_path: Path, classes: list[s
             ", line 1: there is no column 'path' (found: 'path;label'). Separate the columns with",
         ),
         ("path,class\na.jpg,cat\n", ", line 1: there is no column of labels (found: 'path', 'class')."),
-        ("path,label,value\na.jpg,cat,3\n", ", line 1: 'label' and 'value' both say what an image is. Keep one kind"),
-        ("path,value,value_x\na.jpg,1,3\n", ", line 1: 'value' and 'value_x' both say what an image is."),
-        ("path,label,path\na.jpg,cat,a.jpg\n", ", line 1: column 'path' is there twice."),
+        ("path,label,value\na.jpg,cat,3\n", ", line 1: 'label' and 'value' are both labels. Keep one kind"),
+        ("path,value,value_x\na.jpg,1,3\n", ", line 1: 'value' and 'value_x' are both labels."),
+        ("path,label,path\na.jpg,cat,a.jpg\n", ", line 1: column 'path' occurs twice."),
         ("path,label\na.jpg,cat\nb.jpg\n", ", line 3: the line has 1 fields and the header 2."),
         (
             "path,label\na.jpg,cat,big\n",
             ", line 2: the line has 3 fields and the header 2. Put a text that holds a comma",
         ),
-        ('path,label\na.jpg,"cat\nb.jpg,dog\n', ", line 3: this is no CSV (unexpected end of data)"),
-        ("path,label\na.jpg,cat\nb.jpg, \n", ", line 3: the label is ' ', which names no class."),
+        ('path,label\na.jpg,"cat\nb.jpg,dog\n', ", line 3: this is not valid CSV (unexpected end of data)"),
+        ("path,label\na.jpg,cat\nb.jpg, \n", ", line 3: the label is ' ', which is not a class name."),
         ("path,labels\na.jpg,\nb.jpg,;\n", ": no image has a label."),
-        ("path,value\na.jpg,1\nb.jpg,two\n", ", line 3: the value is 'two', which is no finite number"),
-        ("path,value\na.jpg,nan\n", ", line 2: the value is 'nan', which is no finite number"),
-        ("path,value\na.jpg,1e39\n", ", line 2: the value is '1e39', which is no finite number (float32)"),
-        ("path,value\na.jpg,1_0\n", ", line 2: the value is '1_0', which is no finite number"),
-        ("path,value_x,value_y\na.jpg,1,2\nb.jpg,3,\n", ", line 3: the value is '', which is no finite number"),
+        ("path,value\na.jpg,1\nb.jpg,two\n", ", line 3: the value is 'two', which is not a finite number"),
+        ("path,value\na.jpg,nan\n", ", line 2: the value is 'nan', which is not a finite number"),
+        ("path,value\na.jpg,1e39\n", ", line 2: the value is '1e39', which is not a finite number (float32)"),
+        ("path,value\na.jpg,1_0\n", ", line 2: the value is '1_0', which is not a finite number"),
+        ("path,value_x,value_y\na.jpg,1,2\nb.jpg,3,\n", ", line 3: the value is '', which is not a finite number"),
         (
             "path,label\na.jpg,cat\nx.jpg,cat\ny.jpg,dog\n",
             ", line 3: there is no file 'x.jpg' (2 such paths in all). Paths",
         ),
-        ("path,label\n,cat\n", ", line 2: the path is empty or no text"),
+        ("path,label\n,cat\n", ", line 2: the path is empty or not text"),
         ("path,label\na.jpg,cat\nb.jpg,cat\n./a.jpg,dog\n", ", line 4: './a.jpg' was named before, in line 2."),
         ("path,label\na.jpg,c\0t\n", ", line 2: this is not UTF-8 text. Save the file as UTF-8."),
     ],
@@ -311,29 +311,29 @@ def test_another_encoding_gets_a_sentence(tmp_path: Path, encoding: str) -> None
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('[{"path": "a.jpg", "label": "cat"}]\n', ", line 1: this is no JSON object. Write one JSON object a line"),
-        ('[\n{"path": "a.jpg", "label": "cat"}]\n', ", line 1: this is no JSON (Expecting value"),
-        ("{path: a.jpg}\n", ", line 1: this is no JSON (Expecting property name"),
-        ("[" * 100_000, ", line 1: this is no JSON ("),
-        ('\n{"path": "a.jpg", "path": "b.jpg", "label": "cat"}', ", line 2: column 'path' is there twice."),
+        ('[{"path": "a.jpg", "label": "cat"}]\n', ", line 1: this is not a JSON object. Write one JSON object a line"),
+        ('[\n{"path": "a.jpg", "label": "cat"}]\n', ", line 1: this is not valid JSON (Expecting value"),
+        ("{path: a.jpg}\n", ", line 1: this is not valid JSON (Expecting property name"),
+        ("[" * 100_000, ", line 1: this is not valid JSON ("),
+        ('\n{"path": "a.jpg", "path": "b.jpg", "label": "cat"}', ", line 2: column 'path' occurs twice."),
         ('{"path": "a.jpg", "label": "cat"}\n{"path": "b.jpg"}', ", line 2: there is no column of labels"),
         (
             '{"path": "a.jpg", "label": "cat"}\n{"path": "b.jpg", "value": 3}',
             ", line 2: here 'value' is the label, in the lines above 'label'",
         ),
-        ('{"path": 3, "label": "cat"}', ", line 1: the path is empty or no text"),
-        ('{"path": "\\ud800", "label": "cat"}', ", line 1: this is no JSON ("),
-        ('{"path": "a.jpg", "label": null}', ", line 1: the label is None, which names no class."),
-        ('{"path": "a.jpg", "label": true}', ", line 1: the label is True, which names no class."),
-        ('{"path": "a.jpg", "labels": "cat"}', ", line 1: labels are 'cat', which is no list"),
-        ('{"path": "a.jpg", "value": NaN}', ", line 1: the value is nan, which is no finite number"),
-        ('{"path": "a.jpg", "value": true}', ", line 1: the value is True, which is no finite number"),
-        ('{"path": "a.jpg", "value": 1' + "0" * 400 + "}", "which is no finite number"),
+        ('{"path": 3, "label": "cat"}', ", line 1: the path is empty or not text"),
+        ('{"path": "\\ud800", "label": "cat"}', ", line 1: this is not valid JSON ("),
+        ('{"path": "a.jpg", "label": null}', ", line 1: the label is None, which is not a class name."),
+        ('{"path": "a.jpg", "label": true}', ", line 1: the label is True, which is not a class name."),
+        ('{"path": "a.jpg", "labels": "cat"}', ", line 1: labels are 'cat', which is not a list"),
+        ('{"path": "a.jpg", "value": NaN}', ", line 1: the value is nan, which is not a finite number"),
+        ('{"path": "a.jpg", "value": true}', ", line 1: the value is True, which is not a finite number"),
+        ('{"path": "a.jpg", "value": 1' + "0" * 400 + "}", "which is not a finite number"),
         (
             '{"path": "a.jpg", "value": [1, 2]}\n{"path": "b.jpg", "value": [1]}',
-            ", line 2: the value is [1], which is no list of numbers as long as the first line's",
+            ", line 2: the value is [1], which is not a list of numbers as long as the first line's",
         ),
-        ('{"path": "a.jpg", "value": []}', ", line 1: the value is [], which is no list of numbers"),
+        ('{"path": "a.jpg", "value": []}', ", line 1: the value is [], which is not a list of numbers"),
     ],
 )
 def test_bad_json_lines_get_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:

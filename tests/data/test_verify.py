@@ -93,7 +93,7 @@ def test_every_damaged_record_is_named(copy: Path) -> None:
     found = verify(copy).damages
     assert [damage.index for damage in found] == damaged
     assert str(found[0]) == (
-        f"sample 1 ({opened.name(1)}), shard-00000.rec at byte {opened.offset[1]}: the image's checksum is another"
+        f"sample 1 ({opened.name(1)}), shard-00000.rec at byte {opened.offset[1]}: the image's checksum does not match"
     )
 
 
@@ -141,9 +141,9 @@ def test_both_parts_of_a_split_pack_are_checked(packed: Path, tmp_path: Path) ->
     assert verify(tmp_path / "dst").samples == {"train": 12, "eval": 6}
     with pytest.raises(UsageError, match="this is an address, not a path on this machine"):
         verify("http://host/dst")
-    with pytest.raises(UsageError, match="no packed data set"):
+    with pytest.raises(UsageError, match="not a packed data set"):
         verify(packed.parent / "src")
-    with pytest.raises(UsageError, match="there is no such folder"):
+    with pytest.raises(UsageError, match="the folder does not exist"):
         verify(tmp_path / "nowhere")
 
 

@@ -54,7 +54,7 @@ def runs() -> tuple[ShortRun, ...]:
         ),
         ShortRun(
             name="replay", steps=0, images_s=rate(4100), predicted=4158, wait_share=0.0,
-            note="the loop, with batches that are there already",
+            note="the loop, with ready batches",
         ),
         ShortRun(
             name="warm", steps=140, images_s=rate(3040), predicted=3182, wait_share=0.313,
@@ -98,7 +98,7 @@ def profile(**changes: Any) -> Profile:
         },
         "environment": (
             EnvironmentFinding(what="OMP_NUM_THREADS is 1, and 2 cores may be used.", cure="Unset it, or set it to 2."),
-            EnvironmentFinding(what="The data lie on a network file system (nfs4).", cure="Set data.cache=disk."),
+            EnvironmentFinding(what="The data are on a network file system (nfs4).", cure="Set data.cache=disk."),
             EnvironmentFinding(what="The processor has AVX2, and torch uses it.", cure=""),
             EnvironmentFinding(what="libjpeg-turbo decodes with SIMD.", cure=""),
         ),
@@ -137,7 +137,7 @@ def profile(**changes: Any) -> Profile:
             unexplained="",
         ),
         "knobs": knobs(),
-        "not_measured": ("torch.compile: not tried, for want of time.",),
+        "not_measured": ("torch.compile: not tried, no time left.",),
         "seconds": 61.3,
     }
     return Profile(**given | changes)

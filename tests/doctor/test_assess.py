@@ -11,8 +11,8 @@ import psutil
 import pytest
 from tests._support import Said, command, headway, refused
 
-from headway.doctor.assess import MAY_BE_PERCENT, Goal, Lines, assess, command_of
-from headway.doctor.scores import Scores
+from headway.doctor.accuracy_parser import AccuracyParser
+from headway.doctor.assess import MAY_BE_PERCENT, AccuracyGoal, OutputLines, assess, build_command
 
 
 def script(folder: Path, body: str, name: str = "train.py") -> Path:
@@ -61,7 +61,7 @@ def test_json_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:
 @pytest.mark.check
 def test_a_script_whose_time_is_up_was_stopped_then(tmp_path: Path) -> None:
     """Also one that passes, and one that shows nothing. A shell has begun long before a Python has."""
-    stopped = r"; its time was up, and the script was stopped after \d+\.\d s\."
+    stopped = r"; the time was up, and the script was stopped after \d+\.\d s\."
     options = ("--target-val", "0.8", "--minutes", "0.1")
     said = headway("assess", "sh", *options, "--", "-c", "echo val acc 0.9; exec sleep 60")
     assert re.search(r"PASS: the targets were reached after \d+\.\d s of 6 s" + stopped, said.out)
@@ -91,7 +91,7 @@ def test_both_have_to_be_reached_at_one_moment(tmp_path: Path) -> None:
 def test_a_script_that_shows_nothing_or_says_not_what_of(tmp_path: Path) -> None:
     said = assessed(tmp_path, "pass", "--target-train", "0.9", "--target-val", "0.8", status=1)
     assert "FAIL: the script showed no training accuracy and no validation accuracy." in said.out
-    assert "target 0.9, none seen" in said.out
+    assert "target 0.9, no value seen" in said.out
     assert "--train-pattern 'TRAIN=([\\d.]+)' and --val-pattern 'VAL=([\\d.]+)'" in said.out
     options = ("--target-val", "0.8", "--val-pattern", r"VAL=([\d.]+)")
     assessed(tmp_path, "print('VAL=0.9')", *options, status=0)  # as it is advised
@@ -133,12 +133,12 @@ def test_a_bar_drawn_in_place_counts_when_it_is_full(tmp_path: Path) -> None:
 
 
 def test_lines_of_streams() -> None:
-    lines = Lines()
+    lines = OutputLines()
     assert lines.feed(b"one\r\ntwo\nthr", 1.0)[1] == [(1.0, "one"), (1.0, "two")]
     assert lines.feed(b"ee\n\xff\xc3", 2.0)[1] == [(2.0, "three")]
     assert lines.end(3.0) == [(3.0, "\ufffd\ufffd")]
     assert lines.feed(b"\rdrawing 1/3\rdrawing 2/3", 1.0)[1] == []
-    assert lines.unfinished()
+    assert lines.is_unfinished()
     assert lines.feed(b"\rother 1/7\r", 2.0)[1] == [(2.0, "drawing 2/3")]
     assert lines.feed(b"\b\b\bother 7/7", 3.0)[1] == [(3.0, "other 7/7")]
     assert lines.feed(b"\nother 7/7\n", 4.0)[1] == [(4.0, "other 7/7")], "what is told is not told again"
@@ -177,11 +177,13 @@ def test_at_the_end_of_the_time_every_process_is_stopped(
     """Also those in a session of their own, and those that do not listen to SIGTERM."""
     monkeypatch.chdir(tmp_path)
     body = SHELLS_CHILDREN.format(ignore="trap '' TERM" if stubborn else "")
-    goal = Goal.of(0.9, 0.5, 5 / 60)
-    found = assess(command_of("sh", ["-c", body]), goal, Scores(), grace_s=0.5 if stubborn else 20)
+    goal = AccuracyGoal.from_options(0.9, 0.5, 5 / 60)
+    found = assess(build_command("sh", ["-c", body]), goal, AccuracyParser(), grace_s=0.5 if stubborn else 20)
     assert (found.passed, found.ended) == (False, "time")
     assert found.status == (-signal.SIGKILL if stubborn else -signal.SIGTERM)
-    assert found.why.startswith("the training accuracy did not get there; its time was up, and the script was stopped ")
+    assert found.why.startswith(
+        "the training accuracy did not reach its target; the time was up, and the script was stopped "
+    )
     assert found.best == {"train": 0.5, "val": 0.6}
     assert alive([int(pid) for pid in (tmp_path / "pids").read_text().split()]) == []
 
@@ -190,7 +192,7 @@ def test_children_that_hold_its_output_do_not_hold_the_verdict(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     body = CHILDREN.format(end="children[1].kill(); children[1].wait()")
     path = script(tmp_path, body)
-    found = assess(command_of(str(path)), Goal.of(None, 0.5, 1), Scores())
+    found = assess(build_command(str(path)), AccuracyGoal.from_options(None, 0.5, 1), AccuracyParser())
     assert (found.passed, found.ended) == (True, "itself")
     assert alive([int(pid) for pid in (tmp_path / "pids").read_text().split()]) == []
 
@@ -220,7 +222,7 @@ def test_it_is_not_stopped_by_what_may_be_less_than_a_percent(tmp_path: Path) ->
     failed = assessed(tmp_path, body + "print('val acc 12.5')", *options, status=1).out
     assert "target 0.9, not reached; best 0.125, last 0.125" in failed
     said = assessed(tmp_path, body, *options, status=0).out
-    assert "It was not stopped: its numbers might have been percent. If they are shares: --scale fraction" in said
+    assert "The script was not stopped: its numbers may be percent. If not, give --scale fraction." in said
     assert MAY_BE_PERCENT not in assessed(tmp_path, body, *options[:2], status=0).err
 
 
@@ -234,8 +236,10 @@ def test_the_moment_at_which_it_would_have_been_stopped_is_told_once(tmp_path: P
         if text == MAY_BE_PERCENT:
             told.touch()
 
-    goal = Goal.of(None, 0.9, 1)
-    found = assess(command_of(str(script(tmp_path, body))), goal, Scores(), echo=echo, stop_when_reached=True)
+    goal = AccuracyGoal.from_options(None, 0.9, 1)
+    found = assess(
+        build_command(str(script(tmp_path, body))), goal, AccuracyParser(), echo=echo, stop_when_reached=True
+    )
     assert (found.ended, found.kept_on) == ("itself", True)
     assert heard.count(MAY_BE_PERCENT) == 1
 
@@ -272,13 +276,13 @@ def test_wrong_usage_is_a_sentence(tmp_path: Path) -> None:
     path = script(tmp_path, "pass")
     for arguments, sentence in (
         ((path,), "there is no target. Give --target-train, --target-val, or both."),
-        ((path, "--target-val", "0"), "--target-val: 0 is no accuracy"),
-        ((path, "--target-train", "101"), "--target-train: 101 is no accuracy"),
-        ((path, "--target-val", "nan"), "--target-val: nan is no accuracy"),
-        ((path, "--target-val", "0.9", "--minutes", "0"), "--minutes: 0 minutes are no time"),
-        ((path, "--target-val", "0.9", "--val-pattern", "["), "is no regular expression"),
+        ((path, "--target-val", "0"), "--target-val: 0 is not an accuracy"),
+        ((path, "--target-train", "101"), "--target-train: 101 is not an accuracy"),
+        ((path, "--target-val", "nan"), "--target-val: nan is not an accuracy"),
+        ((path, "--target-val", "0.9", "--minutes", "0"), "--minutes: 0 minutes is not a time limit"),
+        ((path, "--target-val", "0.9", "--val-pattern", "["), "is not a regular expression"),
         ((tmp_path / "none.py", "--target-val", "0.9"), "there is no such script"),
-        ((tmp_path, "--target-val", "0.9"), "this is a folder, no script"),
+        ((tmp_path, "--target-val", "0.9"), "this is a folder, not a script"),
     ):
         assert sentence in refused("assess", *arguments, status=2)
     broken = script(tmp_path, "#!/no/such/program\n", "broken")

@@ -13,31 +13,31 @@ from hypothesis import strategies as st
 from tests._support import packed_digits, write_recipe
 
 from headway.doctor.budget import FULL, QUICK, Budget, WallTime
-from headway.doctor.doctor import WANTING, examination
-from headway.doctor.job import Job
-from headway.doctor.joint import TOGETHER_S
-from headway.doctor.ranks import share_out
+from headway.doctor.examination import WANTING, examine_job
+from headway.doctor.measurement_job import MeasurementJob
+from headway.doctor.rank_examination import split_wall_time
+from headway.doctor.rank_exchange import TOGETHER_S
 from headway.train.runs import load_recipe
 
-PARTS = list(QUICK.wants())
+PARTS = list(QUICK.list_parts())
 
 
 def test_both_budgets_fit_into_what_is_promised() -> None:
     """With five seconds to start in, and one to write what was found."""
     for budget, promised in ((FULL, 120), (QUICK, 45)):
-        assert sum(budget.wants().values()) + 5 <= budget.wall <= promised - 5
+        assert sum(budget.list_parts().values()) + 5 <= budget.wall <= promised - 5
 
 
 def test_ranks_keep_time_for_what_they_measure_together() -> None:
     """What each of them measures by itself has to be over by then, and what overruns shortens the rest."""
     for budget, quick in ((FULL, False), (QUICK, True)):
-        mine, wall = share_out(quick, perf_counter() - budget.wall / 2)
+        mine, wall = split_wall_time(quick, perf_counter() - budget.wall / 2)
         kept = budget.wall - mine.wall
         assert 0 < kept < budget.wall / 3
         assert wall.allot("whole") == TOGETHER_S
-        _, late = share_out(quick, perf_counter() - mine.wall - kept / 2)
+        _, late = split_wall_time(quick, perf_counter() - mine.wall - kept / 2)
         assert late.allot("single") < budget.whole
-        _, over = share_out(quick, perf_counter() - budget.wall)
+        _, over = split_wall_time(quick, perf_counter() - budget.wall)
         assert over.allot("single") == over.allot("whole") == 0
 
 
@@ -45,14 +45,14 @@ def test_ranks_keep_time_for_what_they_measure_together() -> None:
 def test_parts_that_take_longer_leave_less_to_those_behind_them(slower: list[float]) -> None:
     """However long each takes of what it was given, the shares of those to come never ask for more than is left."""
     now = 0.0
-    wall = WallTime(QUICK.wall, QUICK.wants(), 0.0, lambda: now)
+    wall = WallTime(QUICK.wall, QUICK.list_parts(), 0.0, lambda: now)
     for place, part in enumerate(PARTS):
         allotted = wall.allot(part)
-        assert allotted <= QUICK.wants()[part] * (1 + 1e-9)
+        assert allotted <= QUICK.list_parts()[part] * (1 + 1e-9)
         rest = sum(wall.allot(other) for other in PARTS[place:])
         assert min(rest, wall.allot(part)) <= wall.left_s * (1 + 1e-9)
         now += slower[place] * allotted
-    assert now <= QUICK.wall + 3.0 * max(QUICK.wants().values())
+    assert now <= QUICK.wall + 3.0 * max(QUICK.list_parts().values())
 
 
 def test_a_part_that_overruns_takes_from_the_others_alike() -> None:
@@ -81,11 +81,11 @@ def test_without_time_the_doctor_still_concludes(tmp_path: Path) -> None:
     write_recipe(tmp_path / "plain.yaml")
     ticks = itertools.count(0, 10)
     budget = Budget(each=0.2, passes=0.1, side=0.1, whole=0.2, tries=0.2, wall=45.0)
-    with closing(Job.of(load_recipe(tmp_path / "plain.yaml", ("data.cache=none",)), str)) as job:
-        found = examination(job, str, budget, quick=True, clock=lambda: float(next(ticks)))
+    with closing(MeasurementJob.from_recipe(load_recipe(tmp_path / "plain.yaml", ("data.cache=none",)), str)) as job:
+        found = examine_job(job, str, budget, quick=True, clock=lambda: float(next(ticks)))
     by_name = {one.name: one for one in found.runs}
     assert by_name["warm"].steps > 0
     assert found.measured is not None
     for name in ("synthetic", "replay", "cold"):
         assert (by_name[name].images_s, by_name[name].note) == (None, WANTING)
-    assert any("for want of time" in one for one in found.not_measured)
+    assert any("no time left" in one for one in found.not_measured)

@@ -20,7 +20,7 @@ from tests.data._packs import folder
 from headway.data import native, opening
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
-from headway.doctor.environment import examine
+from headway.doctor.environment import examine_environment
 from headway.setup.recipe import TrainRecipe
 
 CPUS = 8
@@ -74,7 +74,7 @@ def examined(tmp_path: Path) -> Examine:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text)
         tree = TrainRecipe.model_validate(given_of(data, **recipe))
-        found = examine(tree, CPU, data, interface, root=root, environ=environ or {})
+        found = examine_environment(tree, CPU, data, interface, root=root, environ=environ or {})
         assert all(one.what.endswith(".") and one.cure[-1:] in ("", ".") for one in found)
         assert len({one.what for one in found}) == len(found)
         return {one.what: one.cure for one in found}
@@ -120,12 +120,12 @@ def faults(found: dict[str, str]) -> list[str]:
 def test_where_all_is_well_nothing_has_a_cure(examined: Examine, data: Dataset) -> None:
     found = examined(data=data)
     assert faults(found) == []
-    assert torch.cuda.is_available() or "There is no GPU: the processor trains." in found
+    assert torch.cuda.is_available() or "There is no GPU: the CPU trains." in found
     assert "This process may run on all 8 CPUs of the machine." in found
-    assert "torch computes on 8 threads of 8 cores." in found
+    assert "torch uses 8 threads of 8 cores." in found
     assert "The CPU governor is performance." in found
     assert "/dev/shm is large enough." in found
-    only(found, "The data lie on ext4 (")
+    only(found, "The data are on ext4 (")
 
 
 def test_what_cannot_be_read_is_told_as_unknown_and_not_guessed(examined: Examine, data: Dataset) -> None:
@@ -139,7 +139,7 @@ def test_what_cannot_be_read_is_told_as_unknown_and_not_guessed(examined: Examin
 
 
 def test_a_real_machine_is_examined(data: Dataset) -> None:
-    found = examine(TrainRecipe.model_validate(given_of(data)), CPU, data)
+    found = examine_environment(TrainRecipe.model_validate(given_of(data)), CPU, data)
     assert len(found) > 5
     assert all(one.what.endswith(".") for one in found)
 
@@ -150,7 +150,7 @@ def test_a_gpu_that_torch_is_not_built_for_is_told(examined: Examine) -> None:
     for files in ({"proc/driver/nvidia/version": driver}, {"dev/nvidia0": ""}):
         what, cure = only(examined(files, without=()), "NVIDIA GPU")
         assert "is built without CUDA" in what
-        assert "build of torch with CUDA" in cure
+        assert "CUDA build of torch" in cure
 
 
 @pytest.mark.skipif(torch.version.cuda is not None or torch.version.hip is not None, reason="of a torch for CPUs")
@@ -183,18 +183,19 @@ def test_units_for_bf16_are_told(
         pytest.skip("torch computes with less here")
     found = examined({"proc/cpuinfo": f"flags : {flags}\n"}, precision=precision)
     assert any("it is emulated" in what for what in faults(found)) == emulated
-    assert emulated or only(found, "torch computes with ")[0].endswith(f"the processor {units} units for bf16.")
+    assert emulated or only(found, "torch computes with ")[0].endswith(f"the CPU {units} bf16 units.")
 
 
 PROGRAM = """
 import json, os, sys, torch
 from pathlib import Path
 from headway.data import opening
-from headway.doctor.environment import examine
+from headway.doctor.environment import examine_environment
 from headway.setup.recipe import TrainRecipe
 recipe = TrainRecipe.model_validate(json.loads(sys.argv[2]))
 environ = {} if sys.argv[3] == "hidden" else os.environ
-found = examine(recipe, torch.device("cpu"), opening.open(sys.argv[1]), root=Path(sys.argv[4]), environ=environ)
+data, root = opening.open(sys.argv[1]), Path(sys.argv[4])
+found = examine_environment(recipe, torch.device("cpu"), data, root=root, environ=environ)
 print(json.dumps({one.what: one.cure for one in found}))
 """
 
@@ -211,7 +212,9 @@ def test_a_torch_that_computes_with_less_than_the_processor_has_is_told(data: Da
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(f"flags : {AVX2}\n")
     found = in_process(data, tmp_path, "hidden", ATEN_CPU_CAPABILITY="default")
-    assert only(found, "The processor has AVX2, and this build of torch computes with ")[1] == "Install torch's wheel."
+    assert (
+        only(found, "The CPU has AVX2, but this build of torch computes with ")[1] == "Install torch's official wheel."
+    )
 
 
 def test_without_the_native_core_pillow_decodes(data: Dataset, tmp_path: Path) -> None:
@@ -267,22 +270,22 @@ def test_a_quota_that_stops_the_process_is_a_fault(stopped: int, fault: bool, ex
     files = {"sys/fs/cgroup/cpu.max": "200000 100000", "sys/fs/cgroup/cpu.stat": stat}
     torch.set_num_threads(2)
     found = faults(examined(files))
-    assert found == (["The quota has stopped this control group in 37% of its periods so far."] if fault else [])
+    assert found == (["The quota has throttled this control group in 37% of its periods so far."] if fault else [])
 
 
 def test_threads_of_torch_are_held_against_the_cores(examined: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    what, cure = only(examined(environ={"OMP_NUM_THREADS": "1"}), "torch computes on")
-    assert what == "torch computes on 1 thread (OMP_NUM_THREADS=1) of 8 usable cores."
+    what, cure = only(examined(environ={"OMP_NUM_THREADS": "1"}), "torch uses")
+    assert what == "torch uses 1 thread (OMP_NUM_THREADS=1) of 8 usable cores."
     assert "OMP_NUM_THREADS=8" in cure
     siblings = {
         f"sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": f"{n % 4},{n % 4 + 4}" for n in range(CPUS)
     }
     torch.set_num_threads(4)  # one a core, which is what torch takes where two threads share one
-    assert only(examined(siblings), "torch computes on 4")[1] == ""
+    assert only(examined(siblings), "torch uses 4")[1] == ""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    what, cure = only(examined(), "torch computes on 4")
-    assert what.endswith("and this rank has 2 cores.")
+    what, cure = only(examined(), "torch uses 4")
+    assert what.endswith("but this rank has 2 cores.")
     assert cure == "Set OMP_NUM_THREADS=2."
 
 
@@ -314,7 +317,7 @@ def test_several_numa_nodes_are_told(examined: Examine, monkeypatch: pytest.Monk
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert only(examined(two), "NUMA")[1] == ""
     other = {"sys/devices/system/node/node0/cpulist": "0-7", "sys/devices/system/node/node1/cpulist": "8-15"}
-    assert only(examined(other), "NUMA")[0] == "Its CPUs are of one NUMA node."
+    assert only(examined(other), "NUMA")[0] == "This process uses CPUs of one NUMA node."
 
 
 def limited(limit_bytes: int) -> dict[str, str]:
@@ -325,8 +328,8 @@ def limited(limit_bytes: int) -> dict[str, str]:
 def test_a_set_that_memory_does_not_hold_is_told(examined: Examine, data: Dataset) -> None:
     bytes_ = int(data.length.sum())
     what, cure = only(examined(limited(bytes_ // 2), data, data_options={"cache": "none"}), "of memory are free")
-    assert "by the limit of its control group" in what
-    assert "later epochs read from the storage too" in what
+    assert "limit of the control group" in what
+    assert "later epochs also read from storage" in what
     assert "headway pack" in cure
     what, cure = only(examined(limited(100 * bytes_), data, data_options={"cache": "none"}), "of memory are free")
     assert cure == ""
@@ -363,9 +366,9 @@ def test_containers_are_known(name: str, examined: Examine) -> None:
 @pytest.mark.parametrize(
     ("threads", "cores", "what"),
     [
-        (9, 8, "data.threads is 9, and this rank has 8 cores."),
-        (8, 8, "Decoding has 8 threads on 8 cores, and leaves none to the training loop."),
-        (2, 1, "data.threads is 2, and this rank has 1 core."),
+        (9, 8, "data.threads is 9, but this rank has 8 cores."),
+        (8, 8, "Decoding uses 8 threads on 8 cores, which leaves no core to the training loop."),
+        (2, 1, "data.threads is 2, but this rank has 1 core."),
     ],
 )
 def test_more_decoding_threads_than_cores_are_told(
@@ -390,12 +393,12 @@ def test_what_holds_the_decoder_back_is_told(examined: Examine, data: Dataset, t
     assert only(examined(data=data), "The native core decodes (")[1] == ""
     found = examined(data=data, environ={"JSIMD_FORCENONE": "1", "JSIMD_FORCEAVX2": "1", "HEADWAY_ISA": "portable"})
     told = {
-        "JSIMD_FORCENONE=1 keeps decoding from faster instructions.": "Unset JSIMD_FORCENONE.",
-        "HEADWAY_ISA=portable keeps decoding from faster instructions.": "Unset HEADWAY_ISA.",
+        "JSIMD_FORCENONE=1 keeps the decoder from faster instructions.": "Unset JSIMD_FORCENONE.",
+        "HEADWAY_ISA=portable keeps the decoder from faster instructions.": "Unset HEADWAY_ISA.",
     }
-    assert {what: cure for what, cure in found.items() if "keeps decoding" in what} == told
+    assert {what: cure for what, cure in found.items() if "keeps the decoder" in what} == told
     found = examined(data=data, data_options={"decoder": "pillow"})
-    assert only(found, "The recipe has Pillow decode")[1] == "Leave data.decoder out."
+    assert only(found, "The recipe decodes with Pillow")[1] == "Leave data.decoder out."
 
 
 def test_a_libjpeg_without_simd_is_told(examined: Examine, data: Dataset, tmp_path: Path) -> None:
@@ -417,7 +420,7 @@ def test_pixels_are_not_decoded(examined: Examine, tmp_path: Path) -> None:
     np.save(tmp_path / "pixels/labels.npy", np.arange(6) % 2)
     with closing(opening.open(tmp_path / "pixels")) as data:
         found = examined(data=data, environ={"JSIMD_FORCENONE": "1"})
-    assert "The records are pixels: nothing is decoded." in found
+    assert "The records are pixels: no decoding is needed." in found
     assert faults(found) == []
 
 
@@ -434,7 +437,7 @@ def test_the_file_system_of_the_data_is_told(
     kind: str, cache: str, cure: str, examined: Examine, data: Dataset
 ) -> None:
     mounts = WELL["proc/self/mountinfo"] + f"23 21 0:23 / {data.folder} rw - {kind} server:/x rw\n"
-    what, told = only(examined({"proc/self/mountinfo": mounts}, data, data_options={"cache": cache}), "The data lie ")
+    what, told = only(examined({"proc/self/mountinfo": mounts}, data, data_options={"cache": cache}), "The data are ")
     assert kind in what
     assert "in 1 file, records of " in what
     assert (cure in told) if cure else not told
@@ -443,10 +446,10 @@ def test_the_file_system_of_the_data_is_told(
 def test_many_loose_files_are_told(examined: Examine, data: Dataset, tmp_path: Path, monkeypatch: Any) -> None:
     with closing(opening.open(tmp_path / "images")) as loose:
         assert not any("loose files" in what for what in examined(data=loose))
-        monkeypatch.setattr("headway.doctor.environment.MANY_FILES", 60)
+        monkeypatch.setattr("headway.doctor.environment_input.MANY_FILES", 60)
         what, cure = only(examined(data=loose), "loose files")
     assert "60 loose files" in what
-    assert cure.startswith(f"headway pack {tmp_path / 'images'} ")
+    assert cure.startswith(f"Run headway pack {tmp_path / 'images'} ")
     assert not any("loose files" in what for what in examined(data=data))
 
 
@@ -466,12 +469,12 @@ NET_FILES = {
 @pytest.mark.parametrize(
     ("interface", "without", "what", "cure"),
     [
-        ("lo", (), "Ranks meet over the loopback", ""),
-        ("ib0", (), "Ranks meet over ib0, of 100000 Mbit/s.", ""),
-        ("eth0", (), "Ranks meet over eth0, of 1000 Mbit/s; ib0 has 100000.", "Set comm.interface=ib0."),
-        ("eth0", ("sys/class/net/ib0/operstate",), "Ranks meet over eth0, of 1000 Mbit/s.", "comm.wire=fp16"),
+        ("lo", (), "Ranks communicate over loopback", ""),
+        ("ib0", (), "Ranks communicate over ib0 (100000 Mbit/s).", ""),
+        ("eth0", (), "Ranks communicate over eth0 (1000 Mbit/s); ib0 has 100000.", "Set comm.interface=ib0."),
+        ("eth0", ("sys/class/net/ib0/operstate",), "Ranks communicate over eth0 (1000 Mbit/s).", "comm.wire=fp16"),
         ("ib1", (), "The network interface ib1 is down.", "Bring it up"),
-        ("eth9", (), "There is no network interface eth9.", "one that is there: eth0, ib0, ib1, lo, virt0."),
+        ("eth9", (), "There is no network interface eth9.", "one of: eth0, ib0, ib1, lo, virt0."),
         ("virt0", (), "the speed of virt0", ""),
     ],
 )
@@ -484,4 +487,4 @@ def test_the_network_of_several_ranks_is_told(
 
 
 def test_the_recipe_may_name_the_interface(examined: Examine) -> None:
-    assert only(examined(NET_FILES, comm={"interface": "ib0"}), "Ranks meet over ib0")[1] == ""
+    assert only(examined(NET_FILES, comm={"interface": "ib0"}), "Ranks communicate over ib0")[1] == ""

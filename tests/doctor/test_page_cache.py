@@ -20,8 +20,8 @@ from tests.data.tiers._server import make_pack
 from headway.data import opening
 from headway.data.formats.byte_ranges import map_path
 from headway.doctor import page_cache
-from headway.doctor.page_cache import COLD, Span, as_it_was, evict, load, mount_of, resident
-from headway.doctor.storage import files_of
+from headway.doctor.page_cache import COLD, FileSpan, evict, find_mount, load, measure_resident_share, restore_residency
+from headway.doctor.storage import list_files
 
 SIZE = 16 << 20
 HALF = SIZE // 2
@@ -36,8 +36,8 @@ def written(folder: Path, name: str = "file", size: int = SIZE) -> Path:
     return path
 
 
-def share(*files: Path | Span) -> float:
-    found = resident(files)
+def share(*files: Path | FileSpan) -> float:
+    found = measure_resident_share(files)
     assert found is not None
     return found
 
@@ -45,8 +45,8 @@ def share(*files: Path | Span) -> float:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """16 MiB on a disk, whole in memory."""
-    path, mount = written(tmp_path), mount_of(tmp_path)
-    if resident([path]) is None or mount is None or mount.kind == "tmpfs":
+    path, mount = written(tmp_path), find_mount(tmp_path)
+    if measure_resident_share([path]) is None or mount is None or mount.kind == "tmpfs":
         pytest.skip("this system does not say what lies in memory, or has its temporary files there")
     assert load([path]) == SIZE
     return path
@@ -96,26 +96,26 @@ def test_a_data_set_in_use_is_evicted_and_its_records_stay(tmp_path: Path, file:
     with closing(opening.open(make_pack(tmp_path, size=(90, 60), shard_bytes=150_000))) as data:
         records = data.read(np.arange(len(data)))
         before = [bytes(record) for record in records]
-        assert evict(files_of(data)).held
+        assert evict(list_files(data)).held
         assert [bytes(record) for record in records] == before
 
 
 def test_a_part_is_evicted_alone(file: Path) -> None:
-    assert evict([Span(file, 0, HALF)]).held
-    assert share(Span(file, end=HALF)) < COLD
-    assert share(Span(file, HALF)) > WARM
+    assert evict([FileSpan(file, 0, HALF)]).held
+    assert share(FileSpan(file, end=HALF)) < COLD
+    assert share(FileSpan(file, HALF)) > WARM
     assert share(file) == pytest.approx(0.5, abs=0.05)
 
 
 def test_spans_count_whole_pages_and_each_once(file: Path) -> None:
     page = mmap.PAGESIZE
     assert evict([file]).held
-    load([Span(file, 0, 1)])  # more may have been read ahead
-    assert resident([Span(file, 3, 4)]) == 1
-    assert resident([Span(file, 0, page), Span(file, 5, 6), Span(file, page - 1, page)]) == 1
+    load([FileSpan(file, 0, 1)])  # more may have been read ahead
+    assert measure_resident_share([FileSpan(file, 3, 4)]) == 1
+    assert measure_resident_share([FileSpan(file, 0, page), FileSpan(file, 5, 6), FileSpan(file, page - 1, page)]) == 1
     whole = share(file)
     assert whole < 0.5
-    assert share(file, Span(file, 0, HALF), Span(file, HALF)) == whole
+    assert share(file, FileSpan(file, 0, HALF), FileSpan(file, HALF)) == whole
 
 
 @given(
@@ -129,7 +129,7 @@ def test_ranges_hold_the_pieces_of_all_spans_once(spans: list[tuple[int, int]], 
         if length or begin % align
         for place in range(begin // align, -(-(begin + length) // align))
     }
-    ranges = page_cache._ranges([Span(Path("a"), begin, begin + length) for begin, length in spans], align)
+    ranges = page_cache._align_ranges([FileSpan(Path("a"), begin, begin + length) for begin, length in spans], align)
     held = [place for low, high in ranges.get(Path("a"), []) for place in range(low // align, high // align)]
     assert held == sorted(wanted)
     assert all(low % align == high % align == 0 for some in ranges.values() for low, high in some)
@@ -137,16 +137,16 @@ def test_ranges_hold_the_pieces_of_all_spans_once(spans: list[tuple[int, int]], 
 
 def test_what_lay_in_memory_lies_there_again(file: Path) -> None:
     assert evict([file]).held
-    load([Span(file, 0, HALF)])
-    with suppress(KeyError), as_it_was([file]):
+    load([FileSpan(file, 0, HALF)])
+    with suppress(KeyError), restore_residency([file]):
         assert evict([file]).held
         raise KeyError  # whatever happens inside
-    assert share(Span(file, 0, HALF)) > WARM
+    assert share(FileSpan(file, 0, HALF)) > WARM
 
 
 def test_what_did_not_lie_in_memory_is_not_brought_there(file: Path) -> None:
     assert evict([file]).held
-    with as_it_was([file]):
+    with restore_residency([file]):
         pass
     assert share(file) < COLD
 
@@ -163,7 +163,7 @@ def test_a_file_that_another_process_maps_stays(file: Path, other_process: subpr
     assert not found.held
     assert found.after is not None
     assert found.after > 0.5
-    assert "another process maps or reads them" in found.note
+    assert "another process uses them" in found.note
     other_process.communicate("")
     assert evict([file]).held
 
@@ -172,18 +172,18 @@ def test_files_in_memory_stay_there(small_disk: Path) -> None:
     path = written(small_disk, size=1 << 18)
     found = evict([path])
     assert (found.held, found.before, found.after) == (False, 1, 1)
-    assert found.note == "The files lie in memory: their file system is tmpfs."
+    assert found.note == "The files are always in memory: their file system is tmpfs."
 
 
 def test_what_is_not_there_has_no_pages(file: Path) -> None:
     gone, empty = file.with_name("gone"), written(file.parent, "empty", 0)
     for files in ([], [gone], [empty], [gone, empty]):
-        assert resident(files) is None
+        assert measure_resident_share(files) is None
         found = evict(files)
         assert (found.held, found.after) == (False, None)
         assert ("no file" in found.note) == (not files)
         assert load(files) == 0
-        with as_it_was(files):
+        with restore_residency(files):
             pass
     assert share(gone, file, empty) > WARM
     assert evict([gone, file, empty]).held
@@ -197,7 +197,7 @@ def test_of_another_users_files_nothing_is_told_and_nothing_is_done() -> None:
         assert share(path) > WARM
         os.seteuid(NOBODY)
         try:
-            told, found = resident([path]), evict([path])
+            told, found = measure_resident_share([path]), evict([path])
         finally:
             os.seteuid(0)
         assert told is None
@@ -233,21 +233,26 @@ cut 1 2
 )
 def test_the_longest_and_latest_mount_counts(path: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / "mountinfo").write_text(MOUNTS)
-    found = mount_of(Path(path), tmp_path / "mountinfo")
+    found = find_mount(Path(path), tmp_path / "mountinfo")
     assert found is not None
-    assert (found.kind, found.network) == (kind, kind == "nfs4")
+    assert (found.kind, found.is_network) == (kind, kind == "nfs4")
 
 
 def test_options_are_those_of_the_file_system(tmp_path: Path) -> None:
     (tmp_path / "mountinfo").write_text(MOUNTS)
-    assert mount_of(Path("/with blank"), tmp_path / "mountinfo") == ("/with blank", "tmpfs", "tmpfs", "rw,size=65536k")
-    assert mount_of(Path("/"), tmp_path / "gone") is None
+    assert find_mount(Path("/with blank"), tmp_path / "mountinfo") == (
+        "/with blank",
+        "tmpfs",
+        "tmpfs",
+        "rw,size=65536k",
+    )
+    assert find_mount(Path("/"), tmp_path / "gone") is None
 
 
 def test_the_kernel_names_the_file_system_of_a_real_path(tmp_path: Path) -> None:
     told = subprocess.run(
         ["df", "--output=fstype,target", tmp_path], capture_output=True, text=True, check=True
     ).stdout.splitlines()[1]
-    found = mount_of(tmp_path)
+    found = find_mount(tmp_path)
     assert found is not None
     assert [found.kind, found.point] == told.split()

@@ -18,8 +18,8 @@ from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.pack import pack
 from headway.data.tiers.remote_dataset import open_remote
-from headway.doctor.page_cache import COLD, Span, evict, load, mount_of, resident
-from headway.doctor.storage import Storage, files_of, measure, place_of, spans_of
+from headway.doctor.page_cache import COLD, FileSpan, evict, find_mount, load, measure_resident_share
+from headway.doctor.storage import StorageRate, build_span_finder, describe_location, list_files, measure_storage
 
 N = 60
 WARM = 0.9
@@ -91,7 +91,7 @@ def order_of(data: Dataset) -> Order:
     return Order(len(data), seed=3)
 
 
-def expect_whole(found: Storage, data: Dataset) -> None:
+def expect_whole(found: StorageRate, data: Dataset) -> None:
     assert 0 < found.images_s.low <= found.images_s.value <= found.images_s.high
     assert found.images_s.windows >= 2
     assert found.bytes_s == pytest.approx(found.images_s.value * float(np.mean(data.length)))
@@ -100,7 +100,7 @@ def expect_whole(found: Storage, data: Dataset) -> None:
 
 def share(data: Dataset) -> float:
     """Of its files, what lies in memory."""
-    found = resident(files_of(data))
+    found = measure_resident_share(list_files(data))
     assert found is not None
     return found
 
@@ -113,14 +113,14 @@ def read_bytes() -> int:
 
 def on_disk(data: Dataset) -> bool:
     """Whether its files can be read cold here."""
-    return evict(files_of(data)).held
+    return evict(list_files(data)).held
 
 
 def test_files_and_spans_hold_every_record(local: Dataset) -> None:
-    files, n = files_of(local), len(local)
-    assert len(files) == place_of(local).files == len(set(files))
+    files, n = list_files(local), len(local)
+    assert len(files) == describe_location(local).files == len(set(files))
     for sample, record in enumerate(local.read(np.arange(n))):
-        spans = spans_of(local)(np.array([sample, sample]))
+        spans = build_span_finder(local)(np.array([sample, sample]))
         assert len(spans) == 1
         path, begin, end = spans[0]
         assert path in files
@@ -128,7 +128,7 @@ def test_files_and_spans_hold_every_record(local: Dataset) -> None:
         assert begin <= at
         assert end is None or at + len(record) <= end
         assert path.read_bytes()[at : at + len(record)] == bytes(record)
-    together = spans_of(local)(np.arange(n))
+    together = build_span_finder(local)(np.arange(n))
     assert {span.path for span in together} == set(files)
 
 
@@ -139,28 +139,28 @@ def test_spans_are_of_the_samples_alone(tmp_path: Path) -> None:
         (tmp_path / f"images/cat/{number}.jpg").write_bytes(picture(number, size=(400, 300), quality=95))
     pack(tmp_path / "images", tmp_path / "pack", mode="keep")
     with closing(opening.open(tmp_path / "pack")) as data:
-        spans = spans_of(data)(np.array([0, 5]))
+        spans = build_span_finder(data)(np.array([0, 5]))
         assert spans == [
-            Span(tmp_path / "pack" / data.description.shards[0].name, int(low), int(low) + int(length))
+            FileSpan(tmp_path / "pack" / data.description.shards[0].name, int(low), int(low) + int(length))
             for low, length in sorted(zip(data.offset[[0, 5]].tolist(), data.length[[0, 5]].tolist(), strict=True))
         ]
 
 
 def test_a_place_says_what_there_is(local: Dataset) -> None:
-    load(files_of(local))
-    place = place_of(local)
+    load(list_files(local))
+    place = describe_location(local)
     assert place.at == str(local.folder)
-    assert place.mount == mount_of(local.folder)
+    assert place.mount == find_mount(local.folder)
     assert place.bytes == int(local.length.sum())
     assert place.record_bytes == pytest.approx(place.bytes / N)
     assert place.resident is None or place.resident > WARM
     if on_disk(local):
         assert share(local) < COLD
-        assert (place_of(local).resident or 0) < COLD
+        assert (describe_location(local).resident or 0) < COLD
 
 
 def test_warm_records_are_measured(local: Dataset) -> None:
-    found = measure(local, order_of(local), 16, cold=False, seconds=SHORT_S, threads=2)
+    found = measure_storage(local, order_of(local), 16, cold=False, seconds=SHORT_S, threads=2)
     expect_whole(found, local)
     assert not found.cold
     assert found.latency_s is None
@@ -170,9 +170,9 @@ def test_warm_records_are_measured(local: Dataset) -> None:
 def test_cold_records_are_measured_and_lie_in_memory_again(local: Dataset) -> None:
     if not on_disk(local):
         pytest.skip("files cannot be evicted here")
-    load(files_of(local))
+    load(list_files(local))
     assert share(local) > WARM
-    found = measure(local, order_of(local), 16, cold=True, seconds=SHORT_S, threads=2)
+    found = measure_storage(local, order_of(local), 16, cold=True, seconds=SHORT_S, threads=2)
     expect_whole(found, local)
     assert found.cold, found.note
     assert found.latency_s is not None
@@ -187,9 +187,9 @@ def test_cold_records_come_from_the_disk(local: Dataset, loaded: bool) -> None:
     if not on_disk(local):
         pytest.skip("files cannot be evicted here")
     if loaded:
-        load(files_of(local))
+        load(list_files(local))
     before = read_bytes()
-    measure(local, order_of(local), 16, cold=True, seconds=SHORT_S, threads=2)
+    measure_storage(local, order_of(local), 16, cold=True, seconds=SHORT_S, threads=2)
     # 16 records alone and two windows of 16, at least. What was not loaded before is not loaded afterwards.
     assert read_bytes() - before >= int(local.length.sum()) // 2
 
@@ -197,46 +197,48 @@ def test_cold_records_come_from_the_disk(local: Dataset, loaded: bool) -> None:
 def test_a_batch_may_be_larger_than_the_set_and_smaller_than_the_threads(data: Dataset) -> None:
     for batch in (1, N, 3 * N):
         for cold in (False, True):
-            expect_whole(measure(data, order_of(data), batch, cold=cold, seconds=SHORT_S, threads=3), data)
+            expect_whole(measure_storage(data, order_of(data), batch, cold=cold, seconds=SHORT_S, threads=3), data)
 
 
 def test_loose_files_are_cold_but_for_their_names(tmp_path: Path) -> None:
     with closing(loose(tmp_path)) as data:
         if not on_disk(data):
             pytest.skip("files cannot be evicted here")
-        note = measure(data, order_of(data), 16, cold=True, seconds=SHORT_S).note
-    assert "each file by its name, one after the other" in note
+        note = measure_storage(data, order_of(data), 16, cold=True, seconds=SHORT_S).note
+    assert "as single files, one after the other" in note
     assert "names stayed in memory" in note
 
 
 def test_files_in_memory_are_never_cold(small_disk: Path) -> None:
     with closing(packed(small_disk)) as data:
-        found = measure(data, order_of(data), 16, cold=True, seconds=SHORT_S)
+        found = measure_storage(data, order_of(data), 16, cold=True, seconds=SHORT_S)
         expect_whole(found, data)
         assert not found.cold
-        assert found.note.startswith("Cold reads cannot be had. The files lie in memory: their file system is tmpfs.")
+        assert found.note.startswith(
+            "Cold reads are not possible. The files are always in memory: their file system is tmpfs."
+        )
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_shard_that_is_cut_while_it_is_read_is_told(data: Dataset, threads: int) -> None:
     data.read(np.arange(N))  # maps all shards, and touches none
-    os.truncate(files_of(data)[0], 100)
+    os.truncate(list_files(data)[0], 100)
     with pytest.raises(DataError, match=r"records cannot be read to their end.*headway verify"):
-        measure(data, order_of(data), 16, cold=False, seconds=5.0, threads=threads)
+        measure_storage(data, order_of(data), 16, cold=False, seconds=5.0, threads=threads)
 
 
 def test_a_missing_shard_is_told(tmp_path: Path) -> None:
     with closing(packed(tmp_path, mapped=False)) as data:
-        files_of(data)[0].unlink()
+        list_files(data)[0].unlink()
         with pytest.raises(DataError, match="cannot be read"):
-            measure(data, order_of(data), N, cold=True, seconds=SHORT_S)
+            measure_storage(data, order_of(data), N, cold=True, seconds=SHORT_S)
 
 
 def test_remote_records_are_fetched_and_not_kept(remote: Dataset, server: Server, tmp_path: Path) -> None:
-    assert files_of(remote) == []
-    place = place_of(remote)
+    assert list_files(remote) == []
+    place = describe_location(remote)
     assert (place.at, place.mount, place.files, place.resident) == (server.uri, None, 0, None)
-    found = measure(remote, order_of(remote), 16, cold=True, seconds=SHORT_S, folder=tmp_path / "kept")
+    found = measure_storage(remote, order_of(remote), 16, cold=True, seconds=SHORT_S, folder=tmp_path / "kept")
     expect_whole(found, remote)
     assert found.cold
     assert found.latency_s is not None
@@ -248,10 +250,10 @@ def test_remote_records_are_fetched_and_not_kept(remote: Dataset, server: Server
 @pytest.mark.check
 def test_remote_records_are_warm_once_they_are_kept(remote: Dataset, server: Server, tmp_path: Path) -> None:
     given = {"cold": False, "seconds": 5.0, "folder": tmp_path / "kept"}
-    first = measure(remote, order_of(remote), 16, **given)  # type: ignore[arg-type]
+    first = measure_storage(remote, order_of(remote), 16, **given)  # type: ignore[arg-type]
     asked = len(server.asked)
     assert server.served(".rec") >= int(remote.length.sum())
-    again = measure(remote, order_of(remote), 16, **given)  # type: ignore[arg-type]
+    again = measure_storage(remote, order_of(remote), 16, **given)  # type: ignore[arg-type]
     assert len(server.asked) == asked
     for found in (first, again):
         expect_whole(found, remote)
@@ -261,11 +263,11 @@ def test_remote_records_are_warm_once_they_are_kept(remote: Dataset, server: Ser
 
 def test_a_cache_folder_that_cannot_be_used_is_told(remote: Dataset, server: Server, tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("a file")
-    found = measure(remote, order_of(remote), 16, cold=False, seconds=SHORT_S, folder=tmp_path / "kept")
-    assert f"cannot be used: records came from {server.uri} each time" in found.note
+    found = measure_storage(remote, order_of(remote), 16, cold=False, seconds=SHORT_S, folder=tmp_path / "kept")
+    assert f"cannot be used: each read went to {server.uri}" in found.note
 
 
 def test_a_server_without_the_shards_is_told(remote: Dataset, server: Server) -> None:
     server.fault = lambda asked: "404" if asked.name.endswith(".rec") else None
     with pytest.raises(DataError, match="there is no such file"):
-        measure(remote, order_of(remote), 16, cold=True, seconds=SHORT_S)
+        measure_storage(remote, order_of(remote), 16, cold=True, seconds=SHORT_S)

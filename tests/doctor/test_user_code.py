@@ -15,14 +15,14 @@ import pytest
 from tests._support import packed_digits, write_recipe
 
 from headway.core.user_code import import_user_object
-from headway.doctor.attribute import classify
 from headway.doctor.budget import Budget
-from headway.doctor.doctor import examination
-from headway.doctor.job import Job
-from headway.doctor.loop import Looped, looped
+from headway.doctor.examination import examine_job
+from headway.doctor.loop_measurement import LoopMeasurement, measure_loop
+from headway.doctor.measurement_job import MeasurementJob
 from headway.doctor.stack_sampler import StackSampler
-from headway.doctor.syncs import Line, Syncs, count_calls, waits_in
-from headway.doctor.user_code import Place, find_place, owner_of
+from headway.doctor.sync_counter import LineCounts, SyncCounts, classify_wait, count_calls
+from headway.doctor.time_attribution import classify
+from headway.doctor.user_code import UserCodeLine, find_owner, find_user_line
 from headway.train.runs import load_recipe
 
 HOLDERS = """
@@ -127,16 +127,16 @@ def line_of(what: str) -> int:
     return found
 
 
-def loop_of(folder: Path, *overrides: str) -> Looped:
-    with closing(Job.of(load_recipe(folder / "plain.yaml", overrides), str)) as job:
-        return looped(job, limit_s=0.6, passes_s=0.2)
+def loop_of(folder: Path, *overrides: str) -> LoopMeasurement:
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides), str)) as job:
+        return measure_loop(job, limit_s=0.6, passes_s=0.2)
 
 
-def longest(found: Looped) -> str:
+def longest(found: LoopMeasurement) -> str:
     return max(found.seconds, key=lambda stage: found.seconds[stage])
 
 
-def assert_named(found: Looped, stage: str, within: str, what: str, line: str) -> None:
+def assert_named(found: LoopMeasurement, stage: str, within: str, what: str, line: str) -> None:
     assert longest(found) == stage
     first = found.code[stage][0]
     assert (Path(first.file).name, first.line) == ("holders.py", line_of(line))
@@ -191,11 +191,13 @@ def test_a_loss_and_a_metric_are_told_from_the_network(
 @pytest.mark.check
 def test_the_verdict_names_the_line_of_a_transform(folder: Path) -> None:
     short = Budget(each=0.4, passes=0.2, side=0.1, whole=0.4, tries=0.2)
-    with closing(Job.of(load_recipe(folder / "plain.yaml", ["transform=holders.py:waits"]), str)) as job:
-        found = examination(job, str, short, quick=True)
+    with closing(
+        MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", ["transform=holders.py:waits"]), str)
+    ) as job:
+        found = examine_job(job, str, short, quick=True)
     assert found.verdict.stage == "transform"
     assert f"the recipe's transform (sleep at holders.py:{line_of('waits')} in transform" in found.verdict.sentence
-    row = found.ceiling("transform")
+    row = found.find_ceiling("transform")
     assert row is not None
     assert found.verdict.code == row.code[0]
     assert row.code[0].line == line_of("waits")
@@ -269,20 +271,22 @@ def test_code_is_the_users_unless_it_is_a_librarys() -> None:
 
     import headway.core.random_keys
 
-    assert owner_of(__file__) == "user"
-    assert owner_of(json.__file__) == owner_of(np.__file__) == owner_of("<frozen importlib._bootstrap>") == "library"
-    assert owner_of(torch.nn.__file__) == "torch"
-    assert owner_of(headway.core.random_keys.__file__) == "headway"
-    assert owner_of(pytest.__file__) == "package"
+    assert find_owner(__file__) == "user"
+    assert (
+        find_owner(json.__file__) == find_owner(np.__file__) == find_owner("<frozen importlib._bootstrap>") == "library"
+    )
+    assert find_owner(torch.nn.__file__) == "torch"
+    assert find_owner(headway.core.random_keys.__file__) == "headway"
+    assert find_owner(pytest.__file__) == "package"
 
 
 def test_a_library_works_for_the_line_that_calls_it() -> None:
     import json
 
-    seen: list[Place | None] = []
+    seen: list[UserCodeLine | None] = []
 
     def default(value: object) -> str:
-        seen.append(find_place(sys._getframe(1)))  # json's own frame
+        seen.append(find_user_line(sys._getframe(1)))  # json's own frame
         return ""
 
     json.dumps(object(), default=default)
@@ -294,16 +298,16 @@ def test_functions_that_wait_are_known_by_their_modules() -> None:
     import os
     import queue
 
-    assert waits_in(time.sleep) == "sleep"
-    assert waits_in(threading.Lock().acquire) == waits_in(queue.SimpleQueue().get) == "lock"
-    assert waits_in(open) == waits_in(os.read) == waits_in(sys.__stdout__.write) == "file"  # type: ignore[union-attr]
-    assert waits_in(len) is waits_in(time.perf_counter) is waits_in([].append) is None
+    assert classify_wait(time.sleep) == "sleep"
+    assert classify_wait(threading.Lock().acquire) == classify_wait(queue.SimpleQueue().get) == "lock"
+    assert classify_wait(open) == classify_wait(os.read) == classify_wait(sys.__stdout__.write) == "file"  # type: ignore[union-attr]
+    assert classify_wait(len) is classify_wait(time.perf_counter) is classify_wait([].append) is None
 
 
 @pytest.mark.check
 def test_taking_the_time_of_calls_does_not_count() -> None:
     """It was a third of the loop, and a line that logs was said to write to a file all the time."""
-    found, nothing = Syncs(), io.BytesIO().tell
+    found, nothing = SyncCounts(), io.BytesIO().tell
     with count_calls(found):
         begun = time.perf_counter()
         for _ in range(100_000):
@@ -316,22 +320,22 @@ def test_taking_the_time_of_calls_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("waited", "line", "what"),
     [
-        (0.0, Line(), "python"),
-        (0.9, Line(), "sleep"),
-        (0.9, Line(calls={"lock": 0.8}), "lock"),
-        (0.0, Line(calls={"file": 0.6}), "file"),
-        (0.0, Line(calls={"file": 0.2}), "python"),
-        (0.1, Line(operations=3, operation_s=0.9), None),
-        (0.0, Line(operations=200_000), None),
-        (0.0, Line(reads=100_000, operations=400_000), "sync"),
-        (0.0, Line(reads=1, operations=3), "python"),
+        (0.0, LineCounts(), "python"),
+        (0.9, LineCounts(), "sleep"),
+        (0.9, LineCounts(calls={"lock": 0.8}), "lock"),
+        (0.0, LineCounts(calls={"file": 0.6}), "file"),
+        (0.0, LineCounts(calls={"file": 0.2}), "python"),
+        (0.1, LineCounts(operations=3, operation_s=0.9), None),
+        (0.0, LineCounts(operations=200_000), None),
+        (0.0, LineCounts(reads=100_000, operations=400_000), "sync"),
+        (0.0, LineCounts(reads=1, operations=3), "python"),
     ],
 )
-def test_a_line_is_what_takes_most_of_it(waited: float, line: Line, what: str | None) -> None:
-    place = Place("forward", __file__, 1)
+def test_a_line_is_what_takes_most_of_it(waited: float, line: LineCounts, what: str | None) -> None:
+    place = UserCodeLine("forward", __file__, 1)
     assert classify(1.0, waited, line, place, read_s=1e-5, on_cpu=True) == what
 
 
 def test_who_reads_a_value_of_a_device_waits_for_it() -> None:
-    place, line = Place("forward", __file__, 1), Line(reads=1, operations=1, operation_s=0.9)
+    place, line = UserCodeLine("forward", __file__, 1), LineCounts(reads=1, operations=1, operation_s=0.9)
     assert classify(1.0, 0.9, line, place, read_s=1e-5, on_cpu=False) == "sync"

@@ -33,7 +33,7 @@ def _asked() -> list[dict[str, Any]]:
         Request(0, "j", "join"),
         Request(1, "f", "barrier"),
     ]
-    return [{"kind": "request", "request": request.packed()} for request in requests] + [
+    return [{"kind": "request", "request": request.to_fields()} for request in requests] + [
         {"kind": "done", "process_set": 0},
         {"kind": "stop"},
         {"kind": "fail", "why": "so"},
@@ -75,7 +75,7 @@ def target(folder: Path) -> Iterator[Callable[[Random], None]]:
             while (messages := connection.receive()) is not None:
                 for message in messages:
                     if message["kind"] == "go":
-                        Response.unpacked(message["response"])
+                        Response.from_fields(message["response"])
             connection.close()
         negotiator.close()
 

@@ -24,10 +24,10 @@ from headway.core.recipe import read_recipe
 from headway.core.run_folder import IDS_BYTES, RunFolder
 from headway.launch.handover import hand_over
 from headway.launch.ranks import Ranks
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.train import runs
-from headway.train.progress import Lines
+from headway.train.progress import LogLines
 from headway.train.trainer import Trainer
 
 BATCH, STEPS = 12, 15
@@ -60,12 +60,12 @@ class Place:
         member = CoordinatorClient(LOOPBACK, self.coordinator.port, secret="x", worker=f"0.0.{attempt}", joining=joins)
         self._stack.callback(member.close)
         ranks = Ranks(loaded.recipe.comm, LaunchedProcess(0, 1, 0, 1, None, None, "headway"), member, said.append)
-        setup = set_up(loaded, say=said.append, ranks=ranks)
+        setup = build_setup(loaded, say=said.append, ranks=ranks)
         self._stack.callback(setup.inputs.close)
         run = RunFolder(self._run) if joins else RunFolder.create(self._run)
         if not joins:
             runs._record_recipe(run, setup, ranks)
-        trainer = self._stack.enter_context(closing(Trainer(setup, run, Lines(), ranks)))
+        trainer = self._stack.enter_context(closing(Trainer(setup, run, LogLines(), ranks)))
         self._stack.callback(ranks._leave)
         return member, trainer
 

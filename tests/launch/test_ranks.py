@@ -16,9 +16,9 @@ from headway.core.launcher_environment import LOOPBACK, LaunchedProcess
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Lines
+from headway.train.progress import LogLines
 from headway.train.trainer import Trainer
 
 IDLE = """
@@ -45,8 +45,8 @@ def member_alone(tmp_path: Path, said: list[str], events: list[CoordinatorEvent]
         with Ranks(
             loaded.recipe.comm, LaunchedProcess(0, 1, 0, 1, None, None, "headway"), member, said.append
         ) as ranks:
-            setup = set_up(loaded, say=said.append, ranks=ranks)
-            with closing(Trainer(setup, RunFolder.create(tmp_path / "run"), Lines(), ranks)) as trainer:
+            setup = build_setup(loaded, say=said.append, ranks=ranks)
+            with closing(Trainer(setup, RunFolder.create(tmp_path / "run"), LogLines(), ranks)) as trainer:
                 yield trainer
 
 

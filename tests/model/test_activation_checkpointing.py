@@ -17,7 +17,7 @@ from headway.core.errors import UsageError
 from headway.model import cifar_net, cifar_resnet, resnet18, resnet50, small_net
 from headway.model.activation_checkpointing import checkpoint_activations
 from headway.model.batch_norm import convert_to_ghost
-from headway.setup.micro_batch import bytes_saved
+from headway.setup.micro_batch import measure_saved_bytes
 
 
 class Drop(nn.Module):
@@ -93,7 +93,7 @@ def synchronised(rank: Rank) -> list[dict[str, torch.Tensor]]:
     found = []
     for again in (False, True):
         torch.manual_seed(0)
-        model = convert_sync(stages(), rank.world.group(name=f"norm {again}"))
+        model = convert_sync(stages(), rank.world.create_group(name=f"norm {again}"))
         if again:
             checkpoint_activations(model, [r"^[123]$"])
         torch.manual_seed(rank.rank)
@@ -122,9 +122,9 @@ def test_less_is_kept_for_the_backward_pass(make: Callable[[], nn.Module]) -> No
     def attempt(samples: int) -> None:
         model(torch.zeros(samples, 3, 32, 32)).sum().backward()
 
-    before = bytes_saved(attempt, 4)
+    before = measure_saved_bytes(attempt, 4)
     checkpoint_activations(model)
-    assert bytes_saved(attempt, 4) < before / 2
+    assert measure_saved_bytes(attempt, 4) < before / 2
 
 
 def test_a_copy_computes_with_its_own_weights() -> None:
@@ -155,7 +155,7 @@ BAD: dict[str, tuple[nn.Module, list[str] | None, str]] = {
         nn.Sequential(nn.ModuleList([nn.Linear(2, 2)])), ["^0$"],
         r"0 is a ModuleList, which is not called as a whole. Name the modules in it, for example '^0\.[^.]+$'",
     ),
-    "no blocks": (nn.Sequential(nn.Linear(2, 2)), None, "the network has none of our blocks. Name modules of yours"),
+    "no blocks": (nn.Sequential(nn.Linear(2, 2)), None, "the network has none of Headway's own blocks. Name"),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from headway.core.profile import WorkloadLayer
+from headway.core.workload import WorkloadLayer
 from headway.model import alexnet, cifar_net, cifar_resnet, convert_to_ghost, measure_model_size, resnet50
 from headway.model.batch_norm import list_batch_norms
 from headway.model.fake_tensors import use_fake_tensors

@@ -95,7 +95,7 @@ class Rogue:
 def test_a_pickle_is_never_opened(zipped: bool, tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
     torch.save(Rogue(), path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(UsageError, match=r"nothing is unpickled here.*safetensors\.torch\.save_file\(torch\.load"):
+    with pytest.raises(UsageError, match=r"Headway unpickles nothing.*safetensors\.torch\.save_file\(torch\.load"):
         pretrained.load_weights(net(), path)
 
 

@@ -10,7 +10,7 @@ from torch.distributed import Store
 
 from headway.comm.communicator import Algorithm, Communicator
 from headway.comm.wire_codec import Wire
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 SECRET = b"of the hosts of a test"
 
@@ -38,7 +38,7 @@ class Sum:
 def arms(asked: Mapping[str, Any], store: Store) -> tuple[dict[str, Sum], dict[str, object]]:
     """`ALGORITHM WIRE` -> its arm; and what the rank found out about where it is."""
     world = World.create(
-        store, asked["rank"], asked["size"], torch.device("cpu"), master=asked["address"], secret=SECRET
+        store, Membership(asked["rank"], asked["size"]), torch.device("cpu"), master=asked["address"], secret=SECRET
     )
     communicator = Communicator(world)
     wires: tuple[Wire, ...] = ("fp32", "fp16", "bf16")

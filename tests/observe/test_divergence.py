@@ -160,10 +160,7 @@ def test_it_names_the_layer_that_jumped_first() -> None:
 def test_layers_that_break_at_once_are_not_told_apart() -> None:
     one, all_of_them = watched(), watched()
     one.check(70, np.full(10, math.nan), norms((1.0, 1.0, math.inf)))
-    assert (
-        one.describe_culprit()
-        == " Look at last: it was the first layer with |dw| / |w| not finite, at step 70."
-    )
+    assert one.describe_culprit() == " Look at last: it was the first layer with |dw| / |w| not finite, at step 70."
     all_of_them.check(70, np.full(10, math.nan), norms((math.nan, math.nan, math.inf)))
     assert "3 layers was not finite at step 70. A lower log_every_steps shows" in all_of_them.describe_culprit()
     assert DivergenceDetector().describe_culprit() == ""

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Callable[..., Any], type[reference.Reference], float, Opt
     "lars, no momentum": (optim.LARS, reference.LARS, 1.0, LARS | {"momentum": 0.0}),
     "larc, inside": (optim.LARS, reference.LARS, 0.01, LARS | {"clip": True}),
     "larc, outside": (optim.LARS, reference.LARS, 0.01, LARS | {"clip": True, "lr_in_momentum": False}),
-    "lars, trust off": (optim.LARS, reference.LARS, 0.05, LARS | {"layerwise": False}),
+    "lars, trust off": (optim.LARS, reference.LARS, 0.05, LARS | {"trust": None}),
     "lamb": (optim.LAMB, reference.LAMB, 0.02, LAMB),
     "lamb, trust off, no decay": (optim.LAMB, reference.LAMB, 0.02, LAMB | {"layerwise": False, "weight_decay": 0.0}),
     "lamb, no first moment": (optim.LAMB, reference.LAMB, 0.02, LAMB | {"betas": (0.0, 0.99)}),

@@ -42,7 +42,7 @@ class LARS(Reference):
     def _step(self, g: Array, lr: float) -> None:
         o, w = self.o, self.w
         trust = 1.0
-        if o.get("layerwise", True) and w.ndim > 1 and norm(w) > 0 and norm(g) > 0:
+        if o.get("trust", 0.001) is not None and w.ndim > 1 and norm(w) > 0 and norm(g) > 0:
             trust = o.get("trust", 0.001) * norm(w) / (norm(g) + o["weight_decay"] * norm(w) + o.get("eps", 0.0))
             if o.get("clip"):
                 trust = min(trust / lr, 1.0)

@@ -16,7 +16,7 @@ from headway.core.errors import RecipeError
 from headway.core.recipe import read_recipe
 from headway.optim import build_optimizer, read_optimizer
 from headway.optim.batch_scaling import BatchScaledRecipe, require_number
-from headway.setup.rates import length, resolve_rates, warnings
+from headway.setup.rates import find_batch_warnings, plan_steps, resolve_rates
 from headway.setup.recipe import TrainRecipe
 
 LBSGD = {"name": "lbsgd", "lr": 0.1, "warmup_epochs": 1}
@@ -98,8 +98,8 @@ def test_regime_adaptation_keeps_the_steps_of_every_part(
         batch=int(per * k),
         epochs={"base": 4, "per": per},
     )
-    plan, steps = length(recipe, samples)
-    small, its_steps = length(recipe.model_copy(update={"batch": per, "epochs": 4.0}), samples)
+    plan, steps = plan_steps(recipe, samples)
+    small, its_steps = plan_steps(recipe.model_copy(update={"batch": per, "epochs": 4.0}), samples)
     assert require_number(recipe.epochs, "epochs") == 4 * k
     for milestone, before in zip(recipe.schedule.milestones_epochs, (first, second), strict=True):
         assert milestone == pytest.approx(before * k)
@@ -192,7 +192,7 @@ def test_exponential_and_step_keep_their_steps_too(tmp_path: Path) -> None:
 )
 def test_a_large_batch_is_warned_of(tmp_path: Path, changes: dict[str, Any], said: list[str]) -> None:
     recipe, _ = resolved(tmp_path, **changes)
-    found = warnings(recipe)
+    found = find_batch_warnings(recipe)
     assert len(found) == len(said)
     for text, beginning in zip(found, said, strict=True):
         assert text.startswith(beginning)
@@ -206,9 +206,9 @@ def test_the_layer_wise_optimizers_are_there_and_are_not_warned_of(tmp_path: Pat
     for name in OPTIMIZER_NAMES:
         optimizer = read_optimizer(name=name, lr=0.1)
         assert optimizer.is_layer_wise == (name in layer_wise)
-        assert bool(warnings(recipe.model_copy(update={"optimizer": optimizer}))) == (name not in layer_wise)
+        assert bool(find_batch_warnings(recipe.model_copy(update={"optimizer": optimizer}))) == (name not in layer_wise)
     lars = read_optimizer(name="lbsgd", lr=0.1, warmup="lars")
-    assert not warnings(recipe.model_copy(update={"optimizer": lars}))
+    assert not find_batch_warnings(recipe.model_copy(update={"optimizer": lars}))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_the_layer_wise_optimizers_are_there_and_are_not_warned_of(tmp_path: Pat
         (("epochs={base: 1}",), "the key 'epochs.per' is missing."),
         (
             ("schedule={name: cosine, warmup_epochs: 1, warmup_start: base}",),
-            "schedule.warmup_start: base is that of a learning rate that follows the batch: write for example "
+            "schedule.warmup_start: base needs a learning rate that follows the batch: write for example "
             "optimizer.lr: {base: 0.1, per: 256}",
         ),
         (("schedule={name: step, every_epochs: 2}",), "schedule.every_epochs has 2, and the run ends at epoch 2"),

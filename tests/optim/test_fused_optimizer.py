@@ -90,11 +90,11 @@ def test_fused_is_unfused(name: str) -> None:
 
 
 TORCH: list[tuple[Any, dict[str, Any], Any]] = [
-    (optim.LARS, {"momentum": 0.9, "weight_decay": 0.01, "layerwise": False, "lr_in_momentum": False},
+    (optim.LARS, {"momentum": 0.9, "weight_decay": 0.01, "trust": None, "lr_in_momentum": False},
      lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01)),
-    (optim.LARS, {"momentum": 0.9, "layerwise": False, "lr_in_momentum": False, "nesterov": True},
+    (optim.LARS, {"momentum": 0.9, "trust": None, "lr_in_momentum": False, "nesterov": True},
      lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True)),
-    (optim.LARS, {"momentum": 0.0, "weight_decay": 0.01, "layerwise": False},
+    (optim.LARS, {"momentum": 0.0, "weight_decay": 0.01, "trust": None},
      lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.01)),
     (optim.LAMB, {"betas": (0.8, 0.99), "eps": 1e-7, "weight_decay": 0.1, "layerwise": False},
      lambda p: torch.optim.AdamW(p, 0.1, betas=(0.8, 0.99), eps=1e-7, weight_decay=0.1)),
@@ -400,8 +400,8 @@ def test_nothing_of_a_step_is_kept_for_the_next_but_the_state() -> None:
 
 def test_groups_have_their_own_options_and_a_closure_is_called() -> None:
     params = parameters()
-    optimizer = optim.LARS([{"params": params[:2], "lr": 0.5, "layerwise": False}, {"params": params[2:]}], 0.1)
-    assert [(group["lr"], group["layerwise"]) for group in optimizer.param_groups] == [(0.5, False), (0.1, True)]
+    optimizer = optim.LARS([{"params": params[:2], "lr": 0.5, "trust": None}, {"params": params[2:]}], 0.1)
+    assert [(group["lr"], group["trust"]) for group in optimizer.param_groups] == [(0.5, None), (0.1, 0.001)]
     (grads,) = gradients(1)
 
     def closure() -> float:
@@ -415,7 +415,7 @@ def test_groups_have_their_own_options_and_a_closure_is_called() -> None:
 
 def test_a_grad_scaler_hands_over_its_tensors() -> None:
     params = parameters()
-    optimizer = optim.LARS(params, 0.1, layerwise=False, momentum=0.0)
+    optimizer = optim.LARS(params, 0.1, trust=None, momentum=0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     (grads,) = gradients(1)
     scaler.scale(torch.zeros(()))

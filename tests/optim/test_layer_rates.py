@@ -83,7 +83,7 @@ def test_optimizers_that_take_all_layers_alike_have_none() -> None:
         torch.optim.SGD(weights, 0.1),
         FTML(weights, 0.1),
         Muon(weights, 0.1),
-        LARS(weights, 0.1, layerwise=False),
+        LARS(weights, 0.1, trust=None),
     ):
         assert not has_layer_rates(optimizer)
         assert measure_layer_rates(optimizer, weights, weights, torch.ones(1).double()).isnan().all()

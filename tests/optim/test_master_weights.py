@@ -17,7 +17,7 @@ from headway.model import cifar_net
 from headway.model.ema import Ema
 from headway.optim import MasterWeights, build_optimizer, read_optimizer
 from headway.optim import master_weights as masters_module
-from headway.setup.precision import Name, Precision
+from headway.setup.precision import Precision, PrecisionName
 
 CPU = torch.device("cpu")
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -52,7 +52,7 @@ def net() -> nn.Module:
 
 
 def made(
-    name: str, kind: torch.dtype | None, precision: Name = "fp32"
+    name: str, kind: torch.dtype | None, precision: PrecisionName = "fp32"
 ) -> tuple[nn.Module, torch.optim.Optimizer, MasterWeights | None, Precision]:
     model = net()
     optimizer = build_optimizer(read_optimizer(name=name, **OPTIMIZERS[name]), model, 3)
@@ -237,7 +237,7 @@ def test_what_would_train_nothing_or_is_not_16_bit_wide_is_refused() -> None:
             MasterWeights(model, optimizer, kind)
     assert model.weight.dtype == other.weight.dtype == torch.float32
     MasterWeights(model, optimizer, torch.float16)
-    with pytest.raises(UsageError, match="and its Masters once"):
+    with pytest.raises(UsageError, match="and its MasterWeights once"):
         MasterWeights(model, optimizer, torch.float16)
 
 

@@ -153,7 +153,7 @@ def test_groups_that_cannot_be_meant(matches: list[str], message: str) -> None:
         ({"name": "lars", "trust": 0}, "greater than 0"),
         ({"name": "lars", "lr_in_momentum": "within"}, "valid boolean"),
         ({"name": "lamb", "clip": True}, "Extra inputs are not permitted"),
-        ({"name": "adamw", "eps": 0}, "'adamw' divides by zero with eps: 0. Set eps: 1e-8"),
+        ({"name": "adamw", "eps": 0}, "greater than 0"),
         ({"name": "lbsgd", "batch_scale": 0}, "greater than or equal to 1"),
         ({"name": "lbsgd", "warmup": "cubic"}, "'linear', 'power2', 'sqrt' or 'lars'"),
         ({"name": "rmsprop_sgd", "period_epochs": 0}, "greater than 0"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.core.profile import (
+from headway.core.workload import (
     Workload,
     WorkloadExchange,
     WorkloadInput,

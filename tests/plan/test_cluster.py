@@ -64,7 +64,7 @@ def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
         (f"{WHOLE}speed: 3", r"mine.yaml:6: there is no key 'speed'. Known here: algorithms, between"),
         (f"{WHOLE}node: {{watt: 3}}", r"mine.yaml:6: there is no key 'node.watt'. Did you mean 'node.watts'?"),
         (f"{WHOLE}nodes: eight", r"mine.yaml:6: nodes: Input should be a whole number, not 'eight'."),
-        (f"{WHOLE}nodes: 3\nnodes: 4", "mine.yaml:7: the key 'nodes' stands twice"),
+        (f"{WHOLE}nodes: 3\nnodes: 4", "mine.yaml:7: the key 'nodes' occurs twice"),
         (f"title: x\ndevice: 3\ndevices: 1\n{LINKS}", r"device: Input should be a text or a mapping of keys to values"),
         (f"{WHOLE}pue: 9", r"mine.yaml:6: pue: Input should be less than or equal to 3, not 9."),
         (f"{WHOLE}Node: {{cores: 4}}", r"mine.yaml:6: there is no key 'Node'. Did you mean 'node'?"),

@@ -14,7 +14,7 @@ from tests.plan._workload import workload
 from headway.core import collectives
 from headway.core.errors import UsageError
 from headway.core.profile import JointTiming, PipelineSide, Profile, StageCeiling
-from headway.doctor.model import Model
+from headway.doctor.throughput_model import ThroughputModel
 from headway.plan.calibration import MeasuredRun, calibrate_compute
 from headway.plan.cluster import load_clusters
 from headway.plan.compute import (
@@ -130,14 +130,17 @@ def test_a_processor_that_loads_and_trains_is_as_slow_as_the_doctor_says(
     ceilings = [
         StageCeiling(stage=stage, side=side, resource="host", seconds=took, how="") for stage, side, took in parts
     ]
-    model = Model.of(ceilings, together)
+    model = ThroughputModel.from_ceilings(ceilings, together)
     found = like(
-        profile(machine={"device": "cpu"}), ceilings=tuple(ceilings), together=together, predicted=model.images_s()
+        profile(machine={"device": "cpu"}),
+        ceilings=tuple(ceilings),
+        together=together,
+        predicted=model.predict_images_s(),
     )
     computing = found.batch / estimate_from_profile(found, workload()).compute.seconds(found.batch)
     loading = estimate_node_loading(found, load_clusters()["dgx-1"].model_copy(update={"devices": 1}))
     assert loading is not None
-    assert min(computing, loading) == pytest.approx(model.images_s(stalls=False))
+    assert min(computing, loading) == pytest.approx(model.predict_images_s(stalls=False))
 
 
 def test_values_that_are_read_of_each_sample_grow_with_the_batch() -> None:

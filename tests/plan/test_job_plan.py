@@ -17,7 +17,8 @@ from tests.doctor._profile import profile
 from tests.plan._workload import workload
 
 from headway.core.errors import UsageError
-from headway.core.profile import ThreadScaling, Workload
+from headway.core.profile import ThreadScaling
+from headway.core.workload import Workload
 from headway.plan.cluster import load_clusters
 from headway.plan.compute import estimate_from_data_sheet
 from headway.plan.job import build_job
@@ -133,7 +134,7 @@ def test_a_profile_brings_computing_and_loading(path: Path, tmp_path: Path) -> N
     assert "The profile is of a CPU, and DGX-1" in said.partition("nodes  devices")[0]
     assert "contradict" not in said
     replay = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in profile().runs]
-    profile().model_copy(update=on_gpu | {"runs": tuple(replay)}).check_confirmed().write(tmp_path / "busy.json")
+    profile().model_copy(update=on_gpu | {"runs": tuple(replay)}).mark_contradictions().write(tmp_path / "busy.json")
     warned = headway("plan", path, "--cluster", "dgx-1", "--profile", tmp_path / "busy.json", "--json").json()
     assert [one.partition(" by 4.8 times; ")[0] for one in warned["warnings"]] == [
         f"{tmp_path / 'busy.json'} was not confirmed. The short runs contradict each other"
@@ -286,16 +287,16 @@ def test_memory_is_what_a_device_holds() -> None:
     assert estimate_memory(workload(), 1, 1e6, 1).most_samples == 0
 
 
-STILL = ("masters", "gradients of masters", "buffers", "averaged weights", "looked at")
+STILL = ("masters", "gradients of masters", "buffers", "averaged weights", "layer watch")
 
 
 @pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("ranks", "options", "there"),
     [
-        (1, [], ["looked at"]),
+        (1, [], ["layer watch"]),
         (2, ["observe.layer_rates=false", "observe.on_divergence=ignore"], []),
-        (1, ["half_weights=true", "precision=bf16"], ["masters", "gradients of masters", "looked at"]),
+        (1, ["half_weights=true", "precision=bf16"], ["masters", "gradients of masters", "layer watch"]),
         (2, ["model.ema.half_life_steps=9", "model.factory=headway.model:small_net"], ["buffers", "averaged weights"]),
     ],
 )
@@ -310,7 +311,7 @@ def test_memory_is_that_of_the_dry_run(tmp_path: Path, ranks: int, options: list
     held = estimate_memory(Workload.read(out), 30 // ranks, 1e9, ranks)
     still = (*STILL, "weights", "gradients", "buckets", "optimizer state")
     assert held.weights == sum(parts.get(name, 0) for name in still)
-    assert held.activations == parts["kept for backward"] + parts["on the way back"]
+    assert held.activations == parts["kept for backward"] + parts["activation gradients"]
     assert ("buckets" in parts) == (ranks > 1)
     assert set(there) <= parts.keys()
 

@@ -258,7 +258,10 @@ def test_what_cannot_be_drawn_is_a_sentence(folder: Path, tmp_path: Path) -> Non
         ((a, "--sets", "all"), "there is no --sets 'all'. Known here: both, eval, train."),
         ((a, "--statistics", "keeps"), "there is no --statistics 'keeps'. Did you mean 'keep'?"),
         ((a, "--sets", "eval"), "sharpness needs the training set. Add --no-sharpness"),
-        ((a, "--sets", "eval", "--no-sharpness", "--statistics", "recompute"), "batch norm statistics need the training set"),
+        (
+            (a, "--sets", "eval", "--no-sharpness", "--statistics", "recompute"),
+            "batch norm statistics need the training set",
+        ),
     ):
         assert sentence in refused("landscape", *arguments, status=2), arguments
     with pytest.raises(UsageError, match="no run was given"):

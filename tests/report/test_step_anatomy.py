@@ -133,7 +133,7 @@ def test_the_panels_show_each_measurement_once() -> None:
 
 def test_reads_of_values_are_told() -> None:
     def note(found: dict[str, Any] | None, device: str = "cpu") -> str:
-        return build_panels(SUMMARY | {"value_reads": found}, device)[0].note
+        return build_panels(SUMMARY | {"host_syncs": found}, device)[0].note
 
     reads: dict[str, Any] = {
         "steps": 3,

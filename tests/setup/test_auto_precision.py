@@ -26,11 +26,11 @@ from headway.core.launcher_environment import LaunchedProcess
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
-from headway.setup.build import set_up
-from headway.setup.precision import WORTH, Name, Precision, candidates, fastest
+from headway.setup.build import build_setup
+from headway.setup.precision import MIN_SPEEDUP, Precision, PrecisionName, choose_fastest, list_candidates
 from headway.setup.recipe import TrainRecipe
-from headway.setup.trial import seconds_a_sample
-from headway.train.progress import Lines
+from headway.setup.trial import measure_seconds_per_sample
+from headway.train.progress import LogLines
 from headway.train.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def test_a_run_says_and_keeps_what_it_measured_and_trains_as_if_it_had_been_told
     kept = yaml.safe_load((auto / "recipe.yaml").read_text())["precision"]
     origin = RunFolder.open(auto).read_json("provenance")["origins"]["precision"]
     assert (kept, origin) == (name, f"auto: {reason}")
-    assert ("no units" in reason) == (candidates(CPU) == ("fp32",))
+    assert ("no units" in reason) == (list_candidates(CPU) == ("fp32",))
     headway("train", folder / "recipe.yaml", "--run", told, f"precision={kept}")
     one, two = (load_file(run / "weights.safetensors") for run in (auto, told))
     assert all(torch.equal(two[name], value) for name, value in one.items())
@@ -67,7 +67,7 @@ def test_the_measurement_leaves_no_trace() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     images = torch.randn(16, 3, 8, 8)
     states = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index,union-attr]
-    found = seconds_a_sample(model, images, {"plain": nullcontext, "other": nullcontext})
+    found = measure_seconds_per_sample(model, images, {"plain": nullcontext, "other": nullcontext})
     assert found.keys() == {"plain", "other"}
     assert all(0 < seconds < 10 for seconds in found.values())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -84,29 +84,31 @@ class Picky(nn.Linear):
 
 
 def test_a_precision_in_which_the_network_fails_is_none_to_choose() -> None:
-    names: tuple[Name, ...] = ("fp32", "bf16")
+    names: tuple[PrecisionName, ...] = ("fp32", "bf16")
     contexts = {name: Precision(name, CPU).autocast for name in names}
-    found = seconds_a_sample(Picky(4, 2), torch.randn(3, 4), contexts)
+    found = measure_seconds_per_sample(Picky(4, 2), torch.randn(3, 4), contexts)
     assert found["fp32"] < found["bf16"] == math.inf
-    assert fastest([found]) == ("fp32", "the network fails in bf16")
+    assert choose_fastest([found]) == ("fp32", "the network fails in bf16")
 
 
 @given(st.lists(times, min_size=1, max_size=5))
-def test_the_fastest_on_the_slowest_rank_is_taken_and_fp32_where_little_is_won(found: list[dict[Name, float]]) -> None:
+def test_the_fastest_on_the_slowest_rank_is_taken_and_fp32_where_little_is_won(
+    found: list[dict[PrecisionName, float]],
+) -> None:
     slowest = {name: max(one[name] for one in found) for name in found[0]}
-    name, reason = fastest(found)
-    assert (name == "bf16") == (slowest["fp32"] / slowest["bf16"] >= WORTH)
+    name, reason = choose_fastest(found)
+    assert (name == "bf16") == (slowest["fp32"] / slowest["bf16"] >= MIN_SPEEDUP)
     assert ("on the slowest rank" in reason) == (len(found) > 1)
 
 
 def test_the_sentences() -> None:
-    assert fastest([{"fp32": 1.9, "bf16": 1.0}]) == ("bf16", "1.9 times as fast as fp32 here")
-    assert fastest([{"fp32": 1.0, "bf16": 3.0}]) == ("fp32", "3 times as fast as bf16 here")
+    assert choose_fastest([{"fp32": 1.9, "bf16": 1.0}]) == ("bf16", "1.9 times as fast as fp32 here")
+    assert choose_fastest([{"fp32": 1.0, "bf16": 3.0}]) == ("fp32", "3 times as fast as bf16 here")
     little = "bf16 is 1.02 times as fast here, which is not worth its lost digits"
-    assert fastest([{"fp32": 1.02, "bf16": 1.0}]) == ("fp32", little)
-    assert fastest([]) == ("fp32", "there was nothing to measure it with")
-    assert fastest([{"fp32": 0.0}]) == ("fp32", "bf16 has no units here")
-    assert fastest([{"fp32": 0.0}, {"fp32": 1.0, "bf16": 0.1}]) == ("fp32", "bf16 has no units on some rank")
+    assert choose_fastest([{"fp32": 1.02, "bf16": 1.0}]) == ("fp32", little)
+    assert choose_fastest([]) == ("fp32", "there was nothing to measure it with")
+    assert choose_fastest([{"fp32": 0.0}]) == ("fp32", "bf16 has no units here")
+    assert choose_fastest([{"fp32": 0.0}, {"fp32": 1.0, "bf16": 0.1}]) == ("fp32", "bf16 has no units on some rank")
 
 
 def test_who_joins_takes_what_the_others_have_and_nobody_changes_later() -> None:
@@ -132,10 +134,10 @@ def test_until_the_ranks_agree_memory_is_that_of_fp32() -> None:
     """A micro-batch that fits in bf16 here would not where they then take fp32."""
 
     def narrow(precision: Precision) -> bool:
-        with precision.widest():
+        with precision.autocast_widest():
             return torch.is_autocast_enabled("cpu")
 
-    fast: dict[Name, float] = {"fp32": 1.0, "bf16": 0.1}
+    fast: dict[PrecisionName, float] = {"fp32": 1.0, "bf16": 0.1}
     chosen = Precision("bf16", CPU, seconds=fast)
     assert not narrow(chosen)
     chosen.agree([chosen.finding()] * 2)
@@ -150,19 +152,19 @@ def meets(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port:
     loaded = read_recipe(folder / "recipe.yaml", overrides if rank.rank else (), TrainRecipe)
     said: list[str] = []
     with Ranks(loaded.recipe.comm, seat, None, said.append) as ranks:
-        setup = set_up(loaded, say=print, ranks=ranks)
+        setup = build_setup(loaded, say=print, ranks=ranks)
         if not overrides:
             found: Any = {"fp32": 1.0, "bf16": 4.0 if rank.rank else 0.5}
-            name, _ = fastest([found])
+            name, _ = choose_fastest([found])
             loaded = setup.loaded.resolve("precision", name, "it was measured")
             setup = replace(setup, loaded=loaded, precision=Precision(name, CPU, seconds=found))
-        with closing(Trainer(setup, RunFolder.create(run / str(rank.rank)), Lines(), ranks)) as trainer:
+        with closing(Trainer(setup, RunFolder.create(run / str(rank.rank)), LogLines(), ranks)) as trainer:
             try:
                 trainer.meet()
             except UsageError as error:
                 return "", str(error), said
             trainer.run(2)
-            return setup.agreed.recipe.precision, setup.agreed.origins["precision"], said
+            return setup.agreed_recipe.recipe.precision, setup.agreed_recipe.origins["precision"], said
 
 
 def test_ranks_that_found_otherwise_agree(folder: Path, tmp_path: Path) -> None:

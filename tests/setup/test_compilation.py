@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests._support import finished, headway, packed_digits, records, refused, write_recipe
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.setup.compilation import telling
+from headway.setup.compilation import report_graph_breaks
 
 DROPOUT = "model.factory=net.py:dropout"
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
@@ -89,17 +89,17 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "no blocks": (
         (DROPOUT, "activation_checkpointing=true"),
-        "activation_checkpointing: the network has none of our blocks. Name modules of yours",
+        "activation_checkpointing: the network has none of Headway's own blocks. Name modules of yours",
     ),
     "no expression": (("activation_checkpointing=['(']",), "'(' is no regular expression"),
     "none named": (("activation_checkpointing=[]",), "activation_checkpointing names no module"),
     "compiled, too": (
         ("activation_checkpointing=true", "compile=true"),
-        "torch.compile chooses by itself what is kept for the backward pass: remove activation_checkpointing, or",
+        "torch.compile decides itself which activations are kept for backward: remove activation_checkpointing, or",
     ),
     "graphs on a CPU": (
         ("compile=graphs", "device=cpu"),
-        "compile: graphs are CUDA graphs, which a CPU has none of: set it to true or false",
+        "compile: graphs are CUDA graphs, which need a GPU: set it to true or false",
     ),
     "graphs of parts": (("compile=graphs", "micro_batch=auto"), "remove micro_batch, or set compile to true"),
     "another word": (("compile=fast",), "compile: Input should be"),
@@ -116,7 +116,7 @@ def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path, case: str) -> N
 @NO_GPU
 def test_graphs_are_refused_where_auto_finds_no_gpu(folder: Path, tmp_path: Path) -> None:
     sentence = refused("train", folder / "recipe.yaml", "--run", tmp_path / "never", "compile=graphs", status=2)
-    assert sentence == "compile: graphs are CUDA graphs, which a CPU has none of. Set it to true or false."
+    assert sentence == "compile: graphs are CUDA graphs, which need a GPU. Set it to true or false."
 
 
 @pytest.mark.check
@@ -147,7 +147,7 @@ def test_lines_at_which_the_graph_breaks_are_said_at_the_first_call() -> None:
     space: dict[str, Any] = {"__name__": "talks"}
     exec(compile(TALKS, "talks.py", "exec"), space)
     model, said = space["talks"](10), list[str]()
-    forward = telling(torch.compile(model, backend="eager"), model, said.append)
+    forward = report_graph_breaks(torch.compile(model, backend="eager"), model, said.append)
     images = torch.rand(3, 1, 8, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, where it goes on behind a break

@@ -19,12 +19,12 @@ import yaml
 from tests._support import digits, finished, headway, packed_digits, refused, write_recipe
 from tests.data.tiers._server import Server, make_pack, serving
 
-from headway.core import sample_counter
+from headway.core import sample_progress
 from headway.core.cpu_count import count_usable_cores
 from headway.core.recipe import read_recipe
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.memory import MemoryTier
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 
 LITTLE = "headway.data.tiers.choice.read_free_memory_bytes"
@@ -150,7 +150,7 @@ def test_evaluation_is_refused_without_a_thread_left(remote: Server, folder: Pat
 def test_random_crops_leave_the_evaluation_set_to_the_device(folder: Path, kind: str, expected: type) -> None:
     """Training crops are made on the host, of pixels in memory; evaluation takes whole images, which are gathered."""
     overrides = ("data.crop=random", "data.cache=device", f"device={kind}")
-    setup = set_up(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
     with closing(setup.inputs):
         assert setup.train is not None
         assert setup.eval is not None
@@ -170,7 +170,7 @@ def test_filling_and_scanning_are_shown(folder: Path, tmp_path: Path, monkeypatc
     shutil.rmtree(tmp_path / "loose")
     digits(tmp_path / "loose", per_class=12)
     for name in ("PATIENCE_S", "LINE_S"):
-        monkeypatch.setattr(sample_counter, name, 0.0)
+        monkeypatch.setattr(sample_progress, name, 0.0)
     said = headway(*arguments, tmp_path / "slow").err
     assert "Filling the cache of the training data: 120 of 120 images.\n" in said
     assert "Filling the cache of the evaluation data: 60 of 60 images.\n" in said
@@ -179,9 +179,9 @@ def test_filling_and_scanning_are_shown(folder: Path, tmp_path: Path, monkeypatc
 def test_a_counter_is_a_bar_on_a_terminal() -> None:
     main, side = pty.openpty()
     script = (
-        "import sys\nfrom headway.core import sample_counter\n"
-        "sample_counter.PATIENCE_S = sample_counter.REFRESH_S = 0.0\n"
-        "with sample_counter.Counter('Packing', 'images', print) as count:\n"
+        "import sys\nfrom headway.core import sample_progress\n"
+        "sample_progress.PATIENCE_S = sample_progress.REFRESH_S = 0.0\n"
+        "with sample_progress.SampleProgress('Packing', 'images', print) as count:\n"
         "    for done in range(0, 1001, 10):\n        count(done, 1000)\n"
         "assert 'torch' not in sys.modules\n"
     )

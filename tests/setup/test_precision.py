@@ -16,7 +16,7 @@ from torch import nn
 
 from headway.checkpoint.checkpoints import Checkpoints
 from headway.optim import build_optimizer, read_optimizer
-from headway.setup.precision import Precision, candidates, emulated
+from headway.setup.precision import Precision, describe_emulation, list_candidates
 
 CPU = torch.device("cpu")
 OPTIMIZERS = {
@@ -148,9 +148,9 @@ def test_fp16_on_a_cpu_is_refused(folder: Path) -> None:
 
 def test_bf16_that_is_emulated_is_told_once_where_it_was_asked_for(folder: Path, tmp_path: Path) -> None:
     slow = "Precision: bf16 is emulated on this processor, which has no units for it, and slower; auto takes fp32."
-    assert emulated("bf16", CPU) == ("" if "bf16" in candidates(CPU) else slow)
-    assert emulated("fp32", CPU) == emulated("bf16", torch.device("cuda")) == ""
-    for precision, times in (("bf16", bool(emulated("bf16", CPU))), ("fp32", 0), ("auto", 0)):
+    assert describe_emulation("bf16", CPU) == ("" if "bf16" in list_candidates(CPU) else slow)
+    assert describe_emulation("fp32", CPU) == describe_emulation("bf16", torch.device("cuda")) == ""
+    for precision, times in (("bf16", bool(describe_emulation("bf16", CPU))), ("fp32", 0), ("auto", 0)):
         said = headway(
             "train", folder / "recipe.yaml", "--run", tmp_path / precision, f"precision={precision}", "epochs=1"
         )

@@ -13,7 +13,7 @@ from PIL import Image
 from tests._support import digits, files, headway, records, refused
 
 from headway.core.recipe import read_recipe
-from headway.setup.propose import look
+from headway.setup.propose import inspect_source
 from headway.setup.recipe import TrainRecipe
 
 QUICK = ("batch=8", "epochs=0.01", "schedule={name: constant}", "device=cpu", "evaluate={every_epochs: 9, batch: 8}")
@@ -191,7 +191,7 @@ def test_the_source_is_only_looked_at(tmp_path: Path) -> None:
     digits(tmp_path / "src", per_class=2)
     (tmp_path / "src/0/000.png").write_text("damaged")
     before = files(tmp_path / "src")
-    found = look(tmp_path / "src")
+    found = inspect_source(tmp_path / "src")
     assert (found.samples, found.outputs, found.gray, found.common_size) == (20, 10, True, (8, 8))
     assert files(tmp_path / "src") == before
     for path in (tmp_path / "src").rglob("*.png"):

@@ -165,7 +165,7 @@ def test_a_redirection_is_followed_and_an_endless_one_is_not(server: Server, rem
     server.fault = lambda asked: "to /b?signed=1" if asked.name != "b" else None
     assert read(remote) == DATA
     server.fault = lambda asked: "to /b"
-    with pytest.raises(DataError, match="redirects without end"):
+    with pytest.raises(DataError, match="redirects in a circle"):
         read(remote)
 
 

@@ -19,12 +19,12 @@ from headway.core.run_folder import RunFolder
 from headway.data.decode import build_decoder
 from headway.launch.ranks import Ranks
 from headway.setup import micro_batch
-from headway.setup.build import Setup, set_up
+from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.evaluate import evaluate, outputs_of, views
-from headway.train.predict import image_files, pixels
-from headway.train.progress import Silent
-from headway.train.runs import trained
+from headway.train.evaluate import build_views, compute_outputs, evaluate
+from headway.train.predict import list_image_files, read_pixels
+from headway.train.progress import SilentDisplay
+from headway.train.runs import load_trained
 from headway.train.trainer import Trainer
 
 EMA = "model.ema={half_life_steps: 4, every_steps: 3}"
@@ -44,11 +44,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(folder: Path, run: Path, *overrides: str) -> Trainer:
-    setup = set_up(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
-    return Trainer(setup, RunFolder.create(run), Silent())
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    return Trainer(setup, RunFolder.create(run), SilentDisplay())
 
 
-def state(setup: Setup) -> dict[str, torch.Tensor]:
+def state(setup: TrainSetup) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in setup.model.state_dict().items()}
 
 
@@ -70,7 +70,7 @@ def test_the_average_is_evaluated_and_saved_and_training_does_not_see_it(folder:
             name: sum(weight * one[name].double() for weight, one in zip(weights, seen, strict=True)) / sum(weights)
             for name in seen[0]
         }
-        with trainer.shown():
+        with trainer.use_averages():
             shown = state(trainer.setup)
             assert trainer.setup.eval is not None
             found = evaluate(trainer.setup, trainer.setup.eval)
@@ -120,15 +120,15 @@ def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path, switches: tuple[
             trainer.run(steps)
             trainer.stopping = True
             trainer.run()
-            with trainer.shown():
+            with trainer.use_averages():
                 shown = state(trainer.setup)
         checkpoint = Checkpoints(run / "checkpoints").newest()
         assert checkpoint is not None
         assert checkpoint.step == steps
-        setup = set_up(read_recipe(folder / "recipe.yaml", switches, TrainRecipe), say=print, fresh=False)
-        with closing(Trainer(setup, RunFolder(run), Silent())) as trainer:
+        setup = build_setup(read_recipe(folder / "recipe.yaml", switches, TrainRecipe), say=print, fresh=False)
+        with closing(Trainer(setup, RunFolder(run), SilentDisplay())) as trainer:
             trainer.resume(checkpoint)
-            with trainer.shown():
+            with trainer.use_averages():
                 assert all(torch.equal(shown[name], value) for name, value in state(setup).items())
             trainer.run()
         mine, theirs = newest(run), newest(whole)
@@ -149,7 +149,7 @@ def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path
     with closing(trainer_of(folder, tmp_path / "run", ANEW, *more, *averages)) as trainer:
         trainer.run()
         setup, now = trainer.setup, state(trainer.setup)
-        with trainer.shown():
+        with trainer.use_averages():
             shown = state(setup)
         assert trainer.best is not None
         assert trainer.best["step"] == 18
@@ -159,7 +159,7 @@ def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path
             batch = next(stream)
             images = setup.augment(batch.images, batch.labels, batch.keys())[0]
             for part in images.tensor_split(2):
-                with trainer.shown():
+                with trainer.use_averages():
                     hidden = conv(part).detach()
                 groups = hidden.tensor_split(2)
                 means.append(sum(len(one) * one.mean((0, 2, 3)) for one in groups) / 15)
@@ -182,12 +182,12 @@ def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path
 def test_a_mirrored_image_counts_as_much(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     headway("train", folder / "recipe.yaml", "--run", run, "evaluate.flip=true", "epochs=1")
-    setup = trained(RunFolder(run), say=print)
+    setup = load_trained(RunFolder(run), say=print)
     setup.model.eval()
     samples = digits(tmp_path / "digits", per_class=3)
     said = [json.loads(line) for line in headway("predict", run, samples, "--json").out.splitlines()]
     with closing(build_decoder(1, "pillow")) as decoder, torch.no_grad():
-        _, found = pixels(setup, decoder, image_files([samples]))
+        _, found = read_pixels(setup, decoder, list_image_files([samples]))
         images = setup.augment.normalise(torch.from_numpy(found))
         both = torch.stack([setup.model(images), setup.model(images.flip(3))])
     expected = both.mean(0).softmax(1).max(1).values
@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "momentum of nothing": (
         ("model.batch_norm={momentum: 0.9, recompute_batches: 2}",),
-        "momentum is of moving averages, which recompute_batches replaces",
+        "momentum is for moving averages, which recompute_batches replaces",
     ),
     "empty": (("model.batch_norm={}",), "model.batch_norm: it changes nothing: set ghost, momentum"),
     "one group": (("model.batch_norm.ghost=30",), "model.batch_norm.ghost 30 is no smaller than the batch of 30"),
@@ -283,7 +283,7 @@ def test_ranks_whose_shares_are_smaller_than_a_ghost_group_are_told(
     said: list[str] = []
     loaded = read_recipe(folder / "recipe.yaml", (f"model.batch_norm.ghost={ghost}",), TrainRecipe)
     seat = LaunchedProcess(0, ranks, 0, ranks, "127.0.0.1", 1, "torchrun")  # they do not meet
-    set_up(loaded, say=said.append, ranks=Ranks(loaded.recipe.comm, seat, None, print)).inputs.close()
+    build_setup(loaded, say=said.append, ranks=Ranks(loaded.recipe.comm, seat, None, print)).inputs.close()
     found = [text for text in said if "ghost" in text]
     assert len(found) == len(expected)
     for text, beginning in zip(found, expected, strict=True):
@@ -355,7 +355,7 @@ def test_masters_are_rounded_once_more_only_where_it_looked_ahead(folder: Path, 
 
 
 def shown(trainer: Trainer) -> dict[str, torch.Tensor]:
-    with trainer.shown():
+    with trainer.use_averages():
         return state(trainer.setup)
 
 
@@ -379,17 +379,17 @@ def test_what_is_frozen_late_is_trained_until_then(folder: Path, tmp_path: Path)
 def test_views_are_windows_of_the_padded_image(layout: torch.memory_format, shift: int) -> None:
     images = torch.randn(2, 3, 6, 7).contiguous(memory_format=layout)
     padded = torch.nn.functional.pad(images, (shift,) * 4, "reflect")
-    found = list(views(images, flip=True, shift=shift))
+    found = list(build_views(images, flip=True, shift=shift))
     up, down = padded[:, :, 2 * shift :, 2 * shift :], padded[:, :, : -2 * shift, : -2 * shift]
     expected = [one for view in (images, up, down) for one in (view, view.flip(3))]
     assert [weight for weight, _ in found] == [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
     for (_, view), one in zip(found, expected, strict=True):
         assert torch.equal(view, one)
         assert view.is_contiguous(memory_format=layout)
-    whole = list(views((images * 10).byte(), flip=False, shift=shift))
+    whole = list(build_views((images * 10).byte(), flip=False, shift=shift))
     assert [(weight, view.dtype) for weight, view in whole] == [(share, torch.uint8) for share in (0.5, 0.25, 0.25)]
-    assert [weight for weight, _ in views(images, flip=False, shift=0)] == [1]
-    assert [weight for weight, _ in views(images, flip=True, shift=0)] == [0.5, 0.5]
+    assert [weight for weight, _ in build_views(images, flip=False, shift=0)] == [1]
+    assert [weight for weight, _ in build_views(images, flip=True, shift=0)] == [0.5, 0.5]
 
 
 def test_the_outputs_are_the_weighted_mean_of_the_views(folder: Path, tmp_path: Path) -> None:
@@ -398,5 +398,5 @@ def test_the_outputs_are_the_weighted_mean_of_the_views(folder: Path, tmp_path: 
         setup.model.eval()
         images = torch.randn(5, 1, 8, 8)
         with torch.no_grad():
-            mean = sum(weight * setup.model(view) for weight, view in views(images, flip=True, shift=1))
-            torch.testing.assert_close(outputs_of(setup, images), mean)
+            mean = sum(weight * setup.model(view) for weight, view in build_views(images, flip=True, shift=1))
+            torch.testing.assert_close(compute_outputs(setup, images), mean)

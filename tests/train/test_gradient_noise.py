@@ -11,9 +11,9 @@ from tests._support import damage, packed_digits, records, write_recipe
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.optim import draw_gradient_noise
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Silent
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 NOISY = "optimizer={name: sgd, lr: 1.0, momentum: 0.0, gradient_noise: 0.25}"
@@ -28,9 +28,9 @@ def folder(tmp_path: Path) -> Path:
 
 def lost(folder: Path, name: str, *overrides: str) -> dict[str, torch.Tensor]:
     """What each parameter loses in the first step: its gradient."""
-    setup = set_up(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
     before = {key: value.clone() for key, value in setup.model.state_dict().items()}
-    trainer = Trainer(setup, RunFolder.create(folder / name), Silent())
+    trainer = Trainer(setup, RunFolder.create(folder / name), SilentDisplay())
     trainer.run(1)
     trainer.close()
     return {key: before[key] - value for key, value in setup.model.state_dict().items()}
@@ -38,7 +38,7 @@ def lost(folder: Path, name: str, *overrides: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("micro", ["30", "7"])
 def test_a_step_weights_each_samples_gradient(folder: Path, micro: str) -> None:
-    setup = set_up(read_recipe(folder / "recipe.yaml", (NOISY,), TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", (NOISY,), TrainRecipe), say=print)
     batch = next(iter(setup.batches(0)))
     factors = draw_gradient_noise(batch.keys(), 0.25 * 30**0.5)
     images, labels = setup.augment(batch.images, batch.labels, batch.keys())

@@ -19,10 +19,10 @@ from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
 from headway.report.solution import open_solution
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Lines
-from headway.train.runs import trained
+from headway.train.progress import LogLines
+from headway.train.runs import load_trained
 from headway.train.trainer import Trainer
 
 HALF = ("precision=bf16", "half_weights=true", "model.factory=net.py:dropout")
@@ -45,13 +45,13 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(folder: Path, tmp_path:
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "whole", *HALF, *more)
     loaded = read_recipe(folder / "recipe.yaml", (*HALF, *more), TrainRecipe)
     run = RunFolder.create(tmp_path / "part")
-    with closing(Trainer(set_up(loaded, say=print), run, Lines())) as trainer:
+    with closing(Trainer(build_setup(loaded, say=print), run, LogLines())) as trainer:
         trainer.run(7)
     saved = Checkpoints(run.folder / "checkpoints").newest()
     assert saved is not None
     assert saved.step == 4
     assert {value.dtype for name, value in saved.tensors.items() if name.endswith("weight")} == {torch.float32}
-    with closing(Trainer(set_up(loaded, say=print, fresh=False), run, Lines())) as trainer:
+    with closing(Trainer(build_setup(loaded, say=print, fresh=False), run, LogLines())) as trainer:
         trainer.resume(saved)
         trainer.run()
     ends = [Checkpoints(tmp_path / name / "checkpoints").newest() for name in ("whole", "part")]
@@ -103,7 +103,7 @@ def test_evaluation_and_prediction_use_the_rounded_masters(folder: Path, tmp_pat
     best = max(records(run, "evaluate"), key=lambda record: record["accuracy"])
     found = headway("evaluate", run, "--json").json()
     assert (found["accuracy"], found["loss"]) == (best["accuracy"], best["loss"])
-    setup = trained(RunFolder.open(run), say=print)
+    setup = load_trained(RunFolder.open(run), say=print)
     with closing(setup.inputs):
         for name, value in setup.model.state_dict().items():
             assert torch.equal(value, saved[name].to(value.dtype)), name
@@ -137,8 +137,8 @@ def reduced(rank: Rank, folder: Path, run: Path, port: int) -> dict[str, Any]:
         folder / "recipe.yaml", (*HALF[:2], EMA, "comm.bucket_mb=0.001", "checkpoint={every_epochs: 9}"), TrainRecipe
     )
     with Ranks(loaded.recipe.comm, seat, None, print) as ranks:
-        setup = set_up(loaded, say=print, ranks=ranks)
-        with closing(Trainer(setup, RunFolder.create(run / str(rank.rank)), Lines(), ranks)) as trainer:
+        setup = build_setup(loaded, say=print, ranks=ranks)
+        with closing(Trainer(setup, RunFolder.create(run / str(rank.rank)), LogLines(), ranks)) as trainer:
             trainer.meet()
             kinds = [bucket.flat.dtype for bucket in ranks.reducer.buckets]
             trainer.run(5)

@@ -18,11 +18,11 @@ from headway.data.augment import Augment
 from headway.data.augment_recipe import AugmentRecipe
 from headway.data.loader import Loader
 from headway.data.order import Order
-from headway.setup.build import Setup, set_up
+from headway.setup.build import TrainSetup, build_setup
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
-from headway.setup.task import Classification, Regression, Target, Task, better
-from headway.train.progress import Silent
+from headway.setup.task import Classification, Regression, TargetSpec, Task, is_better
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 
@@ -35,11 +35,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def stepped(folder: Path, run: Path, *overrides: str, steps: int = 1) -> tuple[Setup, dict[str, torch.Tensor]]:
+def stepped(folder: Path, run: Path, *overrides: str, steps: int = 1) -> tuple[TrainSetup, dict[str, torch.Tensor]]:
     """The setup before its first step, and what each parameter lost in some steps."""
-    setup = set_up(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
     before = {name: value.clone() for name, value in setup.model.state_dict().items()}
-    trainer = Trainer(setup, RunFolder.create(run), Silent())
+    trainer = Trainer(setup, RunFolder.create(run), SilentDisplay())
     try:
         trainer.run(steps)
     finally:
@@ -49,7 +49,7 @@ def stepped(folder: Path, run: Path, *overrides: str, steps: int = 1) -> tuple[S
     return setup, lost
 
 
-def by_hand(setup: Setup, counted: NDArray[np.bool_] | None = None) -> dict[str, torch.Tensor]:
+def by_hand(setup: TrainSetup, counted: NDArray[np.bool_] | None = None) -> dict[str, torch.Tensor]:
     """The gradient of the first step: sum of the losses of the samples that count / batch."""
     batch = next(iter(setup.batches(0)))
     losses = setup.task.loss(setup.model(setup.augment(batch.images, batch.labels, batch.keys())[0]), batch.labels)
@@ -95,9 +95,9 @@ def test_the_ranks_shares_sum_to_the_whole_batch(folder: Path, world: int, kind:
     """In float64, with shares of uneven sizes, down to ranks without a sample."""
     data = opening.open(folder / "digits.packed/train")
     batch, order = 30, Order(len(data), 5)
-    task: Task = Classification(Target(kind="class", classes=data.classes, numbers=1), label_smoothing=0.1)
+    task: Task = Classification(TargetSpec(kind="class", classes=data.classes, numbers=1), label_smoothing=0.1)
     if kind == "value":
-        task = Regression(Target(kind="value", classes=(), numbers=1))
+        task = Regression(TargetSpec(kind="value", classes=(), numbers=1))
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, task.outputs)).double()
     augment = Augment(AugmentRecipe(mean=(77.0,), std=(95.0,), translate=1), "cpu")
     precision = Precision("fp32", torch.device("cpu"))
@@ -155,14 +155,14 @@ def test_clipping_comes_after_all_micro_batches(folder: Path, tmp_path: Path) ->
 
 def test_of_equal_accuracies_the_lower_loss_is_the_better() -> None:
     """A run that has diverged is as accurate as chance: its weights do not stand for the run's best."""
-    accuracy = Classification(Target(kind="class", classes=("a", "b"), numbers=1))
-    error = Regression(Target(kind="value", classes=(), numbers=1))
+    accuracy = Classification(TargetSpec(kind="class", classes=("a", "b"), numbers=1))
+    error = Regression(TargetSpec(kind="value", classes=(), numbers=1))
     best = {"accuracy": 0.1, "absolute_error": 0.1, "loss": 2.3}
     nan = float("nan")
     for task, name in ((accuracy, "accuracy"), (error, "absolute_error")):
         for loss, expected in ((2.2, True), (2.3, False), (900.0, False), (nan, False)):
-            assert better(task, {name: 0.1, "loss": loss}, best) is expected
-        assert better(task, {name: 0.1, "loss": 900.0}, {name: 0.1, "loss": nan})
-        assert not better(task, {name: nan, "loss": 0.0}, best)
-    assert better(accuracy, {"accuracy": 0.2, "loss": 900.0}, best)
-    assert not better(error, {"absolute_error": 0.2, "loss": 0.0}, best)
+            assert is_better(task, {name: 0.1, "loss": loss}, best) is expected
+        assert is_better(task, {name: 0.1, "loss": 900.0}, {name: 0.1, "loss": nan})
+        assert not is_better(task, {name: nan, "loss": 0.0}, best)
+    assert is_better(accuracy, {"accuracy": 0.2, "loss": 900.0}, best)
+    assert not is_better(error, {"absolute_error": 0.2, "loss": 0.0}, best)

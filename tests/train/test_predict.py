@@ -15,9 +15,9 @@ from tests.data._packs import picture
 from headway.core.recipe import read_recipe
 from headway.data.decode import build_decoder
 from headway.data.pack import pack
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.predict import image_files, pixels
+from headway.train.predict import list_image_files, read_pixels
 
 FILES = {
     "a/large.jpg": {"size": (200, 150)},
@@ -47,15 +47,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scaled", ["true", "false"])
 def test_the_pixels_of_an_evaluation(folder: Path, backend: str, how: str, scaled: str) -> None:
     overrides = (f"data.crop={{{how}}}", f"data.decoder={backend}", f"data.scaled={scaled}")
-    setup = set_up(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
     with closing(setup.inputs):
         assert setup.eval is not None
         found: dict[str, np.ndarray] = {}
         for batch in setup.inputs.build_evaluation_loader(setup.recipe, setup.eval):
             found |= {setup.eval.name(int(n)): batch.images[k].numpy().copy() for k, n in enumerate(batch.served)}
-        files = image_files([folder / "files"])
+        files = list_image_files([folder / "files"])
         with closing(build_decoder(1, setup.recipe.data.decoder)) as decoder:
-            opened, mine = pixels(setup, decoder, files)
+            opened, mine = read_pixels(setup, decoder, files)
             assert opened == files
     assert found.keys() == FILES.keys()
     for file, image in zip(files, mine, strict=True):

@@ -239,7 +239,7 @@ def test_a_run_without_a_checkpoint_begins_anew(folder: Path, whole: Callable[[s
         path.rmdir()
     (run / "weights.safetensors").unlink()
     said = headway("train", "--resume", run)
-    assert "This run has no checkpoint yet: it begins anew." in said.err
+    assert "This run has no checkpoint yet: it starts from the beginning." in said.err
     assert_same(run, whole("fp32"))
 
 

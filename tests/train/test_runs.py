@@ -237,7 +237,7 @@ def test_repeat_makes_runs_with_their_own_seeds(folder: Path, tmp_path: Path) ->
         assert origin == ("command line" if number == 0 else f"auto: --repeat, run {number + 1}")
         values.append(json.loads((run / "summary.json").read_text())["accuracy"])
     assert len({(Path(run) / "weights.safetensors").read_bytes() for run in said["runs"]}) == 3
-    mean, half = runs.interval(values)
+    mean, half = runs.compute_interval(values)
     assert said["accuracy"] == {"mean": mean, "interval": half}
     shown = headway("train", folder / "recipe.yaml", "--run", tmp_path / "two", "--repeat", "2", "epochs=0.5").out
     assert f"2 runs in {tmp_path / 'two'}; mean and 95 % interval:" in shown
@@ -263,14 +263,14 @@ def test_the_interval_is_students(count: int) -> None:
     from scipy import stats
 
     values = list(np.random.default_rng(count).normal(0.9, 0.01, count))
-    mean, half = runs.interval(values)
+    mean, half = runs.compute_interval(values)
     low, high = stats.t.interval(0.95, count - 1, loc=np.mean(values), scale=stats.sem(values))
     assert mean == pytest.approx(np.mean(values))
     assert (mean - half, mean + half) == pytest.approx((low, high), rel=1e-6)
 
 
 def test_one_value_has_no_interval() -> None:
-    mean, half = runs.interval([0.5])
+    mean, half = runs.compute_interval([0.5])
     assert mean == 0.5
     assert math.isnan(half)
 
@@ -279,8 +279,8 @@ def test_one_value_has_no_interval() -> None:
 def test_a_runs_own_recipe_trains_again(trained: Path, tmp_path: Path) -> None:
     """Its paths start where the run's recipe lay, wherever the run folder is."""
     again = read_recipe(trained / "recipe.yaml", (), TrainRecipe)
-    going_on = runs.reload(runs.RunFolder.open(trained))
-    for key in runs.OF_THE_MACHINE:  # chosen anew where a run goes on
+    going_on = runs.reload_recipe(runs.RunFolder.open(trained))
+    for key in runs.MACHINE_KEYS:
         part, _, name = key.rpartition(".")
         value = getattr(getattr(again.recipe, part) if part else again.recipe, name)
         assert value != "auto"

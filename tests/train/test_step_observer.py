@@ -21,10 +21,10 @@ from headway.observe.activations import PERCENTILES
 from headway.page.panel import Panel
 from headway.report import observation_panels
 from headway.report.observation_panels import describe_noise_scale
-from headway.setup.build import set_up
-from headway.setup.prepare import prepared
+from headway.setup.build import build_setup
+from headway.setup.prepare import prepare_batch
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Silent
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 ALL = "observe={layer_rates: true, activations: ['1', '3'], noise_scale: true, noise_every_steps: 2, noise_window: 8}"
@@ -47,7 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(folder: Path, run: RunFolder, *overrides: str) -> Trainer:
-    return Trainer(set_up(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print), run, Silent())
+    return Trainer(
+        build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print), run, SilentDisplay()
+    )
 
 
 def table_of(run: Path, kind: str) -> RowTable:
@@ -104,7 +106,7 @@ def test_the_noise_scale_is_that_of_the_samples_own_gradients(
     stream = iter(setup.batches(0))
     for _ in range(6):  # an epoch
         batch = next(stream)
-        images, labels = prepared(setup, batch, 1)
+        images, labels = prepare_batch(setup, batch, 1)
         for one in range(len(images)):
             loss = setup.task.loss(setup.model(images[one : one + 1]), labels[one : one + 1]).sum()
             found = torch.autograd.grad(loss, list(setup.model.parameters()))
@@ -215,7 +217,7 @@ def test_the_loss_at_the_start_is_that_of_step_1(folder: Path, tmp_path: Path) -
         assert saved is not None
         trainer.resume(saved)
         trainer.run(12)
-        kept = trainer._ledger.observer.state()["divergence"]
+        kept = trainer.accumulator.observer.state()["divergence"]
     assert kept["_first_step"] == 1
     assert kept["_first"][0] == pytest.approx(first, rel=1e-6)
 
@@ -282,7 +284,7 @@ def test_three_samples_have_no_halves(folder: Path, tmp_path: Path) -> None:
     said = refused(
         "train", folder / "recipe.yaml", "--run", tmp_path / "run", "batch=3", "observe.noise_scale=true", status=2
     )
-    assert "needs two halves of a batch, not of 3: set it to 4 or more" in said
+    assert "needs two halves of a batch, and batch is 3: set it to 4 or more" in said
 
 
 def panels(run: Path) -> dict[str, Panel]:

@@ -16,9 +16,9 @@ from headway.core.launcher_environment import LaunchedProcess
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Lines
+from headway.train.progress import LogLines
 from headway.train.trainer import Trainer
 
 LOG_EVERY = 6
@@ -110,7 +110,9 @@ CASES: dict[str, tuple[str, ...]] = {
 @contextmanager
 def trainer_of(folder: Path, run: Path, overrides: tuple[str, ...]) -> Iterator[Trainer]:
     trainer = Trainer(
-        set_up(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print), RunFolder.create(run), Lines()
+        build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print),
+        RunFolder.create(run),
+        LogLines(),
     )
     try:
         yield trainer
@@ -167,8 +169,8 @@ def trainer_of_ranks(rank: Rank, folder: Path, run: Path, overrides: tuple[str, 
     seat = LaunchedProcess(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
     loaded = read_recipe(folder / "recipe.yaml", overrides, TrainRecipe)
     with Ranks(loaded.recipe.comm, seat, None, print) as ranks:
-        setup = set_up(loaded, say=print, ranks=ranks)
-        trainer = Trainer(setup, RunFolder.create(run / str(rank.rank)), Lines(), ranks)
+        setup = build_setup(loaded, say=print, ranks=ranks)
+        trainer = Trainer(setup, RunFolder.create(run / str(rank.rank)), LogLines(), ranks)
         try:
             trainer.meet()
             yield trainer

@@ -18,7 +18,7 @@ from headway.core.random_keys import draw_uniform, make_keys
 from headway.data import opening
 from headway.data.order import Order
 from headway.data.pack import pack
-from headway.setup.task import Classification, MultiLabel, Regression, Target
+from headway.setup.task import Classification, MultiLabel, Regression, TargetSpec
 
 USER = '''
 import numpy as np
@@ -354,14 +354,14 @@ def test_regression(tmp_path: Path, several: bool) -> None:
 def test_losses_against_torch() -> None:
     chance = torch.Generator().manual_seed(0)
     outputs = torch.randn(6, 4, generator=chance)
-    classes = Target(kind="class", classes=tuple("abcd"), numbers=1)
+    classes = TargetSpec(kind="class", classes=tuple("abcd"), numbers=1)
     labels = torch.tensor([0, 1, 2, 3, 0, 1])
     for smoothing in (0.0, 0.3):
         task = Classification(classes, label_smoothing=smoothing)
         wanted = torch.full((6, 4), smoothing / 4).scatter_add(1, labels[:, None], torch.full((6, 1), 1 - smoothing))
         by_hand = -(wanted * outputs.log_softmax(dim=1)).sum(dim=1)
         torch.testing.assert_close(task.loss(outputs, labels), by_hand)
-    multi = MultiLabel(Target(kind="multi", classes=tuple("abcd"), numbers=4))
+    multi = MultiLabel(TargetSpec(kind="multi", classes=tuple("abcd"), numbers=4))
     several = torch.randint(0, 2, (6, 4), generator=chance).float()
     p = outputs.sigmoid()
     by_hand = -(several * p.log() + (1 - several) * (1 - p).log()).mean(dim=1)
@@ -369,9 +369,9 @@ def test_losses_against_torch() -> None:
     right = ((p > 0.5) == (several > 0.5)).float()
     torch.testing.assert_close(multi.metrics(outputs, several)["label_accuracy"], right.mean(dim=1))
     torch.testing.assert_close(multi.metrics(outputs, several)["exact"], right.prod(dim=1))
-    numbers = Regression(Target(kind="value", classes=tuple("abcd"), numbers=4))
+    numbers = Regression(TargetSpec(kind="value", classes=tuple("abcd"), numbers=4))
     torch.testing.assert_close(numbers.loss(outputs, several), ((outputs - several) ** 2).mean(dim=1))
-    one = Regression(Target(kind="value", classes=(), numbers=1))
+    one = Regression(TargetSpec(kind="value", classes=(), numbers=1))
     torch.testing.assert_close(one.loss(outputs[:, :1], several[:, 0]), (outputs[:, 0] - several[:, 0]) ** 2)
     torch.testing.assert_close(
         one.metrics(outputs[:, :1], several[:, 0])["absolute_error"], (outputs[:, 0] - several[:, 0]).abs()

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headway.doctor.loop_observation import Observed
+from headway.doctor.loop_observation import LoopObservation
 from headway.observe import step_marks
-from headway.watch.watching import Watch
+from headway.watch.loop_watch import LoopWatch
 
 MS = 1_000_000
 
@@ -103,7 +103,7 @@ def parts(hands: Hands, number: int = 40, ms: float = 10, **more: float) -> tupl
     return Batches(hands, number, ms, **more), model, optimizer
 
 
-def epoch(seen: Watch[Any], model: nn.Module, optimizer: torch.optim.Optimizer, hands: Hands) -> None:
+def epoch(seen: LoopWatch[Any], model: nn.Module, optimizer: torch.optim.Optimizer, hands: Hands) -> None:
     """The loss takes 0.5 ms, and the loop itself 2 ms."""
     for images, labels in seen.loader:
         optimizer.zero_grad()
@@ -116,7 +116,7 @@ def epoch(seen: Watch[Any], model: nn.Module, optimizer: torch.optim.Optimizer, 
         hands.take(1.25)
 
 
-def stages(found: Observed) -> dict[str, float]:
+def stages(found: LoopObservation) -> dict[str, float]:
     """ms of a step."""
     return {one.stage: pytest.approx(1e3 * one.seconds) for one in found.stages}
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from headway.doctor.loop_observation import Advice, Facts, Observed, PatternSeen, RankTime, StageTime
+from headway.doctor.loop_observation import Advice, LoopFacts, LoopObservation, LoopPattern, RankTime, StageTime
 from headway.doctor.loop_verdict import LEAST_STEPS
 from headway.observe.step_marks import STAGES, LoopStart, StepSeries
-from headway.watch.findings import concluded
+from headway.watch.findings import conclude_watch
 
 STEPS = 100
-LOADER = Facts(device="cpu", samples=64, batches=500, torch_loader=True, workers=4, prefetch=2, cores=8, threads=8)
+LOADER = LoopFacts(device="cpu", samples=64, batches=500, torch_loader=True, workers=4, prefetch=2, cores=8, threads=8)
 GPU = dataclasses.replace(LOADER, device="cuda", pinned=True)
 FIRST = LoopStart(first_s=1.0, begins=True, batches=None, end_s=None, before_s=None)
 
@@ -40,11 +40,13 @@ def series(steps: int = STEPS, index: NDArray[np.int64] | None = None, **given: 
     return StepSeries(seconds=seconds, index=np.arange(1, steps + 1) if index is None else index, **columns)
 
 
-def seen(found: StepSeries, facts: Facts = LOADER, starts: tuple[LoopStart, ...] = (FIRST,), **more: Any) -> Observed:
-    return concluded(found, starts, facts, **more)
+def seen(
+    found: StepSeries, facts: LoopFacts = LOADER, starts: tuple[LoopStart, ...] = (FIRST,), **more: Any
+) -> LoopObservation:
+    return conclude_watch(found, starts, facts, **more)
 
 
-def changes(found: Observed) -> str:
+def changes(found: LoopObservation) -> str:
     return "\n".join(one.change for one in found.advice)
 
 
@@ -62,12 +64,12 @@ def test_a_loop_that_waits() -> None:
     assert found.wait_high is not None
     assert found.wait_low <= 17 / 27 <= found.wait_high
     assert sum(one.share for one in found.stages) == pytest.approx(1)
-    assert changes(found).startswith("DataLoader(..., num_workers=7, persistent_workers=True)\nmore of them only")
+    assert changes(found).startswith("DataLoader(..., num_workers=7, persistent_workers=True)\nadd workers only")
     assert "headway pack IMAGES PACKED" in changes(found)
     full = seen(series(wait=17, **WORK), dataclasses.replace(LOADER, cores=4))
     assert full.advice[0].why == "4 workers are too slow, on 4 cores"
     assert "num_workers" not in changes(full)
-    assert found.text().startswith(f"host/IO limited: {found.sentence}.\n100 steps of 64 samples on cpu: 27 ms each")
+    assert found.to_text().startswith(f"host/IO limited: {found.sentence}.\n100 steps of 64 samples on cpu: 27 ms each")
 
 
 def test_a_loop_that_makes_its_own_batches_gets_as_many_workers_as_it_needs() -> None:
@@ -90,12 +92,12 @@ def test_batches_that_come_late_now_and_then() -> None:
 def test_workers_that_bring_their_batches_together() -> None:
     found = seen(series(wait=np.where(np.arange(1, STEPS + 1) % 4 == 0, 60.0, 0.1), **WORK))
     (one,) = (one for one in found.patterns if one.kind == "workers")
-    assert one.sentence.startswith("one batch in 4 is waited for 60 ms, the others 0.1 ms: the 4 workers")
+    assert one.sentence.startswith("one batch in 4 makes the loop wait 60 ms, the others 0.1 ms: the 4 workers")
     assert changes(found).startswith("DataLoader(..., num_workers=7")
     other = dataclasses.replace(LOADER, torch_loader=False, workers=None)
     found = seen(series(wait=np.where(np.arange(1, STEPS + 1) % 3 == 0, 60.0, 0.1), **WORK), other)
     assert "as if 3 workers" in found.patterns[0].sentence
-    assert any("no torch DataLoader" in one for one in found.unknown)
+    assert any("not a torch DataLoader" in one for one in found.unknown)
 
 
 def test_a_loop_that_computes() -> None:
@@ -132,7 +134,7 @@ def test_epochs_that_begin_slowly() -> None:
     assert "persistent" not in changes(seen(series(wait=0, **WORK), kept, starts))
     once = seen(series(wait=0, **WORK), starts=starts[:1])
     assert once.kind == "device limited", "the first epoch starts the process up, too"
-    assert any("no second one began" in one for one in once.unknown)
+    assert any("no second epoch began" in one for one in once.unknown)
 
 
 def test_stalls_and_what_they_are() -> None:
@@ -179,8 +181,8 @@ def test_too_few_steps_tell_nothing() -> None:
     firsts = series(50, index=np.zeros(50, np.int64), wait=100, **WORK)
     found = seen(firsts)
     assert (found.kind, found.steps, found.step_s) == (None, 0, None)
-    assert "0 steps were seen after 5 of warm-up" in found.text()
-    assert Observed.model_validate(found.to_json()) == found
+    assert "0 steps were seen after 5 warm-up steps" in found.to_text()
+    assert LoopObservation.model_validate(found.to_json()) == found
 
 
 def test_another_thread_tells_nothing() -> None:
@@ -192,7 +194,10 @@ def test_another_thread_tells_nothing() -> None:
 
 def test_what_was_not_seen_is_said() -> None:
     found = seen(series(other=10))
-    assert any(one == "forward and backward and optimizer were not seen: in the stage other" for one in found.unknown)
+    assert any(
+        one == "forward and backward and optimizer were not seen: the time is in the stage other"
+        for one in found.unknown
+    )
     compiled = seen(series(**WORK), dataclasses.replace(LOADER, compiled=True))
     assert any("inside of compiled code" in one for one in compiled.unknown)
     found = seen(series(forward=5, optimizer=1))
@@ -230,7 +235,7 @@ def test_steps_that_get_longer() -> None:
 )
 def test_a_device_that_works_on_its_own(kind: str | None, gain: float | None, given: dict[str, Any]) -> None:
     found = seen(series(**{**WORK, **given}), GPU)
-    assert found.kind == kind, found.text()
+    assert found.kind == kind, found.to_text()
     assert found.gain == (None if gain is None else pytest.approx(gain, rel=0.01))
     assert any("not the device's own time" in one for one in found.unknown)
 
@@ -257,7 +262,7 @@ def test_advice_for_a_device() -> None:
     found = seen(series(**{**WORK, **syncs}), facts)
     assert "item at train.py:41" in found.advice[0].change
     assert "pin_memory=True" in changes(found)
-    assert "1 times a step, mostly item at train.py:41: 41 % of the time" in found.text()
+    assert "1 times a step, mostly item at train.py:41: 41 % of the time" in found.to_text()
     launch = {"wait": 0.1, "before": 1, "after": 1}
     facts = dataclasses.replace(GPU, fusable=True)
     found = seen(series(**WORK, **launch), facts)
@@ -277,7 +282,7 @@ def test_slow_ranks_are_compared_where_they_were_gathered() -> None:
 def test_the_text_has_thirty_lines_at_most() -> None:
     stages = tuple(StageTime(stage=name, seconds=1.5, share=0.1) for name in (*STAGES, "first batch"))
     long = "a very long sentence, " * 20
-    found = Observed(
+    found = LoopObservation(
         kind="stall limited",
         sentence=long,
         gain=2,
@@ -296,14 +301,14 @@ def test_the_text_has_thirty_lines_at_most() -> None:
         between_epochs_s=12345.6,
         syncs=2,
         sync_share=0.004,
-        patterns=(PatternSeen(kind="drift", sentence=long, p_value=1e-9),) * 9,
+        patterns=(LoopPattern(kind="drift", sentence=long, p_value=1e-9),) * 9,
         advice=(Advice(why=long, change=long),) * 9,
         unknown=(long,) * 9,
     )
-    lines = found.text().splitlines()
+    lines = found.to_text().splitlines()
     assert len(lines) <= 30
     assert all(len(line) <= 210 for line in lines[1:])
-    assert "e+" not in found.text()
+    assert "e+" not in found.to_text()
     assert "  - and 5 more; the JSON has them" in lines
-    assert Observed.model_validate(found.to_json()) == found
-    assert str(found) == found.text()
+    assert LoopObservation.model_validate(found.to_json()) == found
+    assert str(found) == found.to_text()

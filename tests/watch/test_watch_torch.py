@@ -17,9 +17,9 @@ from tests.watch._loops import STAGES, Hands, Net, Slow, by_hand, epoch, parts, 
 from torch import Tensor, nn
 
 import headway.watch
-from headway.doctor.loop_observation import Observed
+from headway.doctor.loop_observation import LoopObservation
 from headway.observe import tensor_taps
-from headway.watch.watching import Watch
+from headway.watch.loop_watch import LoopWatch
 
 
 @pytest.fixture
@@ -48,30 +48,32 @@ def hooks(model: nn.Module, optimizer: Any) -> int:
     )
 
 
-def breaks(seen: Watch[Any]) -> None:
+def breaks(seen: LoopWatch[Any]) -> None:
     for _ in seen.loader:
         assert of_torch()["item"] != "inherited"
         break
 
 
-def fails(seen: Watch[Any]) -> None:
+def fails(seen: LoopWatch[Any]) -> None:
     with contextlib.suppress(ZeroDivisionError):
         for _ in seen.loader:
             raise ZeroDivisionError
 
 
-def ends(seen: Watch[Any]) -> None:
+def ends(seen: LoopWatch[Any]) -> None:
     list(seen.loader)
 
 
-def closes(seen: Watch[Any]) -> None:
+def closes(seen: LoopWatch[Any]) -> None:
     for _ in seen.loader:
         seen.close()
         assert of_torch()["item"] == "inherited"
 
 
 @pytest.mark.parametrize("way", [breaks, fails, ends, closes])
-def test_torch_is_as_before_after_each_loop_and_the_network_after_the_watch(way: Callable[[Watch[Any]], None]) -> None:
+def test_torch_is_as_before_after_each_loop_and_the_network_after_the_watch(
+    way: Callable[[LoopWatch[Any]], None],
+) -> None:
     before = of_torch()
     assert before["item"] == "inherited"
     model = Net()
@@ -208,7 +210,7 @@ def test_a_step_that_is_compiled_whole_stays_whole() -> None:
         for images, _ in seen.loader:
             forward(images).backward()
             optimizer.step()
-    assert "forward was not seen: in the stage other" in seen.verdict().unknown
+    assert "forward was not seen: the time is in the stage other" in seen.verdict().unknown
     torch._dynamo.reset()
 
 
@@ -293,7 +295,7 @@ def test_ranks_are_compared_when_the_user_asks(tmp_path: Path) -> None:
     said = [process.communicate(timeout=120)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0]
     for text in said:
-        found = Observed.model_validate_json(text.splitlines()[-1])
+        found = LoopObservation.model_validate_json(text.splitlines()[-1])
         assert [one.rank for one in found.ranks] == [0, 1]
         assert [round(1e3 * one.own_s, 3) for one in found.ranks] == [4, 9]
         (slow,) = (one.sentence for one in found.patterns if one.kind == "slow rank")

@@ -1,4 +1,4 @@
-"""The verbs that examine a run before it is made: what holds it back, and what helps. `cli` has the others."""
+"""The verbs that examine a run before it is made: `doctor` and `tune`. `main` has the others."""
 
 from __future__ import annotations
 
@@ -14,102 +14,111 @@ from headway.cli.screen import Json, print_result, say
 from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
+# About the start of the process: the limit of wall time includes the imports.
 STARTED = perf_counter()
-"""About when the process started: the limit of wall time counts the imports too."""
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="key=value", help="Override recipe values, for example batch=128.")
+]
 
 
+# Typer reads the options from the signature.
 def doctor(
     recipe: Annotated[str | None, typer.Argument(help="A YAML recipe.")] = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="The profile to write, JSON; default RECIPE.profile.json.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Draw it as an HTML file too.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON profile to write; default RECIPE.profile.json.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Measure for half to two thirds of the time, less exactly.")
+        bool, typer.Option("--quick", help="Measure in half to two thirds of the time, less exactly.")
     ] = False,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Conclude on the first epoch, whose files are read from the disk.")
+        bool, typer.Option("--cold", help="Examine the first epoch, whose files are read from the disk.")
     ] = False,
-    procs: Annotated[int | None, typer.Option(min=2, help="Measure so many processes together.")] = None,
-    hosts: Annotated[str | None, typer.Option(help="Where they run, for example a:4,b:4.")] = None,
+    procs: Annotated[int | None, typer.Option(min=2, help="Measure this many processes together.")] = None,
+    hosts: Annotated[str | None, typer.Option(help="Their hosts, for example a:4,b:4.")] = None,
     script: Annotated[
         str | None, typer.Option(help="Watch this Python file instead of a recipe; its arguments come after --.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of --script: steps to watch; default 200.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="With --script: steps to watch; default 200.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Find out what holds a run back, what each cure would give, and whether the prediction holds."""
+    """Find out what limits a run, what each change would gain, and whether the prediction holds."""
     if script is not None:
         if out or page or quick or cold or procs or hosts:
-            fix = "headway doctor --script train.py [--steps N] [-- ARGS]"
-            raise UsageError("a script is watched as it runs: only --steps and --json go with --script", fix=fix)
+            fix = "Run: headway doctor --script train.py [--steps N] [-- ARGS]"
+            raise UsageError("only --steps and --json can be combined with --script", fix=fix)
         if recipe is not None and recipe.endswith((".yaml", ".yml")) and "--" not in sys.argv:
-            fix = "headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
-            raise UsageError("the doctor looks at a recipe or at a script, not at both", where=recipe, fix=fix)
-        from headway.doctor.script import run
+            fix = "Run headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
+            raise UsageError("the doctor examines a recipe or a script, not both", where=recipe, fix=fix)
+        # Imports stand inside of the verbs: torch takes seconds to load, and --help must not.
+        from headway.doctor.script_watch import watch_script
 
         arguments = [*([] if recipe is None else [recipe]), *(overrides or ())]
-        seen = run(script, arguments, steps=steps, to_stderr=as_json)
-        print_result(seen.to_json(), as_json, seen.text())
+        seen = watch_script(script, arguments, steps=steps, to_stderr=as_json)
+        print_result(seen.to_json(), as_json, seen.to_text())
         return
     if recipe is None:
-        raise UsageError("doctor wants a recipe", fix="headway doctor RECIPE, or headway doctor --script train.py.")
+        fix = "Run headway doctor RECIPE, or headway doctor --script train.py."
+        raise UsageError("doctor needs a recipe", fix=fix)
     if steps is not None:
-        raise UsageError("--steps is of --script", fix="Leave it out.")
+        raise UsageError("--steps only works with --script", fix="Leave it out.")
+    # An examination takes minutes: refuse a path that cannot be written before it begins.
     out = out or Path(f"{Path(recipe).stem}.profile.json")
     expect_writable(out, page)
-    from headway.doctor.text import text
+    from headway.doctor.terminal_text import format_profile
 
     if procs is not None or hosts is not None:
-        from headway.doctor.ranks import examine as examine_ranks
+        from headway.doctor.rank_examination import examine_ranks
 
         if cold:
             fix = "Leave one of them out."
-            raise UsageError("--cold measures one process, and --procs and --hosts several", where="--cold", fix=fix)
+            raise UsageError("--cold measures one process, --procs and --hosts several", where="--cold", fix=fix)
         found = examine_ranks(Path(recipe), overrides or (), procs=procs, hosts=hosts, say=say, quick=quick)
     else:
-        from headway.doctor.doctor import examine
+        from headway.doctor.examination import examine_recipe
 
-        found = examine(Path(recipe), overrides or (), say=say, quick=quick, cold=cold, begun=STARTED)
-    found = found.check_confirmed()
+        found = examine_recipe(Path(recipe), overrides or (), say=say, quick=quick, cold=cold, begun=STARTED)
+    found = found.mark_contradictions()
     found.write(out)
     if page is not None:
-        from headway.doctor import page as pages
+        from headway.doctor import profile_page as pages
 
-        pages.write(found, page)
+        pages.write_page(found, page)
     written = f"Wrote {out}{f' and {page}' if page else ''}."
+    # With --json standard output holds the profile alone; `say` goes to standard error.
     if as_json:
         say(written)
-    print_result(found.model_dump(mode="json"), as_json, f"{text(found, blocks=_shows_blocks())}\n\n{written}")
+    print_result(
+        found.model_dump(mode="json"), as_json, f"{format_profile(found, blocks=_shows_blocks())}\n\n{written}"
+    )
 
 
 def tune(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe.")],
     overrides: Overrides = None,
     allow: Annotated[
-        str, typer.Option(help="What may change the mathematics too: precision, batch, data.size; by commas.")
+        str, typer.Option(help="Changes of the mathematics to allow: precision, batch, data.size; separated by commas.")
     ] = "",
-    out: Annotated[Path | None, typer.Option(help="The recipe to write; default RECIPE.tuned.yaml.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Recipe to write; default RECIPE.tuned.yaml.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Measure for half to two thirds of the time, less exactly.")
+        bool, typer.Option("--quick", help="Measure in half to two thirds of the time, less exactly.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Try what makes a recipe faster and leaves its mathematics alone, and write what helps, with the evidence.
+    """Try settings that make a recipe faster without changing its mathematics, and write those that help.
 
-    A lossless pack of the training set may be made for it, in a folder beside the recipe (RECIPE.seekable or
-    RECIPE.keep), which stays where it helps.
+    A lossless pack of the training set may be made for a trial, in a folder beside the recipe (RECIPE.seekable or
+    RECIPE.keep). It stays if it helps.
     """
     from headway.doctor.tune import tune as run
 
     found = run(recipe, overrides or (), allow=allow, out=out, say=say, quick=quick, overwrite=overwrite)
-    print_result(found.to_json(), as_json, found.text())
+    print_result(found.to_json(), as_json, found.to_text())
 
 
 def _shows_blocks() -> bool:
-    """Whether standard output can hold them."""
+    """Checks whether standard output can show block characters."""
     if os.environ.get("TERM") == "dumb":
         return False
     try:

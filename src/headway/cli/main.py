@@ -22,7 +22,7 @@ from headway.core.files import expect_writable
 from headway.core.system_errors import expect_address_space, explain_system_error
 
 if TYPE_CHECKING:
-    from headway.train.runs import Ended
+    from headway.train.runs import RunResult
 
 app = typer.Typer(
     help="Makes the training of deep networks take less time.",
@@ -117,10 +117,10 @@ def pack(
     as_json: Json = False,
 ) -> None:
     """Pack images into shards with columns."""
-    from headway.core.sample_counter import Counter
+    from headway.core.sample_progress import SampleProgress
     from headway.data.pack import pack as run
 
-    with Counter("Packing", "images") as progress:
+    with SampleProgress("Packing", "images") as progress:
         packed = run(
             src,
             dst,
@@ -167,10 +167,10 @@ def pack(
 @app.command()
 def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_json: Json = False) -> None:
     """Check every record of a packed folder and name the damaged ones."""
-    from headway.core.sample_counter import Counter
+    from headway.core.sample_progress import SampleProgress
     from headway.data.verify import verify as run
 
-    with Counter("Verifying", "records") as progress:
+    with SampleProgress("Verifying", "records") as progress:
         found = run(folder, progress)
     damages, counts = found.damages, [f"{count:,}" for count in found.samples.values()]
     of = f" of {len(counts)} parts" if len(counts) > 1 else ""
@@ -244,14 +244,14 @@ def train(
         if repeat > 1:
             raise UsageError("--repeat trains in one process", fix="Leave --procs out, or repeat with seed=1, seed=2.")
         from headway.train import distributed
-        from headway.train.runs import ended as at_its_end
+        from headway.train.runs import find_finished_run
 
-        if resume is not None and (done := at_its_end(resume, say=say)) is not None:
+        if resume is not None and (done := find_finished_run(resume, say=say)) is not None:
             _ended(done, as_json)
             return
         options = ["--json"] if as_json else []
         replaces = respawn is not False
-        status = distributed.train(
+        status = distributed.train_on_ranks(
             recipe, overrides or (), folder, resume, procs=procs, hosts=hosts, respawn=replaces, options=options
         )
         raise typer.Exit(status)
@@ -277,12 +277,12 @@ def train(
         found = [run.summary | run.summary.get("stop_at", {}) for run in ended]
         values = [one[name] for one in found if one.get(name) is not None]
         if len(values) == len(ended):
-            rows[name] = runs.interval(values)
+            rows[name] = runs.compute_interval(values)
     lines = [f"{name:<10} {mean:.5g} +- {half:.2g}" for name, (mean, half) in rows.items()]
     text = "\n".join([f"{len(ended)} runs in {ended[0].run.folder.parent}; mean and 95 % interval:", *lines])
     result = {name: {"mean": mean, "interval": half} for name, (mean, half) in rows.items()}
     print_result({"runs": [str(run.run.folder) for run in ended], **result}, as_json, text)
-    if any(run.interrupted for run in ended):
+    if any(run.was_interrupted for run in ended):
         raise typer.Exit(1)
 
 
@@ -297,9 +297,9 @@ def _dry_run(recipe: Path, overrides: Sequence[str], out: Path | None, as_json: 
     print_result(found.to_json() | {"written": str(out)}, as_json, f"{format_dry_run(found)}\n\nWrote {out}.")
 
 
-def _ended(ended: Ended, as_json: bool) -> None:
+def _ended(ended: RunResult, as_json: bool) -> None:
     summary, folder = ended.summary, ended.run.folder
-    if ended.interrupted:
+    if ended.was_interrupted:
         text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: {ended.run.resume_command}"
     else:
         best = dict(summary.get("best") or {})
@@ -321,9 +321,9 @@ def _ended(ended: Ended, as_json: bool) -> None:
             took = reached["seconds_to_reach"]
             text += f"\n{goal} " + (f"after {took:.1f} s" if took else "was not reached")
             text += f" (the clock leaves out {summary['clock_excludes']})"
-    if ended.speaks:
+    if ended.is_lead:
         print_result({"run": str(folder), **summary}, as_json, text)
-    if ended.interrupted:
+    if ended.was_interrupted:
         raise typer.Exit(1)
 
 
@@ -354,18 +354,18 @@ def predict(
     """Predict image files with a run's best weights."""
     from headway.core.run_folder import RunFolder
     from headway.train import runs
-    from headway.train.predict import image_files, write_rows
+    from headway.train.predict import list_image_files, write_rows
     from headway.train.predict import predict as rows_of
 
     expect_writable(out)
-    files = image_files(images)
+    files = list_image_files(images)
 
     def bad(error: HeadwayError) -> None:
         if not skip_bad:
             raise error
         say(f"Left out {error.where}: {error.what}.")
 
-    rows = rows_of(runs.trained(RunFolder.open(run), say=say), files, bad=bad)
+    rows = rows_of(runs.load_trained(RunFolder.open(run), say=say), files, on_bad=bad)
     written = write_rows(rows, out, as_json)
     if written < len(files):
         say(f"Left out {len(files) - written:,} of {len(files):,} files.")

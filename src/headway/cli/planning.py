@@ -13,7 +13,7 @@ from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
 if TYPE_CHECKING:
-    from headway.core.profile import Workload
+    from headway.core.workload import Workload
     from headway.plan.job_plan import JobPlan
     from headway.plan.request import PlanRequest
 
@@ -161,7 +161,7 @@ def _write_facility(
 
 def _read_workload(path: Path, overrides: Sequence[str]) -> Workload:
     """Read a workload, or make it from a recipe by a dry run, which builds the network."""
-    from headway.core.profile import Workload
+    from headway.core.workload import Workload
 
     if path.suffix not in (".yaml", ".yml"):
         if overrides:

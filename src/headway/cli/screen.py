@@ -1,4 +1,4 @@
-"""What every verb says to its user, and how: the result on standard output, all else on standard error."""
+"""Output of all verbs: the result on standard output, messages on standard error."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import typer
 
 from headway.core.printable import escape_controls
 
+# The option that every verb with a result shares.
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
 def say(text: str) -> None:
-    """A message for the user, apart from the result; control characters of names in it are shown, not obeyed."""
+    """Prints a message on standard error, with control characters escaped."""
     print(escape_controls(text), file=sys.stderr, flush=True)
 
 
 def print_result(result: Any, as_json: bool, text: str) -> None:
-    """The result, as one line of JSON or as a text."""
+    """Prints the result on standard output, as one line of JSON or as text."""
     print(json.dumps(result, default=str) if as_json else escape_controls(text), flush=True)
 
 
 def can_print(text: str) -> bool:
-    """Whether the encoding of standard output has all characters of a text."""
+    """Returns True if the encoding of standard output has all characters of a text."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

@@ -1,8 +1,4 @@
-"""Chooses the all-reduce algorithm of each bucket, from measured links and a trial of each algorithm.
-
-The cost model predicts the bytes on each link. Two timed trials per algorithm add the costs that it does not know
-(threads, library, copies): one all-reduce of a few bytes and one of some megabytes.
-"""
+"""Chooses the all-reduce algorithm of each bucket, from measured links and a trial of each algorithm."""
 
 from __future__ import annotations
 
@@ -21,6 +17,9 @@ from headway.comm.communicator import Algorithm, Communicator
 from headway.comm.links import reduce_max
 from headway.comm.wire_codec import Wire
 from headway.core.collectives import LinearCost, Network, choose_bucket_for_cost, predict_cost, predict_phase_costs
+
+# The cost model predicts the bytes on each link. Two timed trials per algorithm add the costs that it does not know
+# (threads, library, copies): one all-reduce of a few bytes and one of some megabytes.
 
 # For the trials of all algorithms together.
 BUDGET_S = 0.4
@@ -50,10 +49,8 @@ class AlgorithmTrial:
 
 
 def list_candidates(communicator: Communicator) -> tuple[Algorithm, ...]:
-    """Lists the algorithms that differ on this world.
-
-    With one host, or with one rank on each, the hierarchical algorithms are the ring.
-    """
+    """Lists the algorithms that differ on this world."""
+    # With one host, or with one rank on each, the hierarchical algorithms are the ring.
     flat = len(communicator.world.hosts) == 1 or all(len(ranks) == 1 for ranks in communicator.world.hosts)
     return tuple(name for name in communicator.algorithms if not (flat and name in ("leader", "two_dimensional")))
 
@@ -101,13 +98,12 @@ def run_trials(
 def compute_corrections(
     tiny: Mapping[Algorithm, float], whole: Mapping[Algorithm, float], modelled: Mapping[Algorithm, float]
 ) -> dict[Algorithm, AlgorithmTrial]:
-    """Computes latency and factor of each algorithm from measured seconds.
-
-    The algorithms share the median of their factors; one that is clearly slower keeps its own.
+    """Computes latency and factor of each algorithm.
 
     Args:
         tiny, whole: measured seconds for a few bytes, and for many. modelled: predicted seconds for the many bytes.
     """
+    # The algorithms share the median of their factors; one that is clearly slower keeps its own.
     factors = {name: max(whole[name] - tiny[name], LEAST_FACTOR * modelled[name]) / modelled[name] for name in tiny}
     common = median_low(factors.values())
     return {
@@ -124,9 +120,6 @@ def get_wire_ratio(wire: Wire) -> float:
 @final
 class AlgorithmChooser:
     """Maps the bytes of a bucket to an algorithm; the same on every rank that has the same numbers.
-
-    A bucket that others follow costs the time of its slowest phase, since the others fill the remaining phases. The
-    last bucket, at most a quarter as large, costs all of its phases.
 
     Args:
         network: as measured. trials: of the algorithms to choose among; empty in a world of one rank.
@@ -152,12 +145,15 @@ class AlgorithmChooser:
         phased: bool = True,
     ) -> None:
         names: tuple[Algorithm, ...] = tuple(trials) or ("ring",)
+        # A bucket that others follow costs the time of its slowest phase, since the others fill the remaining phases.
+        # The last bucket, at most a quarter as large, costs all of its phases.
         self._among = names if algorithm == "auto" else (algorithm,)
         self._alone: dict[Algorithm, LinearCost] = {}
         self._followed: dict[Algorithm, LinearCost] = {}
         ratio = get_wire_ratio(wire)
         for name in dict.fromkeys((*names, *self._among)):
             model = predict_cost(name, network, wire_ratio=ratio)
+            # An algorithm without a trial costs what the model says.
             trial = trials.get(name, AlgorithmTrial(model.latency_s, 1.0))
             first, second, third = (part.s_per_byte for part in predict_phase_costs(name, network, wire_ratio=ratio))
             # The first and the third phase share the links inside a host; the second one has those between hosts.

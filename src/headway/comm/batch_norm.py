@@ -1,10 +1,4 @@
-"""Batch norm with statistics over all ranks of a group.
-
-Statistics per rank are the default (torch's own BatchNorm): they cost no communication, and their extra noise
-regularises (ghost batches: Hoffer et al. 2017, "Train longer, generalize better"). Statistics over all ranks pay off
-when each rank has fewer than about 16 samples, as in detection, segmentation and 3-d images (Wu and He 2018, "Group
-Normalization", figure 1).
-"""
+"""Batch norm with statistics over all ranks of a group."""
 
 from __future__ import annotations
 
@@ -21,6 +15,11 @@ from torch.nn.parameter import is_lazy
 from headway.core.errors import UsageError
 from headway.core.modules import replace_modules
 from headway.core.world import Group
+
+# Statistics per rank are the default (torch's own BatchNorm): they cost no communication, and their extra noise
+# regularises (ghost batches: Hoffer et al. 2017, "Train longer, generalize better"). Statistics over all ranks pay off
+# when each rank has fewer than about 16 samples, as in detection, segmentation and 3-d images (Wu and He 2018, "Group
+# Normalization", figure 1).
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
@@ -62,7 +61,7 @@ class SyncBatchNorm(_BatchNorm):
         self.group = group
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
-        """Copies everything but the group, since connections cannot be copied."""
+        # Everything but the group: connections cannot be copied.
         other = memo[id(self)] = SyncBatchNorm.__new__(SyncBatchNorm)
         memo[id(self.group)] = self.group
         other.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -84,7 +83,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _update_running_statistics(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Updates them as torch does: with the unbiased variance, and by a plain average if momentum is None."""
+        # As torch does: with the unbiased variance, and by a plain average if momentum is None.
         running_mean, running_var, batches = self.running_mean, self.running_var, self.num_batches_tracked
         if not self.track_running_stats or running_mean is None or running_var is None or batches is None:
             return
@@ -137,7 +136,7 @@ class _SyncBatchNormFunction(torch.autograd.Function):
 
 
 def _compute_local_statistics(x: Tensor) -> Tensor:
-    """Computes this rank's mean, sum of squared distances from it, and count, per channel: [2 C + 1]."""
+    # Mean and sum of squared distances from it per channel, and the number of values: [2 C + 1].
     wide = x.float() if x.dtype in HALF_TYPES else x
     count = x.numel() // x.shape[1]
     if count == 0:
@@ -147,7 +146,7 @@ def _compute_local_statistics(x: Tensor) -> Tensor:
 
 
 def _combine_statistics(mine: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes mean, biased variance and count over the group from the statistics of each rank."""
+    # One all-gather for mean, biased variance and count over the group.
     everyone = mine.new_empty(group.size * len(mine))
     group.all_gather(everyone, mine).wait()
     rows, channels = everyone.view(group.size, -1), len(mine) // 2

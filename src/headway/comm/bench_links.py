@@ -91,7 +91,7 @@ class BenchLinksResult:
         return "\n".join(lines)
 
     def _describe_mispredictions(self) -> list[str]:
-        """Lists the sizes at which another algorithm was clearly faster than the predicted one."""
+        # The sizes at which another algorithm was clearly faster than the one that a run would choose.
         found = []
         for chosen in (row for row in self.rows if row.chosen):
             best = min((row for row in self.rows if row.bytes == chosen.bytes), key=lambda row: row.seconds)
@@ -187,6 +187,7 @@ def time_all_sizes(
         first = time_all_algorithms(communicator, buffer)
         if rows and FEWEST_ROUNDS * sum(first) > left:
             return rows, list(sizes[place:])
+        # Each of the remaining sizes gets the same share of the remaining time.
         share = left / (len(sizes) - place)
         rounds = min(max(int(share / max(sum(first), 1e-9)), FEWEST_ROUNDS), MOST_ROUNDS)
         times = [time_all_algorithms(communicator, buffer) for _ in range(rounds)]
@@ -211,12 +212,12 @@ def time_all_algorithms(communicator: Communicator, buffer: torch.Tensor) -> lis
 
 
 def _format_number(value: float) -> str:
-    """Formats a number with three digits, or as an integer from 100 on."""
+    # Three digits, or an integer from 100 on.
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _run_processes(procs: int, seconds: float) -> BenchLinksResult:
-    """Runs `headway bench-links --json` in `procs` processes and reads rank 0's output."""
+    # The same verb in every process, under the variables of torchrun; rank 0's output is read.
     shared = {
         "WORLD_SIZE": str(procs),
         "LOCAL_WORLD_SIZE": str(procs),
@@ -244,7 +245,7 @@ def _run_processes(procs: int, seconds: float) -> BenchLinksResult:
 
 
 def _wait_for_children(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Waits until all have exited with status 0; raises CommunicationError for the first that did not."""
+    # All have to exit with status 0; the first that does not ends the bench, since the others wait for it.
     while True:
         statuses = [child.poll() for child in children]
         for rank, status in enumerate(statuses):

@@ -1,7 +1,4 @@
-"""Gradient buckets: gradients that travel in one message.
-
-Many small sums cost their latency each; one that is too large ends late.
-"""
+"""Gradient buckets: gradients that travel in one message."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import final
 
 import torch
+
+# Many small all-reduces cost their latency each; one that is too large starts, and ends, late.
 
 # A bucket's length is a multiple of this and of a host's ranks: slices are even and begin on cache lines.
 ALIGNED_ELEMENTS = 64
@@ -29,6 +28,8 @@ def plan_buckets(sizes_bytes: Sequence[int], kinds: Sequence[object], bucket_byt
     Returns:
         indices of the parameters of each bucket.
     """
+    # One open bucket per kind. A parameter that does not fit closes it; at the end the open ones close in the order of
+    # their last gradients.
     done: list[list[int]] = []
     open_: dict[object, list[int]] = {}
     filled: dict[object, int] = {}
@@ -124,7 +125,8 @@ class GradientBucket:
 
 
 def _view_like(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Views flat memory in a parameter's shape; in its strides, too, if these leave no gaps (channels-last)."""
+    # In the parameter's strides, too, if these leave no gaps (channels-last filters), as autograd
+    # lays gradients out.
     dense = sorted(zip(parameter.stride(), parameter.shape, strict=True))
     expected = 1
     for stride, side in dense:

@@ -34,6 +34,7 @@ class CommRecipe(RecipePart):
 
     @model_validator(mode="after")
     def _check_timeouts(self) -> CommRecipe:
+        # Both limits declare a rank lost; the shorter one is for ranks that do not even send heartbeats.
         if self.stall_s < self.timeout_s:
             raise ValueError(
                 f"stall_s {self.stall_s:g} is below timeout_s {self.timeout_s:g}: a rank that is alive gets at least "

@@ -6,15 +6,10 @@
 | `tree`            | binomial tree: sums go up, the result comes down; log2(N) steps either way                      |
 | `leader`          | ranks reduce to their host's first rank, these ring, and broadcast the sum (arXiv 1807.11205)   |
 | `two_dimensional` | reduce-scatter inside hosts, all-reduce of each slice between hosts, all-gather inside          |
-
-Operations of one group run in the order of issue, which is the same on all ranks: two ranks that issue collectives of
-one shape in different orders would sum the wrong tensors without any error. So each phase of an algorithm has a
-group and a thread of its own, and hands over in order; several buckets are in different phases at the same time.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +19,7 @@ from zlib import crc32
 
 import torch
 
+from headway.comm.phase_thread import PhaseThread
 from headway.comm.wire_codec import Wire, WireCodec
 from headway.core.errors import UsageError
 from headway.core.world import CollectiveWork, Group, World
@@ -42,7 +38,7 @@ DIGEST_BITS = 24
 
 @final
 class LoggedOperation:
-    """One operation of the log: its name, the time of issue, and whether it has completed."""
+    """One operation of the log."""
 
     # `World` sets `done` on its own entries, too.
     __slots__ = ("algorithm", "bytes", "done", "issued_s", "seq", "tag")
@@ -110,37 +106,6 @@ class _AllReduceJob:
 
 
 @final
-class _PhaseThread:
-    """A thread that takes jobs in order, runs one phase of each, and hands it to the next phase."""
-
-    def __init__(self, name: str, work: Callable[[_AllReduceJob], None], after: _PhaseThread | None) -> None:
-        self._work, self._after = work, after
-        self._jobs: queue.SimpleQueue[_AllReduceJob | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"headway-comm-{name}", daemon=True)
-        self._thread.start()
-
-    def put(self, job: _AllReduceJob) -> None:
-        self._jobs.put(job)
-
-    def close(self) -> None:
-        self._jobs.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                self._work(job)
-            # BaseException: the thread that waits for this job must get the error, whatever it is.
-            except BaseException as error:
-                job.pending._end(error)
-                continue
-            if self._after is not None:
-                self._after.put(job)
-            else:
-                job.pending._end()
-
-
-@final
 class Communicator:
     """All-reduces of one world. Close it after use; all ranks build, use and close theirs in the same order.
 
@@ -161,26 +126,29 @@ class Communicator:
         self.log: deque[LoggedOperation] = deque(maxlen=LOG_LENGTH)
         world.journal = self._log_operation
         self._codecs: dict[str, WireCodec] = {}
-        self._phases: list[_PhaseThread] = []
+        self._phases: list[PhaseThread[_AllReduceJob]] = []
         local, first = world.hosts[world.host], [ranks[0] for ranks in world.hosts]
         even = len({len(ranks) for ranks in world.hosts}) == 1
         self.algorithms = ALGORITHMS if even else ALGORITHMS[:3]
-        # Every phase has its own groups: two phases that shared one could interleave differently on two ranks.
-        self._rings = [world.group(name="ring") for _ in range(rails)]
-        self._steps = world.group(name="steps")
-        self._down, self._up = world.group(local, name="down"), world.group(local, name="up")
+        # Operations of one group run in the order of issue, which has to be the same on all ranks: two ranks that issue
+        # collectives of one shape in different orders would sum the wrong tensors without any error. So each phase of
+        # an algorithm has a group and a thread of its own, and hands over in order; several buckets are in different
+        # phases at the same time.
+        self._rings = [world.create_group(name="ring") for _ in range(rails)]
+        self._steps = world.create_group(name="steps")
+        self._down, self._up = world.create_group(local, name="down"), world.create_group(local, name="up")
         self._across: list[Group] = []
         if even:
             slot = [ranks[world.local_rank] for ranks in world.hosts]
-            self._across = [world.group(slot, name="across") for _ in range(rails)]
-        self._leaders = [world.group(first, name="leaders") for _ in range(rails)] if world.rank in first else []
+            self._across = [world.create_group(slot, name="across") for _ in range(rails)]
+        self._leaders = [world.create_group(first, name="leaders") for _ in range(rails)] if world.rank in first else []
         self._stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None
         if self._stream is None and world.size > 1:
-            gather = _PhaseThread("gather", self._gather_in_host, None)
-            cross = _PhaseThread("cross", self._reduce_between_hosts, gather)
-            self._scatter = _PhaseThread("scatter", self._reduce_in_host, cross)
-            self._flat = _PhaseThread("flat", self._run_stepwise, None)
-            self._ring = _PhaseThread("ring", self._finish_ring, None)
+            gather = _build_phase("gather", self._gather_in_host)
+            cross = _build_phase("cross", self._reduce_between_hosts, gather)
+            self._scatter = _build_phase("scatter", self._reduce_in_host, cross)
+            self._flat = _build_phase("flat", self._run_stepwise)
+            self._ring = _build_phase("ring", self._finish_ring)
             self._phases = [self._scatter, cross, gather, self._flat, self._ring]
 
     def all_reduce(
@@ -206,6 +174,7 @@ class Communicator:
             raise UsageError(what, fix="Pass tensor.contiguous() and copy the result back.")
         flat = buffer.view(-1)
         entry = self._log_operation(tag, flat.numel() * flat.element_size(), algorithm)
+        # Any difference between ranks in order, size, type, algorithm or wire changes the digest.
         label = f"{tag}|{flat.numel()}|{flat.dtype}|{algorithm}|{wire}".encode()
         self.digest = crc32(label, self.digest) & ((1 << DIGEST_BITS) - 1)
         codec = None
@@ -250,7 +219,7 @@ class Communicator:
         self._phases = []
 
     def _reduce_in_host(self, job: _AllReduceJob) -> None:
-        """Phase 1: each rank gets its host's sum of one slice; for `leader` its first rank gets the whole sum."""
+        # Phase 1: each rank gets its host's sum of one slice; for `leader` its first rank gets the whole sum.
         group, buffer = self._down, job.buffer
         if group.size == 1:
             return
@@ -269,13 +238,13 @@ class Communicator:
         job.piece = torch.sum(parts.view(group.size, -1), 0, dtype=buffer.dtype)
 
     def _reduce_between_hosts(self, job: _AllReduceJob) -> None:
-        """Phase 2: sums the slice over the hosts; for `leader` the whole over their first ranks."""
+        # Phase 2: sum of the slice over the hosts; for `leader` of the whole over their first ranks.
         groups = self._leaders if job.algorithm == "leader" else self._across
         if groups and groups[0].size > 1:
             self._sum_over(groups, job.piece, job.codec)
 
     def _gather_in_host(self, job: _AllReduceJob) -> None:
-        """Phase 3: every rank of the host gets the whole sum."""
+        # Phase 3: every rank of the host gets the whole sum.
         group, buffer = self._up, job.buffer
         if group.size == 1:
             return
@@ -290,7 +259,6 @@ class Communicator:
             buffer.copy_(whole[: buffer.numel()])
 
     def _sum_over(self, groups: list[Group], values: torch.Tensor, codec: WireCodec | None) -> None:
-        """Sums over a group that spans hosts, in place."""
         if codec is None:
             for work in _start_striped_all_reduce(groups, values):
                 work.wait()
@@ -320,7 +288,7 @@ class Communicator:
             work.wait()
 
     def _run_stepwise(self, job: _AllReduceJob) -> None:
-        """Runs the algorithms of several steps over all ranks: the tree, and the ring of 16-bit numbers."""
+        # The algorithms of several steps over all ranks: the tree, and the ring of 16-bit numbers.
         if job.algorithm == "tree":
             self._reduce_by_tree(job.buffer, job.codec)
         else:
@@ -367,7 +335,7 @@ class Communicator:
             codec.decode(message, values)
 
     def _run_on_stream(self, job: _AllReduceJob, stream: torch.cuda.Stream) -> None:
-        """Issues all phases at once (CUDA), on one side stream that keeps their order."""
+        # On CUDA the host issues all phases at once; one side stream keeps their order.
         stream.wait_stream(torch.cuda.current_stream(self.world.device))
         with torch.cuda.stream(stream):
             if job.algorithm in ("leader", "two_dimensional"):
@@ -379,19 +347,26 @@ class Communicator:
                 self._finish_ring(job)
             else:
                 self._run_stepwise(job)
+            # The caching allocator must not reuse the buffer while the side stream works on it.
             job.buffer.record_stream(stream)
             job.pending._event = stream.record_event()
         job.pending._end()
 
 
+def _build_phase(
+    name: str, work: Callable[[_AllReduceJob], None], after: PhaseThread[_AllReduceJob] | None = None
+) -> PhaseThread[_AllReduceJob]:
+    then = after.put if after is not None else lambda job: job.pending._end()
+    return PhaseThread(f"comm-{name}", work, then=then, on_error=lambda job, error: job.pending._end(error))
+
+
 def _start_striped_all_reduce(groups: list[Group], values: torch.Tensor) -> list[CollectiveWork]:
-    """Starts one all-reduce; of a large tensor one part on each rail."""
     if len(groups) == 1 or values.numel() * values.element_size() < STRIPED_BYTES:
         return [groups[0].all_reduce(values)]
     return [group.all_reduce(part) for group, part in zip(groups, values.tensor_split(len(groups)), strict=True)]
 
 
 def _pad_to_multiple(values: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Pads a flat tensor with zeros until `ranks` divide its length; the tensor itself if they do already."""
+    # The tensor itself if `ranks` divide its length already.
     missing = -values.numel() % ranks
     return torch.nn.functional.pad(values, (0, missing)) if missing else values

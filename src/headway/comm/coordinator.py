@@ -1,9 +1,4 @@
-"""Coordinator: tracks which workers are alive. It runs in the launcher, outside of all workers; its view is the truth.
-
-One thread, one TCP connection per worker. A connection that ends without a farewell is a worker that died; one that is
-silent for `timeout_s` is a worker that stopped, or whose link is cut. In both cases the coordinator announces the next
-generation to the remaining workers at once, and starts it when all of them are ready.
-"""
+"""Coordinator: tracks which workers are alive. It runs in the launcher, and its view is the truth."""
 
 from __future__ import annotations
 
@@ -18,6 +13,10 @@ from headway.comm.messages import BEATS, Message, decode, encode, read_int, read
 from headway.core.channel import tune_socket
 from headway.core.channel_server import ChannelPeer, ChannelServer
 
+# One thread, one TCP connection per worker. A connection that ends without a farewell is a worker that died; one that
+# is silent for `timeout_s` is a worker that stopped, or whose link is cut. In both cases the coordinator announces the
+# next generation to the remaining workers at once, and starts it when all of them are ready.
+
 PURPOSE = "coordinator"
 
 # The longest message that a worker may send.
@@ -30,7 +29,7 @@ WorkerSlot = tuple[int, int]
 @final
 @dataclass(frozen=True)
 class Worker:
-    """A process that has said hello. `identity` is the `host_identity` of its host."""
+    """A process that has said hello. `identity` is the `identify_host` of its host."""
 
     id: str
     slot: WorkerSlot
@@ -71,10 +70,7 @@ CoordinatorEvent = GenerationFormed | RunBegan | WorkerLeft
 
 @final
 class Coordinator:
-    """Forms generations of the workers that connect to it.
-
-    The run begins with one worker per slot, ranks in the order of slots. Survivors keep their order; a newcomer goes
-    behind the last worker of its host, or to the end, so that rank 0 always has the state of the run.
+    """Forms generations of the workers that connect to it at `port`, first with one worker per slot.
 
     Args:
         slots: the run begins when each of them has a worker.
@@ -83,9 +79,6 @@ class Coordinator:
         store_port: port of the key-value store on this host; passed on to the workers.
         on_event: called with every event, from the coordinator's thread.
         address: to listen on; "" for all interfaces.
-
-    Attributes:
-        port: the port that it listens on.
     """
 
     def __init__(
@@ -149,7 +142,7 @@ class Coordinator:
         self._server.close()
 
     def _call_soon(self, action: Callable[[], None]) -> None:
-        """Runs an action in the coordinator's thread."""
+        # The state belongs to the coordinator's thread: other threads only queue actions.
         self._calls.put(action)
         self._server.wake()
 
@@ -181,12 +174,12 @@ class Coordinator:
             if peer.worker is None:
                 self._turn_away(peer, "refused", str(error))
             elif not peer.has_left:
-                self._lose(peer, "died", f"sent what is no message ({error})")
+                self._lose(peer, "died", f"sent an invalid message ({error})")
 
     def _handle_disconnect(self, end: ChannelPeer, why: str) -> None:
         peer: _WorkerConnection = end.of
         if peer.worker is not None and not peer.has_left:
-            self._lose(peer, "died", f"sent what is no message ({why})" if why else "died")
+            self._lose(peer, "died", f"sent an invalid message ({why})" if why else "died")
         peer.has_left = True
         self._peers.discard(peer)
 
@@ -194,7 +187,6 @@ class Coordinator:
         self._server.send(peer.end, line)
 
     def _turn_away(self, peer: _WorkerConnection, kind: str, why: str) -> None:
-        """Sends a last message and closes the connection."""
         peer.has_left = True
         self._send(peer, encode(kind, why=why))
         self._server.finish_sending(peer.end)
@@ -205,8 +197,7 @@ class Coordinator:
         self._server.close_peer(peer.end)
 
     def _beat(self) -> None:
-        """Sends a heartbeat to each worker and counts those that did not answer."""
-        # Counted in beats of this loop, so that a pause of this process is not taken for the silence of the others.
+        # Silence is counted in beats of this loop, so that a pause of this process is not taken for silence of others.
         for peer in tuple(self._peers):
             peer.silent_beats += 1
             silent = peer.silent_beats > BEATS
@@ -286,11 +277,11 @@ class Coordinator:
         return self._began and all(peer.has_left for peer in self._members)
 
     def _list_present(self) -> list[_WorkerConnection]:
-        """Lists the workers of the run, in the order of their slots."""
+        # In the order of their slots, which becomes the order of ranks when the run begins.
         return sorted((peer for peer in self._peers if peer.worker is not None and not peer.has_left), key=_get_slot)
 
     def _list_waiting(self) -> list[_WorkerConnection]:
-        """Lists the newcomers that can join at once, so that nobody has to wait for them."""
+        # Only newcomers that can join at once: nobody has to wait for one that still starts up.
         return [peer for peer in self._list_present() if peer not in self._members and peer.has_arrived]
 
     def _announce_waiting(self) -> None:
@@ -300,7 +291,7 @@ class Coordinator:
                 self._send(peer, line)
 
     def _lose(self, peer: _WorkerConnection, how: Literal["died", "silent"], what: str) -> None:
-        """Takes a worker out of the run; `_advance` tells the others, once for all that were lost together."""
+        # `_advance` tells the others, once for all that were lost together.
         assert peer.worker is not None
         was = f"rank {self._members.index(peer)} ({peer.worker})" if peer in self._members else str(peer.worker)
         # Fenced: a worker that only seemed dead must not go on.
@@ -312,23 +303,29 @@ class Coordinator:
         self._on_event(WorkerLeft(peer.worker, how))
 
     def _advance(self) -> None:
-        """Takes the next step that the state allows: begins the run, forms a generation or starts it."""
+        # Takes the next step that the state allows. Five cases form a generation or end the run; then, if all members
+        # are ready, the newest generation goes.
         present = [peer for peer in self._members if not peer.has_left]
+        # 1. Before the beginning: a worker for each slot. A loss before it goes forms another one.
         if not self._began:
             workers = self._list_present()
             if workers != self._members and self._slots and {_get_slot(peer) for peer in workers} >= self._slots:
                 self._form_generation(workers, "; ".join(["the run begins", *(why for _, why in self._lost)]))
+        # 2. All members have left: newcomers have nobody to get the state from.
         elif not present:
             for peer in self._list_present():
                 self._turn_away(peer, "fenced", "nobody is left whom this worker could join")
+        # 3. Members were lost: the others go on at once, without newcomers.
         elif self._lost:
             self._form_generation(present, "; ".join(why for _, why in self._lost))
+        # 4. All members stand at a boundary: newcomers join there.
         elif self._went:
             if all(peer.is_at_boundary for peer in present):
                 newcomers = self._list_waiting()
                 names = ", ".join(str(peer.worker) for peer in newcomers)
                 why = f"{names} joined" if names else "the workers met anew"
                 self._form_generation(_insert_newcomers(present, newcomers), why)
+        # 5. A member has left in order before the generation went.
         elif len(present) < len(self._members):
             self._form_generation(present, "a worker has ended")
         if self._members and not self._went and all(peer.is_ready and not peer.has_left for peer in self._members):
@@ -364,7 +361,8 @@ def _get_slot(peer: _WorkerConnection) -> WorkerSlot:
 
 
 def _insert_newcomers(members: list[_WorkerConnection], newcomers: list[_WorkerConnection]) -> list[_WorkerConnection]:
-    """Inserts each newcomer behind the last member of its host, or at the end."""
+    # Survivors keep their order; a newcomer goes behind the last member of its host, or to the end. So rank 0 always
+    # has the state of the run.
     out = list(members)
     for peer in newcomers:
         same = [place for place, other in enumerate(out) if _get_slot(other)[0] == _get_slot(peer)[0]]

@@ -20,7 +20,7 @@ from headway.core.errors import CommunicationError, FencedError, GenerationEnded
 from headway.core.hosts import identify_host
 from headway.core.key_value_store import StoreClient, build_store
 from headway.core.world import CONNECT_S as MEET_S
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +37,8 @@ class Generation:
     Attributes:
         number: 0 at the start; larger than that of any generation before.
         rank: of this process. size: number of ranks.
-        identities: the `host_identity` of each rank's host.
-        local_ranks: number of each rank on its host, as the launcher counts. It selects the device and never changes.
+        identities: the `identify_host` of each rank's host.
+        local_ranks: number of each rank on its host, as the launcher counts; selects the device and never changes.
         store_address, store_port: of the launcher's key-value store.
         lost: ids of the workers that were lost since the generation before.
         why: reason of the change, a sentence for the user.
@@ -66,7 +66,6 @@ class CoordinatorClient:
         joining: the run has begun already.
 
     Attributes:
-        worker, joining: as given.
         has_changed: the generation in use is over, this process is fenced, or the launcher is gone: `check` raises.
         has_newcomers: new workers wait for the members to call `wait_for_generation` at the same boundary.
 
@@ -95,6 +94,7 @@ class CoordinatorClient:
         self._secret = secret.encode()
         self._where = f"{address}:{port}"
         self._connection, self._channel = self._connect(port)
+        # The constructor returns only after the launcher has accepted this worker.
         hello = {"id": worker, "host": int(parts[0]), "local": int(parts[1]), "joining": joining}
         self._send("hello", **hello, identity=identify_host(), pid=os.getpid())
         try:
@@ -117,8 +117,7 @@ class CoordinatorClient:
     def from_environment(environ: Mapping[str, str] | None = None) -> CoordinatorClient | None:
         """Connects to the launcher that HEADWAY_COORDINATOR, _SECRET, _MEMBER and _JOINING name; None if unset.
 
-        Raises:
-            UsageError: they are set in part, or wrong. CommunicationError: see CoordinatorClient.
+        It raises as CoordinatorClient does, and UsageError if they are set in part, or wrong.
         """
         environ = os.environ if environ is None else environ
         where = environ.get("HEADWAY_COORDINATOR")
@@ -140,21 +139,18 @@ class CoordinatorClient:
         )
 
     def announce_arrival(self) -> None:
-        """Tells the launcher that this newcomer is ready to join; nobody waits for it before.
-
-        `wait_for_generation` does so, too.
-        """
+        """Tells the launcher that this newcomer is ready to join. `wait_for_generation` does so, too."""
         self._send("here")
 
     def wait_for_generation(self) -> Generation:
         """Waits for the next generation, and tells the launcher that this process is ready for it.
 
-        While the generation in use is whole, this tells that the process is at a boundary. The next generation begins
-        when all members are, together with the newcomers that wait.
-
         Raises:
             FencedError: this process was declared lost. CommunicationError: the launcher is gone.
         """
+        # While the generation in use is whole, "ready" tells that this process is at a boundary; the next one begins
+        # when all members are, together with the newcomers that wait.
+        # Say "ready" once for each generation that is announced while this waits; enter the one that goes.
         asked = -1
         with self._state:
             if self._newest is None:
@@ -192,15 +188,12 @@ class CoordinatorClient:
         """
         return World.create(
             self._open_store(generation),
-            generation.rank,
-            generation.size,
+            Membership(generation.rank, generation.size, generation.number, generation.identities),
             device,
             master=generation.store_address,
-            generation=generation.number,
             timeout_s=timeout_s,
             connect_s=connect_s,
             interface=interface,
-            identities=generation.identities,
             on_created=lambda world: self.watch_generation(generation.number, lambda: world.abort(why)),
             secret=self._secret,
         )
@@ -213,7 +206,7 @@ class CoordinatorClient:
         self._wake.send(b"\0")
 
     def check(self) -> None:
-        """Raises if the generation is over. Reads one attribute as long as nothing has happened.
+        """Raises if the generation is over. Reads one attribute while nothing has happened.
 
         Raises:
             GenerationEndedError: the generation in use is over. FencedError: this process was declared lost.
@@ -236,6 +229,7 @@ class CoordinatorClient:
         self.check()
         with self._state:
             self._nonce += 1
+            # Several threads may ask at the same time: the nonce tells their answers apart.
             nonce = self._nonce
             self._answers[nonce] = None
             self._send("confirm", nonce=nonce, generation=number)
@@ -290,7 +284,7 @@ class CoordinatorClient:
             raise CommunicationError(f"the launcher's store cannot be reached ({error})", where=where) from error
 
     def _receive_welcome(self) -> tuple[Message, list[Message]]:
-        """Receives the launcher's answer to the hello, and the messages that came with it."""
+        # The answer to the hello; messages that came with it are handled once the attributes are there.
         messages: list[Message] = []
         try:
             while not messages:
@@ -306,6 +300,7 @@ class CoordinatorClient:
         return messages[0], messages[1:]
 
     def _enter_generation(self, newest: Message) -> Generation:
+        # The order of the members is that of the ranks.
         members = newest["members"]
         self._used = read_int(newest, "number")
         self._update_has_changed()
@@ -338,6 +333,7 @@ class CoordinatorClient:
     # The thread.
 
     def _run(self) -> None:
+        # Wait for messages, but not longer than until the next heartbeat is due.
         beat_s = self._timeout_s / BEATS
         due, silent_beats = monotonic(), 0
         with selectors.DefaultSelector() as selector:
@@ -370,7 +366,7 @@ class CoordinatorClient:
             self._end_with(CommunicationError(what, where=self._where))
             return
         except (ValueError, KeyError, TypeError) as error:
-            what = f"the launcher sent what is no message ({error})"
+            what = f"the launcher sent an invalid message ({error})"
             self._end_with(CommunicationError(what, where=self._where))
             return
         if not data and not self._farewell:
@@ -379,6 +375,7 @@ class CoordinatorClient:
     def _handle_message(self, message: Message) -> None:
         kind = message["kind"]
         with self._state:
+            # An announced generation ends the one in use; it goes when all of its members are ready.
             if kind == "generation":
                 self._newest = message
                 self._lost += message["lost"]
@@ -394,12 +391,13 @@ class CoordinatorClient:
                     self._answers[message["nonce"]] = bool(message["current"])
             elif kind == "farewell":
                 self._farewell = True
+            # The launcher has declared this process lost: it must not go on, even if it is alive.
             elif kind == "fenced":
                 self._end_with(FencedError(read_text(message, "why")))
             self._state.notify_all()
 
     def _end_with(self, error: CommunicationError) -> None:
-        """Keeps the first error; all later calls raise it."""
+        # The first error counts; all later calls raise it.
         with self._state:
             if self._end is None:
                 self._end = error

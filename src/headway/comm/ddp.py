@@ -22,7 +22,7 @@ from headway.core.hosts import ANYWHERE, find_own_address, identify_host
 from headway.core.key_value_store import StoreClient, StoreServer, build_store
 from headway.core.launcher_environment import LOOPBACK
 from headway.core.rendezvous import Rendezvous, new_secret, read_secret
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 Future = torch.futures.Future
 Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
@@ -37,12 +37,7 @@ DDP_BUCKET_BYTES = 25 << 20
 @final
 @dataclass(frozen=True)
 class AveragingState:
-    """The state of the hook `average_bucket`.
-
-    Attributes:
-        choose: bytes of a bucket -> algorithm.
-        wire: form of float32 between hosts.
-    """
+    """The state of the hook `average_bucket`; see `build_hook`."""
 
     communicator: Communicator
     choose: Callable[[int], Algorithm]
@@ -86,6 +81,7 @@ def build_communicator(
     if len(have_secret) > 1:
         fix = "Set it to the same text on every host, or on none."
         raise UsageError("HEADWAY_SECRET is set on some ranks and not on others", fix=fix)
+    # Rank 0 serves a store of its own, and the user's group carries its address to the others.
     meeting: list[Any] = []
     server: StoreServer | None = None
     if rank == 0:
@@ -100,15 +96,13 @@ def build_communicator(
     store = build_store(client)
     world = World.create(
         store,
-        rank,
-        size,
+        Membership(rank, size, identities=identities),
         device,
         master=address,
         timeout_s=timeout_s,
-        identities=identities,
         secret=client.secret,
     )
-    world.meeting = Rendezvous(server, client, 0)
+    world.rendezvous = Rendezvous(server, client, 0)
     return Communicator(world, rails=rails)
 
 
@@ -153,6 +147,7 @@ def build_hook(
 def average_bucket(state: AveragingState, bucket: GradBucket) -> Future[torch.Tensor]:
     """Averages a bucket over the ranks, in place. This is the hook."""
     buffer = bucket.buffer()
+    # Buckets of biases and scales of norms alone have few numbers: they stay fp32.
     vectors = all(parameter.dim() <= 1 for parameter in bucket.parameters())
     # Divided before the sum, as DDP does: the sum of fp16 gradients could overflow.
     buffer.div_(state.communicator.world.size)
@@ -211,5 +206,6 @@ def _measure_chooser(communicator: Communicator, wire: Wire) -> AlgorithmChooser
     world = communicator.world
     network = measure_links(world, rails=1).build_network(world)
     trials = run_trials(communicator, network, wire=wire)
+    # On CUDA one stream runs the phases of all buckets one after another.
     on_cpu = world.device.type != "cuda"
     return AlgorithmChooser(network, trials, 0, wire=wire, bucket_bytes=DDP_BUCKET_BYTES, phased=on_cpu)

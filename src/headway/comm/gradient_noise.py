@@ -1,9 +1,4 @@
-"""Estimates the gradient noise scale from gradients that are at hand anyway: those of each rank, and their sum.
-
-McCandlish, Kaplan, Amodei et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1. The gradient of b
-samples has the expected squared norm |G|^2 + tr(Sigma) / b, so two batch sizes give both terms. Their ratio
-B_simple = tr(Sigma) / |G|^2 is the batch, in samples, beyond which a larger one saves ever fewer steps.
-"""
+"""Estimates the gradient noise scale from gradients that are at hand anyway: those of each rank, and their sum."""
 
 from __future__ import annotations
 
@@ -20,6 +15,10 @@ from torch import Tensor
 from headway.core.errors import UsageError
 from headway.core.statistics import compute_student_t
 
+# McCandlish, Kaplan, Amodei et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1. The gradient of b
+# samples has the expected squared norm |G|^2 + tr(Sigma) / b, so two batch sizes give both terms. Their ratio
+# B_simple = tr(Sigma) / |G|^2 is the batch, in samples, beyond which a larger one saves ever fewer steps.
+
 # Batches of neighbouring measurements, whose means are taken as independent; and the fewest that give an interval.
 BATCHES = 16
 FEWEST_BATCHES = 4
@@ -27,6 +26,7 @@ FEWEST_BATCHES = 4
 
 def compute_squared_norm(grads: Iterable[Tensor]) -> Tensor:
     """Sums the squares of all elements: one number on the device, float32 (float64 for such gradients)."""
+    # Half-precision gradients are widened first: their squares would overflow or vanish.
     wide = [grad if grad.dtype in (torch.float32, torch.float64) else grad.float() for grad in grads]
     return torch.nn.utils.get_total_norm(wide).square()
 
@@ -105,13 +105,7 @@ class NoiseScale:
         self._open = torch.zeros(3, dtype=torch.float64)
 
     def update(
-        self,
-        local_mean_sq: Tensor | float,
-        reduced_sq: Tensor | float,
-        small: float,
-        big: float,
-        *,
-        last: bool = True,
+        self, local_mean_sq: Tensor | float, reduced_sq: Tensor | float, small: float, big: float, *, last: bool = True
     ) -> None:
         """Adds one step; a step that is not finite is left out.
 
@@ -161,29 +155,28 @@ class NoiseScale:
         self._count, self._open = len(kept), state["open"].clone()
 
     def _order_pairs(self, pairs: Tensor) -> Tensor:
-        """Returns a copy of the ring buffer with the oldest measurement first."""
+        # A copy of the ring buffer with the oldest measurement first.
         place = self._count % len(pairs)
         return torch.cat([pairs[place:], pairs[:place]])
 
 
 def estimate_ratio(pairs: NDArray[np.float64]) -> NoiseEstimate:
-    """Estimates the ratio of two means with its 95 % interval, from (noise, signal) [n, 2] in the order of time.
-
-    Successive measurements are made at nearly the same weights, and their mean drifts with these, so they are not
-    independent. They are averaged in at most 16 batches of neighbours, whose means nearly are, and a drift over the
-    window widens the interval (batch means; Schmeiser 1982, "Batch size effects in the analysis of simulation output",
-    says why more batches gain nothing). Noise and signal come from the same gradients: their covariance is part of
-    Fieller's interval (1954), which is not symmetric, and has no upper end if the signal may be 0.
-    """
+    """Estimates the ratio of two means with its 95 % interval, from (noise, signal) [n, 2] in the order of time."""
     if not len(pairs):
         return NoiseEstimate(scale=math.nan, low=0.0, high=math.inf, noise=math.nan, signal=math.nan)
     noise, signal = pairs.mean(0).tolist()
     scale = noise / signal if signal > 0 else math.inf
+    # Successive measurements are made at nearly the same weights, and their mean drifts with these, so they are not
+    # independent. They are averaged in at most 16 batches of neighbours, whose means nearly are, and a drift over the
+    # window widens the interval (batch means; Schmeiser 1982, "Batch size effects in the analysis of simulation
+    # output", says why more batches gain nothing).
     size = max(1, len(pairs) // BATCHES)
     batches = len(pairs) // size
     if batches < FEWEST_BATCHES:
         return NoiseEstimate(scale=scale, low=0.0, high=math.inf, noise=noise, signal=signal)
     means = pairs[len(pairs) - size * batches :].reshape(batches, size, 2).mean(1)
+    # Noise and signal come from the same gradients: their covariance is part of Fieller's interval (1954), which is not
+    # symmetric, and has no upper end if the signal may be 0.
     (nn, ns), (_, ss) = (np.cov(means.T) * (compute_student_t(batches - 1) ** 2 / batches)).tolist()
     # Ratios r with (noise - r signal)^2 <= nn - 2 r ns + r^2 ss: between or outside the roots of a r^2 - 2 b r + c.
     a, b, c = signal**2 - ss, noise * signal - ns, noise**2 - nn

@@ -27,6 +27,7 @@ def list_nics(interface: str, *, infiniband: bool, ports: Path = INFINIBAND) -> 
     Args:
         infiniband: add the InfiniBand ports: NCCL uses them, Gloo does not.
     """
+    # psutil has the interface; the rates of InfiniBand ports are in sysfs.
     found = []
     state = psutil.net_if_stats().get(interface)
     if state is not None and "loopback" not in state.flags:
@@ -79,6 +80,7 @@ def capture_nccl_log() -> Iterator[Callable[[], str]]:
 
 def summarise_nccl_log(log: str) -> str:
     """Extracts NCCL's version, network, transports and number of channels from its log at level INFO."""
+    # The log has no fixed format: a line that is not found is left out.
     version = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else ""
     network = re.findall(r"Using network (\S+)", log)
     transports = Counter(re.findall(r" via (\S+)", log))
@@ -94,7 +96,6 @@ def summarise_nccl_log(log: str) -> str:
 
 
 def _describe_gpu(nvml: Any, number: int) -> str:
-    """Describes a GPU in one line: its name, the NVLinks that are up, and its PCIe link."""
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
 
     def query(name: str, *which: int) -> Any:

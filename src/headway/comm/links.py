@@ -1,10 +1,4 @@
-"""Measures how fast ranks reach each other, so that all-reduce algorithms can be chosen for the network.
-
-Everything is measured in rings, as in the algorithms themselves: each rank sends to the next one and receives from the
-one before at the same time. Inside hosts all ranks do; between hosts first one rank of each host, then all at once,
-since they share their host's link. The slowest rank gives the time of a step; the fastest of several rounds counts,
-since a busy machine only ever adds time. All ranks do the same number of steps: it follows from shared numbers.
-"""
+"""Measures how fast ranks reach each other, so that all-reduce algorithms can be chosen for the network."""
 
 from __future__ import annotations
 
@@ -22,6 +16,10 @@ from headway.comm.hardware import capture_nccl_log, list_gpu_links, list_nics, s
 from headway.core.collectives import Link, Network
 from headway.core.line_fit import FASTER, SHORTEST_S, fit_line
 from headway.core.world import Group, World
+
+# Everything is measured in rings, as in the algorithms themselves: each rank sends to the next one and receives from
+# the one before at the same time. The slowest rank gives the time of a step; the fastest of several rounds counts,
+# since a busy machine only ever adds time. All ranks do the same number of steps: it follows from shared numbers.
 
 # For all measurements together. A link on which six messages take longer takes longer.
 BUDGET_S = 0.9
@@ -51,12 +49,9 @@ SUMMED_ELEMENTS = 1 << 20
 @final
 @dataclass(frozen=True)
 class LinkFit:
-    """The line that fits the measured steps best.
+    """The line that fits the measured steps best: `link` has latency and bandwidth of a rank.
 
-    Attributes:
-        link: latency and bandwidth of a rank.
-        residual: root mean square of (fitted - measured) / measured.
-        sizes, seconds: the measured steps.
+    `residual` is the root mean square of (fitted - measured) / measured.
     """
 
     link: Link
@@ -81,6 +76,7 @@ class LinkFit:
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> LinkFit:
     """Fits latency and bandwidth to measured steps, see `headway.core.line_fit.fit_line`."""
+    # The residual is relative: small messages count as much as large ones.
     line = fit_line(list(zip(map(float, sizes), seconds, strict=True)))
     off = [line.seconds(size) / max(took, SHORTEST_S) - 1 for size, took in zip(sizes, seconds, strict=True)]
     residual = math.sqrt(sum(error**2 for error in off) / len(off))
@@ -112,6 +108,7 @@ class MeasuredLinks:
     def build_network(self, world: World) -> Network:
         """Builds the cost model's network, for this world or a later generation, which may have lost a host."""
         ranks = max(len(ranks) for ranks in world.hosts)
+        # A world of one rank per host has no link inside; a world of one host none between.
         known = self.inside or self.alone
         nothing = Link(0.0, math.inf)
         inside = known.link if known else nothing
@@ -124,14 +121,9 @@ class MeasuredLinks:
     def build_rows(self) -> list[tuple[str, ...]]:
         """Builds a table of link, latency, bandwidth and residual; the first row is its heading."""
         out = [("link", "latency", "bandwidth a rank", "scatter of the times")]
-        named = {
-            "inside a host": self.inside,
-            "between hosts, one rank of each": self.alone,
-            "between hosts, all ranks": self.together,
-        }
-        for name, found in named.items():
-            if found:
-                out.append((name, *found.format_cells()))
+        names = ("inside a host", "between hosts, one rank of each", "between hosts, all ranks")
+        fits = zip(names, (self.inside, self.alone, self.together), strict=True)
+        out += [(name, *found.format_cells()) for name, found in fits if found]
         return [*out, ("sum of two arrays", "", f"{self.reduce_bytes_s / 1e6:,.0f} MB/s", "")]
 
     def describe(self, world: World) -> list[str]:
@@ -202,6 +194,8 @@ def measure_links(world: World, *, rails: int | Literal["auto"] = "auto", budget
 
 
 def _measure_all(world: World, rails: int | Literal["auto"], budget_s: float) -> dict[str, Any]:
+    # Inside hosts all ranks measure at once; between hosts first one rank of each, then all, since the ranks of a host
+    # share its link. Each of the four measurements gets a quarter of the time.
     hosts, mine = world.hosts, world.hosts[world.host]
     fewest, most = min(map(len, hosts)), max(map(len, hosts))
     inside = alone = together = None
@@ -218,31 +212,23 @@ def _measure_all(world: World, rails: int | Literal["auto"], budget_s: float) ->
         rails = 1
         if alone and world.backend == "gloo" and not (together and _is_saturated_by_one(alone, together, fewest)):
             rails, rails_s = _measure_rails(world, alone.link, budget_s / 4)
-    return {
-        "inside": inside,
-        "alone": alone,
-        "together": together,
-        "reduce_bytes_s": _measure_reduce_speed(world),
-        "rails": rails,
-        "rails_s": rails_s,
-    }
+    fits = {"inside": inside, "alone": alone, "together": together}
+    return {**fits, "reduce_bytes_s": _measure_reduce_speed(world), "rails": rails, "rails_s": rails_s}
 
 
 def _is_saturated_by_one(alone: LinkFit, together: LinkFit, ranks: int) -> bool:
-    """Returns whether one connection fills the host's link already: then several are no faster."""
+    # If all ranks together are no faster than one alone, one connection fills the host's link: rails cannot help.
     return together.link.bandwidth_bytes_s * ranks < RAIL_GAIN * alone.link.bandwidth_bytes_s
 
 
 @final
 class _LinkRing:
-    """Ranks of the world, each of which sends to the next and receives from the one before."""
-
     def __init__(self, world: World, ranks: Sequence[int]) -> None:
         self._world, place = world, ranks.index(world.rank)
         self._nccl: Group | None = None
         # A group of its own on NCCL: its sends in the world's group would open a connection per pair of ranks.
         if world.backend == "nccl":
-            self._nccl = world.group(ranks, name="links", backend="nccl")
+            self._nccl = world.create_group(ranks, name="links", backend="nccl")
             self._to, self._source = (place + 1) % len(ranks), (place - 1) % len(ranks)
         else:
             order = world.control.ranks
@@ -250,7 +236,6 @@ class _LinkRing:
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def time_step(self, nbytes: int) -> float:
-        """Sends and receives one message; returns its seconds."""
         if nbytes not in self._buffers:
             pair = torch.zeros(2, nbytes, dtype=torch.uint8, device=self._world.device)
             self._buffers[nbytes] = (pair[0], pair[1])
@@ -283,19 +268,15 @@ def reduce_max(world: World, mine: Sequence[float]) -> list[float]:
 
 
 def _measure_ring(world: World, ranks: Sequence[int] | None, budget_s: float) -> LinkFit:
-    """Measures steps of several sizes, the largest as large as the time budget allows.
-
-    Args:
-        ranks: this rank's ring; None on a rank that is in none.
-    """
+    # A rank without a ring (`ranks` is None) takes part in the maxima over all ranks.
     ring = None if ranks is None else _LinkRing(world, ranks)
-
     began = perf_counter()
 
     def time_steps(sizes: Sequence[int]) -> list[float]:
         return reduce_max(world, [0.0 if ring is None else ring.time_step(size) for size in sizes])
 
-    # The first message opens connections: it does not count.
+    # Find the largest size: grow by 4 while a step takes at most an eighth of the time. The first message opens
+    # connections: it does not count.
     top = FIRST_BYTES
     least = took = min(time_steps([top] * 4)[1:])
     limit_s = budget_s / 8
@@ -319,11 +300,11 @@ def _measure_ring(world: World, ranks: Sequence[int] | None, budget_s: float) ->
 
 
 def _measure_rails(world: World, link: Link, budget_s: float) -> tuple[int, dict[int, float]]:
-    """Finds the number of rails that sums soonest over one rank of some hosts; and the seconds of 1, 2 and 4."""
+    # All-reduces over one rank of some hosts, striped over 1, 2 and 4 groups in turn.
     ranks = [ranks[0] for ranks in world.hosts[:RAIL_HOSTS]]
     numbers = int(min(max(budget_s / 16 * link.bandwidth_bytes_s, ENOUGH_BYTES), 16 << 20)) // 4
     member = world.rank in ranks
-    groups = [world.group(ranks, name="rails") for _ in range(max(RAILS))] if member else []
+    groups = [world.create_group(ranks, name="rails") for _ in range(max(RAILS))] if member else []
     values = torch.zeros(numbers if member else 0, device=world.device)
     rounds: list[list[float]] = []
     for _ in range(ROUNDS.start + 1):
@@ -343,11 +324,8 @@ def _measure_rails(world: World, link: Link, budget_s: float) -> tuple[int, dict
 
 
 def choose_rails(taken: Sequence[Sequence[float]]) -> int:
-    """Chooses the number of rails; more than one has to be faster in every round.
-
-    Args:
-        taken: seconds, by number of rails (`RAILS`) and round.
-    """
+    """Chooses the number of rails from seconds by number of rails (`RAILS`) and round."""
+    # More than one rail has to be faster in every round: noise must not choose.
     faster = {
         count: median(times)
         for count, times in zip(RAILS, taken, strict=True)
@@ -357,7 +335,7 @@ def choose_rails(taken: Sequence[Sequence[float]]) -> int:
 
 
 def _measure_reduce_speed(world: World) -> float:
-    """Measures the bytes per second of adding one array to another, all ranks at once; the slowest rank's."""
+    # Bytes per second of adding one array to another. All ranks at once: they share the host's memory bandwidth.
     one, other = torch.ones(2, SUMMED_ELEMENTS, device=world.device)
     cuda = world.device.type == "cuda"
     times = []

@@ -32,11 +32,7 @@ class LineDecoder:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Message]:
-        """Returns the messages that `data` completes.
-
-        Raises:
-            ValueError: a line is too long, or no message.
-        """
+        """Returns the messages that `data` completes. ValueError: a line is too long, or no message."""
         *complete, self._rest = (self._rest + data).split(b"\n")
         if any(len(line) > self._limit for line in (*complete, self._rest)):
             raise ValueError(f"a line of more than {self._limit:,} bytes")
@@ -44,11 +40,7 @@ class LineDecoder:
 
 
 def decode(line: bytes) -> Message:
-    """Decodes one line.
-
-    Raises:
-        ValueError: it is no JSON object, or has no `kind`.
-    """
+    """Decodes one line. ValueError: it is no JSON object, or has no `kind`."""
     try:
         message = json.loads(line)
     # A line of thousands of brackets.
@@ -60,11 +52,8 @@ def decode(line: bytes) -> Message:
 
 
 def read_int(message: Message, name: str) -> int:
-    """Returns an integer field of a message.
-
-    Raises:
-        ValueError: the message has no such field.
-    """
+    """Returns an integer field of a message. ValueError: it has no such field."""
+    # A bool is an int in Python.
     value = message.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{message['kind']} without a number {name}")
@@ -72,11 +61,7 @@ def read_int(message: Message, name: str) -> int:
 
 
 def read_text(message: Message, name: str) -> str:
-    """Returns a text field of a message.
-
-    Raises:
-        ValueError: the message has no such field.
-    """
+    """Returns a text field of a message. ValueError: it has no such field."""
     value = message.get(name)
     if not isinstance(value, str):
         raise ValueError(f"{message['kind']} without a text {name}")

@@ -1,9 +1,4 @@
-"""Reducer: sums gradients over the ranks while the backward pass still runs.
-
-A hook fires when a gradient is ready. Full buckets are all-reduced in a fixed order, whatever the order in which hooks
-fire. The last bucket waits for `finish` and carries, in the same message, the numbers that ranks have to agree on: live
-ranks, the digest of their operations, the loss, which parameters were used, and batch norm's running statistics.
-"""
+"""Reducer: sums gradients over the ranks while the backward pass still runs."""
 
 from __future__ import annotations
 
@@ -20,6 +15,10 @@ from headway.comm.communicator import DIGEST_BITS, Algorithm, Communicator, Pend
 from headway.comm.gradient_noise import compute_local_term, compute_squared_norm
 from headway.comm.wire_codec import Wire
 from headway.core.errors import CommunicationError, TrainingError
+
+# A hook fires when a gradient is ready. Full buckets are all-reduced in a fixed order, whatever the order in which
+# hooks fire. The last bucket waits for `finish` and carries, in the same message, the numbers that ranks have to agree
+# on: live ranks, the digest of their operations, the loss, which parameters were used, and running statistics.
 
 # The digest is sent as numbers below 16: their sums and sums of squares are exact in fp32 up to 65,536 ranks.
 NIBBLES = DIGEST_BITS // 4
@@ -56,9 +55,7 @@ class BucketPlan:
 
 @final
 class StepReduction:
-    """The numbers of a step that all ranks agree on, summed over the ranks.
-
-    On CUDA the first access to one waits for the device.
+    """The numbers of a step, summed over the ranks. On CUDA the first access to one waits for the device.
 
     Attributes:
         local_sq: sum of `compute_local_term`, a scalar on the device; 0 if noise is not measured.
@@ -198,6 +195,7 @@ class Reducer:
         Raises:
             GenerationEndedError, CommunicationError: a sum failed, or ranks issued different operations.
         """
+        # A rank without data, or without a backward pass, still sends every bucket.
         if not self._armed or not contributes:
             self.arm()
         self._armed = False
@@ -210,6 +208,7 @@ class Reducer:
             self._send(bucket)
         for pending in self._pending:
             pending.wait()
+        # A copy of the tail: its bucket is filled again in the next step.
         self._step += 1
         views = [view for bucket in self._buckets for view in bucket.views]
         reduction = StepReduction(self._fixed.clone(), compute_squared_norm(views) if self._noise else None)
@@ -304,21 +303,16 @@ class Reducer:
             raise ValueError(f"{len(flags)} flags for a Reducer of {self._flags}")
         digest = self._communicator.digest
         nibbles = [digest >> 4 * place & 15 for place in range(NIBBLES)]
-        fixed = [
-            contributes,
-            loss,
-            0.0,
-            self._local_sq if self._noise else 0.0,
-            *nibbles,
-            *(value * value for value in nibbles),
-            *flags,
-        ]
+        local_sq = self._local_sq if self._noise else 0.0
+        fixed = [contributes, loss, 0.0, local_sq, *nibbles, *(value * value for value in nibbles), *flags]
+        # A parameter that any rank has used gets a gradient on all ranks; the others keep none.
         used = [contributes and self._parameters[name].grad is not None for name in self._names]
         numbers = [0.0 if isinstance(value, torch.Tensor) else float(value) for value in fixed] + used
         # Pinned on CUDA: a copy from pageable memory would wait for the device.
         on_gpu = tail.device.type == "cuda"
         host = torch.tensor(numbers, dtype=tail.dtype, pin_memory=on_gpu)
         tail[: len(numbers)].copy_(host, non_blocking=on_gpu)
+        # Numbers on the device go there directly: reading them on the host would be a host-device sync.
         for place, value in enumerate(fixed):
             if isinstance(value, torch.Tensor):
                 tail[place] = value.detach()
@@ -328,11 +322,7 @@ class Reducer:
             torch._foreach_copy_(self._means, self._buffers)
 
     def _assign_gradients(self, used: Sequence[float]) -> None:
-        """Assigns the summed gradients and running statistics.
-
-        Args:
-            used: for each parameter, the number of ranks that used it; without any it keeps no gradient.
-        """
+        # Gradients become views of the buckets: no copy back. `used` has the number of ranks that used a parameter.
         live = self._fixed[0].clone()
         if self._buffers:
             torch._foreach_div_(self._means, live)
@@ -354,7 +344,7 @@ class Reducer:
             self._say(f"Without a gradient in the first step, counted as zero: {', '.join(without[:5])}{more}.")
 
     def _reorder_buckets(self) -> None:
-        """Rebuilds the buckets in rank 0's order of gradients; those without a gradient come last."""
+        # Rank 0's order on all ranks: buckets fill in the order in which gradients come; those without one are last.
         came = list(dict.fromkeys(self._ready))
         rest = [name for name in reversed(self._parameters) if name not in set(came)]
         agreed = self._world.control.broadcast_bytes(json.dumps(came + rest).encode())
@@ -364,19 +354,17 @@ class Reducer:
             self._build_buckets(self.order)
 
     def _check_lost_numbers(self, total: float) -> None:
-        """Gives up 16-bit messages if they lost too many numbers in a step."""
+        # `total` is summed over ranks and steps, so that all ranks decide alike.
         in_step, self._lost_numbers = total - self._lost_numbers, total
         # Twice: each number is sent, and so is its sum.
         numbers = sum(bucket.flat.numel() for bucket in self._buckets) * 2
         if self.wire != "fp32" and in_step > MOST_LOST_SHARE * numbers:
             share = in_step / numbers
-            self._say(
-                f"{self.wire} between hosts lost {share:.1%} of a step's numbers: gradients are sent as fp32 from now."
-            )
+            lost = f"{self.wire} between hosts lost {share:.1%} of a step's numbers"
+            self._say(f"{lost}: gradients are sent as fp32 from now on.")
             self.wire = "fp32"
 
     def _build_disagreement_error(self) -> CommunicationError:
-        """Builds the error that names the first operation in which the ranks differ."""
         # Every rank comes here in the same step, so they can still exchange their logs.
         mine = json.dumps([(entry.seq, entry.tag, entry.algorithm, entry.bytes) for entry in self._communicator.log])
         logs = [json.loads(log) for log in self._world.control.gather_bytes(mine.encode())]

@@ -1,4 +1,4 @@
-"""Control groups of Linux (version 1 or 2) over this process: a container's limits are theirs."""
+"""Linux control groups (version 1 or 2) of this process: the limits of a container are theirs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def find_cgroups(controller: str, groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> Iterator[Path]:
-    """Folders of the groups with a controller that this process is in, its own first; some may not be there: a
-    container sees its own group as the root."""
+    """Yields the folders of this process's groups that have a controller, its own first, then their parents.
+
+    A folder may not exist: a container sees its own group as the root.
+    """
     try:
         lines = membership.read_text().splitlines()
     except OSError:
         return
     for line in lines:
+        # Version 2 has one line, "0::/path"; version 1 has one per hierarchy, "4:cpu,cpuacct:/path".
         number, controllers, name = line.split(":", 2)
         unified = number == "0" and not controllers
         if unified or controller in controllers.split(","):
@@ -26,7 +29,8 @@ def find_cgroups(controller: str, groups: Path = GROUPS, membership: Path = MEMB
 
 
 def read_quota_cores(folder: Path) -> float | None:
-    """A group's quota of processor time, in cores; None: it has none, as the root."""
+    """Returns a group's CPU quota in cores, or None without a quota, as in the root group."""
+    # Version 2 writes "max 100000" or "50000 100000", version 1 two files with -1 for no quota.
     try:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text().split()

@@ -1,8 +1,8 @@
-"""Channel: messages between processes of one run over TCP. Both ends prove that they know the run's secret.
+"""Authenticated messages between processes of one run over TCP.
 
-The secret itself never crosses the network. Each end answers the other's random number with an HMAC of both, and every
-message then carries an HMAC under a key of this connection and direction, with the message's number in it: bytes that a
-stranger sends, changes, repeats or swaps end the connection instead of being read. Nothing is encrypted.
+Both ends prove that they know the run's secret, which never crosses the network: each answers the other's nonce with an
+HMAC of both nonces. Every message then carries an HMAC with its number, under a key of this connection and direction.
+Bytes that a stranger sends, changes, repeats or reorders end the connection. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from headway.core.errors import CommunicationError
 
 MAGIC = b"headway1"
 NONCE_BYTES, PROOF_BYTES, TAG_BYTES = 32, 32, 16
+# Sent in place of the accepting end's proof if the connecting end does not know the secret.
 REFUSED = bytes(PROOF_BYTES)
-"""In the place of the accepting end's proof: the other end does not know the secret."""
 
 HEADER = struct.Struct("!I")
+# Default limit of a message: a header from outside cannot make the reader allocate more.
 LIMIT_BYTES = 1 << 22
-"""The longest message, unless its reader expects longer ones."""
 
+# Time-out of the handshake for the connecting end.
 CONNECT_S = 60.0
-"""How long the accepting end may take to prove itself."""
+# Pause before the next attempt after the accepting end closed the connection during the handshake.
 PAUSE_S = 0.05
-"""Before another attempt, where the accepting end closed the connection before it had heard the proof."""
 
 
 class AuthenticationError(ValueError):
-    """Bytes that do not come from a process of this run, or were changed on the way."""
+    """The bytes do not come from a process of this run, or were changed in transit."""
 
 
 @final
 class Channel:
-    """One end of a connection: bytes in, messages out, and the other way round. It owns no socket.
+    """The protocol of one end of a connection: bytes in, messages out, and back. It owns no socket.
 
     Args:
-        secret: of the run.
-        purpose: what the connection serves; both ends name the same.
-        accepts: this end has accepted the connection; else it has made it.
-        limit_bytes: a longer message is refused.
+        secret: the run's secret.
+        purpose: name of the service; both ends give the same one.
+        accepts: True if this end accepted the connection, False if it opened it.
+        limit_bytes: longer messages are refused.
 
     Attributes:
-        ready: both ends have proved themselves, so that messages may be sent.
-        out: bytes to send; whoever sends them empties it.
+        ready: True once both ends have proved themselves; messages may then be sent.
+        out: bytes to send; the sender empties it.
     """
 
     def __init__(self, secret: bytes, purpose: str, *, accepts: bool, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -61,18 +61,19 @@ class Channel:
         self.out = bytearray(MAGIC + self._nonce if accepts else b"")
 
     def seal(self, message: bytes) -> bytes:
-        """The bytes that carry one message."""
+        """Returns the bytes that carry one message."""
         assert self.ready
         tag = self._compute_tag(self._seals, self._sent, message)
         self._sent += 1
         return HEADER.pack(len(message)) + tag + message
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that `data` completes, whatever pieces the stream was torn into.
+        """Returns the messages that `data` completes; the stream may be split anywhere.
 
         Raises:
-            AuthenticationError: they are not of this run, or too long.
+            AuthenticationError: the bytes are not of this run, or a message is too long.
         """
+        # TCP is a byte stream: keep the incomplete rest for the next call.
         self._rest += data
         if not self.ready and not self._shake_hands():
             return []
@@ -82,7 +83,12 @@ class Channel:
         return found
 
     def _shake_hands(self) -> bool:
-        """The accepting end begins with its number, and proves itself only to who has proved himself."""
+        """Advances the handshake and returns True once it is complete.
+
+        The accepting end sends its nonce first and proves itself only after the other end has: a stranger gets no HMAC
+        to work on.
+        """
+        # Accepting end: the other end's nonce and proof arrive together, in answer to our nonce.
         if self._accepts:
             if (hello := self._take(len(MAGIC) + NONCE_BYTES + PROOF_BYTES)) is None:
                 return False
@@ -91,12 +97,14 @@ class Channel:
                 self.out += REFUSED
                 raise AuthenticationError("it does not know the secret of this run")
             self.out += self._compute_mac(b"accepts")
+        # Connecting end, first step: answer the accepting end's nonce.
         elif not self._nonces:
             if (hello := self._take(len(MAGIC) + NONCE_BYTES)) is None:
                 return False
             self._set_nonces(self._read_nonce(hello), self._nonce)
             self.out += MAGIC + self._nonce + self._compute_mac(b"connects")
             return False
+        # Connecting end, second step: check the accepting end's proof.
         else:
             if (proof := self._take(PROOF_BYTES)) is None:
                 return False
@@ -104,6 +112,7 @@ class Channel:
                 raise AuthenticationError("it says that this process does not know the secret of its run")
             if not hmac.compare_digest(proof, self._compute_mac(b"accepts")):
                 raise AuthenticationError("it does not know the secret of this run")
+        # One key per direction, so that a message cannot be sent back to its author.
         ends = self._compute_mac(b"from the accepting end"), self._compute_mac(b"from the connecting end")
         self._seals, self._opens = ends if self._accepts else ends[::-1]
         self.ready = True
@@ -121,7 +130,7 @@ class Channel:
         return hmac.digest(self._secret, b"\0".join((self._purpose, label, self._nonces)), "sha256")
 
     def _take(self, length: int) -> bytes | None:
-        # Who speaks no word of ours is known by his first bytes, however few they are.
+        # Refuse another protocol by its first bytes, before a whole hello has come: an HTTP client sends fewer.
         expected = MAGIC[: len(self._rest)] if length > PROOF_BYTES else b""
         if not self._rest.startswith(expected):
             raise AuthenticationError("it does not speak as a process of a run does")
@@ -134,6 +143,7 @@ class Channel:
     def _read_message(self) -> bytes | None:
         if len(self._rest) < HEADER.size:
             return None
+        # The length is not authenticated yet, so it is limited before anything is allocated for it.
         (length,) = HEADER.unpack_from(self._rest)
         if length > self._limit:
             raise AuthenticationError(f"a message of more than {self._limit:,} bytes")
@@ -149,6 +159,7 @@ class Channel:
 
     @staticmethod
     def _compute_tag(key: bytes, number: int, message: bytes) -> bytes:
+        # The number refuses repeated, dropped and reordered messages; 16 bytes of an HMAC cannot be guessed.
         return hmac.digest(key, number.to_bytes(8, "big") + message, "sha256")[:TAG_BYTES]
 
 
@@ -162,22 +173,24 @@ def connect(
     limit_bytes: int = LIMIT_BYTES,
     refused_s: float = 0.0,
 ) -> tuple[socket.socket, Channel]:
-    """A connection whose two ends have proved themselves; it blocks without a time-out.
+    """Opens an authenticated connection. Its socket blocks without a time-out.
 
-    A crowd of strangers can push a process out before it has been heard; it comes again until the time is over.
+    A server under a flood of strangers may drop a connection during the handshake; the attempt is repeated until
+    `timeout_s` has passed.
 
     Args:
-        refused_s: how long nobody may listen there yet.
+        refused_s: for how long a refused connection is retried, for a server that starts later.
 
     Raises:
-        OSError: nobody listens there, or does not answer in time.
-        CommunicationError: the other end does not know the secret, or says so of this one.
+        OSError: no server listens there, or it does not answer in time.
+        CommunicationError: one of the two ends does not know the secret.
     """
     began = time.monotonic()
     until_s = began + timeout_s
     while True:
         try:
             end = socket.create_connection((address, port), timeout=max(0.01, until_s - time.monotonic()))
+        # The server may not listen yet: processes of a run start in any order.
         except ConnectionRefusedError:
             if time.monotonic() > began + refused_s:
                 raise
@@ -188,6 +201,7 @@ def connect(
             if _authenticate(end, channel, until_s):
                 end.settimeout(None)
                 return end, channel
+        # Closed during the handshake, as a full server does: try again.
         except ConnectionError:
             pass
         except AuthenticationError as error:
@@ -206,9 +220,9 @@ def connect(
 
 
 def _authenticate(end: socket.socket, channel: Channel, until_s: float) -> bool:
-    """Whether the other end has heard the proof and given its own; it sends nothing more before it is spoken to."""
+    """Completes the handshake. Returns False if the other end closed the connection meanwhile."""
     while not channel.ready:
-        # For the proof as a whole: an end that sends a byte now and then would begin a time of its own with each.
+        # One deadline for the whole handshake: a peer that sends a byte now and then must not extend it.
         if (left_s := until_s - time.monotonic()) <= 0:
             raise TimeoutError("the other end took too long to prove itself")
         end.settimeout(left_s)
@@ -225,8 +239,9 @@ def _format_address(address: str, port: int) -> str:
 
 
 def tune_socket(connection: socket.socket, timeout_s: float) -> None:
-    """Small messages at once, and an error on both sides of a link that is cut for `timeout_s`."""
+    """Turns Nagle's algorithm off and makes a link that is cut for `timeout_s` an error on both sides."""
     seconds = max(1, round(timeout_s / 2))
+    # Keepalive finds the cut while the connection is idle, TCP_USER_TIMEOUT while data wait for acknowledgement.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)

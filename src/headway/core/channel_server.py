@@ -1,8 +1,8 @@
-"""Server: the accepting end of Channels. Strangers cost it little, and never keep it from its peers.
+"""The accepting end of Channels. Strangers cost it little and cannot keep it from serving the run.
 
-Whoever connects has `PROVE_S` to prove that he knows the secret, and of those that have not yet done so at most
-`UNPROVED` are kept. One more pushes out the longest-waiting one of the address that holds most of them, so that a crowd
-from one host pushes out its own. A process of the run that is pushed out all the same comes again.
+A new connection has `PROVE_S` to authenticate, and at most `UNPROVED` such connections are kept. One more closes the
+oldest of the address that holds most of them, so that a flood from one host closes its own connections. A process of
+the run that is closed all the same connects again (`channel.connect`).
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from typing import Any, final
 
 from headway.core.channel import LIMIT_BYTES, Channel
 
+# Time-out of the handshake.
 PROVE_S = 30.0
-"""How long a connection may take to prove itself."""
+# Most connections in the handshake; one more closes one of them.
 UNPROVED = 64
-"""Connections that have not proved themselves yet; one more closes one of them."""
+# Most connections accepted per round, so that a flood does not delay the peers.
 AT_ONCE = 64
-"""Connections accepted in one round, so that a flood of them does not hold up the peers."""
+# Pause after a failed accept, so that a process without free file descriptors does not spin.
 PAUSE_S = 0.01
-"""Where nothing could be accepted, so that a process without free files does not spin."""
 
 RECEIVE_BYTES = 1 << 16
 
 
 @final
 class ChannelPeer:
-    """A connection to a process of the run.
+    """One accepted connection.
 
     Attributes:
-        address: from which it comes. of: whatever the server's user notes with it; None at first.
+        address: source address.
+        of: whatever the owner of the server attaches to the peer; None at first.
     """
 
     def __init__(self, connection: socket.socket, address: str, channel: Channel) -> None:
@@ -46,18 +47,19 @@ class ChannelPeer:
 
 @final
 class ChannelServer:
-    """Accepts Channels at one port. It has no thread of its own: somebody calls `poll`, and everything else too.
+    """Accepts Channels at one port. It has no thread of its own: one thread calls `poll` and all other methods.
 
     Args:
-        address: to listen on; "" for all interfaces, "::" for those of IPv6 too.
+        address: address to listen on; "" for all interfaces, "::" for IPv6 ones too.
         secret, purpose: see Channel.
         on_message: called with each message of a peer. A ValueError from it, or bytes that are no message of the run,
-            ends the connection: `on_disconnect` gets the reason.
-        on_disconnect: called when the connection of a peer has ended, with the reason; empty if the peer closed it.
-        on_connect: called when a peer has proved itself. prove_s: how long that may take.
+            ends the connection; `on_disconnect` gets the reason.
+        on_disconnect: called when a peer's connection has ended, with the reason; empty if the peer closed it.
+        on_connect: called when a peer has authenticated.
+        prove_s: time-out of the handshake.
 
     Attributes:
-        port: where it listens.
+        port: port it listens on.
     """
 
     def __init__(
@@ -90,16 +92,16 @@ class ChannelServer:
 
     @property
     def peers(self) -> int:
-        """How many connections have proved themselves and are still there."""
+        """Number of authenticated connections."""
         return len(self._peers)
 
     def wake(self) -> None:
-        """Makes `poll` return; from any thread."""
+        """Makes `poll` return. Any thread may call it."""
         with suppress(OSError):
             self._wake.send(b"\0")
 
     def poll(self, wait_s: float | None = None) -> None:
-        """Accepts, hears and sends what can be at once; waits for something of it, at most so long."""
+        """Accepts, receives and sends until nothing is ready; waits at most `wait_s` for the first event."""
         if self._unproved:
             left = max(0.0, next(iter(self._unproved)).since_s + self._prove_s - monotonic())
             wait_s = left if wait_s is None else min(wait_s, left)
@@ -110,34 +112,38 @@ class ChannelServer:
             elif key.fileobj is self._woken:
                 with suppress(BlockingIOError):
                     self._woken.recv(1 << 12)
-            elif not key.data.closed:  # by what came from another in this round
+            # Another peer's message of this round may have closed this one.
+            elif not key.data.closed:
                 if events & selectors.EVENT_WRITE:
                     self._flush(key.data)
                 if events & selectors.EVENT_READ:
                     self.read(key.data)
-        # Newcomers last: one of them may push out a connection whose proof has just been read.
+        # New connections last: one of them may push out a connection whose proof came in this round.
         if knocked:
             self._accept()
+        # The dict keeps the order of arrival, so the first connection within its time ends the search.
         for peer in tuple(self._unproved):
             if monotonic() < peer.since_s + self._prove_s:
                 break
             self.close_peer(peer)
 
     def send(self, peer: ChannelPeer, message: bytes) -> None:
-        """Sends when it can; where the connection has ended, reading says so."""
+        """Queues a message. A connection that has ended is reported by reading, not here."""
         if not peer.closed:
             peer.channel.out += peer.channel.seal(message)
             self._flush(peer)
 
     def finish_sending(self, peer: ChannelPeer) -> None:
-        """Sends no more after what is on its way. The other end closes: closed from here, the connection would lose
-        what was sent last where something came meanwhile."""
+        """Shuts down the sending side after the queued messages; the other end then closes.
+
+        Closing from here would lose the last message if data had arrived meanwhile: TCP then sends a reset.
+        """
         peer.finishing = True
         if not peer.closed:
             self._flush(peer)
 
     def read(self, peer: ChannelPeer) -> None:
-        """Takes what a peer has sent."""
+        """Receives from a peer and hands its messages to `on_message`."""
         if peer.closed:
             return
         why = ""
@@ -163,19 +169,19 @@ class ChannelServer:
             self._disconnect(peer, why)
 
     def detach(self, peer: ChannelPeer) -> tuple[socket.socket, Channel]:
-        """Hands a peer's connection over to another reader; it blocks from now on."""
+        """Hands a peer's connection over to another reader; its socket blocks from now on."""
         self._unregister(peer)
         peer.connection.setblocking(True)
         return peer.connection, peer.channel
 
     def close_peer(self, peer: ChannelPeer) -> None:
-        """Ends a connection without another word."""
+        """Closes a connection at once."""
         if not peer.closed:
             self._unregister(peer)
             peer.connection.close()
 
     def close(self) -> None:
-        """Ends all connections. Nobody may be in `poll`."""
+        """Closes all connections. No thread may be in `poll`."""
         for peer in (*self._unproved, *self._peers):
             self.close_peer(peer)
         for end in (self._listener, self._wake, self._woken):
@@ -188,7 +194,8 @@ class ChannelServer:
                 connection, (address, *_) = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # whoever it was gave up waiting, or this process has no more files
+            # The client gave up waiting, or this process has no free file descriptor.
+            except OSError:
                 sleep(PAUSE_S)
                 return
             connection.setblocking(False)
@@ -203,7 +210,7 @@ class ChannelServer:
                 self._push_out()
 
     def _push_out(self) -> None:
-        """Closes one connection that has not proved itself."""
+        """Closes the oldest unauthenticated connection of the address that has most of them."""
         crowd = Counter(peer.address for peer in self._unproved).most_common(1)[0][0]
         oldest = next(peer for peer in self._unproved if peer.address == crowd)
         # Its proof may have come since the last round.
@@ -220,15 +227,17 @@ class ChannelServer:
                 peer.connection.shutdown(socket.SHUT_WR)
         except BlockingIOError:
             pass
-        except OSError:  # reading will say so
+        # Reading reports the end of the connection.
+        except OSError:
             out.clear()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if out else 0)
         self._selector.modify(peer.connection, events, peer)
 
     def _disconnect(self, peer: ChannelPeer, why: str) -> None:
         proved = peer in self._peers
+        # Tell a peer with a wrong secret that it was refused: its user then reads why.
         if not proved and peer.channel.out:
-            self._flush(peer)  # that it was refused
+            self._flush(peer)
         if proved:
             self._on_disconnect(peer, why)
         self.close_peer(peer)

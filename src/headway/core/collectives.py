@@ -1,10 +1,10 @@
-"""What a collective costs by the alpha-beta model: pure functions of bytes and a network.
+"""The cost of collectives by the alpha-beta model: pure functions of message bytes and a network.
 
-A message of n bytes takes a link `latency_s + n / bandwidth_bytes_s`; summing n bytes takes `n / reduce_bytes_s`
+A message of n bytes takes `latency_s + n / bandwidth_bytes_s` on a link; summing n bytes takes `n / reduce_bytes_s`
 (Hockney 1994; Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH",
-section 4). There are M hosts with L ranks each, N = M L, that share their host's link to the others.
+section 4). There are M hosts with L ranks each, N = M L; the ranks of a host share its link to other hosts.
 
-| algorithm          | what happens                                                                                   |
+| algorithm          | steps                                                                                          |
 |--------------------|------------------------------------------------------------------------------------------------|
 | `ring`             | reduce-scatter and all-gather around all ranks (Patarasuk and Yuan 2009)                       |
 | `tree`             | binomial tree over the ranks in order: sums go up, the result comes down                       |
@@ -12,10 +12,10 @@ section 4). There are M hosts with L ranks each, N = M L, that share their host'
 | `double_tree`      | two binary trees with half of the bytes each, in chunks (Sanders, Speck and Traeff 2009)       |
 | `leader`           | sum inside the host, ring among first ranks, broadcast (Jia et al. 2018, arXiv 1807.11205)     |
 | `two_dimensional`  | reduce-scatter inside, all-reduce of each slice across hosts, all-gather inside                |
-| `torus`            | the same, with the hosts in a grid as square as can be (Mikami et al. 2018, arXiv 1811.05233)  |
-| `parameter_server` | all ranks send to as many server hosts as there are hosts, and fetch                           |
+| `torus`            | the same, with the hosts in a nearly square grid (Mikami et al. 2018, arXiv 1811.05233)        |
+| `parameter_server` | all ranks push to as many server hosts as there are hosts, and pull                            |
 | `shared_server`    | servers on the ranks' own hosts: ranks to their host, hosts to each other's parts, and back    |
-| `all_to_all`       | every rank has a piece for every other (no sum)                                                |
+| `all_to_all`       | every rank sends a piece to every other (no sum)                                               |
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ AllReduceAlgorithm = Literal[
 Algorithm = Literal[AllReduceAlgorithm, "all_to_all"]
 RankOrder = Literal["block", "round_robin"]
 
+# Bounds of the chosen bucket size, in bytes.
 SMALLEST_BUCKET, LARGEST_BUCKET = 256 << 10, 32 << 20
 
 
 @final
 @dataclass(frozen=True)
 class Link:
-    """One way from rank to rank; each way has the whole of it.
+    """A full-duplex link between two ranks.
 
     Raises:
-        UsageError: a negative latency, or a bandwidth that is not positive.
+        UsageError: the latency is negative, or the bandwidth is not positive.
     """
 
     latency_s: float
@@ -61,25 +62,25 @@ class Link:
 
     def __post_init__(self) -> None:
         if not (self.latency_s >= 0 and self.bandwidth_bytes_s > 0):
-            raise UsageError(f"{self} is no link: its latency is 0 or more, its bandwidth above 0")
+            raise UsageError(f"{self} is no link", fix="Set latency_s to 0 or more and bandwidth_bytes_s above 0.")
 
     def seconds(self, nbytes: float) -> float:
-        """Of one message."""
+        """Returns the seconds that one message takes."""
         return self.latency_s + nbytes / self.bandwidth_bytes_s
 
 
 @final
 @dataclass(frozen=True)
 class Network:
-    """Hosts, the ranks on each, and what joins them.
+    """Hosts, the ranks on each, and the links between them.
 
     Attributes:
-        inside: between two ranks of a host, while all of its ranks use it.
-        between: from a host to another; its bandwidth is the host's, which all ranks of it share.
-        reduce_bytes_s: how fast a rank adds one array to another, in bytes of one of them.
+        inside: link between two ranks of a host while all of its ranks communicate.
+        between: link between two hosts; all ranks of a host share its bandwidth.
+        reduce_bytes_s: speed at which a rank adds one array to another, in bytes of one of them.
 
     Raises:
-        UsageError: fewer than one host or rank, or a speed that is not positive.
+        UsageError: there is no host or rank, or a speed is not positive.
     """
 
     hosts: int
@@ -90,7 +91,7 @@ class Network:
 
     def __post_init__(self) -> None:
         if self.hosts < 1 or self.ranks_per_host < 1 or not self.reduce_bytes_s > 0:
-            raise UsageError(f"{self} is no network: counts are 1 or more, speeds above 0")
+            raise UsageError(f"{self} is no network", fix="Set the counts to 1 or more and reduce_bytes_s above 0.")
 
     @property
     def ranks(self) -> int:
@@ -100,7 +101,7 @@ class Network:
 @final
 @dataclass(frozen=True)
 class LinearCost:
-    """Seconds as a line in bytes: what every algorithm costs but the double tree, whose chunks depend on the bytes."""
+    """A cost that is linear in the bytes. It fits every algorithm but the double tree, which splits into chunks."""
 
     latency_s: float
     s_per_byte: float
@@ -112,24 +113,25 @@ class LinearCost:
 def predict_seconds(
     algorithm: Algorithm, nbytes: float, network: Network, *, wire_ratio: float = 1.0, order: RankOrder = "block"
 ) -> float:
-    """Time of one operation with nothing beside it.
+    """Predicts the seconds of one operation on an idle network.
 
     Args:
-        nbytes: of each rank's array.
+        nbytes: bytes of each rank's array.
         wire_ratio: bytes on the link over bytes of the array: 0.5 for fp16 messages of fp32. The hierarchical
-            algorithms (leader, two_dimensional, torus) shrink what goes between hosts, the others every message.
-        order: how ranks follow each other: host by host, or each on another host than the one before. It matters to
-            `ring`, `tree` and `halving_doubling`; the others know the hosts.
+            algorithms (leader, two_dimensional, torus) compress messages between hosts, the others every message.
+        order: order of the ranks: host by host, or each on another host than the one before. It matters to `ring`,
+            `tree` and `halving_doubling`; the others know the hosts.
     """
+    # The only cost that is not linear: its best number of chunks depends on the bytes.
     if algorithm == "double_tree" and network.ranks > 1:
         return _cost_double_tree(nbytes, network, wire_ratio, None)
     return predict_cost(algorithm, network, wire_ratio=wire_ratio, order=order).seconds(nbytes)
 
 
 def predict_double_tree(nbytes: float, network: Network, chunks: float, *, wire_ratio: float = 1.0) -> float:
-    """Of the double tree with so many chunks, 1 or more: 2 (D + c) (a + n b / c) on a flat network of depth D.
+    """Predicts the seconds of the double tree with c chunks: 2 (D + c) (a + n b / c) on a flat network of depth D.
 
-    `seconds` takes the best count, sqrt(D n b / a), but at least 1.
+    `predict_seconds` uses the best c, sqrt(D n b / a), but at least 1.
     """
     return _cost_double_tree(nbytes, network, wire_ratio, max(1.0, chunks)) if network.ranks > 1 else 0.0
 
@@ -138,9 +140,13 @@ def predict_double_tree(nbytes: float, network: Network, chunks: float, *, wire_
 def predict_cost(
     algorithm: Algorithm, network: Network, *, wire_ratio: float = 1.0, order: RankOrder = "block"
 ) -> LinearCost:
-    """Latency and seconds a byte; arguments as in `seconds`. Of `double_tree` the limits for 0 and for many bytes."""
+    """Returns latency and seconds per byte; arguments as in `predict_seconds`.
+
+    For `double_tree` these are its limits for 0 bytes and for many.
+    """
     if network.ranks == 1:
         return LinearCost(0.0, 0.0)
+    # Hierarchical algorithms: the sum of their phases, which follow each other.
     if algorithm in ("leader", "two_dimensional", "torus"):
         parts = _cost_phases(algorithm, network, wire_ratio)
         return LinearCost(sum(part.latency_s for part in parts), sum(part.s_per_byte for part in parts))
@@ -165,37 +171,42 @@ def predict_cost(
 def count_bytes_out_of_host(
     algorithm: Algorithm, nbytes: float, network: Network, *, wire_ratio: float = 1.0, order: RankOrder = "block"
 ) -> float:
-    """Payload that the busiest host sends to others; arguments as in `seconds`.
+    """Returns the payload that the busiest host sends to others; arguments as in `predict_seconds`.
 
-    Headers add 2 to 4 %. Of `parameter_server` it is a host of workers.
+    Headers add 2 to 4 %. For `parameter_server` it is that of a worker host.
     """
     m, n_ranks, per_host = network.hosts, network.ranks, network.ranks_per_host
     if m == 1:
         return 0.0
+    # Round robin: each rank's neighbour is on another host, so all ranks of a host send over its link.
     many = per_host if order == "round_robin" else 1
     if algorithm == "ring":
         share = 2 * many * (n_ranks - 1) / n_ranks
     elif algorithm == "tree":
         share = float(_count_tree_traffic(m, per_host, order)[0])
     elif algorithm == "halving_doubling":
+        # Beyond a power of two, one more message folds a host in.
         power = 1 << (m.bit_length() - 1)
         share = many * (2 * (power - 1) / power + (power != m))
     elif algorithm == "double_tree":
+        # An inner node of one tree is a leaf of the other: at most 2 arrays leave a host, fewer with 2 or 3 hosts.
         share = {2: 1.0, 3: 1.5}.get(m, 2.0)
     elif algorithm == "parameter_server":
         share = float(per_host)
     elif algorithm == "all_to_all":
         share = per_host * (n_ranks - per_host) / n_ranks
+    # The hierarchical algorithms and shared_server: reduce-scatter and all-gather among hosts.
     else:
         share = 2 * (m - 1) / m
     return share * nbytes * wire_ratio
 
 
 def count_steps(algorithm: Algorithm, network: Network) -> int:
-    """Messages that follow each other on the longest way; of `double_tree` without its chunks."""
+    """Returns the number of consecutive messages on the critical path; for `double_tree` without its chunks."""
     m, per_host, n_ranks = network.hosts, network.ranks_per_host, network.ranks
     if n_ranks == 1:
         return 0
+    # On one host, the torus is a grid of its ranks.
     grid = _factor_grid(m if m > 1 else per_host)
     return {
         "ring": 2 * (n_ranks - 1),
@@ -214,7 +225,7 @@ def count_steps(algorithm: Algorithm, network: Network) -> int:
 def predict_phase_costs(
     algorithm: Algorithm, network: Network, *, wire_ratio: float = 1.0
 ) -> tuple[LinearCost, LinearCost, LinearCost]:
-    """Costs inside the host, between hosts, and inside again; an algorithm in one piece is all in the second."""
+    """Returns the costs inside the host, between hosts, and inside again; flat algorithms have only the second."""
     if network.ranks > 1 and algorithm in ("leader", "two_dimensional", "torus"):
         return _cost_phases(algorithm, network, wire_ratio)
     return LinearCost(0.0, 0.0), predict_cost(algorithm, network, wire_ratio=wire_ratio), LinearCost(0.0, 0.0)
@@ -223,7 +234,8 @@ def predict_phase_costs(
 def predict_phases(
     algorithm: Algorithm, nbytes: float, network: Network, *, wire_ratio: float = 1.0
 ) -> tuple[float, float, float]:
-    """Seconds of each of `phase_lines`."""
+    """Returns the seconds of each phase of `predict_phase_costs`."""
+    # Not linear, and the phases of its chunks overlap: all in one.
     if algorithm == "double_tree":
         return 0.0, predict_seconds(algorithm, nbytes, network, wire_ratio=wire_ratio), 0.0
     first, second, third = (
@@ -235,10 +247,10 @@ def predict_phases(
 def predict_pipeline(
     algorithm: Algorithm, nbytes: float, buckets: int, network: Network, *, wire_ratio: float = 1.0
 ) -> float:
-    """Time of `nbytes` in so many equal buckets that follow each other at once through the phases.
+    """Predicts the seconds of `nbytes` in equal buckets that are pipelined through the phases.
 
-    The first and the last phase share what is inside the host, so the train advances by the slower of the second one
-    and of these two together.
+    The first and the last phase share the links inside the host, so one bucket completes per time of the second phase
+    or of these two together, whichever is longer.
     """
     first, second, third = predict_phases(algorithm, nbytes / buckets, network, wire_ratio=wire_ratio)
     return first + second + third + (buckets - 1) * max(second, first + third)
@@ -247,7 +259,7 @@ def predict_pipeline(
 @final
 @dataclass(frozen=True)
 class AlgorithmChoice:
-    """The cheapest algorithm, its predicted seconds, and those of all that were asked for."""
+    """The fastest algorithm, its predicted seconds, and those of all candidates."""
 
     algorithm: Algorithm
     seconds: float
@@ -262,25 +274,25 @@ def choose_algorithm(
     wire_ratio: float = 1.0,
     order: RankOrder = "block",
 ) -> AlgorithmChoice:
-    """The algorithm with the fewest predicted seconds; of equal ones the first."""
+    """Chooses the algorithm with the fewest predicted seconds; the first of equal ones."""
     found = {name: predict_seconds(name, nbytes, network, wire_ratio=wire_ratio, order=order) for name in among}
     best = min(found, key=lambda name: found[name])
     return AlgorithmChoice(best, found[best], found)
 
 
 def choose_bucket_bytes(total_bytes: float, network: Network, algorithm: Algorithm, *, wire_ratio: float = 1.0) -> int:
-    """The size of buckets with which `total_bytes` of gradients are exchanged soonest, 256 KiB to 32 MiB.
+    """Chooses the bucket size that reduces `total_bytes` of gradients soonest, 256 KiB to 32 MiB.
 
-    Let an operation on b bytes take alpha + b beta. Buckets are sent while the backward pass makes the next ones; the
-    link is busy for (n / b) alpha + n beta, and after the last gradient one more bucket, alpha + b beta, is exposed.
-    The sum n alpha / b + b beta + ... has its minimum at b = sqrt(n alpha / beta).
+    Let an operation on b bytes take alpha + b beta. Buckets overlap with the backward pass, and the link is busy for
+    (n / b) alpha + n beta. After the last gradient one more bucket, alpha + b beta, is exposed. The sum
+    n alpha / b + b beta + ... has its minimum at b = sqrt(n alpha / beta).
     """
-    found = predict_cost(algorithm, network, wire_ratio=wire_ratio)
-    return choose_bucket_for_cost(total_bytes, found)
+    return choose_bucket_for_cost(total_bytes, predict_cost(algorithm, network, wire_ratio=wire_ratio))
 
 
 def choose_bucket_for_cost(total_bytes: float, cost: LinearCost) -> int:
-    """`bucket_bytes` for a measured cost."""
+    """Chooses the bucket size as `choose_bucket_bytes` does, from a measured cost."""
+    # A measured line may be flat within its noise.
     if cost.s_per_byte <= 0:
         return LARGEST_BUCKET
     best = math.sqrt(total_bytes * cost.latency_s / cost.s_per_byte)
@@ -288,12 +300,12 @@ def choose_bucket_for_cost(total_bytes: float, cost: LinearCost) -> int:
 
 
 def _count_doublings(count: int) -> int:
-    """Rounds in which one becomes `count` by doubling."""
+    """Returns the doublings from 1 to at least `count`."""
     return (count - 1).bit_length()
 
 
 def _factor_grid(count: int) -> tuple[int, int]:
-    """Two factors of count, as near to each other as there are."""
+    """Returns the two factors of `count` that are closest to each other, the larger first."""
     smaller = next(side for side in range(math.isqrt(count), 0, -1) if count % side == 0)
     return count // smaller, smaller
 
@@ -303,7 +315,7 @@ def _get_gamma(network: Network) -> float:
 
 
 def _get_betas(network: Network) -> tuple[float, float]:
-    """Seconds a byte inside and between, 0 where nothing goes there."""
+    """Returns the seconds per byte inside hosts and between them; 0 if no messages go there."""
     inside = 1 / network.inside.bandwidth_bytes_s if network.ranks_per_host > 1 else 0.0
     return inside, 1 / network.between.bandwidth_bytes_s if network.hosts > 1 else 0.0
 
@@ -314,12 +326,15 @@ def _get_slowest_beta(network: Network) -> float:
 
 def _cost_ring(network: Network, wire_ratio: float, order: RankOrder) -> LinearCost:
     m, n = network.hosts, network.ranks
+    # Each rank sends (n - 1) / n of the array twice: once as partial sums, once as results.
     around = (n - 1) / n
     inside, between = _get_betas(network)
     if order == "round_robin" and m > 1:
         inside, between = 0.0, between * network.ranks_per_host
         latency = 2 * (n - 1) * network.between.latency_s
-    else:  # a chunk goes around twice, less two hops that follow each other: one chunk's are the fastest two there are
+    else:
+        # A chunk goes around twice less two consecutive hops. The last chunk to finish is the one that skips the two
+        # fastest hops, which depends on the latencies and on the ranks per host.
         inner, outer = network.inside.latency_s, network.between.latency_s
         fewer = max(int(outer < inner), 3 - network.ranks_per_host, 0)
         across = 2 * m - fewer if m > 1 else 0
@@ -328,7 +343,7 @@ def _cost_ring(network: Network, wire_ratio: float, order: RankOrder) -> LinearC
 
 
 def _cost_tree(network: Network, wire_ratio: float, order: RankOrder) -> LinearCost:
-    """Up and down, each step as slow as its slowest pair."""
+    """Costs the tree, up and down; each step is as slow as its slowest pair."""
     inside, between = _get_betas(network)
     latency = per_byte = 0.0
     for crossing, staying in _count_tree_traffic(network.hosts, network.ranks_per_host, order)[1]:
@@ -339,8 +354,13 @@ def _cost_tree(network: Network, wire_ratio: float, order: RankOrder) -> LinearC
 
 @lru_cache(maxsize=64)
 def _count_tree_traffic(hosts: int, per_host: int, order: RankOrder) -> tuple[int, tuple[tuple[int, bool], ...]]:
-    """Messages out of the busiest host, up and down; and of each step: those over the busiest link, and whether some
-    stay inside."""
+    """Counts the tree's messages for an array per rank.
+
+    Returns:
+        The messages out of the busiest host, up and down; and for each step, those over the busiest link and whether
+        some pairs stay inside a host.
+    """
+    # Simulated step by step, for any number of hosts and ranks; cached, since planners ask for thousands of sizes.
     out, found, distance, ranks = np.zeros(hosts, np.int64), [], 1, hosts * per_host
     while distance < ranks:
         parents = np.arange(0, ranks - distance, 2 * distance)
@@ -348,42 +368,47 @@ def _count_tree_traffic(hosts: int, per_host: int, order: RankOrder) -> tuple[in
         at = ends // per_host if order == "block" else ends % hosts
         crossing = at[:, at[0] != at[1]]
         of_host = [np.bincount(side, minlength=hosts) for side in crossing]
-        out += of_host[0] + of_host[1]  # a parent sends down, a child sends up
+        # A parent sends down, a child sends up.
+        out += of_host[0] + of_host[1]
         found.append((int(max(counts.max() for counts in of_host)), crossing.shape[1] < len(parents)))
         distance *= 2
     return int(out.max()), tuple(found)
 
 
 def _cost_halving_doubling(network: Network, wire_ratio: float, order: RankOrder) -> LinearCost:
-    """Near partners come first, while messages are large: inside the host if the ranks are host by host."""
+    """Costs halving-doubling: near partners come first, while messages are large."""
     m, per_host, gamma = network.hosts, network.ranks_per_host, _get_gamma(network)
     inside, between = _get_betas(network)
-    # (ranks on this level, latency, seconds a byte while all ranks of the host use it), in the order of the steps
+    # (ranks on this level, latency, seconds per byte while all ranks of the host communicate), in order of the steps.
     levels = [(per_host, network.inside.latency_s, inside), (m, network.between.latency_s, between * per_host)]
     if order == "round_robin":
         levels.reverse()
     latency = per_byte = 0.0
-    left = 1.0  # share of the array that is still a rank's
+    # The share of the array that a rank still holds.
+    left = 1.0
     for count, alpha, beta in levels:
         power = 1 << (count.bit_length() - 1)
         rounds = 2 * (power.bit_length() - 1)
         moved = left * (power - 1) / power
         latency, per_byte = latency + rounds * alpha, per_byte + moved * (2 * wire_ratio * beta + gamma)
-        if power != count:  # the rest gives its share to a partner before, and is told the sum after
+        # Ranks beyond a power of two give their share to a partner first and receive the sum at the end.
+        if power != count:
             latency, per_byte = latency + 2 * alpha, per_byte + left * (2 * wire_ratio * beta + gamma)
         left /= power
     return LinearCost(latency, per_byte)
 
 
 def _cost_double_tree(nbytes: float, network: Network, wire_ratio: float, chunks: float | None) -> float:
-    """2 [(D + c) (a + n b / c) + d (a' + n b' / c)]: D hops over the slow links, d over the hosts' insides."""
+    """Costs 2 [(D + c) (a + n b / c) + d (a' + n b' / c)]: D hops between hosts, d hops inside them."""
     inside, between = _get_betas(network)
     deep, a, b = _count_doublings(network.hosts), network.between.latency_s, between * wire_ratio
     shallow, a_in, b_in = _count_doublings(network.ranks_per_host), network.inside.latency_s, inside * wire_ratio
+    # On one host, the inner links take the place of the outer ones.
     if network.hosts == 1:
         deep, a, b, shallow = shallow, a_in, b_in, 0
     hops = nbytes * (deep * b + shallow * b_in)
     still = deep * a + shallow * a_in + nbytes * max(b, b_in)
+    # Without a given count, hops / c + c a is at its minimum for c = sqrt(hops / a), or for c = 1 below that.
     chunked = hops / chunks + chunks * a if chunks else 2 * math.sqrt(hops * a) if hops > a else hops + a
     return 2 * (still + chunked) + nbytes * _get_gamma(network)
 
@@ -397,19 +422,21 @@ def _cost_phases(
     if algorithm == "torus":
         grid = sum(_factor_grid(m if m > 1 else per_host)) - 2
         near, hops = (near, grid) if m > 1 else (grid, 0)
+    # `leader` reduces the whole array on one rank; the others leave 1 / L of it on each rank.
     if algorithm == "leader":
         down, up, part = inside + gamma * (per_host > 1), inside, 1.0
     else:
         share = (per_host - 1) / per_host
         down, up, part = share * (inside + gamma), share * inside, 1 / per_host
-    # A rank's part of the array also has that part of the host's link, so the link's time is the same.
+    # With 1 / L of the array, each of L ranks also has 1 / L of the host's bandwidth: the link's time is that of a
+    # leader with the whole array. Only the sum is faster.
     cross = (m - 1) / m * (2 * wire_ratio * between + gamma * part)
     ends = near * network.inside.latency_s
     return LinearCost(ends, down), LinearCost(2 * hops * network.between.latency_s, cross), LinearCost(ends, up)
 
 
 def _cost_parameter_server(network: Network, wire_ratio: float) -> LinearCost:
-    """Servers are hosts of their own, as many as there are hosts; on one host, one of its processes."""
+    """Costs servers on hosts of their own, as many as worker hosts; on one host, one of its processes serves."""
     inside, between = _get_betas(network)
     link, beta = (network.between, between) if network.hosts > 1 else (network.inside, inside)
     sums = network.ranks / network.hosts * _get_gamma(network)
@@ -417,7 +444,7 @@ def _cost_parameter_server(network: Network, wire_ratio: float) -> LinearCost:
 
 
 def _cost_shared_server(network: Network, wire_ratio: float) -> LinearCost:
-    """Every host serves an equal part: its own ranks' sums for the other hosts' parts go out, and so does its part."""
+    """Costs servers on every host, each for an equal part; a host sends its sums for other parts, and its own part."""
     m, per_host = network.hosts, network.ranks_per_host
     inside, between = _get_betas(network)
     latency = 2 * (network.inside.latency_s * (per_host > 1) + network.between.latency_s * (m > 1))

@@ -1,6 +1,6 @@
-"""One family of errors: what happened, where, and how to mend it.
+"""All errors of Headway: each message says what happened, where, and how to fix it.
 
-The command line prints `str(error)` and leaves with `error.exit_status`; the library raises them as they are.
+The command line prints `str(error)` and exits with `error.exit_status`; the library raises them as they are.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from headway.core.printable import escape_controls
 
 
 class HeadwayError(Exception):
-    """What went wrong, where it was seen, and how to mend it.
+    """Base of all errors that a user may see.
 
     Args:
-        what: a sentence, without a full stop at its end.
-        where: a file, a key or a step; empty where the sentence says it already.
-        fix: what the user can do about it, as an order.
+        what: a sentence without its full stop.
+        where: a file, a key or a step; empty if the sentence names it.
+        fix: what the user can do, in the imperative.
     """
 
+    # Exit statuses of the command line: 1 for failures of a run, 2 for wrong usage, as argparse and typer do.
     exit_status = 1
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         self.what, self.where, self.fix = what, where, fix
-        # A place is a name, often of a file of somebody else: it stays in its line, and moves no cursor.
+        # `where` is often the name of a foreign file: newlines and escape sequences in it must not reach the terminal.
         text = f"{escape_controls(where, lines=False)}: {what}" if where else what
+        # The parts are joined here once, so that `str(error)` is the same in a log, a traceback and on the terminal.
         super().__init__(" ".join(_end_sentence(part) for part in (text, fix) if part))
 
 
@@ -34,53 +36,55 @@ def _end_sentence(text: str) -> str:
 
 
 class UsageError(HeadwayError):
-    """Wrong usage: an argument, a path given by the user, a folder that exists already."""
+    """Wrong usage: an argument, a path that the user gave, a folder that exists already."""
 
     exit_status = 2
 
 
 class RecipeError(UsageError):
-    """A recipe that cannot be run: an unknown key, a wrong type, an impossible combination."""
+    """The recipe cannot be run: an unknown key, a wrong type, an impossible combination."""
 
 
 class DataError(HeadwayError):
-    """Data that cannot be used: a damaged record, a file that is no image, shards of different packs."""
+    """The data cannot be used: a damaged record, a file that is no image, shards of different packs."""
 
 
 class CheckpointError(HeadwayError):
-    """A checkpoint that is torn, damaged or of another run."""
+    """The checkpoint is incomplete, damaged or of another run."""
 
 
 class TrainingError(HeadwayError):
-    """A run that cannot go on: a non-finite loss, a network that does not fit its task."""
+    """The run cannot continue: a non-finite loss, a network that does not fit its task."""
 
 
 class CommunicationError(HeadwayError):
-    """A collective that failed, timed out, or was issued in another order by another rank."""
+    """A collective failed, timed out, or was issued in another order by another rank."""
 
 
 class CollectiveTimeoutError(CommunicationError):
-    """A collective waited for longer than its time-out: some rank is alive and does not come."""
+    """A collective exceeded its time-out: some rank is alive and did not join it."""
 
 
 class GenerationEndedError(CommunicationError):
-    """This generation is over: a member was lost, or a new one waits. The members go on in the next generation."""
+    """This generation is over: a member was lost or a new one waits. The members continue in the next generation."""
 
 
 class FencedError(CommunicationError):
-    """This process was declared lost while it was silent; the others went on without it, and it has to end."""
+    """This process was declared lost while it was silent. The others continued without it, so it has to exit."""
 
 
 class UserCodeError(HeadwayError):
-    """The user's own code failed; the cause carries their traceback, which is always shown."""
+    """The user's own code failed. The cause carries its traceback, which is always shown."""
 
 
 def suggest_nearest(word: str, known: Iterable[str], *, only_close: bool = False, prefix: str = "") -> str:
-    """`did you mean 'x'?` for the closest known word, or the list of known words where none is close.
+    """Returns "Did you mean 'x'?" for the closest known word, or a list of the known words if none is close.
 
     Args:
-        only_close: nothing where none is. prefix: of the word that is meant.
+        only_close: return an empty text if none is close.
+        prefix: text before the suggested word, such as the key above it.
     """
+    # 0.6 is difflib's default: `momentm` finds `momentum`, and `lr` does not find `loss`.
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and files from outside, which may be anything."""
+"""Atomic writes, and safe reads of files from outside, which may be named pipes, devices or endless."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 from headway.core.errors import UsageError
 
+# Limit for text files from outside: a recipe, a list of files, a profile.
 TEXT_BYTES = 64 << 20
-"""Most that is read of a text that people or programs write: a recipe, a list of files, a profile."""
 
 _KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -23,11 +23,13 @@ _KINDS = (
 
 
 def open_regular(path: str | bytes | os.PathLike[str], *, buffering: int = -1) -> BinaryIO:
-    """Opens a regular file that comes from outside, for reading; never blocks, whatever lies there.
+    """Opens a regular file from outside for reading, without ever blocking.
 
-    Raises OSError: it cannot be opened, or it is a folder, a named pipe, a socket or a device.
+    Raises:
+        OSError: the file cannot be opened, or is a folder, a named pipe, a socket or a device.
     """
-    # Opening a device may do something (a tape rewinds), so it is looked at before; and after, as it may have changed.
+    # Opening a device may have an effect (a tape rewinds), so the kind is checked before. It is checked again on the
+    # descriptor, since the path may have been replaced meanwhile.
     _expect_regular(os.stat(path), path)
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -39,14 +41,16 @@ def open_regular(path: str | bytes | os.PathLike[str], *, buffering: int = -1) -
 
 
 def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
-    """The bytes of a regular file that comes from outside.
+    """Returns the bytes of a regular file from outside.
 
     Args:
-        limit: most bytes that it may have; None: as many as memory is free for.
+        limit: largest size in bytes; None: the free memory.
 
-    Raises OSError: see `open_regular`; or it is too large (EFBIG).
+    Raises:
+        OSError: see `open_regular`; EFBIG if the file is too large.
     """
-    from headway.core.free_memory import read_free_memory_bytes  # here: psutil is not loaded for `headway --help`
+    # Imported here so that `headway --help` does not import psutil.
+    from headway.core.free_memory import read_free_memory_bytes
 
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -54,7 +58,7 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
         if size > most:
             why = "more than memory is free for" if limit is None else f"more than the {limit:,} that are read"
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, {why}", os.fspath(path))
-        # One byte more than there were: a file that grows, or one of /proc that says 0, is read to its end below.
+        # One byte more than the size: a file that grows, or one of /proc with size 0, is read to its end below.
         data = file.read(size + 1)
         while len(data) > size and (more := file.read(1 << 20)):
             data += more
@@ -64,32 +68,33 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
 
 
 def read_text(path: str | os.PathLike[str], limit: int = TEXT_BYTES) -> str:
-    """The text of a regular file that comes from outside, UTF-8 with or without a mark at its beginning.
+    """Returns the text of a UTF-8 file from outside, without a byte order mark and with `\\n` as its line end.
 
-    Lines end in a newline, whatever they end in there.
-
-    Raises OSError: see `read_regular`. UnicodeDecodeError.
+    Raises:
+        OSError: see `read_regular`.
+        UnicodeDecodeError: the file is not UTF-8.
     """
     return read_regular(path, limit).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def describe_os_error(error: Exception) -> str:
-    """Returns why a file or an address cannot be read or written, without its name; it may be empty."""
+    """Returns the reason of a failed read or write without the file's name; it may be empty."""
     return getattr(error, "strerror", None) or str(error)
 
 
 def expect_inside(folder: Path, name: str) -> None:
-    """Raises OSError: a file of a folder from outside is a link to one that lies elsewhere."""
+    """Raises OSError if a file of a folder from outside is a link out of that folder."""
     root = os.path.realpath(folder)
     if os.path.dirname(os.path.realpath(folder / name)) != root:
         raise OSError(errno.EINVAL, "it is a link that leads out of its folder", os.fspath(folder / name))
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether this names a file in a folder and nothing else: no path, no `..`, no control character."""
+    """Returns True if this is the name of a file: no path, no `..`, no control character."""
     return (
         isinstance(name, str)
-        and name.isprintable()  # so it has no half of a surrogate pair, and can be encoded
+        # Printable text has no unpaired surrogate, so `encode` below succeeds.
+        and name.isprintable()
         and "/" not in name
         and name not in ("", ".", "..")
         and len(name.encode()) <= 255
@@ -106,7 +111,7 @@ def _expect_regular(found: os.stat_result, path: str | bytes | os.PathLike[str])
 
 
 def expect_writable(*files: Path | None) -> None:
-    """Raises UsageError: a file that is asked for cannot be written there. It is called before the work, not after."""
+    """Raises UsageError if a requested output file cannot be written. Call it before the work, not after."""
     for path in files:
         if path is None:
             continue
@@ -116,10 +121,12 @@ def expect_writable(*files: Path | None) -> None:
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
-    """Writes a file aside (text as UTF-8), brings it to the disk, and renames it into place.
+    """Writes a temporary file (text as UTF-8), syncs it to disk, and renames it to `path`.
 
-    Raises OSError; nothing is left aside then, and what was at `path` stays. Threads, processes and hosts may write the
-    same file at once: one of them wins.
+    Several threads, processes or hosts may write the same file at once: one of them wins.
+
+    Raises:
+        OSError: writing failed. The previous file stays, and the temporary file is removed.
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -131,7 +138,7 @@ def write_atomically(path: Path, data: bytes | str) -> None:
 
 
 def write_and_sync(path: Path, data: bytes | str) -> None:
-    """Writes a file and brings it to the disk."""
+    """Writes a file and syncs it to disk."""
     with path.open("wb") as file:
         file.write(data.encode() if isinstance(data, str) else data)
         file.flush()
@@ -139,7 +146,7 @@ def write_and_sync(path: Path, data: bytes | str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk."""
+    """Syncs a folder's entries to disk, so that a renamed file survives a power failure."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

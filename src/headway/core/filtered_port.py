@@ -1,7 +1,7 @@
-"""Door: the port at which Gloo listens, with a packet filter before it that needs no rights (SO_ATTACH_FILTER).
+"""The port that Gloo listens on, behind a packet filter that needs no privileges (SO_ATTACH_FILTER).
 
-The kernel asks the filter about each packet to the listening socket, the first of a connection too, and drops what it
-does not admit without an answer.
+The kernel runs the filter on each packet to the listening socket, the first of a connection too, and silently drops
+those that it does not admit.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import psutil
 from headway.core.process_sockets import Address, Instruction, ProcessSocket, list_new_sockets, list_sockets
 from headway.core.torch_c10d import load_c10d
 
+# Attempts to get a port from Gloo: the listener is ambiguous if another thread starts to listen at the same moment.
 DEVICES = 5
-"""How often Gloo is asked for a port to listen on, where another thread began to listen at the same moment."""
 
+# The kernel's own limit for a filter (BPF_MAXINSNS).
 MOST_INSTRUCTIONS = 4096
 
-# Of the kernel's instructions (linux/filter.h): load a word or half a word, jump where it is equal, return.
+# Classic BPF instructions (linux/filter.h): load a word, load a half word, jump if equal, return.
 LOAD, LOAD_HALF, EQUAL, RETURN = 0x20, 0x28, 0x15, 0x06
+# Offsets from here on (SKF_NET_OFF) are into the IP header; smaller ones are into the TCP header.
 NETWORK = 0xFFF00000
-"""Offsets from here on are those of the IP header; others of the TCP header."""
 SOURCE, SOURCE_6 = NETWORK + 12, NETWORK + 8
 SOURCE_PORT = 0
 ADMIT, DROP = (RETURN, 0, 0, 0xFFFFFFFF), (RETURN, 0, 0, 0)
@@ -33,13 +34,15 @@ ADMIT, DROP = (RETURN, 0, 0, 0xFFFFFFFF), (RETURN, 0, 0, 0)
 
 @final
 class FilteredPort:
-    """A device of Gloo, and the port at which it takes connections. It is shut at first.
+    """A Gloo device and the port that it accepts connections on. It refuses all at first.
 
     Attributes:
-        device: for ProcessGroupGloo. addresses: at which it listens.
+        device: device for ProcessGroupGloo.
+        addresses: addresses that it listens on.
     """
 
     def __init__(self, interface: str) -> None:
+        # Gloo does not say which port it took: it is the one listener that appears during the call.
         self._listener: ProcessSocket | None = None
         self.addresses: list[Address] = []
         for _ in range(DEVICES):
@@ -53,30 +56,31 @@ class FilteredPort:
         self.refuse_all()
 
     def refuse_all(self) -> None:
-        """Admits nobody."""
+        """Admits no packet."""
         self.admit([])
 
     def admit(self, sources: Sequence[str] | Sequence[Address]) -> None:
-        """Admits these alone: hosts by their addresses, or single ports of them.
+        """Admits packets from these sources alone: hosts by address, or single ports of them.
 
-        A kernel without filters, or with a smaller limit for them, admits all; who connects is looked at anyway.
+        A kernel without filters, or with a smaller limit, admits all; `GlooGroups` checks every connection anyway.
         """
         if self._listener is None:
             return
+        # Rules in turn, each ends with ADMIT; a packet that passes all of them is dropped.
         program = [one for source in sources for one in _build_rule(source)] + [DROP]
         if len(program) > MOST_INSTRUCTIONS or not self._listener.attach_filter(program):
             self._listener.attach_filter([ADMIT])
 
 
 def list_own_addresses() -> list[str]:
-    """Of all network interfaces of this host: packets to another host may start from any of them."""
+    """Returns the addresses of all network interfaces: packets to another host may leave from any of them."""
     families = (socket.AF_INET, socket.AF_INET6)
     found = (one for entries in psutil.net_if_addrs().values() for one in entries if one.family in families)
     return sorted({one.address.partition("%")[0] for one in found})
 
 
 def _build_rule(source: str | Address) -> list[Instruction]:
-    """Admits what comes from an address, or from one port of it."""
+    """Builds the instructions that admit packets from an address, or from one port of it."""
     host, port = (source, None) if isinstance(source, str) else source
     address = ip_address(host)
     packed, offset = address.packed, SOURCE if address.version == 4 else SOURCE_6
@@ -86,6 +90,6 @@ def _build_rule(source: str | Address) -> list[Instruction]:
         loads.append(((LOAD_HALF, 0, 0, SOURCE_PORT), port))
     out: list[Instruction] = []
     for place, (load, value) in enumerate(loads):
-        # Where it differs, behind the rest of this rule and its end.
+        # On a mismatch, jump behind the rest of this rule and its ADMIT, to the next rule.
         out += [load, (EQUAL, 0, 2 * (len(loads) - place - 1) + 1, value)]
     return [*out, ADMIT]

@@ -1,11 +1,10 @@
-"""Gloo groups into which no stranger gets. Gloo itself takes whoever connects and knows a pair's number.
+"""Gloo groups that no stranger can join. Gloo itself accepts any connection that sends the small number of a pair.
 
-A rank's Gloo listens at one port for all groups. A packet filter keeps that port shut but for the moment in which a
-group connects, when all of its ranks have said through the run's store that they are there; then it admits the
-addresses of these ranks' hosts alone. When the group is connected the ranks tell each other through the store which
-connections they have made, and send each other random numbers over all of them. If a connection is none of theirs, they
-begin again at new ports, where the filter admits nothing but the very ports from which the ranks connect: that takes a
-second more, since a packet that is not admitted yet comes again after a second.
+1. A rank's Gloo listens at one port for all groups. A packet filter drops everything, except while a group connects:
+   then it admits the addresses of the ranks' hosts.
+2. Once connected, the ranks publish their connections in the run's store and send random tokens over all of them.
+3. If some connection belongs to no rank, they retry at new ports, where the filter admits only the exact source ports
+   of the ranks. That takes a second longer: TCP repeats a dropped packet after a second.
 """
 
 from __future__ import annotations
@@ -30,29 +29,30 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("headway.comm")
 
+# Time-out of one attempt once all ranks are present; a group connects in hundredths of a second.
 ATTEMPT_S = 30.0
-"""How long one attempt may take once all ranks are there; a group connects in hundredths of a second."""
+# Waiting for other ranks is cut into slices, so that it ends soon after the generation does.
 SLICE_S = 0.5
-"""Waiting for the others is cut into pieces of it, so that it ends where the generation is given up."""
+# Interval of the search for connections that wait to be admitted.
 KNOCK_S = 0.02
-"""Between two looks for connections that wait to be admitted."""
 TOKEN_BYTES = 16
 
+# Held while a group connects, so that new connections between its ranks are the group's own.
 _BUILDING = threading.Lock()
-"""Held while a group connects: the connections that appear between its ranks meanwhile are its own."""
 
 
 def add_prefix(store: Store, prefix: str) -> Any:
-    """A part of a store, ours or torch's."""
+    """Returns the part of a store, Headway's or torch's, whose keys begin with a prefix."""
     mine = getattr(store, "under", None)
     return mine(prefix) if mine else load_c10d().PrefixStore(prefix, store)
 
 
 def gather_json(value: Any, group: Any = None) -> list[Any]:
-    """What every rank of a torch.distributed group says, as JSON: nothing that comes from another rank is unpickled.
+    """Gathers a JSON value from every rank of a torch.distributed group; unlike all_gather_object, without pickle.
 
     Args:
-        group: default: that of `init_process_group`. All of its ranks call this.
+        value: any JSON value. All ranks of the group call this.
+        group: default: the group of `init_process_group`.
     """
     import torch
     import torch.distributed as dist
@@ -61,6 +61,7 @@ def gather_json(value: Any, group: Any = None) -> list[Any]:
     device = torch.device("cuda", torch.cuda.current_device()) if only_cuda else torch.device("cpu")
     mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
     size = dist.get_world_size(group)
+    # all_gather needs equal sizes: gather the lengths first, then the padded texts.
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
     dist.all_gather(lengths, torch.tensor([len(mine)], device=device), group=group)
     longest = max(int(one) for one in lengths)
@@ -71,12 +72,13 @@ def gather_json(value: Any, group: Any = None) -> list[Any]:
 
 @final
 class GlooGroups:
-    """The Gloo groups of one rank of a world.
+    """Builds the Gloo groups of one rank of a world.
 
     Args:
-        interface: of the network.
-        connect_s: how long the building of a group may take. timeout_s: of its operations.
-        check_not_ended: called while others are waited for; what it raises ends the waiting.
+        interface: network interface.
+        connect_s: time-out for building a group.
+        timeout_s: time-out of its operations.
+        check_not_ended: called while waiting for other ranks; an exception from it ends the wait.
     """
 
     def __init__(
@@ -92,26 +94,30 @@ class GlooGroups:
         """Connects a group; every member calls it.
 
         Args:
-            store: the group's own part of the run's store. members: ranks of the world, in the group's order.
+            store: the group's own part of the run's store.
+            members: ranks of the world, in the group's order.
 
         Returns:
-            The backend, and its connections.
+            The backend and its connections.
 
         Raises:
-            RuntimeError: a rank did not come, or strangers did not let the ranks connect.
+            RuntimeError: a rank did not join, or strangers kept the ranks from connecting.
         """
         until_s = monotonic() + self._connect_s
         attempt = 0
         while True:
+            # Each attempt has its own keys: values of a failed one must not be read again.
             part = add_prefix(store, str(attempt))
             talk = partial(
                 _gather_values, part, self._rank, members, until_s=until_s, check_not_ended=self._check_not_ended
             )
+            # 1. Every rank publishes its port and addresses.
             if self._door is None:
                 self._door = FilteredPort(self._interface)
             told = talk("listens", [self._door.addresses, list_own_addresses()])
             with _BUILDING:
                 made, sockets, why = self._try_build(part, members, told, talk, is_exact=attempt > 0)
+            # All ranks take the same decision: one mismatch anywhere means that all of them retry.
             verdicts = talk("verdict", why)
             if not any(verdicts):
                 for end in sockets:
@@ -119,18 +125,18 @@ class GlooGroups:
                 return made, sockets
             for end in sockets:
                 end.shut_down()
-            # Gloo may keep a stranger's connection for the next group that it builds at this port.
+            # A new port for the next attempt: Gloo may keep a stranger's connection for the next group at this one.
             self._old.append(self._door)
             self._door = None
             first = next(reason for reason in verdicts if reason)
             if monotonic() > until_s:
                 raise RuntimeError(first)
             if why:
-                LOG.warning("%s; the ranks connect anew, and admit nothing but each other", why)
+                LOG.warning("%s; the ranks connect again and admit nothing but each other", why)
             attempt += 1
 
     def close(self) -> None:
-        """Lets go of the ports; groups keep theirs."""
+        """Releases the ports. Groups that are connected stay so."""
         self._door = None
         self._old.clear()
 
@@ -143,9 +149,10 @@ class GlooGroups:
         *,
         is_exact: bool,
     ) -> tuple[Any, list[ProcessSocket], str]:
-        """A backend, its connections, and why it cannot be used; empty where it can."""
+        """Makes one attempt; returns the backend, its connections, and the reason if it cannot be used."""
         assert self._door is not None
         door = self._door
+        # The ports of the other ranks: a new connection to one of them is this rank's own.
         others = {
             normalise_address(one)
             for rank, (listens, _) in zip(members, told, strict=True)
@@ -154,6 +161,7 @@ class GlooGroups:
         }
         before = {end.inode for end in list_sockets()}
         door.admit([] if is_exact else sorted({host for _, hosts in told for host in hosts}))
+        # No rank connects before all have opened their filters.
         talk("open", None)
         raw, why = None, ""
         knocks = _PortExchange(store.clone(), self._rank, members, door, before) if is_exact else None
@@ -162,15 +170,17 @@ class GlooGroups:
                 raw = self._create_backend(store, members)
             except RuntimeError as error:
                 why = summarise_error(error)
-            # A rank that is ready first keeps its port open for the others: the first packet of a slower one would be
-            # dropped, and Gloo waits for it for minutes.
+            # A rank that is ready first keeps its port open until all are: if it dropped the first packet of a slower
+            # rank, Gloo would wait for minutes.
             talk("connected", None)
         finally:
             door.refuse_all()
             if knocks is not None:
                 knocks.close()
+        # `mine` are the connections that this rank opened, `came` those that it accepted.
         mine = [end for end in list_sockets() if end.inode not in before and end.is_connected_to(others)]
         came = [end for end in list_sockets() if end.inode not in self._known and end.was_accepted_at(door.addresses)]
+        # Every accepted connection has to be one that a member has opened.
         token = secrets.token_bytes(TOKEN_BYTES)
         said = talk("made", [[end.read_endpoints() for end in mine], token.hex()])
         if not why:
@@ -189,7 +199,8 @@ class GlooGroups:
         gloo = load_c10d().ProcessGroupGloo
         options = gloo._Options()
         options._timeout = timedelta(seconds=min(self._connect_s, ATTEMPT_S))
-        options._threads = 1  # operations end in the order in which they began
+        # One thread: operations complete in the order in which they were issued.
+        options._threads = 1
         options._devices = [self._door.device]
         made = gloo(store, members.index(self._rank), len(members), options)
         made._set_default_timeout(timedelta(seconds=self._timeout_s))
@@ -198,7 +209,7 @@ class GlooGroups:
 
 @final
 class _PortExchange:
-    """Tells the others from which ports this rank's connections want to come, and admits theirs; in a thread."""
+    """A thread that publishes the source ports of this rank's connections and admits those of the other ranks."""
 
     def __init__(self, store: Any, rank: int, members: Sequence[int], door: FilteredPort, before: set[str]) -> None:
         self._store, self._rank, self._door, self._before = store, rank, door, before
@@ -214,7 +225,8 @@ class _PortExchange:
     def _run(self) -> None:
         told: set[Address] = set()
         admitted: set[Address] = set()
-        with suppress(RuntimeError):  # the store is gone: the group will not come together
+        # A RuntimeError means that the store is gone; the group then fails by itself.
+        with suppress(RuntimeError):
             self._store.set(f"knocks/{self._rank}", "[]")
             while not self._over.wait(KNOCK_S):
                 mine = {end.read_source_address() for end in list_sockets() if end.inode not in self._before} - {None}
@@ -241,7 +253,7 @@ def _gather_values(
     until_s: float,
     check_not_ended: Callable[[], None],
 ) -> list[Any]:
-    """What all members say, in their order."""
+    """Publishes a value under the step `what` and returns those of all members, in their order."""
     store.set(f"{what}/{rank}", json.dumps(value))
     keys = [f"{what}/{other}" for other in members]
     while True:
@@ -249,13 +261,15 @@ def _gather_values(
         left_s = until_s + ATTEMPT_S * (what != "listens") - monotonic()
         try:
             wait_s = max(0.01, min(SLICE_S, left_s))
-            if hasattr(store, "under"):  # ours waits and answers at once
+            # Headway's store waits and answers in one request, torch's needs two.
+            if hasattr(store, "under"):
                 found = store.multi_get(keys, wait_s)
             else:
                 store.wait(keys, timedelta(seconds=wait_s))
                 found = store.multi_get(keys)
             return [json.loads(text) for text in found]
         except RuntimeError as error:
+            # Any other error means that the store is lost.
             if "timeout" not in str(error).lower():
                 raise
             if left_s <= 0:
@@ -264,7 +278,7 @@ def _gather_values(
 
 
 def _find_stranger(came: Sequence[ProcessSocket], made: Sequence[Any], listens: Sequence[Address]) -> str:
-    """Says what is wrong with the connections that came: each has to be one that a member says it made."""
+    """Compares accepted connections with those that members opened; returns the mismatch, or an empty text."""
     expected = {normalise_address(source) for source, target in made if normalise_address(target) in listens}
     found = [end.read_peer_address() for end in came]
     foreign = [one for one in found if one not in expected]
@@ -276,14 +290,14 @@ def _find_stranger(came: Sequence[ProcessSocket], made: Sequence[Any], listens: 
 
 
 def _verify_peers(raw: Any, token: bytes, tokens: Sequence[bytes], rank: int) -> str:
-    """Sends this rank's number over every connection; says what is wrong where others than the ranks' come."""
+    """Exchanges tokens over every connection; returns a reason if a peer is no rank, else an empty text."""
     import torch
 
     mine = torch.frombuffer(bytearray(token * len(tokens)), dtype=torch.uint8)
     out = torch.zeros_like(mine)
     try:
-        # A stranger in a rank's place may say nothing: then it ends long before the group's own time-out.
+        # A silent stranger must not hold the group until its own time-out, which may be minutes.
         raw.alltoall_base(out, mine, [], [], load_c10d().AllToAllOptions()).wait(timedelta(seconds=ATTEMPT_S))
     except RuntimeError as error:
         return f"a connection of rank {rank} ended at once ({summarise_error(error)})"
-    return "" if out.numpy().tobytes() == b"".join(tokens) else f"a rank of this run is not who speaks to rank {rank}"
+    return "" if out.numpy().tobytes() == b"".join(tokens) else f"the peer of rank {rank} is no rank of this run"

@@ -1,4 +1,4 @@
-"""Which host a process runs on, and by which address and network interface it and another reach each other."""
+"""Identity of a host, and the addresses and network interfaces by which hosts reach each other."""
 
 from __future__ import annotations
 
@@ -11,50 +11,51 @@ import psutil
 
 from headway.core.errors import CommunicationError
 
+# Documentation addresses that no host has (RFC 5737, RFC 3849): their route is the default route.
 ANYWHERE = ("192.0.2.1", "2001:db8::1")
-"""Addresses that belong to nobody (RFC 5737, RFC 3849): their route is the default route."""
 
 
 def identify_host() -> str:
-    """Names the host of this process: equal for two processes if and only if they share a network stack.
+    """Returns an identity that two processes share if and only if they share a network stack.
 
-    The hostname alone does not do: containers and network namespaces of one machine often share it, and two machines
-    may. So it is the kernel's boot id and the number of the network namespace, with the hostname for the reader.
+    It is the kernel's boot id and the number of the network namespace, with the hostname for the reader. A hostname
+    alone is not unique: containers of one machine often share it, and so may two machines.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-    except OSError:  # hidden in some sandboxes
+    # Some sandboxes hide the file.
+    except OSError:
         boot = ""
     return f"{platform.node()}/{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def find_interface_to(address: str) -> str:
-    """Name of the network interface by which `address` is reached; see `own_address`."""
+    """Returns the network interface of the route to `address`; errors as in `find_own_address`."""
     return _find_interface(find_own_address(address))
 
 
 def find_own_address(towards: str) -> str:
-    """The address of this host from which packets to another start, so that the other reaches it there; where that is
-    this host itself, the one that was given.
+    """Returns the address of this host that another host can reach it by: the source address of the route to it.
 
-    Only the routing table is asked, nothing is sent.
+    Only the routing table is read; no packet is sent.
 
     Args:
-        towards: a name or a number, IPv4 or IPv6. A name of this host that means 127.0.1.1 here, as Debian writes it
-            into /etc/hosts, stands for the default route: the others know it by another address.
+        towards: a name or an address of the other host, IPv4 or IPv6. A name that resolves to 127.0.1.1, as Debian
+            writes the own hostname into /etc/hosts, stands for the default route: other hosts resolve it otherwise.
 
     Raises:
         CommunicationError: the name is unknown, or there is no route.
     """
-    fix = "Is the address right, and is the network up? The option `interface` names one where the route misleads."
+    fix = "Is the address right, and is the network up? Set the option `interface` if the route is the wrong one."
     try:
         found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as error:
-        raise CommunicationError(f"this name means no address here ({error})", where=towards, fix=fix) from error
+        raise CommunicationError(f"this name has no address here ({error})", where=towards, fix=fix) from error
     sources = [source for info in found if (source := _find_source_address(info[0], info[4]))]
     if not sources:
         raise CommunicationError("there is no route to this address", where=towards, fix=fix)
+    # A hostname that leads to the loopback: prefer the source of the default route, per family.
     if all(_is_loopback(source) for source in sources) and not is_loopback_name(towards):
         families = (socket.AF_INET, socket.AF_INET6)
         beyond = [_find_source_address(family, (target, 9)) for family, target in zip(families, ANYWHERE, strict=True)]
@@ -63,9 +64,12 @@ def find_own_address(towards: str) -> str:
 
 
 def choose_listening_address(address: str) -> str:
-    """Where to listen so that others come by `address`: there, or on all interfaces ("" or "::") where that is no
-    address of this host, as that of a router, or a name that means 127.0.1.1 here and something else elsewhere.
+    """Returns the address to listen on so that other hosts can connect to `address`.
+
+    It is `address` itself, or all interfaces ("" or "::") if this host does not have it (a router's) or resolves it to
+    127.0.1.1 while other hosts resolve it otherwise.
     """
+    # Binding tells whether this host has the address.
     is_v6 = ":" in address
     try:
         with socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET) as end:
@@ -79,11 +83,12 @@ def choose_listening_address(address: str) -> str:
 
 
 def find_interface_address(interface: str) -> str:
-    """This host's address on a network interface, IPv4 where there is one.
+    """Returns this host's address on a network interface, IPv4 if there is one.
 
     Raises:
-        CommunicationError: it has none.
+        CommunicationError: the interface has no address.
     """
+    # IPv4 first: link-local IPv6 addresses need a scope, which other hosts do not know.
     entries = psutil.net_if_addrs().get(interface, [])
     for family in (socket.AF_INET, socket.AF_INET6):
         for entry in entries:
@@ -93,7 +98,8 @@ def find_interface_address(interface: str) -> str:
 
 
 def _find_source_address(family: int, target: tuple[object, ...]) -> str | None:
-    """The own address from which packets to `target` start; None where there is no route."""
+    """Returns the source address of packets to `target`; None without a route."""
+    # `connect` on a datagram socket only reads the routing table.
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as end:
             end.connect(target)
@@ -106,13 +112,14 @@ def _find_interface(address: str) -> str:
     for name, entries in psutil.net_if_addrs().items():
         if any(_strip_scope(entry.address) == address for entry in entries):
             return name
-    if _is_loopback(address):  # any 127.x.y.z is the loopback's
+    # All of 127.0.0.0/8 belongs to the loopback, but only 127.0.0.1 is listed.
+    if _is_loopback(address):
         return _find_interface("127.0.0.1")
     raise CommunicationError("no network interface has this address, from which packets would start", where=address)
 
 
 def _strip_scope(address: str) -> str:
-    """Without the scope that link-local IPv6 addresses carry."""
+    """Removes the scope (`%eth0`) that link-local IPv6 addresses carry."""
     return address.partition("%")[0]
 
 
@@ -121,7 +128,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def is_loopback_name(address: str) -> bool:
-    """Whether the user wrote the loopback itself, not a name that happens to lead there."""
+    """Returns True if the user wrote the loopback itself, not a name that happens to resolve to it."""
     try:
         return _is_loopback(_strip_scope(address))
     except ValueError:

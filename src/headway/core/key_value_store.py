@@ -1,5 +1,7 @@
-"""The key-value store where the ranks of a run meet: a Server that holds it, and clients with the interface of
-torch.distributed's stores. Every message of it goes through a Channel, so that only processes of the run are heard.
+"""The key-value store in which the ranks of a run meet: a server, and clients with torch.distributed's store interface.
+
+It replaces torch's TCPStore, which serves anybody: every message goes through a Channel, so that only processes of the
+run are served.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ if TYPE_CHECKING:
 
 PURPOSE = "store"
 
+# Limit of a message, which holds all values that one request asks for.
 LIMIT_BYTES = 1 << 26
-"""The longest message: the values that one request asks for."""
 
+# Default time-out of `get` and `wait`.
 WAIT_S = 300.0
-"""How long `get` and `wait` wait for a key, unless they are told otherwise."""
 
+# Time that an answer may take beyond the requested time-out: a stopped server (SIGSTOP) never answers, while its kernel
+# keeps the connection alive.
 ANSWER_S = 60.0
-"""How long an answer may take beyond the time that was asked for: a process that is stopped never gives one, and its
-kernel still answers for the connection."""
 
 LENGTH = struct.Struct("!I")
 
@@ -39,15 +41,15 @@ Kind = Literal[b"set", b"wait", b"get", b"check", b"add", b"swap", b"append", b"
 
 
 def pack(*parts: bytes) -> bytes:
-    """Several byte strings as one."""
+    """Joins byte strings into one, each with its length before it."""
     return b"".join(LENGTH.pack(len(part)) + part for part in parts)
 
 
 def unpack(message: bytes) -> list[bytes]:
-    """What `pack` was given.
+    """Splits the result of `pack` into its byte strings.
 
     Raises:
-        ValueError: it was not packed.
+        ValueError: the message is malformed.
     """
     parts, place = [], 0
     while place < len(message):
@@ -64,7 +66,7 @@ def unpack(message: bytes) -> list[bytes]:
 
 @final
 class _PendingRequest:
-    """A request for keys that are not all there yet."""
+    """A request that waits for keys."""
 
     def __init__(self, keys: Sequence[bytes], values: bool, until_s: float) -> None:
         self.keys, self.values, self.until_s = keys, values, until_s
@@ -72,13 +74,13 @@ class _PendingRequest:
 
 @final
 class StoreServer:
-    """Holds the store, in a thread of its own.
+    """Serves the store in a thread of its own.
 
     Args:
-        address, port: to listen on; port 0 takes a free one.
+        address, port: address to listen on; port 0 takes a free one.
 
     Attributes:
-        port: where it listens.
+        port: port it listens on.
 
     Raises:
         OSError: it cannot listen there.
@@ -86,7 +88,9 @@ class StoreServer:
 
     def __init__(self, secret: bytes, address: str, port: int = 0) -> None:
         self._values: dict[bytes, bytes] = {}
+        # At most one request per client: a client waits for its answer before it sends the next one.
         self._waiting: dict[ChannelPeer, _PendingRequest] = {}
+        # `_until_s` is finite once the server only waits for its clients to leave.
         self._closing, self._until_s = False, inf
         self._server = ChannelServer(
             address,
@@ -102,17 +106,17 @@ class StoreServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Makes the thread end and close all connections, without waiting for it."""
+        """Tells the thread to close all connections and end; does not wait for it."""
         self._closing = True
         self._server.wake()
 
     def close(self) -> None:
-        """Ends the thread and all connections."""
+        """Closes all connections and ends the thread."""
         self.stop()
         self._thread.join()
 
     def close_after_others(self, wait_s: float) -> None:
-        """Goes on serving until all clients have closed their connections, at most so long; then closes."""
+        """Serves until all clients have left, at most for `wait_s`, then closes."""
         self._until_s = monotonic() + wait_s
         self._server.wake()
         self._thread.join()
@@ -123,6 +127,7 @@ class StoreServer:
             for peer in [peer for peer, one in self._waiting.items() if one.until_s <= now]:
                 del self._waiting[peer]
                 self._server.send(peer, pack(b"late"))
+            # Sleep until the next time-out of a waiting request, or until a message comes.
             until_s = min(self._until_s, *(one.until_s for one in self._waiting.values()), inf)
             self._server.poll(None if until_s == inf else max(0.0, until_s - monotonic()))
         self._server.close()
@@ -132,6 +137,7 @@ class StoreServer:
 
     def _on_message(self, peer: ChannelPeer, message: bytes) -> None:
         kind, *parts = unpack(message) or [b""]
+        # `set` has no answer, to save a round trip; requests of one client are handled in order.
         if kind == b"set":
             self._set(*_expect_parts(parts, 2))
         elif kind in (b"wait", b"get"):
@@ -153,7 +159,7 @@ class StoreServer:
             return values[key]
         if kind == b"swap":
             key, expected, desired = _expect_parts(parts, 3)
-            # As torch's: a key that is not there counts as an empty value.
+            # As in torch's stores, a missing key counts as an empty value.
             if values.get(key, b"") == expected:
                 self._set(key, desired)
             return values.get(key, expected)
@@ -169,12 +175,13 @@ class StoreServer:
         raise ValueError(f"a request of unknown kind {kind!r}")
 
     def _set(self, key: bytes, value: bytes) -> None:
+        # A new value may complete requests that wait for it.
         self._values[key] = value
         for peer in [peer for peer, one in self._waiting.items() if key in one.keys]:
             self._answer(peer)
 
     def _answer(self, peer: ChannelPeer) -> None:
-        """Ends the waiting of a peer whose keys are all there."""
+        """Answers a waiting peer if all of its keys are set."""
         one = self._waiting[peer]
         if all(key in self._values for key in one.keys):
             del self._waiting[peer]
@@ -188,6 +195,7 @@ def _expect_parts(parts: list[bytes], count: int) -> list[bytes]:
 
 
 def _parse_number(text: bytes) -> int:
+    # 20 characters hold any 64-bit number with its sign; int() of more takes quadratic time.
     if len(text) > 20:
         raise ValueError("a number of more than 20 digits")
     return int(text)
@@ -199,16 +207,16 @@ def _encode_number(value: int) -> bytes:
 
 @final
 class StoreClient:
-    """A connection to a StoreServer. Any thread may use it; who waits for a key keeps the others out.
+    """A connection to a StoreServer. Any thread may use it; a thread that waits for a key blocks the others.
 
     Args:
-        refused_s: how long nobody may listen there yet.
+        refused_s: for how long a refused connection is retried, for a server that starts later.
 
     Attributes:
-        address, port: of the server.
+        address, port: address of the server.
 
     Raises:
-        OSError, CommunicationError: see `channel.connect`. Of all methods: RuntimeError, where the store is gone.
+        OSError, CommunicationError: see `channel.connect`. All methods raise RuntimeError, as torch's stores do.
     """
 
     def __init__(self, secret: bytes, address: str, port: int, *, refused_s: float = 0.0) -> None:
@@ -223,15 +231,17 @@ class StoreClient:
         channel.tune_socket(self._end, WAIT_S)
 
     def __del__(self) -> None:
+        # `connect` may have failed, before there was a connection.
         if hasattr(self, "_end"):
             self.close()
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._end.close()
 
     def ask(self, kind: Kind, *parts: bytes, answers: bool = True) -> list[bytes]:
-        """Sends a request, and returns the parts of the answer where there is one."""
+        """Sends a request and returns the parts of its answer, or nothing if `answers` is False."""
+        # The first part of these requests is their time-out in milliseconds.
         wait_s = int(parts[0]) / 1e3 if kind in (b"wait", b"get") else 0.0
         with self._lock:
             try:
@@ -245,27 +255,29 @@ class StoreClient:
                     self._inbox += self._channel.feed(data)
                 said, *found = unpack(self._inbox.pop())
             except (OSError, AuthenticationError) as error:
-                # An answer that comes later would be taken for that of the next request.
+                # Close: an answer that came late would be taken for that of the next request.
                 self._end.close()
                 raise RuntimeError(f"the store of the ranks is gone ({error})") from error
         if said == b"late":
+            # "timeout" is how torch's code, and `gloo`, tell this from a lost store.
             names = b", ".join(parts[1:]).decode(errors="replace")
             raise RuntimeError(f"wait timeout after {wait_s:g} s, keys: {names}")
         return found
 
 
 def build_store(client: StoreClient) -> Any:
-    """The store as torch.distributed knows stores, for its groups too. `under` gives a part of it."""
+    """Returns the store as a torch.distributed store, usable for its groups; its method `under` adds a prefix."""
     return _define_store_class()(client, "")
 
 
+# ruff counts each method of the nested class as a branch; none of them has one.
 @cache
 def _define_store_class() -> Any:
-    """The class, made when it is needed, since it is derived from torch's."""
+    """Defines the store class on first use, since its base is torch's."""
 
     @final
     class ClientStore(load_c10d().Store):  # type: ignore[misc]
-        """A part of the store: all keys that begin with `prefix`."""
+        """The part of the store whose keys begin with `prefix`."""
 
         def __init__(self, client: StoreClient, prefix: str) -> None:
             super().__init__()
@@ -279,7 +291,7 @@ def _define_store_class() -> Any:
             return ClientStore(self.client, f"{self._prefix}{prefix}/")
 
         def clone(self) -> ClientStore:
-            """The same part over a connection of its own."""
+            """Returns the same part over a connection of its own."""
             client = self.client
             return ClientStore(StoreClient(client.secret, client.address, client.port), self._prefix)
 
@@ -321,9 +333,9 @@ def _define_store_class() -> Any:
             return True
 
         def set_timeout(self, timeout: timedelta) -> None:
-            """Each wait is told its time."""
+            """Does nothing: each request carries its own time-out."""
 
-        # The names by which torch's own code asks for them.
+        # torch's C++ code calls these methods by their camel-case names.
         deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815
 
         def _key(self, key: str) -> bytes:

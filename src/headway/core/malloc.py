@@ -1,8 +1,8 @@
-"""Freed memory stays with the process, where a network is trained on a CPU.
+"""glibc malloc settings that keep freed memory in the process, for training on a CPU.
 
-glibc gives blocks of 32 MB and more, often of 128 kB and more, back to the system as soon as they are freed. A training
-step on a CPU frees its activations and asks for as many again: the system has to fill every page with zeros anew. Of a
-step of 8,192 images through a small network that is a quarter of the time (`bench.heap`).
+By default glibc returns blocks of 32 MB and more, often of 128 kB and more, to the kernel as soon as they are freed. A
+training step on a CPU frees its activations and allocates as many again, so the kernel zeroes every page anew: a
+quarter of the time of a step of 8,192 images through a small network (`bench.heap`).
 """
 
 from __future__ import annotations
@@ -11,25 +11,24 @@ import ctypes
 import os
 from functools import cache
 
+# Parameters of mallopt, from malloc.h.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
-"""Of malloc.h."""
+# Bytes that the heap grows by beyond each request, so that it grows seldom.
 TOP_PAD = 64 << 20
-"""Bytes: the heap grows by so much more than is asked for, so that it grows seldom."""
+# The largest value that mallopt accepts.
 MOST = 2**31 - 1
-"""The largest number that mallopt takes."""
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Lets the C library keep what is freed, from now on and in the whole process.
+    """Makes the C library keep freed memory, for the whole process and from now on.
 
-    No block is mapped by itself, and the end of the heap is given back only beyond 2 GB that are free there. At its
-    peak the process needs as much memory as before, and some more where blocks of other sizes leave gaps; in between
-    it gives less back. HEADWAY_HEAP=system in the environment leaves all as it is, and so does a C library that has no
-    mallopt (musl, say).
+    No block gets a mapping of its own, and the top of the heap is returned only beyond 2 GB of free space. Peak memory
+    stays as before, plus some fragmentation. HEADWAY_HEAP=system in the environment disables it; a C library without
+    mallopt, such as musl, is left as it is.
 
     Returns:
-        whether it is so now.
+        True if the settings are in force.
     """
     if os.environ.get("HEADWAY_HEAP") == "system":
         return False

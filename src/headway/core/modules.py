@@ -1,4 +1,4 @@
-"""What is done with all modules of a network: others in their place, evaluation mode or no trace for a while."""
+"""Operations on all modules of a network: replacing them, evaluation mode, and passes that leave no trace."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:  # nothing of torch is needed to walk through a network
+if TYPE_CHECKING:
     from torch import nn
 
 
 def replace_modules(module: nn.Module, make: Callable[[nn.Module, str], nn.Module]) -> nn.Module:
-    """The network with every module m replaced by make(m, name), parents before what is inside of what they became.
+    """Replaces every module m by make(m, name), in place, parents before the children of their replacements.
 
     A module that is used in several places becomes one module, used in the same places.
 
     Returns:
-        the network; another object only where `make` made another one of it.
+        The network; another object only if `make` replaced the root.
     """
     return _replace(module, make, "", {})
 
 
 @contextmanager
 def switch_to_evaluation(module: nn.Module) -> Iterator[None]:
-    """Within it the network is in evaluation mode; afterwards each module is in the mode in which it was."""
+    """Sets evaluation mode for the duration of the block and restores each module's own mode afterwards."""
+    # Each module's own mode: frozen batch norms are in evaluation mode during training.
     modes = [(one, one.training) for one in module.modules()]
     module.eval()
     try:
@@ -38,12 +39,15 @@ def switch_to_evaluation(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def preserve_training_state(module: nn.Module) -> Iterator[None]:
-    """For passes that are no part of the training. Within it parameters begin without gradients; afterwards gradients,
-    buffers and the generators of torch (on a GPU too), numpy and Python are as before."""
+    """Restores gradients, buffers and random generators after the block, for passes that are no part of the training.
+
+    The block begins without gradients. The generators are those of torch (CUDA too), numpy and Python.
+    """
     import torch
 
     parameters, buffers = list(module.parameters()), list(module.buffers())
     devices = {value.device for value in (*parameters, *buffers) if value.device.type == "cuda"}
+    # Gradients are set aside, not copied; buffers (running statistics) change in place, so they are copied.
     grads, kept = [value.grad for value in parameters], [value.clone() for value in buffers]
     states = random.getstate(), np.random.get_state()
     for parameter in parameters:
@@ -64,6 +68,7 @@ def preserve_training_state(module: nn.Module) -> Iterator[None]:
 def _replace(
     module: nn.Module, make: Callable[[nn.Module, str], nn.Module], name: str, done: dict[nn.Module, nn.Module]
 ) -> nn.Module:
+    # A shared module is replaced once.
     if module in done:
         return done[module]
     made = make(module, name)

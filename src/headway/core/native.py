@@ -1,7 +1,6 @@
-"""The library of the native core (native/headway.h): finding it, loading it, and the check that it fits.
+"""Loads the native core (native/headway.h) with ctypes and checks its ABI number.
 
-What its functions are is said where they are used. Where it is not built, `library()` is None; HEADWAY_NATIVE=0 in the
-environment switches it off.
+Each caller declares the functions that it uses. HEADWAY_NATIVE=0 in the environment switches the native core off.
 """
 
 from __future__ import annotations
@@ -15,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 LIBRARY = Path(__file__).parents[1] / "data/libheadway.so"
+# Has to equal `hw_abi()` in native/: a library built from other sources would crash on changed arguments.
 ABI = 5
 FIX = (
     "install a C++ compiler, cmake and the headers of libjpeg-turbo (on Debian: g++ cmake libjpeg62-turbo-dev), and "
     "then headway again"
 )
 
+# ctypes result and argument types by function name.
 Signatures = Mapping[str, tuple[Any, list[Any]]]
-"""Of each function its result and its arguments, as ctypes has them."""
 
 
 @cache
 def _load() -> ctypes.CDLL | str:
-    """The library, or why it cannot be used."""
+    """Returns the library, or the reason that it cannot be used."""
     try:
         library = ctypes.CDLL(str(LIBRARY))
         if library.hw_abi() != ABI:
@@ -38,11 +38,12 @@ def _load() -> ctypes.CDLL | str:
 
 
 def load_library(signatures: Signatures, *, loss: str) -> ctypes.CDLL | None:
-    """The library with these functions declared; None where it cannot be used, and then the log says so.
+    """Returns the library with these functions declared, or None (with a warning in the log) if it cannot be used.
 
     Args:
-        loss: what is lost without it, for the log.
+        loss: consequence of its absence, for the log.
     """
+    # Read on every call, so that it can change within a process.
     if os.environ.get("HEADWAY_NATIVE") == "0":
         return None
     found = _load()

@@ -1,30 +1,33 @@
-"""Text for a terminal: names of files, classes and records come from outside, and may hold what moves its cursor."""
+"""Text made safe for a terminal: names of files, classes and records from outside may hold escape sequences."""
 
 from __future__ import annotations
 
 import re
 
 _CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but for tab and newline, DEL, C1
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # what turns the direction of writing
-    "\u2028\u2029\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"  # separators, tags, halves of surrogate pairs
+    # C0 except tab and newline, DEL, C1
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"
+    # characters that change the direction of writing
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+    # separators, tags, halves of surrogate pairs
+    "\u2028\u2029\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
 )
-_OF_A_LINE = re.compile("[\t\n]")
+_LINE_CONTROL = re.compile("[\t\n]")
 
 
 def escape_controls(text: str, *, lines: bool = True) -> str:
-    r"""The text with control characters as `\x1b`, so that a terminal shows them and obeys none.
+    r"""Returns the text with each control character as `\x1b`, so that a terminal shows it and does not obey it.
 
     Args:
-        lines: tabs and newlines stay; False: for a name, which is of one line.
+        lines: keep tabs and newlines; False for a name, which has to stay on one line.
     """
     found = _CONTROL.sub(_escape, text)
-    return found if lines else _OF_A_LINE.sub(_escape, found)
+    return found if lines else _LINE_CONTROL.sub(_escape, found)
 
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match.group())
-    # A byte of a file name that is no UTF-8 is a surrogate in Python; it is shown as the byte that it is.
+    # Python decodes a byte of a file name that is no UTF-8 as a surrogate; it is shown as that byte.
     if 0xDC80 <= code <= 0xDCFF:
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,7 +1,8 @@
-"""Which of this process's sockets are a group's. Gloo cannot end what is under way; its connections can be shut down.
+"""Sockets of this process, found under /proc, to shut down the connections of a Gloo group.
 
-Other threads open sockets too while a group connects. A connection is the group's where one of its ends is a port on
-which a rank of the group listens; each rank tells the others its own.
+Gloo cannot abort an operation under way, but its connections can be shut down. Other threads open sockets too while a
+group connects: a connection is the group's if one of its ends is a port that a rank of the group listens on, and each
+rank tells the others its own port.
 """
 
 from __future__ import annotations
@@ -14,31 +15,33 @@ from collections.abc import Container, Sequence
 from contextlib import suppress
 from typing import Any, final
 
+# An IPv4 or IPv6 address without scope, and a port.
 Address = tuple[str, int]
-"""IPv4 or IPv6, without scope; and port."""
 
+# An instruction of a packet filter: code, jump if true, jump if false, operand (linux/filter.h).
 Instruction = tuple[int, int, int, int]
-"""Of a packet filter: code, how far to jump where it is true and where not, number (linux/filter.h)."""
 
+# struct sock_filter and struct sock_fprog; Python's socket module does not name the two options.
 INSTRUCTION, PROGRAM = struct.Struct("HBBI"), struct.Struct("HP")
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 
 
 @final
 class ProcessSocket:
-    """An open socket of this process: a file number that may come to mean another one, and the kernel's own number."""
+    """An open socket of this process: a file descriptor, which may be reused, and the inode, which tells."""
 
     def __init__(self, number: int, inode: str) -> None:
         self.number, self.inode = number, inode
 
     def shut_down(self) -> None:
-        """Ends the connection in both directions, where the number still means the same socket."""
+        """Shuts the connection down in both directions, if the descriptor is still the same socket."""
         if end := self._duplicate():
-            with end, suppress(OSError):  # it has ended already
+            # An OSError means that it has ended already.
+            with end, suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
     def read_listening_address(self) -> Address | None:
-        """Where it takes TCP connections; None where it does not."""
+        """Returns the address that it listens on; None if it is no TCP listener."""
         if end := self._duplicate():
             with end:
                 if _is_tcp(end) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -46,7 +49,7 @@ class ProcessSocket:
         return None
 
     def read_endpoints(self) -> tuple[Address, Address] | None:
-        """Its own address and that of the other end; None where it is no connection, or none any more."""
+        """Returns its own address and its peer's; None if it is no (longer a) connection."""
         if end := self._duplicate():
             with end, suppress(OSError):
                 if _is_tcp(end):
@@ -54,12 +57,12 @@ class ProcessSocket:
         return None
 
     def is_connected_to(self, others: Container[Address]) -> bool:
-        """Whether it is a connection to one of these addresses."""
+        """Returns True if its peer is one of these addresses."""
         found = self.read_endpoints()
         return found is not None and found[1] in others
 
     def was_accepted_at(self, own: Container[Address]) -> bool:
-        """Whether it was taken at one of the own addresses, also where the other end has left since."""
+        """Returns True if it was accepted at one of these own addresses, even if the peer has left since."""
         if end := self._duplicate():
             with end, suppress(OSError):
                 listens = _is_tcp(end) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -67,12 +70,12 @@ class ProcessSocket:
         return False
 
     def read_peer_address(self) -> Address | None:
-        """Address of the other end; None where it is no connection, or none any more."""
+        """Returns its peer's address; None if it is no (longer a) connection."""
         found = self.read_endpoints()
         return found and found[1]
 
     def read_source_address(self) -> Address | None:
-        """Own address of a connection, also of one that the other end has not answered yet."""
+        """Returns the own address of a connection, also while it is being established."""
         if end := self._duplicate():
             with end, suppress(OSError):
                 listens = _is_tcp(end) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -81,7 +84,8 @@ class ProcessSocket:
         return None
 
     def attach_filter(self, program: Sequence[Instruction]) -> bool:
-        """Puts a packet filter before it, in the place of the one that there was. False where the kernel does not."""
+        """Attaches a packet filter in place of the previous one; returns False if the kernel refuses."""
+        # The kernel copies the program during setsockopt, so `code` has to live only until then.
         code = ctypes.create_string_buffer(b"".join(INSTRUCTION.pack(*one) for one in program))
         if end := self._duplicate():
             with end, suppress(OSError):
@@ -90,13 +94,15 @@ class ProcessSocket:
         return False
 
     def detach_filter(self) -> None:
-        """Takes away the filter that a connection has from the socket at which it was taken: it costs time."""
+        """Removes the filter that an accepted connection inherits from its listener: it costs time per packet."""
         if end := self._duplicate():
-            with end, suppress(OSError):  # it has none
+            # An OSError means that it has none.
+            with end, suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
 
     def _duplicate(self) -> socket.socket | None:
-        """A second handle on it; None where it is closed."""
+        """Returns a second descriptor for it, or None if it is closed."""
+        # The inode is compared after `dup`: the descriptor may be closed and reused at any moment.
         try:
             number = os.dup(self.number)
         except OSError:
@@ -111,12 +117,13 @@ class ProcessSocket:
 
 
 def list_sockets() -> list[ProcessSocket]:
-    """All that this process has now."""
+    """Returns all open sockets of this process."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             inode = _read_inode(int(name))
-        except OSError:  # the handle of the folder itself
+        # The descriptor of this listing itself is closed by now.
+        except OSError:
             continue
         if inode.startswith("socket:"):
             found.append(ProcessSocket(int(name), inode))
@@ -124,7 +131,7 @@ def list_sockets() -> list[ProcessSocket]:
 
 
 def list_new_sockets(before: Container[str]) -> list[ProcessSocket]:
-    """Those that are not among the inodes `before`."""
+    """Returns the open sockets whose inodes are not among `before`."""
     return [one for one in list_sockets() if one.inode not in before]
 
 
@@ -137,5 +144,5 @@ def _is_tcp(end: socket.socket) -> bool:
 
 
 def normalise_address(name: Sequence[Any]) -> Address:
-    """Host and port of a socket's name, without the scope and the rest that IPv6 has; also as JSON brought it."""
+    """Returns host and port of a socket's name, without the scope and flow label of IPv6; JSON lists work too."""
     return str(name[0]).partition("%")[0], int(name[1])

@@ -1,4 +1,4 @@
-"""The machinery of recipes: load, override, validate against a model class, nearest key, origin of every value."""
+"""Loading of recipes: overrides, validation by a pydantic model, errors with the nearest key, origins of values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.core.recipe_yaml import RecipeDumper, parse_override, parse_recipe,
 
 
 class RecipePart(BaseModel):
-    """Base of every part of a recipe: immutable, unknown keys refused. A part lives beside the code it configures."""
+    """Base of a part of a recipe: immutable, unknown keys refused. Each is defined beside the code it configures."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, ser_json_inf_nan="constants")
 
@@ -27,7 +27,7 @@ P = TypeVar("P", bound=RecipePart)
 
 
 def check_patterns(*patterns: str) -> None:
-    """For a part's validator. Raises ValueError: one is no regular expression."""
+    """Checks regular expressions in a part's validator. Raises ValueError if one is invalid."""
     for pattern in patterns:
         try:
             re.compile(pattern)
@@ -37,12 +37,12 @@ def check_patterns(*patterns: str) -> None:
 
 @dataclass(frozen=True)
 class LoadedRecipe(Generic[P]):
-    """A validated recipe, and where each of its values came from.
+    """A validated recipe and the origin of each of its values.
 
     Attributes:
-        recipe: the tree.
-        origins: dotted key of each leaf -> `default`, `FILE:LINE`, `command line` or `auto: reason`.
-        base: folder that relative paths of the recipe start from.
+        recipe: the validated tree.
+        origins: `default`, `FILE:LINE`, `command line` or `auto: reason` by dotted key of each leaf.
+        base: folder that the recipe's relative paths start from.
     """
 
     recipe: P
@@ -50,24 +50,26 @@ class LoadedRecipe(Generic[P]):
     base: Path
 
     def resolve(self, key: str, value: Any, reason: str) -> LoadedRecipe[P]:
-        """The same recipe with an `auto` value replaced by what it stands for."""
+        """Returns the recipe with an `auto` value replaced by the chosen one."""
         return self.resolve_all({key: (value, reason)})
 
     def resolve_all(self, values: Mapping[str, tuple[Any, str]]) -> LoadedRecipe[P]:
-        """The same with several at once, where only all of them fit together: (value, reason) by dotted key."""
+        """Replaces several values at once, (value, reason) by dotted key, if only all of them together are valid."""
+        # Through JSON and back, so that the validators of the whole recipe see the new values together.
         tree, origins = self.recipe.model_dump(mode="json"), dict(self.origins)
         for key, (value, reason) in values.items():
             set_value(tree, key.split("."), value, key)
+            # The value replaces everything below its key, and with it the origins there.
             origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}
             origins[key] = f"auto: {reason}"
         return replace(self, recipe=type(self.recipe).model_validate(tree), origins=origins)
 
     def list_leaves(self) -> Iterator[tuple[str, Any]]:
-        """(dotted key, value) of each leaf; values are those of JSON."""
+        """Yields (dotted key, JSON value) of each leaf."""
         yield from _items(self.recipe.model_dump(mode="json"))
 
     def to_yaml(self) -> str:
-        """The whole tree, every value spelled out; loading it gives the same recipe."""
+        """Returns YAML with every value spelled out; loading it gives the same recipe."""
         tree = self.recipe.model_dump(mode="json")
         return yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
 
@@ -83,11 +85,12 @@ def read_recipe(
     """Reads a YAML recipe, applies `key=value` overrides, and validates it.
 
     Args:
-        kind: what messages call it. fix: what to do where there is none.
+        kind: name of the file's kind in messages.
+        fix: remedy if there is no such file.
 
     Raises:
-        RecipeError: no such file, no YAML, an unknown key (names the nearest right one), a wrong type, an impossible
-            combination.
+        RecipeError: there is no such file, it is no YAML, or it has an unknown key (the message names the nearest known
+            one), a wrong type or an impossible combination.
     """
     try:
         text = read_text(path)
@@ -95,6 +98,7 @@ def read_recipe(
         what = f"the {kind} cannot be read ({describe_os_error(error)})"
         known = isinstance(error, FileNotFoundError | IsADirectoryError)
         raise RecipeError(what, where=str(path), fix=fix if known else "") from None
+    # Overrides edit the tree before validation, so that they pass the same checks as the file.
     tree, lines = parse_recipe(text, str(path), kind)
     origins = {key: f"{path.name}:{line}" for key, line in lines.items()}
     for override in overrides:
@@ -118,7 +122,7 @@ def read_recipe(
 
 
 def format_value(value: Any) -> str:
-    """A value of `leaves` for a table: as a recipe has it, and `unset` for none."""
+    """Formats a value of `list_leaves` for a table: as in a recipe, and `unset` for None."""
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -131,18 +135,20 @@ def _items(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _origins_of_leaves(recipe: RecipePart, origins: Mapping[str, str]) -> dict[str, str]:
-    """Origin of each leaf.
+    """Returns the origin of each leaf.
 
-    Its own, or the command line where an entry of it came from there; else that of the nearest key above it that was
-    given at once (`data: synthetic`, `augment={flip: true}`).
+    It is the leaf's own, or the command line if an entry below it came from there; else that of the nearest key above
+    it that was given as a whole (`data: synthetic`, `augment={flip: true}`).
     """
 
     def origin(leaf: str) -> str:
+        # A leaf may have entries of its own: a list, or a mapping such as `model.args`.
         own = [key for key in origins if key == leaf or key.startswith(f"{leaf}.")]
         if any(origins[key] == "command line" for key in own):
             return "command line"
         if own:
             return origins[min(own, key=len)]
+        # A key above counts only if it was given as a whole: `data.train` in the file says nothing about `data.eval`.
         above = [key for key in origins if leaf.startswith(f"{key}.")]
         whole = [
             key

@@ -125,12 +125,14 @@ def _find_place(entry: Any, tree: Any, model: type[BaseModel]) -> _ErrorPlace:
     members: Mapping[str, type[BaseModel]] = {}
     last = len(entry["loc"]) - 1
     for index, element in enumerate(entry["loc"]):
+        # pydantic puts the tag of a union into the location: `optimizer.lars.clip`. It is no key of the user.
         tagged = _tagged_members(annotation)
         if element in tagged:
             annotation, members = tagged[element], tagged
             continue
         has = element in tree if isinstance(tree, dict) else isinstance(tree, list) and element in range(len(tree))
         is_missing = entry["type"] == "missing" and index == last
+        # A key that the user wrote counts, also if it looks like one of pydantic's own elements.
         if has or is_missing or not _KIND.fullmatch(str(element)):
             keys.append(str(element))
             part = _first_model(annotation)
@@ -170,6 +172,7 @@ def _refuse_key(place: _ErrorPlace, model: type[BaseModel]) -> str:
     """The sentence for an unknown key, with the key that was probably meant."""
     *above, key = place.keys
     prefix = "".join(f"{one}." for one in above)
+    # A key of another member is no typo: the message names the members that have it.
     owners = [tag for tag, member in place.members.items() if key in member.model_fields]
     if owners and place.part is not None:
         tag = next(tag for tag, member in place.members.items() if member is place.part)
@@ -183,6 +186,7 @@ def _refuse_key(place: _ErrorPlace, model: type[BaseModel]) -> str:
 def _suggest_key(key: str, prefix: str, part: type[BaseModel] | None, model: type[BaseModel]) -> str:
     """A similar key of the same part, else the same or a similar key anywhere in the recipe, else the part's keys."""
     own = list(part.model_fields) if part is not None else []
+    # A close typo of an own key first, then the same name elsewhere, then vaguer matches.
     if close := difflib.get_close_matches(key, own, n=1, cutoff=_CLOSE):
         return f"Did you mean {prefix + close[0]!r}?"
     elsewhere: dict[str, list[str]] = {}
@@ -197,6 +201,7 @@ def _suggest_key(key: str, prefix: str, part: type[BaseModel] | None, model: typ
             return suggest_nearest(key, own, prefix=prefix) if own else ""
         key = close[0]
     found = elsewhere[key]
+    # The key nearest to the top is the likeliest: `batch` before `evaluate.batch`.
     level = min(dotted.count(".") for dotted in found)
     return f"Did you mean {' or '.join(repr(one) for one in found if one.count('.') == level)}?"
 
@@ -236,6 +241,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     """All parts that may stand at a place, or in a list or mapping there."""
     found = []
     for one in _alternatives(annotation):
+        # Parts inside lists, tuples and mappings.
         if typing.get_origin(one) is not None:
             found += [model for inner in typing.get_args(one) for model in _models(inner)]
         elif isinstance(one, type) and issubclass(one, BaseModel):
@@ -253,6 +259,7 @@ def _tagged_members(annotation: Any) -> dict[str, type[BaseModel]]:
     """The members of a tagged union by tag; empty for every other type."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
+        # Only `Field(discriminator="name")` makes a union tagged by a key.
         names = [one.discriminator for one in inner[1:] if isinstance(one, FieldInfo)]
         if name := next((name for name in names if isinstance(name, str)), None):
             members = _models(inner[0])

@@ -1,4 +1,4 @@
-"""The YAML of recipes: what it says with the line of each key, and values put into it."""
+"""Parsing of recipe YAML into a tree and the line of each key, with limits against hostile files."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import yaml
 
 from headway.core.errors import RecipeError
 
+# Limit of values, where an alias counts as all values that it stands for; a recipe has about 200.
 MOST_VALUES = 20_000
-"""Of a YAML text, each alias counted as all that it stands for; a recipe has about 200."""
+# Limit of characters: PyYAML parses about 100,000 a second.
 MOST_CHARACTERS = 1 << 20
-"""PyYAML reads about 100,000 in a second."""
 
 
 class RecipeLoader(yaml.SafeLoader):
-    """Safe YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3 and calls the rest a text)."""
+    """Safe YAML loader that reads 1e-3 as a number: YAML 1.1 takes it for a text and wants 1.0e-3."""
 
 
 class RecipeDumper(yaml.SafeDumper):
-    """Writes what `Reader` reads: a text that looks like 1e-3 gets its quotes."""
+    """Dumper that matches `RecipeLoader`: a text that looks like 1e-3 is quoted."""
 
 
 for _dialect in (RecipeLoader, RecipeDumper):
@@ -31,14 +31,19 @@ for _dialect in (RecipeLoader, RecipeDumper):
 
 
 def parse_recipe(text: str, where: str, kind: str = "recipe") -> tuple[dict[str, Any], dict[str, int]]:
-    """The tree of a YAML text, and the line of each key."""
+    """Parses a YAML text; returns its tree and the line of each dotted key.
+
+    Raises:
+        RecipeError: it is no YAML mapping, has a key twice, or exceeds the limits.
+    """
     lines: dict[str, int] = {}
 
     def build_value(node: yaml.Node, path: tuple[str, ...], line: int) -> Any:
         if path:
             lines[".".join(path)] = line
         if isinstance(node, yaml.MappingNode):
-            loader.flatten_mapping(node)  # what `<<` names comes first, so that the mapping's own keys win
+            # Entries merged by `<<` come first, so that the mapping's own keys override them.
+            loader.flatten_mapping(node)
             out: dict[str, Any] = {}
             for key_node, value_node in node.value:
                 at = key_node.start_mark.line + 1
@@ -52,11 +57,13 @@ def parse_recipe(text: str, where: str, kind: str = "recipe") -> tuple[dict[str,
             return [build_value(child, (*path, str(place)), child.start_mark.line + 1) for place, child in entries]
         try:
             return loader.construct_object(node)
-        except ValueError as error:  # of a date such as 2024-13-01
+        # PyYAML raises ValueError for a date such as 2024-13-01.
+        except ValueError as error:
             raise RecipeError(f"{node.value!r} is no value ({error})", where=f"{where}:{line}") from None
 
     try:
         loader = RecipeLoader(text)
+        # Before anything is composed.
         if len(text) > MOST_CHARACTERS:
             many = f"it has {len(text):,} characters, and a {kind} at most {MOST_CHARACTERS:,}"
             raise RecipeError(many, where=where)
@@ -77,7 +84,8 @@ def parse_recipe(text: str, where: str, kind: str = "recipe") -> tuple[dict[str,
 
 
 def _refuse_duplicate_keys(node: yaml.Node | None, where: str, seen: set[int]) -> None:
-    """Raises RecipeError for a key that stands twice in one mapping; YAML itself takes the last."""
+    """Raises RecipeError if a mapping has a key twice; YAML would silently take the last."""
+    # `seen`: an alias leads to the same node again, or into a cycle.
     if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
         return
     seen.add(id(node))
@@ -86,14 +94,16 @@ def _refuse_duplicate_keys(node: yaml.Node | None, where: str, seen: set[int]) -
         key, value = child if isinstance(node, yaml.MappingNode) else (None, child)
         if isinstance(key, yaml.ScalarNode):
             if key.value in names:
-                raise RecipeError(f"the key {key.value!r} stands twice", where=f"{where}:{key.start_mark.line + 1}")
+                raise RecipeError(f"the key {key.value!r} occurs twice", where=f"{where}:{key.start_mark.line + 1}")
             names.add(key.value)
         _refuse_duplicate_keys(value, where, seen)
 
 
 def _refuse_too_many_values(root: yaml.Node | None, where: str) -> None:
-    """Raises RecipeError where aliases of aliases make few lines stand for more values than memory holds. Each node is
-    counted once, and costs what it stands for."""
+    """Raises RecipeError if aliases of aliases make few lines stand for more values than memory holds.
+
+    Each node is counted once; its count includes everything below it.
+    """
     counts: dict[int, int] = {}
 
     def count(node: yaml.Node) -> int:
@@ -109,11 +119,11 @@ def _refuse_too_many_values(root: yaml.Node | None, where: str) -> None:
     if root is not None and count(root) > MOST_VALUES:
         aliases = count(root) > len(counts)
         what = f"{'its aliases stand for' if aliases else 'it has'} more than {MOST_VALUES:,} values"
-        raise RecipeError(what, where=where, fix="Write it without so many.")
+        raise RecipeError(what, where=where, fix="Remove some.")
 
 
 def parse_override(text: str, key: str) -> Any:
-    """Parses the value of an override as YAML. Raises RecipeError: it is no YAML, or has too many values."""
+    """Parses the value of an override as YAML. Raises RecipeError if it is no YAML, or has too many values."""
     try:
         loader = RecipeLoader(text)
         node = loader.get_single_node()
@@ -124,7 +134,7 @@ def parse_override(text: str, key: str) -> Any:
 
 
 def set_value(tree: Any, keys: Sequence[str], value: Any, whole: str) -> None:
-    """Sets the value at a path of keys in a recipe, in place. Raises RecipeError: there is no such place."""
+    """Sets the value at a path of keys in a tree, in place. Raises RecipeError if the path leads nowhere."""
     for place, key in enumerate(keys):
         last = place == len(keys) - 1
         if isinstance(tree, list):
@@ -133,6 +143,7 @@ def set_value(tree: Any, keys: Sequence[str], value: Any, whole: str) -> None:
             index: Any = int(key)
         elif isinstance(tree, dict):
             index = key
+            # A mapping on the way may be missing: `augment.flip=true` works without an `augment` in the file.
             if not last and tree.get(key) is None:
                 tree[key] = {}
         else:

@@ -1,8 +1,8 @@
-"""Meeting: where the processes of somebody else's launcher (torchrun, mpirun, srun) find each other and a secret.
+"""Rendezvous of processes that another launcher (torchrun, mpirun, srun) started, at a store that rank 0 serves.
 
-On one host rank 0 leaves the address of its store, and a secret, in a file that nobody else can read. On several hosts
-the secret is HEADWAY_SECRET; rank 0's store listens where the launcher says, or, since torchrun's own store has that
-port, at another one that rank 0 tells there, with a MAC.
+On one host, rank 0 writes the port of its store and a secret to a file that only this user can read. On several hosts
+the secret is HEADWAY_SECRET, and rank 0's store listens at MASTER_ADDR:MASTER_PORT. torchrun's own store already has
+that port; rank 0 then takes another one and announces it there with a MAC.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from headway.core.untrusted_json import parse_value
 
 LOG = logging.getLogger("headway.comm")
 
+# How long ranks wait for rank 0 at the start.
 CONNECT_S = 300.0
-"""How long processes wait for rank 0 at the start."""
 POLL_S = 0.02
+# How long rank 0 serves the store after its own end: a rank that has not left by then hangs.
 LINGER_S = 10.0
-"""How long rank 0 serves the store after its own end, at most: a rank that has not left by then hangs."""
+# Least characters of HEADWAY_SECRET: a shorter one could be guessed.
 SHORTEST_SECRET = 16
-"""Characters of HEADWAY_SECRET: fewer could be guessed by trying."""
 
+# Public secret of multi-host runs without HEADWAY_SECRET: it keeps out processes of other runs, but no attacker.
 TRUSTED = "headway: this run trusts its network"
-"""The secret of runs without one on several hosts; it keeps out who comes by mistake, nobody else."""
 
 
 def new_secret() -> str:
-    """A secret for one run."""
+    """Returns a random secret for one run."""
     return secrets.token_hex(32)
 
 
 def read_secret(environ: Mapping[str, str] | None = None) -> bytes | None:
-    """HEADWAY_SECRET; None where it is not set.
+    """Returns HEADWAY_SECRET, or None if it is not set.
 
     Raises:
         UsageError: it is too short.
@@ -60,21 +60,23 @@ def read_secret(environ: Mapping[str, str] | None = None) -> bytes | None:
         return None
     if len(text) < SHORTEST_SECRET:
         what = f"HEADWAY_SECRET has {len(text)} characters, which can be guessed"
-        raise UsageError(what, fix=f"Give it {SHORTEST_SECRET} or more, as `openssl rand -hex 32` prints them.")
+        raise UsageError(what, fix=f"Set it to {SHORTEST_SECRET} or more, for example from `openssl rand -hex 32`.")
     return text.encode()
 
 
 def is_public_secret(secret: bytes) -> bool:
-    """Whether a run's secret is the one that anybody can know: that of several hosts without HEADWAY_SECRET."""
+    """Returns True if anybody can know this secret: that of a multi-host run without HEADWAY_SECRET."""
     return secret.startswith(TRUSTED.encode())
 
 
 @final
 class Rendezvous:
-    """The store of a run that another launcher started.
+    """The store of a run that another launcher started, and its secret.
 
     Attributes:
-        store: as torch.distributed's are. secret: of the run. attempt: of the launcher, which restarts all processes.
+        store: store with the interface of torch.distributed's.
+        secret: the run's secret.
+        attempt: restarts so far; torchrun restarts all processes after a failure.
     """
 
     def __init__(
@@ -85,12 +87,12 @@ class Rendezvous:
         self.store: Any = build_store(client)
 
     def confirm(self) -> None:
-        """All processes have come: what was left for them to find is removed."""
+        """Removes the file with the secret, once all processes have joined."""
         if self._server is not None and self._note is not None:
             self._note.remove()
 
     def close(self) -> None:
-        """Leaves the store. Who serves it waits for the others: what was said last has still to be read by them."""
+        """Leaves the store. Rank 0 first waits for the others, which may still have values to read."""
         self._client.close()
         server, self._server = self._server, None
         if server is not None:
@@ -102,18 +104,21 @@ class Rendezvous:
 
 
 def join_rendezvous(launched: LaunchedProcess, interface: str | None) -> Rendezvous:
-    """Connects to the store of rank 0, which serves it.
+    """Connects to the store of the run, which rank 0 starts and serves.
 
     Args:
-        launched: with an address and a port. interface: of the network, where the user names one.
+        launched: this process, with an address and a port.
+        interface: network interface, if the user names one.
 
     Raises:
-        UsageError: HEADWAY_SECRET is too short. CommunicationError: rank 0 cannot be reached in CONNECT_S.
+        UsageError: HEADWAY_SECRET is too short.
+        CommunicationError: rank 0 cannot be reached within CONNECT_S.
     """
     assert launched.address is not None
     assert launched.port is not None
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
     secret, server = read_secret(), None
+    # Without a local size, only a loopback address means that all ranks share this host.
     on_one_host = (
         is_loopback_name(launched.address) if launched.local_size is None else launched.size == launched.local_size
     )
@@ -128,7 +133,11 @@ def join_rendezvous(launched: LaunchedProcess, interface: str | None) -> Rendezv
     if secret is None:
         secret = f"{TRUSTED}/{launched.address}/{launched.port}".encode()
         if launched.rank == 0:
-            LOG.warning("%s", "HEADWAY_SECRET is not set: whoever reaches the network of these hosts can join this run")
+            LOG.warning(
+                "HEADWAY_SECRET is not set: anybody who can reach these hosts over the network can join this run. "
+                "Set it to the same secret on all hosts."
+            )
+    # Under torchrun, MASTER_PORT belongs to the agent's store, so ours takes a port of its own.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         if launched.rank == 0:
             server = _serve(secret, launched.address, launched.port)
@@ -148,12 +157,12 @@ def _connect_client(secret: bytes, address: str, port: int) -> StoreClient:
     try:
         return StoreClient(secret, address, port, refused_s=CONNECT_S)
     except OSError as error:
-        what, fix = "the processes' meeting point cannot be reached", "Is the address right, and the port open?"
+        what, fix = "the store of rank 0 cannot be reached", "Is the address right, and the port open?"
         raise CommunicationError(f"{what} ({error})", where=f"{address}:{port}", fix=fix) from error
 
 
 def _serve(secret: bytes, address: str, port: int) -> StoreServer:
-    """At the address that the launcher names, which may be a router's."""
+    """Starts rank 0's store for the launcher's address, which may be a router's."""
     try:
         return StoreServer(secret, choose_listening_address(address), port)
     except OSError as error:
@@ -162,20 +171,20 @@ def _serve(secret: bytes, address: str, port: int) -> StoreServer:
 
 
 def _connect_agent_store(address: str, port: int) -> Any:
-    """torchrun's own store. Whoever reaches it can write there, so what is read from it is not believed."""
+    """Connects to torchrun's own store. It is unauthenticated, so values from it are checked by their MAC."""
     wait = timedelta(seconds=CONNECT_S)
     try:
         return load_c10d().TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=wait)
     except RuntimeError as error:
-        what, fix = "the processes' meeting point cannot be reached", "Is the address right, and the port open?"
+        what, fix = "torchrun's store cannot be reached", "Is the address right, and the port open?"
         raise CommunicationError(what, where=f"{address}:{port}", fix=fix) from error
 
 
 def _read_announced_address(agent: Any, key: str, secret: bytes, attempt: int) -> tuple[str, int]:
-    """Where rank 0's store listens. What carries no MAC of the run's is passed over."""
+    """Waits for the address of rank 0's store; values without the run's MAC are ignored."""
     until_s = time.monotonic() + CONNECT_S
     while time.monotonic() < until_s:
-        # JsonError is a ValueError: a stranger's brackets, however many, are passed over too.
+        # JsonError is a ValueError: deeply nested JSON from a stranger is ignored like any other garbage.
         with suppress(ValueError, TypeError, KeyError):
             if agent.check([key]):
                 place, mac = parse_value(agent.get(key))
@@ -184,7 +193,7 @@ def _read_announced_address(agent: Any, key: str, secret: bytes, attempt: int) -
                     return str(address), int(port)
         time.sleep(POLL_S)
     fix = "Do all hosts have the same HEADWAY_SECRET, and does rank 0 run?"
-    raise CommunicationError("rank 0 did not say where the processes meet", where=key, fix=fix)
+    raise CommunicationError(f"rank 0 did not announce its store within {CONNECT_S:g} s", where=key, fix=fix)
 
 
 def _compute_mac(secret: bytes, *parts: str) -> str:
@@ -193,7 +202,7 @@ def _compute_mac(secret: bytes, *parts: str) -> str:
 
 @final
 class _SecretFile:
-    """A file for the processes of one job on one host, which only this user can read."""
+    """The port and the secret of one job on one host, in a file that only this user can read."""
 
     def __init__(self, launched: LaunchedProcess, attempt: int) -> None:
         job = [launched.launcher, launched.address, launched.port, attempt, os.environ.get("TORCHELASTIC_RUN_ID", "")]
@@ -201,11 +210,12 @@ class _SecretFile:
         self._path = _create_private_folder() / name
 
     def write(self, port: int, secret: bytes) -> None:
-        """Of rank 0. A note that a job before has left is replaced."""
+        """Writes the file, on rank 0, in place of one that an earlier job has left."""
         aside = self._path.with_suffix(f".{os.getpid()}")
         content = json.dumps([os.getpid(), _read_start_time(os.getpid()), port, secret.decode()])
         with suppress(FileNotFoundError):
             aside.unlink()
+        # O_EXCL and O_NOFOLLOW: a link that another user has prepared must not get the secret.
         number = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with open(number, "w") as file:
             file.write(content)
@@ -216,39 +226,40 @@ class _SecretFile:
             self._path.unlink()
 
     def read(self) -> tuple[int, bytes]:
-        """The port and the secret, waited for; a note of a process that has ended is of another job."""
+        """Waits for the port and the secret; a file whose writer has ended is of an earlier job."""
         until_s = time.monotonic() + CONNECT_S
         while time.monotonic() < until_s:
             with suppress(FileNotFoundError, psutil.NoSuchProcess):
                 with open(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
                     if os.fstat(file.fileno()).st_uid != os.getuid():
-                        raise CommunicationError("this file belongs to somebody else", where=str(self._path))
+                        raise CommunicationError("this file belongs to another user", where=str(self._path))
                     pid, since, port, secret = json.loads(file.read())
                 if _read_start_time(pid) == since:
                     return int(port), str(secret).encode()
             time.sleep(POLL_S)
-        what, fix = "rank 0 did not say where the processes meet", "Do all processes run on one host, as one user?"
+        what = f"rank 0 did not announce its store within {CONNECT_S:g} s"
+        fix = "Do all processes run on one host, as one user?"
         raise CommunicationError(what, where=str(self._path), fix=fix)
 
 
 def _read_start_time(pid: int) -> float:
-    """When a process began, to tell it from another one that gets its number later.
+    """Returns the start time of a process, to tell it from a later one with the same id.
 
     Raises:
-        psutil.NoSuchProcess: there is none.
+        psutil.NoSuchProcess: there is no such process.
     """
-    # In ticks since the boot: psutil's seconds move when somebody sets the clock.
+    # Ticks since boot: psutil's seconds change when the clock is set.
     with suppress(FileNotFoundError, ProcessLookupError):
-        # The name before the other fields is in brackets, and may hold some itself; the start is field 22.
+        # Split behind the last bracket, since the process name may contain some; the start time is field 22.
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     return psutil.Process(pid).create_time()
 
 
 def _create_private_folder() -> Path:
-    """A folder of this user's, mode 0700, on this host.
+    """Creates a folder of mode 0700 for this user on this host.
 
     Raises:
-        CommunicationError: somebody else has made it.
+        CommunicationError: the path exists and is not this user's alone.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = (
@@ -256,8 +267,9 @@ def _create_private_folder() -> Path:
     )
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
+    # `lstat`: a link to a folder of this user would pass the checks below.
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        what = "this folder is not this user's alone, so that no secret can be left in it"
+        what = "other users can access this folder, so no secret can be stored in it"
         raise CommunicationError(what, where=str(folder), fix="Remove it, or set XDG_RUNTIME_DIR to a private folder.")
     return folder

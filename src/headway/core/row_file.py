@@ -1,4 +1,7 @@
-"""Rows: numbers of many things at many steps in one file: a line of JSON that names them, then rows of one length."""
+"""Append-only tables of float32 per logging step (`*.rows`): a line of JSON with the names, then rows of fixed length.
+
+A table has n items (layers, ranks, devices) with m columns each. A row is position and step (int64), then n x m values.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,13 @@ from headway.core.untrusted_json import parse_object
 @final
 @dataclass(frozen=True, kw_only=True)
 class RowTable:
-    """What such a file holds.
+    """The content of a row file.
 
     Attributes:
-        names: of the things, n of them. columns: of what is known of each, m of them.
-        positions, steps: int64 [rows], of the run after the step that a row was taken in.
-        values: float32 [rows, n, m]; NaN where nothing is known.
+        names: names of the n items.
+        columns: names of the m columns.
+        positions, steps: int64 [rows], of the run after the step that the row was taken in.
+        values: float32 [rows, n, m]; NaN for a missing value.
     """
 
     names: tuple[str, ...]
@@ -37,7 +41,7 @@ class RowTable:
 def append_row(
     path: Path, names: Sequence[str], columns: Sequence[str], position: int, step: int, values: NDArray[np.float32]
 ) -> None:
-    """Adds one row; the file is made by the first, and anew where it is of other things.
+    """Appends one row. The first call creates the file; a file with other names or columns is replaced.
 
     Args:
         values: [n, m].
@@ -45,6 +49,7 @@ def append_row(
     head, kind = _encode_header(names, columns), _build_row_type(len(names), len(columns))
     row = np.zeros(1, kind)
     row["position"], row["step"], row["values"] = position, step, values
+    # Appending is one small write per logging step; only a header that differs rewrites the file.
     with path.open("a+b") as file:
         file.seek(0)
         known = file.read(len(head))
@@ -52,13 +57,14 @@ def append_row(
         if known != head:
             file.truncate(0)
             file.write(head)
-        elif torn := (end - len(head)) % kind.itemsize:  # a kill left it; what comes after it could not be read
+        # A killed process left part of a row: rows appended after it could not be read.
+        elif torn := (end - len(head)) % kind.itemsize:
             file.truncate(end - torn)
         file.write(row.tobytes())
 
 
 def read_rows(path: Path) -> RowTable | None:
-    """What a file holds up to its last whole row; None where there is no file, or no such file."""
+    """Reads a file up to its last whole row; None if there is no file or its header is damaged."""
     found = _open_rows(path)
     if found is None:
         return None
@@ -73,7 +79,8 @@ def read_rows(path: Path) -> RowTable | None:
 
 
 def truncate_rows(path: Path, position: int) -> None:
-    """Takes out the rows of positions after this one."""
+    """Removes the rows after a position."""
+    # Resuming from an older checkpoint writes the later rows again.
     found = _open_rows(path)
     if found is not None:
         head, rows = found
@@ -90,6 +97,7 @@ def _open_rows(path: Path) -> tuple[dict[str, Any], NDArray[Any]] | None:
         kind = _build_row_type(len(head["names"]), len(head["columns"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    # The last row may be incomplete: a run is killed at any time, and a live run is read while it writes.
     return head, np.frombuffer(content[: len(content) // kind.itemsize * kind.itemsize], kind)
 
 

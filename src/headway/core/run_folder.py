@@ -1,8 +1,8 @@
-"""Run: the folder of one training run, and the only file that knows its layout.
+"""The folder of one training run. No other file knows its layout.
 
 recipe.yaml (resolved), provenance.json, metrics.jsonl, quarantine.jsonl, ids.bin (with `log_ids`), layers.rows and
-activations.rows (where a recipe observes them), host.rows, gpu.rows, ranks.rows, trace-RANK.json, panels/*.json,
-checkpoints/step-*/, weights.safetensors (the best), report.html, summary.json. Of several processes each has an
+activations.rows (if the recipe observes them), host.rows, gpu.rows, ranks.rows, trace-RANK.json, panels/*.json,
+checkpoints/step-*/, weights.safetensors (the best), report.html, summary.json. With several processes, each writes an
 ids-NAME.bin of its own.
 """
 
@@ -31,20 +31,20 @@ from headway.core.files import describe_os_error, open_regular, read_text, write
 from headway.core.recipe_yaml import parse_recipe
 from headway.core.untrusted_json import JsonError, describe_kind, is_whole_number, parse_object
 
+# One sample of ids.bin: position, requested id, served id, as little-endian int64.
 IDS_BYTES = 24
-"""One sample of ids.bin: position, asked, served, as little-endian int64."""
 
+# Limit of one line of a .jsonl file.
 MOST_LINE_BYTES = 16 << 20
-"""Of one record."""
 
 ANOTHER = "Name another one with --run."
 
+# Environment variable in which a launcher passes the command that resumes the run to its processes.
 RESUME_COMMAND = "HEADWAY_GO_ON"
-"""Variable by which a launcher tells its processes with which command their run can be gone on with."""
 
 
 class RunFolder:
-    """A run folder. `Run.create` makes one, `Run.open` finds one."""
+    """A run folder. Use `RunFolder.create` for a new one and `RunFolder.open` for an existing one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,10 +59,10 @@ class RunFolder:
 
     @staticmethod
     def create(folder: Path) -> RunFolder:
-        """Makes a new run folder; what is left of one that was killed before its recipe was written is taken over.
+        """Creates a run folder, or takes over one whose run was killed before it wrote its recipe.
 
         Raises:
-            UsageError: the folder exists, and is a run or holds other files; or it cannot be made.
+            UsageError: the folder is a run already, holds other files, or cannot be created.
         """
         run = RunFolder(folder)
         RunFolder.expect_free(folder)
@@ -73,57 +73,60 @@ class RunFolder:
 
     @staticmethod
     def expect_free(folder: Path) -> None:
-        """For a new run, before anything long is done. Raises UsageError: see `create`."""
+        """Checks a folder for a new run before any long work. Raises UsageError as `create` does."""
         run = RunFolder(folder)
         with _explain_folder_errors(folder):
             if run.recipe_path.exists():
                 raise UsageError(
                     "this run folder exists",
                     where=str(folder),
-                    fix=f"Go on with it: headway train --resume {folder}. Or name another one with --run.",
+                    fix=f"Resume it: headway train --resume {folder}. Or name another one with --run.",
                 )
             if folder.exists() and not folder.is_dir():
                 raise UsageError("this is a file, not a folder", where=str(folder))
+            # Never write beside files of other programs, nor beside a half-deleted run.
             if folder.is_dir() and not run._is_unborn():
                 raise UsageError("this folder is not empty", where=str(folder), fix=ANOTHER)
 
     def _is_unborn(self) -> bool:
-        """Whether the folder has no files but those that are written before the recipe."""
+        """Returns True if the folder has only files that are written before the recipe, complete or not."""
+        # Names that begin with a dot are temporary files of `write_atomically`.
         before = ("provenance.json", ".provenance.json.", ".recipe.yaml.")
         files = [path for path in self.folder.rglob("*") if not path.is_dir()]
         return all(path.parent == self.folder and path.name.startswith(before) for path in files)
 
     @property
     def resume_command(self) -> str:
-        """The command with which this run can be gone on with; of several processes, by as many."""
+        """The command that resumes this run, with as many processes as before."""
         return os.environ.get(RESUME_COMMAND) or f"headway train --resume {shlex.quote(str(self.folder))}"
 
     def rows_path(self, kind: str) -> Path:
-        """Where numbers of many layers or modules at logging steps are; see `headway.core.row_file`."""
+        """Returns the path of the numbers per layer, rank or device; see `headway.core.row_file`."""
         return self.folder / f"{kind}.rows"
 
     def process_ids_path(self, name: str) -> Path:
-        """The ids that one of several processes writes; of one that trains alone, named "", ids.bin."""
+        """Returns the path of one process's ids; a process that trains alone is named ""."""
         return self.folder / f"ids-{name}.bin" if name else self.ids_path
 
     @staticmethod
     def open(folder: Path) -> RunFolder:
-        """Finds a run folder.
+        """Opens an existing run folder.
 
         Raises:
-            UsageError: there is none, or it is no run folder.
+            UsageError: there is no such folder, or it is no run folder.
         """
         run = RunFolder(folder)
         if not run.recipe_path.is_file():
+            # A folder is a run from the moment its recipe.yaml exists; see `create`.
             what = "there is no such run folder"
             if folder.exists():
                 what = f"this is no run folder ({'it has no recipe.yaml' if folder.is_dir() else 'it is a file'})"
-            raise UsageError(what, where=str(folder), fix="headway train RECIPE makes one.")
+            raise UsageError(what, where=str(folder), fix="Start a run with headway train RECIPE.")
         return run
 
     @staticmethod
     def find_free_name(parent: Path, name: str) -> Path:
-        """parent/name, or the first of parent/name-2, -3, ... that does not exist."""
+        """Returns parent/name, or the first of parent/name-2, -3, ... that does not exist."""
         folder, number = parent / name, 1
         while folder.exists():
             number += 1
@@ -132,11 +135,12 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keeps other processes from training in this folder for as long as the block lasts.
+        """Locks the folder against training by other processes for the duration of the block.
 
         Raises:
-            UsageError: another process does.
+            UsageError: another process holds the lock.
         """
+        # The kernel releases the lock of a killed process, so no stale lock file can remain.
         handle = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             try:
@@ -144,18 +148,24 @@ class RunFolder:
             except BlockingIOError:
                 fix = "Wait for it, or stop it."
                 raise UsageError("another process trains in this run folder", where=str(self.folder), fix=fix) from None
-            except OSError:  # a file system without locks
+            # A file system without locks.
+            except OSError:
                 pass
             yield
         finally:
             os.close(handle)
 
     def write_json(self, name: str, data: Any) -> None:
-        """Writes NAME.json, whole or not at all."""
+        """Writes NAME.json atomically."""
         write_atomically(self.folder / f"{name}.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
     def read_json(self, name: str) -> Any:
-        """Reads an object from NAME.json. Raises UsageError: there is none. HeadwayError: it is damaged."""
+        """Reads an object from NAME.json.
+
+        Raises:
+            UsageError: there is no such file.
+            HeadwayError: it is damaged.
+        """
         path = self.folder / f"{name}.json"
         try:
             return parse_object(read_text(path))
@@ -168,15 +178,16 @@ class RunFolder:
             raise HeadwayError(what, where=str(self.folder)) from None
 
     def read_provenance(self, **wanted: type) -> dict[str, Any]:
-        """What provenance.json holds.
+        """Reads provenance.json.
 
         Args:
-            wanted: entries that are needed, and their kinds.
+            wanted: required entries and their types.
 
         Raises:
-            HeadwayError: it is not there, is damaged, or lacks one of them.
+            HeadwayError: the file is missing or damaged, or lacks an entry.
         """
         found: dict[str, Any] = self.read_json("provenance")
+        # A run folder may have been copied from another machine, or edited.
         for name, kind in wanted.items():
             if type(found.get(name)) is not kind:
                 what = f"provenance.json has {describe_kind(found.get(name))} as {name}"
@@ -184,7 +195,7 @@ class RunFolder:
         return found
 
     def read_recipe_text(self) -> str:
-        """The YAML of its resolved recipe. Raises HeadwayError: it cannot be read."""
+        """Returns the YAML of the resolved recipe. Raises HeadwayError if it cannot be read."""
         try:
             return read_text(self.recipe_path)
         except (OSError, UnicodeDecodeError) as error:
@@ -192,50 +203,49 @@ class RunFolder:
             raise HeadwayError(what, where=str(self.folder)) from None
 
     def read_recipe_tree(self) -> dict[str, Any]:
-        """The tree of its resolved recipe. Raises HeadwayError: it cannot be read, or is none."""
+        """Returns the tree of the resolved recipe. Raises HeadwayError if it cannot be read or parsed."""
         tree, _ = parse_recipe(self.read_recipe_text(), str(self.recipe_path))
         return tree
 
     def read_summary(self) -> dict[str, Any]:
-        """summary.json, or nothing before the run has ended or stopped."""
+        """Returns summary.json; empty before the run has ended or stopped."""
         found: dict[str, Any] = self.read_json("summary") if (self.folder / "summary.json").exists() else {}
         return found
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """Records of metrics.jsonl in order; a torn last line, as a kill leaves it, is passed over."""
+        """Yields the records of metrics.jsonl in order, without an incomplete last line that a kill has left."""
         yield from read_json_lines(self.metrics_path)
 
     def truncate_logs(self, position: int) -> None:
-        """Takes what was logged after `position` out of all logs, so that a resumed run writes it once."""
+        """Removes the entries after `position` from all logs: a resumed run writes them again."""
         self.truncate_metrics(position)
         self.truncate_ids(position)
 
     def truncate_metrics(self, position: int) -> None:
-        """Takes it out of metrics, rows and quarantine."""
+        """Removes the entries after `position` from metrics, rows and quarantine."""
         for path in self.folder.glob("*.rows"):
             row_file.truncate_rows(path, position)
-        # A metric's position is the number of samples served before it; a damaged sample's is its own.
+        # A metric's position counts the samples served before it; a quarantined sample's position is its own.
         for path, first_cut in ((self.metrics_path, position + 1), (self.quarantine_path, position)):
             kept = [record for record in read_json_lines(path) if record["position"] < first_cut]
             if path.exists():
                 write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def seal_ids(self, position: int, name: str) -> None:
-        """Cuts the ids of a process that was lost, in a new file: where it only slept it may still write to its own."""
+        """Truncates the ids of a lost process in a new file: if it only slept, it may still write to the old one."""
         path = self.process_ids_path(name)
         if path.exists():
             write_atomically(path, path.read_bytes()[: _count_id_bytes(path, position)])
 
     def seal_all_ids(self, position: int, besides: Collection[str]) -> None:
-        """The same for all processes that have written ids from `position` on, but for those that train on and cut
-        their own."""
+        """Seals the ids of all processes that wrote some from `position` on, except those that continue to train."""
         for path in self.folder.glob("ids-*.bin"):
             name = path.name.removeprefix("ids-").removesuffix(".bin")
             if name not in besides and _count_id_bytes(path, position) < path.stat().st_size:
                 self.seal_ids(position, name)
 
     def truncate_ids(self, position: int, name: str | None = None) -> None:
-        """Takes the samples from `position` on out of the ids of one process; of all where none is named."""
+        """Removes the samples from `position` on from one process's ids, or from all if `name` is None."""
         for path in self.folder.glob("ids*.bin") if name is None else [self.process_ids_path(name)]:
             if path.exists():
                 os.truncate(path, _count_id_bytes(path, position))
@@ -246,23 +256,26 @@ def _explain_folder_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # A full disk has a message of its own, in `system_errors`.
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        what = f"this folder cannot be made or used ({describe_os_error(error)})"
+        what = f"this folder cannot be created or used ({describe_os_error(error)})"
         raise UsageError(what, where=str(folder), fix=ANOTHER) from error
 
 
 def _count_id_bytes(path: Path, position: int) -> int:
-    """The bytes of an ids file up to the first sample from `position` on; a torn last row is not among them."""
+    """Returns the bytes of an ids file before the first sample from `position` on, in whole rows."""
+    # Positions rise, so the cut is found by binary search.
     content = path.read_bytes()
     rows = np.frombuffer(content[: len(content) // IDS_BYTES * IDS_BYTES], "<i8").reshape(-1, IDS_BYTES // 8)
     return int(np.searchsorted(rows[:, 0], position)) * IDS_BYTES
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a .jsonl file up to the first that is torn or has no position; nothing where there is no file."""
+    """Yields the records of a .jsonl file up to the first damaged one; nothing if there is no file."""
     if not path.exists():
         return
+    # The limit per line bounds memory: a damaged file may have no line end for gigabytes.
     with open_regular(path) as file:
         while line := file.readline(MOST_LINE_BYTES):
             try:
@@ -275,7 +288,8 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def collect_provenance(origins: Mapping[str, str], base: Path, **more: Any) -> dict[str, Any]:
-    """What a run was made of: versions, host, command, git, and where each value of the recipe came from."""
+    """Returns provenance.json: versions, host, command, git, and the origin of each value of the recipe."""
+    # Libraries that can change results or files.
     names = ("headway", "torch", "numpy", "pillow", "safetensors")
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -296,13 +310,14 @@ def collect_provenance(origins: Mapping[str, str], base: Path, **more: Any) -> d
 
 
 def _read_processor_name() -> str:
+    # ARM processors have no "model name" there.
     with open("/proc/cpuinfo") as file:
         models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return models[0] if models else platform.machine()
 
 
 def _describe_git(folder: Path) -> str:
-    """`git describe` of the folder the recipe lies in; empty where there is none."""
+    """Returns `git describe` for the recipe's folder; empty outside a repository."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

@@ -1,4 +1,4 @@
-"""Signals that are answered for a while."""
+"""Signal handlers for the duration of a block."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from types import FrameType
 
 
 @contextmanager
-def handle_signals(answer: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
-    """Within it signals are answered so, and afterwards as before. Elsewhere than on the main thread nothing changes:
-    whoever owns that one owns the signals."""
+def handle_signals(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
+    """Installs a handler for the duration of the block and restores the previous ones afterwards.
+
+    Outside the main thread it does nothing: Python refuses handlers there, and the main thread's owner has its own.
+    """
+    # `signal.signal` returns the previous handler, and raises ValueError outside the main thread.
     try:
-        before = {number: signal.signal(number, answer) for number in numbers}
-    except ValueError:  # not the main thread
+        before = {number: signal.signal(number, handler) for number in numbers}
+    except ValueError:
         yield
         return
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)

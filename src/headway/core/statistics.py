@@ -1,4 +1,4 @@
-"""Statistics that several rooms need, without a library of them."""
+"""Statistics that several rooms need; too few to depend on SciPy for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def compute_student_t(freedom: int) -> float:
-    """97.5 % point of Student's t: a table to 30, then Cornish-Fisher (error below 1e-4)."""
+    """Returns the 97.5 % point of Student's t: a table to 30, then Cornish-Fisher (error below 1e-4)."""
     table = (
         12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
         2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
@@ -16,13 +16,14 @@ def compute_student_t(freedom: int) -> float:
     )  # fmt: skip
     if freedom <= len(table):
         return table[freedom - 1]
+    # The 97.5 % point of the normal distribution, and the first two terms of the expansion in 1 / freedom.
     z = 1.959964
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def compute_median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(median, low, high): the 95 % interval of the median by order statistics (binomial, p = 1/2); of fewer than six
-    values the smallest and the largest."""
+    """Returns (median, low, high) with the 95 % interval of the median by order statistics (binomial, p = 1/2)."""
+    # Fewer than six values have no 95 % interval: their smallest and largest come instead.
     ordered, n = sorted(values), len(values)
     reach = 1.96 * math.sqrt(n) / 2
     low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach) - 1)

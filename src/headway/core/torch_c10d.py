@@ -1,21 +1,22 @@
-"""The part of torch under torch.distributed: stores and raw groups. Nothing here imports torch before it is needed."""
+"""c10d, the C++ layer of torch.distributed: stores and raw process groups. torch is imported on first use."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-_PLACES = re.compile(r"^(\[[^\]]*\] )+")
+# torch prefixes its messages with source locations: "[/pytorch/third_party/gloo/...:123] ".
+_LOCATIONS = re.compile(r"^(\[[^\]]*\] )+")
 
 
 def load_c10d() -> Any:
-    """torch's module of stores and groups; its types lack half of its names."""
+    """Returns torch's extension module of stores and groups; its type stubs lack half of the names."""
     from torch._C import _distributed_c10d
 
     return _distributed_c10d
 
 
 def summarise_error(error: BaseException) -> str:
-    """The first line of an error of torch's, without the place in its sources that stands before it."""
+    """Returns the first line of a torch error without its source locations."""
     lines = str(error).strip().splitlines()
-    return _PLACES.sub("", lines[0]).rstrip(".") if lines else type(error).__name__
+    return _LOCATIONS.sub("", lines[0]).rstrip(".") if lines else type(error).__name__

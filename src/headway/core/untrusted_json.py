@@ -1,4 +1,4 @@
-"""JSON from outside: a header, a manifest, a profile that may have been written by anybody."""
+"""JSON that anybody may have written: a header, a manifest, a profile. Depth and kinds are checked before use."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, final
 
+# Most levels of lists and objects; files that Headway writes have at most ten.
 DEPTH = 32
-"""Most levels of lists and objects; what Headway writes has at most ten."""
 
 _KINDS = {
     type(None): "null",
@@ -22,14 +22,14 @@ _KINDS = {
 
 @final
 class JsonError(ValueError):
-    """A text that is no JSON object of ours; its message goes on after `it is damaged: `."""
+    """The text is no JSON of the expected form. Its message follows "it is damaged: "."""
 
 
 def parse_object(text: str | bytes | bytearray, *, depth: int = DEPTH) -> dict[str, Any]:
-    """The object that a JSON text holds.
+    """Parses a JSON text that holds an object.
 
     Args:
-        text: whose length is bounded by whoever has read it.
+        text: JSON; its reader has limited its length.
         depth: most levels of lists and objects.
 
     Raises:
@@ -42,11 +42,12 @@ def parse_object(text: str | bytes | bytearray, *, depth: int = DEPTH) -> dict[s
 
 
 def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
-    """The same for JSON of any kind. What stands in place of a text may be of any kind too."""
-    if not isinstance(text, str | bytes | bytearray):  # bytes(2147483648) is 2 GB of zeros
+    """Parses a JSON text that holds any kind of value. Raises JsonError, also if `text` is no text."""
+    # A message may hold a number here, and bytes(2147483648) would be 2 GB of zeros.
+    if not isinstance(text, str | bytes | bytearray):
         raise JsonError(f"it is {describe_kind(text)}, not a text")
     try:
-        # Not `json.loads` on bytes, which would also take UTF-16 and UTF-32.
+        # `json.loads` on bytes would also accept UTF-16 and UTF-32.
         whole = text if isinstance(text, str) else bytes(text).decode("utf-8")
         found = json.loads(whole, object_pairs_hook=_refuse_duplicates)
     except JsonError:
@@ -55,34 +56,35 @@ def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
         raise JsonError(f"it is no UTF-8 text (byte {error.start:,})") from None
     except RecursionError:
         raise JsonError("it is nested too deeply") from None
-    except ValueError as error:  # also of a number with more than 4,300 digits
+    # JSONDecodeError, and Python's limit of 4,300 digits for a number.
+    except ValueError as error:
         raise JsonError(f"it is no JSON ({error})") from None
     _expect_shallow(found, depth)
     return found
 
 
 def describe_kind(value: Any) -> str:
-    """What kind of JSON a value is, for a sentence."""
+    """Returns the JSON kind of a value as words for a message, such as "a number"."""
     return _KINDS.get(type(value), type(value).__name__)
 
 
 def is_whole_number(value: Any, low: int = 0, high: int = (1 << 63) - 1) -> bool:
-    """Whether it is a whole number in [low, high]: true is none, though Python takes it for 1."""
+    """Returns True for a whole number in [low, high]. Booleans are none, though Python counts them as int."""
     return type(value) is int and low <= value <= high
 
 
 def is_number(value: Any, low: float = float("-inf"), high: float = float("inf")) -> bool:
-    """Whether it is a number in [low, high]; NaN is none, and true neither."""
+    """Returns True for a number in [low, high]. NaN and booleans are none."""
     return type(value) in (int, float) and low <= value <= high
 
 
 def is_any_number(value: Any) -> bool:
-    """Whether it is a number of any kind, NaN and the infinities too; true is none."""
+    """Returns True for any number, NaN and the infinities included. Booleans are none."""
     return type(value) in (int, float)
 
 
 def is_sha256(value: Any) -> bool:
-    """Whether it is a SHA-256 as text: 64 hexadecimal digits in lower case."""
+    """Returns True for the text of a SHA-256: 64 hexadecimal digits in lower case."""
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
@@ -96,7 +98,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _expect_shallow(found: Any, depth: int) -> None:
-    """Level by level, without recursion."""
+    """Raises JsonError beyond `depth` levels; level by level, since recursion would overflow first."""
     level = [found]
     for _ in range(depth + 1):
         containers = [value for value in level if isinstance(value, dict | list)]

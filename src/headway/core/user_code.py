@@ -1,4 +1,4 @@
-"""The user's own code by import path: `package.module:attribute` or `file.py:attribute`."""
+"""Import of the user's own code by path: `package.module:attribute` or `file.py:attribute`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ FORM = "Write 'package.module:attribute' or 'path/to/file.py:attribute'."
 
 
 def import_user_object(path: str, *, base: Path, what: str) -> Any:
-    """What stands under `path`: an attribute of an installed module or of a user's file.
+    """Imports an attribute of an installed module or of a user's file.
 
-    A file is loaded once in a process, whatever the number of paths that name it; the modules that lie beside it
-    can be imported by it, after everything installed.
+    A file is executed once per process, however many paths name it. It can import modules of its own folder, which
+    comes last on `sys.path`.
 
     Args:
         path: `package.module:attribute` or `file.py:attribute`; the attribute may be dotted.
-        base: folder to which a file's path is relative.
-        what: the recipe's key that holds the path; it stands before every error.
+        base: folder that a file's path is relative to.
+        what: recipe key that holds the path; errors name it.
 
     Raises:
         RecipeError: the path is malformed, or there is no such module, file or attribute.
-        UserCodeError: the module itself failed while it was imported; the cause carries its traceback.
+        UserCodeError: the module failed while it was imported; the cause carries its traceback.
     """
+    # From the right: a file's path may contain colons.
     source, _, attribute = path.rpartition(":")
     if not source or not all(part.isidentifier() for part in attribute.split(".")):
         raise RecipeError(f"{path!r} is no import path", where=what, fix=FORM)
@@ -42,6 +43,7 @@ def import_user_object(path: str, *, base: Path, what: str) -> Any:
     else:
         raise RecipeError(f"{path!r} is no import path", where=what, fix=FORM)
 
+    # Attribute by attribute, so that the message names the first one that is missing.
     found: Any = module
     for part in attribute.split("."):
         try:
@@ -49,13 +51,14 @@ def import_user_object(path: str, *, base: Path, what: str) -> Any:
         except AttributeError:
             public = [name for name in dir(found) if not name.startswith("_")]
             raise RecipeError(f"{source!r} has no {part!r}", where=what, fix=_suggest(part, public)) from None
-        except (Exception, SystemExit) as error:  # a package that imports its parts when they are asked for
+        # A package with lazy imports runs code on attribute access.
+        except (Exception, SystemExit) as error:
             _raise_user_error(source, what, error)
     return found
 
 
 def _import_module(name: str, what: str) -> ModuleType:
-    # Parent by parent: a module that is absent is told from one that fails to import something itself.
+    # Parent by parent, to tell a missing module from one whose own imports fail.
     parent: ModuleType | None = None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -75,8 +78,9 @@ def _import_module(name: str, what: str) -> ModuleType:
 
 
 def _module_exists(module: str, parent: ModuleType | None) -> bool:
+    # `find_spec` raises if the parent is a module and no package.
     if parent is not None and not hasattr(parent, "__path__"):
-        return False  # find_spec would raise: the parent is a plain module
+        return False
     return importlib.util.find_spec(module) is not None
 
 
@@ -85,6 +89,7 @@ def _import_file(file: Path, what: str) -> ModuleType:
     if not file.is_file():
         beside = [item.name for item in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise RecipeError(f"there is no file {str(file)!r}", where=what, fix=_suggest(file.name, beside))
+    # The name has to be unique per path: two folders may each have a `net.py`.
     digest = hashlib.sha256(str(file).encode()).hexdigest()[:12]
     name = f"headway_user_{digest}_{file.stem}"
     if name in sys.modules:
@@ -93,7 +98,8 @@ def _import_file(file: Path, what: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up
+    # Registered before it runs: dataclasses and pickle look their module up in sys.modules.
+    sys.modules[name] = module
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     try:
@@ -110,6 +116,6 @@ def _raise_user_error(source: str, what: str, error: BaseException) -> NoReturn:
 
 
 def _suggest(word: str, known: Iterable[str]) -> str:
-    # A short list is shown whole; of a long one (torch has 1,400 names) only the close ones are worth reading.
+    # Show a short list whole, but of a long one (torch has 1,400 names) only a close match.
     names = list(known)
     return suggest_nearest(word, names, only_close=len(names) > 20)

@@ -1,4 +1,4 @@
-"""Copies of a network's tensors that follow them, and take their places for a while."""
+"""Copies of a network's weights that follow them, for averages (EMA) and Lookahead, and can be swapped in."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from headway.core.errors import CheckpointError
 
-if TYPE_CHECKING:  # torch is imported where it is first needed
+if TYPE_CHECKING:
     from torch import Tensor
 
 
 class HasStateDict(Protocol):
-    """A network, or whatever else hands out its tensors, and not copies of them."""
+    """A network, or any object that returns its own tensors, not copies."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the tensors by name; writing to them changes the network."""
@@ -21,12 +21,12 @@ class HasStateDict(Protocol):
 
 @final
 class WeightCopies:
-    """Copies of parameters and floating-point buffers; those of half precision are kept in fp32.
+    """Copies of the parameters and floating-point buffers, in fp32 if the originals are in half precision.
 
     Args:
-        whole: on its device, in its memory format.
-        prefix: of their names in a checkpoint.
-        what: they are, for the error: `averaged weights`, say.
+        whole: network, already on its device and in its memory format.
+        prefix: prefix of the tensor names in a checkpoint.
+        what: name of the copies in errors, for example `averaged weights`.
     """
 
     def __init__(self, whole: HasStateDict, *, prefix: str, what: str) -> None:
@@ -34,11 +34,12 @@ class WeightCopies:
 
         self._prefix, self._what = prefix, what
         self._now = {name: value for name, value in whole.state_dict().items() if value.is_floating_point()}
+        # fp32: a small share of a difference would be lost to rounding in 16 bits.
         wide = {name: torch.promote_types(value.dtype, torch.float32) for name, value in self._now.items()}
         self._copies = {name: value.to(wide[name], copy=True) for name, value in self._now.items()}
 
     def update(self, share: float) -> None:
-        """The copies go a share of the way to what the network has now; in one pass."""
+        """Moves the copies towards the network's weights by a share of the difference, in one fused pass."""
         import torch
 
         copies = list(self._copies.values())
@@ -46,16 +47,17 @@ class WeightCopies:
         torch._foreach_lerp_(copies, now, share)
 
     def copy_to_network(self) -> None:
-        """The network goes on from the copies."""
+        """Writes the copies into the network."""
         import torch
 
         torch._foreach_copy_(list(self._now.values()), list(self._copies.values()))
 
     @contextmanager
     def swap_in(self) -> Iterator[None]:
-        """Within it the network has the copies for its tensors."""
+        """Gives the network the values of the copies for the duration of the block."""
         import torch
 
+        # In place: the optimizer and CUDA graphs refer to these very tensors.
         now = list(self._now.values())
         kept = [value.clone() for value in now]
         self.copy_to_network()
@@ -73,7 +75,8 @@ class WeightCopies:
         return any(name.startswith(self._prefix) for name in tensors)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes such a state over, in place. Raises CheckpointError: it is another network's, or there is none."""
+        """Loads the copies from a checkpoint, in place. Raises CheckpointError if they are missing or do not fit."""
+        # Compare everything before the first copy, so that a wrong checkpoint changes nothing.
         size = len(self._prefix)
         found = {name[size:]: value for name, value in tensors.items() if name.startswith(self._prefix)}
         kinds = {name: (value.shape, value.dtype) for name, value in found.items()}

@@ -1,9 +1,9 @@
-"""Input pipeline: bytes on a disk become batches on a device.
+"""Data: from files to batches on the device.
 
-In: a folder or file that `open` understands, an `Order` (which sample is served at which position), and the options of
-a `LoaderSpec`. Out: a `Loader`, an iterator over `Batch`es.
+In: a folder or file that `opening.open` understands, an `Order` (the sample of each position), and the options of a
+`LoaderSpec`. Out: a `Loader`, an iterator over `Batch`es.
 
-Read `dataset` first (an index over records), then `order`, `loader` (prefetching), `fill` (one batch), `decode` (the
-native core or Pillow) and `augment` (random changes on the device). `formats/` reads foreign data, `pack` writes
-Headway's own, `tiers/` keeps samples in memory, on the device or on the local disk.
+Open `opening.py` first: it returns a `Dataset`, whose columns locate each sample in the shards. `pack.py` writes packs;
+`formats/` reads foreign data and writes shards; `tiers/` keeps records near (device, memory, disk). `order.py` chooses
+the samples of a batch, `decode.py` turns records into pixels, and `loader.py` runs it all ahead of the training loop.
 """

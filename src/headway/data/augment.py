@@ -25,8 +25,8 @@ Bool = NDArray[np.bool_]
 Int64 = NDArray[np.int64]
 
 
+# Numbers that the CPU normalises at a time: half a MiB of float32, which fits into the second-level cache.
 NORMALISE_BLOCK = 1 << 17
-"""Numbers that the CPU normalises at a time: half a MiB of float32, which fits into the second-level cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +105,7 @@ class Augment:
             if getattr(recipe, name) is not None and num_classes is None:
                 what = f"{name} mixes classes, and these labels are not classes (or num_classes was not given)"
                 raise UsageError(what, where=f"augment.{name}", fix=f"Remove augment.{name}.")
+        # A part that the loader does already must not be done twice.
         self._recipe: Final = recipe
         self._num_classes = num_classes
         self._flip = None if "flip" in done_by_loader else recipe.flip_mode
@@ -115,6 +116,7 @@ class Augment:
         self.needs_keys = self._flip is not None or self._translate > 0 or any(part is not None for part in others)
         self._mean = torch.tensor(recipe.mean, dtype=torch.float32, device=device)
         self._inverse_std = 1 / torch.tensor(recipe.std, dtype=torch.float32, device=device)
+        # Erased and uncovered pixels get the mean, so they are about 0 after normalisation.
         self._fill = self._mean.round().clamp(0, 255).to(torch.uint8)
         self._reuse_output = reuse_output
         self._memory = torch.empty(0)
@@ -151,6 +153,7 @@ class Augment:
         drawn = self.draw_parameters(
             keys, (images.shape[1], images.shape[2]), epochs=epochs, first_epoch_keys=first_epoch_keys, masked=masked
         )
+        # The order of the recipe's keys: first moves, then colours, erasing, and mixing of finished images.
         if drawn.flips is not None or drawn.shifts is not None:
             images = flip_and_translate(images, drawn.flips, drawn.shifts)
         if drawn.operations is not None and drawn.strengths is not None:
@@ -192,6 +195,7 @@ class Augment:
             found["flips"] = draw_flips(
                 keys if first_epoch_keys is None or self._flip == "random" else first_epoch_keys, epochs, self._flip
             )
+        # Each part draws from streams of its own, so removing one changes no other.
         if self._translate:
             found["shifts"] = draw_shifts(keys, self._translate)
         if recipe.policy is not None:
@@ -218,6 +222,7 @@ class Augment:
     def _draw_mixing(self, keys: UInt64, size: tuple[int, int], masked: Bool | None) -> dict[str, NDArray[np.generic]]:
         """Draws partners and shares of cutmix and mixup."""
         recipe, partner = self._recipe, augment_draws.draw_partners(keys)
+        # A masked partner would mix zeros into a good sample, so that sample stays as it is.
         alone = np.zeros(len(keys), bool) if masked is None else masked[partner]
         # With both in the recipe, each sample takes cutmix or mixup. A share of 1 keeps the whole sample.
         pasted = np.full(len(keys), recipe.cutmix is not None)
@@ -241,6 +246,7 @@ class Augment:
         fill = self._recipe.random_erasing.fill
         if fill == "random":
             return make_noise(images, keys)
+        # A number is the same for all channels.
         return self._fill if fill == "mean" else torch.full_like(self._fill, round(fill))
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
@@ -255,6 +261,7 @@ class Augment:
             out = self._normalise_in_blocks(images)
         else:
             out = (images.float() - self._mean).mul_(self._inverse_std)
+        # NHWC memory seen as NCHW is channels_last already; only a contiguous result needs a copy.
         out = out.view(b, height, width, channels).permute(0, 3, 1, 2)
         return out if self._channels_last else out.contiguous()
 
@@ -269,6 +276,7 @@ class Augment:
         out = self._allocate_output(images.numel()).view(b, height, width * channels)
         rows = images.reshape(b, height, width * channels)
         step = max(1, NORMALISE_BLOCK // max(1, height * width * channels))
+        # In place on the output: no temporary of the size of the batch.
         for low in range(0, b, step):
             out[low : low + step].copy_(rows[low : low + step]).sub_(mean).mul_(inverse_std)
         return out

@@ -64,6 +64,7 @@ def draw_erasing_boxes(
     box_h, box_w, fitted = draw_first_fitting(
         keys, STREAM_ERASE_SIDES, height, width, scale, ratio, ERASE_ATTEMPTS, lambda h, w, H, W: (h < H) & (w < W)
     )
+    # One word gives both coordinates: its halves are independent.
     word = draw_words(keys, STREAM_ERASE_PLACE)
     out = np.stack(
         [draw_offsets(word >> _S32, width - box_w), draw_offsets(word & _LOW32, height - box_h), box_w, box_h], axis=1
@@ -111,6 +112,7 @@ def draw_cutmix_boxes(keys: UInt64, kept: Float64, size: tuple[int, int]) -> Box
 
     Source: Yun et al. 2019, "CutMix" (arXiv 1905.04899).
     """
+    # Both sides shrink by the same factor, so it is the root of the area's share.
     cut = np.sqrt(1 - kept)
     box_w, box_h = (size[1] * cut).astype(np.int64), (size[0] * cut).astype(np.int64)
     x, y = _draw_pixels(keys, STREAM_CUTMIX_PLACE, size)
@@ -125,6 +127,7 @@ def compute_kept_share(boxes: Boxes, size: tuple[int, int]) -> Float64:
 
 def _draw_pixels(keys: UInt64, stream: int, size: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draws (column, row) of a uniform pixel of each image, [k]."""
+    # Multiply-high on each half of the word: uniform, without a division.
     word = draw_words(keys, stream)
     width, height = np.uint64(size[1]), np.uint64(size[0])
     return ((word >> _S32) * width >> _S32).astype(np.int64), ((word & _LOW32) * height >> _S32).astype(np.int64)

@@ -27,11 +27,13 @@ Int64 = NDArray[np.int64]
 
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 BLENDS = ("brightness", "color", "contrast", "sharpness")
+# The number of an operation is its index here.
 OPERATIONS = ("identity", *MOVES, *BLENDS, "posterize", "solarize", "autocontrast", "equalize")
-"""The number of an operation is its index here."""
+# Number of strengths: TrivialAugment draws a level below it, RandAugment's `m` is one.
 LEVELS = 31
-"""Number of strengths: TrivialAugment draws a level below it, RandAugment's `m` is one."""
 
+# Operations other than moves, each on images and strengths of one group. Blends take a factor, and a strength is a
+# factor less 1.
 _APPLY: dict[str, Callable[[torch.Tensor, Float64], torch.Tensor]] = {
     "brightness": lambda images, strength: adjust_brightness(images, 1 + strength),
     "color": lambda images, strength: adjust_saturation(images, 1 + strength),
@@ -100,6 +102,7 @@ def _make_strength_table(name: Literal["rand", "trivial"], size: tuple[int, int]
     }
     level = np.linspace(0, 1, LEVELS)
     table = np.stack([level * largest.get(operation, 0) for operation in OPERATIONS])
+    # Posterize and solarize are stronger with fewer bits and a lower threshold.
     table[OPERATIONS.index("posterize")] = 8 - np.rint(level * (6 if wide else 4))
     table[OPERATIONS.index("solarize")] = 255 * (1 - level)
     return table
@@ -133,6 +136,7 @@ def _apply_round(images: torch.Tensor, operation: Int64, strength: Float64, fill
     moved = (operation > 0) & (operation <= len(MOVES))
     groups = [("move", moved), *((name, operation == OPERATIONS.index(name)) for name in _APPLY)]
     for name, chosen in groups:
+        # Known on the host, so an empty group costs nothing and no group waits for the device.
         members = np.flatnonzero(chosen)
         if not members.size:
             continue
@@ -158,6 +162,7 @@ def make_affine_matrices(operation: Int64, strength: Float64, size: tuple[int, i
     out[:, 3] = np.where(is_["shear_y"], strength, 0)
     out[:, 2] = np.where(is_["translate_x"], -np.trunc(strength), 0)
     out[:, 5] = np.where(is_["translate_y"], -np.trunc(strength), 0)
+    # Turned around the centre (x, y): shift it to the origin, rotate, shift back.
     angle = np.deg2rad(strength[is_["rotate"]])
     cosine, sine = np.cos(angle), np.sin(angle)
     y, x = size[0] / 2, size[1] / 2

@@ -14,8 +14,8 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Byte = Annotated[float, Field(ge=0, le=255)]
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+# Augmentations that a loader can do on the host.
 HOST_AUGMENTATIONS = frozenset({"flip", "translate"})
-"""Augmentations that a loader can do on the host."""
 
 
 class ErasingRecipe(RecipePart):
@@ -80,6 +80,7 @@ class PolicyRecipe(RecipePart):
     m: int = Field(default=9, ge=0, le=30)
     """Strength of the operations, 0 to 30. Used by `rand`."""
 
+    # `policy: trivial` instead of `policy: {name: trivial}`.
     @model_validator(mode="before")
     @classmethod
     def _expand_short_form(cls, value: Any) -> Any:
@@ -87,6 +88,7 @@ class PolicyRecipe(RecipePart):
 
     @model_validator(mode="after")
     def _check_keys(self) -> PolicyRecipe:
+        # `trivial` draws its strength, so n and m would be ignored.
         unused = sorted(self.model_fields_set - {"name"})
         if self.name == "trivial" and unused:
             raise ValueError(f"'trivial' does not use {unused[0]!r}. Remove {unused[0]!r}, or set name: rand")
@@ -94,6 +96,7 @@ class PolicyRecipe(RecipePart):
 
     @model_serializer(mode="wrap")
     def _drop_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A resolved recipe is read again, and `_check_keys` refuses keys that are not used.
         return handler(self) if self.name == "rand" else {"name": self.name}
 
 
@@ -132,6 +135,7 @@ class AugmentRecipe(RecipePart):
 
     @model_validator(mode="after")
     def _check_keys(self) -> AugmentRecipe:
+        # Bytes that are blended are fractions, and rounding them would change the mix.
         if not self.normalise and self.mixup is not None:
             raise ValueError("mixup gives no whole numbers: set normalise: true, or remove mixup")
         return self
@@ -145,6 +149,7 @@ class AugmentRecipe(RecipePart):
 
     def select_host_augmentations(self, device_type: str) -> frozenset[str]:
         """Selects the augmentations that the loader does on the host, for batches on a device of this type."""
+        # On a CPU the loader flips and shifts in the pass that decodes; a GPU has time to spare.
         host = self.where == "host" or (self.where == "auto" and device_type == "cpu")
         asked = {"flip": self.flip_mode is not None, "translate": self.translate > 0}
         return frozenset(name for name in HOST_AUGMENTATIONS if host and asked[name])

@@ -51,6 +51,7 @@ class Batch:
     """Pixels by which the loader moved each image: (down, right), [b, 2]."""
     bad: tuple[BadSample, ...] = field(default=())
 
+    # The asked samples, not the served ones: a substitute is augmented as the sample it replaces.
     def keys(self, view: int = 0) -> UInt64:
         """Keys of the samples, uint64 [b]."""
         return make_keys(self.seed, self.epochs, self.samples, view)

@@ -1,7 +1,7 @@
-"""Columns: what is known of every sample, as arrays in one file that is mapped and never read as a whole.
+"""Columns: one array a sample property, in a file that is mapped and never read as a whole.
 
-`columns.safetensors` is a plain safetensors file (any reader opens it): one tensor a column, and the description below
-as its metadata. Mapping it takes as long for ten samples as for ten million.
+`columns.safetensors` is a plain safetensors file: one tensor a column, and the description of the data set as its
+metadata. Mapping it takes the same time for ten samples as for ten million.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from headway.data.mapping import map_file
 COLUMNS_FILE = "columns.safetensors"
 
 FLAG_SPLIT = 1
-"""The record holds RecordIO's magic number, so its bytes lie in several parts."""
+"""The record contains RecordIO's magic number, so its bytes lie in several parts."""
 FLAG_NOT_JPEG = 2
-"""PNG or another format: the Pillow reference decodes it whatever the backend."""
+"""PNG or another format, which the Pillow reference decodes on every backend."""
 FLAG_RAW = 4
-"""Pixels, uint8 [height, width, channels], with no header; the description says how many channels."""
+"""Pixels without a header, uint8 [height, width, channels]; the description has the number of channels."""
 FLAG_PLANAR = 8
-"""With FLAG_RAW: uint8 [channels, height, width]."""
+"""Set with FLAG_RAW: the pixels are uint8 [channels, height, width]."""
 
 COLUMN_TYPES: Mapping[str, str] = {
     "shard": "U16",
@@ -45,7 +45,8 @@ COLUMN_TYPES: Mapping[str, str] = {
     "flags": "U8",
 }
 """safetensors types of the fixed columns, each of shape [n]. `label` is I64 [n], F32 [n] or F32 [n, k];
-`name` (U8) and `name_offset` (U64 [n + 1]) hold the samples' source names as UTF-8."""
+`name` (U8) and `name_offset` (U64 [n + 1]) hold the names of the samples as UTF-8.
+"""
 
 NUMPY_TYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64, "F32": np.float32}
 
@@ -54,9 +55,9 @@ PACK_FORMATS = ("recordio", "tar", "lmdb", "raw")
 PACK_AGAIN = "Pack the data again, or copy the folder again."
 
 HEADER_LIMIT_BYTES = 100 << 20
-"""Most of the header, as of every safetensors file."""
+"""Limit that safetensors sets for its header."""
 SHARD_LIMIT_BYTES = 1 << 47
-"""Of a shard: what is kept of a remote one orders its records by so many bits of their place."""
+"""The cache of remote records sorts them by 47 bits of their offset in the shard."""
 CHANNELS_LIMIT = 1 << 10
 
 LabelKind = Literal["class", "multi", "value"]
@@ -64,52 +65,56 @@ LabelKind = Literal["class", "multi", "value"]
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One file of records: its path, relative to the data set's folder, and its size in bytes."""
+    """One file of records."""
 
     name: str
+    """Path relative to the data set's folder."""
     size: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetDescription:
-    """What is known of a data set without a look at its samples; stored as metadata of the columns file."""
+    """Facts about a data set that need no look at its samples; stored as metadata of the columns file."""
 
     pack_id: int
     """64 bits that every shard of the pack carries too, so that shards of two packs cannot be mixed."""
     fingerprint: str
     """sha256 over the columns, in hexadecimal."""
     format: str
-    """Of a pack: `recordio`, `tar`, `lmdb` or `raw`. Of foreign files also `folder`, `npy`, `idx` or `cifar`."""
+    """`recordio`, `tar`, `lmdb` or `raw` for a pack; foreign data also `folder`, `npy`, `idx` or `cifar`."""
     mode: str
-    """`keep` (the source's bytes, untouched), `seekable`, `resize=N,quality=Q`, `raw`; `foreign`: never packed."""
+    """`keep` (bytes unchanged), `seekable`, `resize=N,quality=Q`, `raw`; `foreign` for data never packed."""
     label_kind: LabelKind
     classes: tuple[str, ...]
-    """Names of the classes; of the outputs where the label is a vector; empty for a single number."""
+    """Names of the classes, or of the outputs of a vector label; empty for a single number."""
     class_counts: tuple[int, ...]
     """Samples of each class (a sample with several labels counts for each); empty for numbers."""
     channels: int
-    """1 where every image is gray, else 3; of raw pixels as many as there are."""
+    """1 if every image is gray, else 3; for raw pixels, their number of channels."""
     common_size: tuple[int, int] | None
-    """(width, height) where all images share it."""
+    """(width, height) if all images share it."""
     shards: tuple[Shard, ...]
     source: str
-    """What was packed, as the user named it."""
+    """The source of the pack, as the user named it."""
     parts: tuple[str, ...] = ()
-    """Names of the folders that were packed together with this one, and its own; empty where it was packed alone."""
+    """Names of the parts packed together, this one included; empty for a data set packed alone."""
 
     def to_metadata(self) -> dict[str, str]:
-        """Returns the metadata of the columns file that `from_metadata` reads."""
+        """Returns the metadata of the columns file, as `from_metadata` reads it."""
         return {"headway": json.dumps(asdict(self))}
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, str]) -> DatasetDescription:
-        """Raises ValueError that names the first entry that is missing or wrong."""
+        """Reads the metadata of a columns file. Raises ValueError that names the first wrong entry."""
         fields = parse_object(metadata["headway"])
+        # The file may come from anywhere: every entry is checked before it is used.
         shards = fields.get("shards")
         _require(isinstance(shards, list) and all(map(_is_shard, shards)), "shards")
         for name, check in _ENTRIES.items():
             _require(check(fields.get(name, () if name == "parts" else None)), name)
+        # Packs of numbers have names of outputs and no counts.
         _require(not fields["class_counts"] or len(fields["class_counts"]) == len(fields["classes"]), "class_counts")
+        # JSON has no tuples.
         fields["shards"] = tuple(Shard(name=shard["name"], size=shard["size"]) for shard in fields["shards"])
         for name in ("classes", "class_counts", "parts"):
             fields[name] = tuple(fields.get(name, ()))
@@ -133,6 +138,7 @@ def _is_shard(value: Any) -> bool:
 
 
 def _is_list_of(value: Any, kind: type) -> bool:
+    # `type is`, since True would count as an int.
     return isinstance(value, list | tuple) and all(type(one) is kind for one in value)
 
 
@@ -156,42 +162,61 @@ _ENTRIES: Mapping[str, Callable[[Any], bool]] = {
     "source": _is_text,
     "parts": lambda value: _is_list_of(value, str),
 }
-"""What an entry of a description must be."""
+"""Checks of the entries of a description."""
 
 
 def load_columns(path: Path) -> tuple[dict[str, NDArray[Any]], DatasetDescription, dict[str, str]]:
-    """Columns as views of one mapping, the description, and all metadata.
+    """Maps a columns file; returns its columns, its description and all its metadata.
 
-    Raises DataError where the file is damaged, or is no columns file.
+    Raises DataError if the file is damaged, or is no columns file.
     """
     try:
         columns, metadata = _map_columns(path)
         return columns, DatasetDescription.from_metadata(metadata), metadata
     except (struct.error, LookupError, ValueError, TypeError, AttributeError, OverflowError, OSError) as error:
+        # Only our own ValueErrors and JSON errors have text that helps the user.
         why = f" ({error})" if type(error) is ValueError or isinstance(error, JsonError) else ""
         raise DataError(f"the columns file is damaged{why}", where=str(path), fix=PACK_AGAIN) from error
 
 
 def decode_name(columns: Mapping[str, NDArray[Any]], sample: int) -> str:
-    """The source's name of a sample (a relative path), or its number where there are no names."""
+    """Returns a sample's name in its source (a relative path), or its number if the data set has no names."""
     if "name" not in columns:
         return str(sample)
+    # Names are stored end to end; sample i has bytes [offset[i], offset[i + 1]).
     low, high = columns["name_offset"][sample], columns["name_offset"][sample + 1]
     return columns["name"][low:high].tobytes().decode(errors="backslashreplace")
 
 
 def compute_fingerprint(columns: Mapping[str, NDArray[Any]]) -> str:
-    """sha256 over all columns, in order of name, in hexadecimal."""
+    """Returns the sha256 over all columns, in order of their names, in hexadecimal."""
     digest = hashlib.sha256()
     for name in sorted(columns):
+        # Name, type and shape are part of the digest: equal bytes of another shape are another data set.
         column = np.ascontiguousarray(columns[name])
         digest.update(f"{name} {column.dtype.str} {column.shape} ".encode())
         digest.update(column.data)
     return digest.hexdigest()
 
 
+def find_common_size(columns: Mapping[str, NDArray[Any]]) -> tuple[int, int] | None:
+    """Returns (width, height) if all images share it, else None."""
+    width, height = columns["width"], columns["height"]
+    alike = bool((width == width[0]).all() and (height == height[0]).all())
+    return (int(width[0]), int(height[0])) if alike else None
+
+
+def count_classes(kind: LabelKind, labels: NDArray[Any], classes: int) -> tuple[int, ...]:
+    """Returns the samples of each class; a sample with several labels counts for each. Empty for numbers."""
+    if kind == "value":
+        return ()
+    if kind == "multi":
+        return tuple(np.count_nonzero(labels, axis=0).tolist())
+    return tuple(np.bincount(labels, minlength=classes).tolist())
+
+
 def _check_column(name: str, entry: Any) -> None:
-    """Its bytes are those of its shape and type, so that no view of it reaches beyond them."""
+    """Raises ValueError unless the bytes of a column fit its shape and type, so no view reaches beyond them."""
     kind = np.dtype(NUMPY_TYPES[entry["dtype"]])
     (low, high), shape = entry["data_offsets"], entry["shape"]
     numbers = [low, high, *shape]
@@ -200,20 +225,24 @@ def _check_column(name: str, entry: Any) -> None:
 
 
 def _map_columns(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """A safetensors file is 8 bytes of header length, a JSON header, then the tensors."""
+    """Maps a safetensors file: 8 bytes of header length, a JSON header, then the tensors."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         (length,) = struct.unpack("<Q", file.read(8))
+        # The length comes from the file: reading only up to the limit keeps a damaged one from filling memory.
         if length > min(size, HEADER_LIMIT_BYTES):
             raise ValueError(f"its header has {length:,} bytes")
         header = parse_object(file.read(length))
+        # safetensors allows only strings as metadata, so the description is JSON.
         metadata = header.pop("__metadata__")
         for name, entry in header.items():
             _check_column(name, entry)
         end = 8 + length + max(entry["data_offsets"][1] for entry in header.values())
+        # A file that was cut would raise SIGBUS when its last pages are read.
         if size != end:
             raise DataError(f"the columns file is cut: {size} of {end} bytes", where=str(path), fix=PACK_AGAIN)
         mapped = map_file(file, path)
+    # From here on the layout is sound; the checks below are about the content.
     wrong = [name for name, kind in COLUMN_TYPES.items() if header.get(name, {}).get("dtype") != kind]
     if wrong or "label" not in header:
         what = f"columns are missing or of another type: {', '.join(wrong) or 'label'}"
@@ -222,9 +251,11 @@ def _map_columns(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     if deep or len(header["label"]["shape"]) not in (1, 2):
         what = f"columns have the wrong number of dimensions: {', '.join(deep) or 'label'}"
         raise DataError(what, where=str(path), fix=PACK_AGAIN)
+    # Each sample has an entry in every column.
     samples = {header[name]["shape"][0] for name in (*COLUMN_TYPES, "label")}
     if len(samples) != 1:
         raise DataError("its columns have different lengths", where=str(path), fix=PACK_AGAIN)
+    # Names are optional, but `name` and its offsets come together, one offset more than samples.
     ends = header.get("name_offset", {}).get("shape")
     if ("name" in header) != (ends is not None) or ends not in (None, [samples.pop() + 1]):
         raise DataError("the samples' names are incomplete", where=str(path), fix=PACK_AGAIN)
@@ -232,6 +263,7 @@ def _map_columns(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     for name, entry in header.items():
         low, high = entry["data_offsets"]
         kind = np.dtype(NUMPY_TYPES[entry["dtype"]])
+        # Views of one mapping: a column costs no memory until its pages are read.
         count = (high - low) // kind.itemsize
         columns[name] = np.frombuffer(mapped, kind, count, 8 + length + low).reshape(entry["shape"])
     return columns, metadata

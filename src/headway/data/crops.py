@@ -66,6 +66,7 @@ def draw_random_resized_boxes(
     """
     w, h = width.astype(np.float64), height.astype(np.float64)
     box_w, box_h, fitted = draw_first_fitting(keys, STREAM_CROP, w, h, scale, ratio, attempts, _fits_inside)
+    # One word gives both coordinates: its halves are independent.
     word = draw_words(keys, STREAM_CROP_PLACE)
     left, top = draw_offsets(word >> _S32, w - box_w), draw_offsets(word & _LOW32, h - box_h)
     # torchvision's fallback: the whole image, cut to the nearest allowed ratio.
@@ -84,14 +85,7 @@ def _fits_inside(box_w: Float64, box_h: Float64, width: Float64, height: Float64
 
 
 def draw_first_fitting(
-    keys: UInt64,
-    stream: int,
-    width: Float64,
-    height: Float64,
-    scale: Range,
-    ratio: Range,
-    attempts: int,
-    fits: Fits,
+    keys: UInt64, stream: int, width: Float64, height: Float64, scale: Range, ratio: Range, attempts: int, fits: Fits
 ) -> tuple[Float64, Float64, NDArray[np.bool_]]:
     """Draws box sizes until one `fits`; returns (box widths, box heights, True if one fitted), whole numbers [k]."""
     if not 0 < scale[0] <= scale[1] or not 0 < ratio[0] <= ratio[1]:
@@ -103,7 +97,7 @@ def draw_first_fitting(
     low, step = math.log(ratio[0]) / 2, (math.log(ratio[1]) - math.log(ratio[0])) / 2 * 2.0**-32
     area_step = (scale[1] - scale[0]) * 2.0**-32
 
-    def sides(word: UInt64, area: Float64) -> tuple[Float64, Float64]:
+    def compute_sides(word: UInt64, area: Float64) -> tuple[Float64, Float64]:
         # In float64 a last bit that another machine computes differently moves a box only once in 1e12 samples.
         side = np.sqrt(((word >> _S32) * area_step + scale[0]) * area)
         # The square root of the aspect ratio.
@@ -111,13 +105,13 @@ def draw_first_fitting(
         return np.rint(side * stretch), np.rint(side / stretch)
 
     area = width * height
-    box_w, box_h = sides(draw_words(keys, stream), area)
+    box_w, box_h = compute_sides(draw_words(keys, stream), area)
     fitted = fits(box_w, box_h, width, height)
     rest = np.flatnonzero(~fitted)
     # Few samples need more attempts, so all attempts of these are computed at once.
     if rest.size and attempts > 1:
         offsets = np.array([((stream + number) * GOLDEN) & MASK for number in range(1, attempts)], np.uint64)
-        more_w, more_h = sides(mix(keys[rest] + offsets[:, None]), area[rest])
+        more_w, more_h = compute_sides(mix(keys[rest] + offsets[:, None]), area[rest])
         more = fits(more_w, more_h, width[rest], height[rest])
         first = more.argmax(axis=0), np.arange(rest.size)
         box_w[rest], box_h[rest], fitted[rest] = more_w[first], more_h[first], more[first]
@@ -149,6 +143,7 @@ def draw_flips(
 
     Source of `alternating`: Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv 2404.00498).
     """
+    # Random: the key of this epoch decides. Alternating: the key of epoch 0 decides once, and odd epochs invert it.
     mirrored: NDArray[np.bool_] = draw_uniform(keys, STREAM_FLIP) < 0.5
     if mode == "alternating":
         if epochs is None:
@@ -159,5 +154,6 @@ def draw_flips(
 
 def draw_shifts(keys: UInt64, translate: int) -> NDArray[np.int64]:
     """Draws the shift of each sample's window, int64 [k, 2] (down, right), uniform in [-translate, translate]."""
+    # `integers` excludes its upper end.
     low, high = -translate, translate + 1
     return np.stack([draw_integers(keys, STREAM_DOWN, low, high), draw_integers(keys, STREAM_RIGHT, low, high)], axis=1)

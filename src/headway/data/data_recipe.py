@@ -50,6 +50,7 @@ class CropRecipe(RecipePart):
         """Returns the centre crop that evaluation uses."""
         return CropRecipe(share=self.share)
 
+    # `crop: random` instead of `crop: {name: random}`.
     @model_validator(mode="before")
     @classmethod
     def _expand_short_form(cls, value: Any) -> Any:
@@ -61,12 +62,14 @@ class CropRecipe(RecipePart):
             low, high = getattr(self, key)
             if low > high:
                 raise ValueError(f"{key} is (smallest, largest), and {low:g} is more than {high:g}")
+            # A key that changes nothing is refused, so that a typo in `name` is seen.
             if self.name == "center" and key in self.model_fields_set:
                 raise ValueError(f"a centred crop does not use {key!r}: remove it, or set name: random")
         return self
 
     @model_serializer(mode="wrap")
     def _drop_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A resolved recipe is read again, and `_check_keys` refuses keys that are not used.
         return handler(self) if self.is_random else {"name": self.name, "share": self.share}
 
 
@@ -116,6 +119,7 @@ class DataRecipe(RecipePart):
     verify: VerifyMode = "first"
     """When a record's checksum is compared: at its `first` read by a process, `always`, or `never`."""
 
+    # `data: synthetic` instead of `data: {train: synthetic}`.
     @model_validator(mode="before")
     @classmethod
     def _expand_short_form(cls, value: Any) -> Any:
@@ -130,6 +134,7 @@ class DataRecipe(RecipePart):
 
     @model_validator(mode="after")
     def _check_keys(self) -> DataRecipe:
+        # Random images have no files, so every option of files and decoding would be ignored.
         if self.train == SYNTHETIC:
             for key in type(self).model_fields:
                 if key in self.model_fields_set - {"train", "synthetic"} and getattr(self, key) is not None:
@@ -148,5 +153,6 @@ class DataRecipe(RecipePart):
 
     @model_serializer(mode="wrap")
     def _drop_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # As above: keys that synthetic data refuses must not be written.
         tree: dict[str, Any] = handler(self)
         return {key: tree[key] for key in ("train", "synthetic")} if self.train == SYNTHETIC else tree

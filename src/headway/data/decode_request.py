@@ -13,6 +13,7 @@ from headway.data.records import Records
 Pixels = NDArray[np.uint8]
 
 
+# Frozen means that no array is exchanged; the pixels of `out` are written in place.
 @final
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
@@ -53,8 +54,7 @@ class GatherRequest:
         shifts: int [k, 2], pixels that each image moves (down, right) after the flip; the border is filled by
             reflection. None: no image moves.
         flips: bool [k], images to mirror left to right; None: none.
-        crc: uint32 [k], expected crc32c of each record; None: no checksum is compared.
-        check: bool [k], records whose checksum is compared; None: all.
+        crc, check: as in `DecodeRequest`.
     """
 
     records: Records

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError
 from headway.data.batch import BadSample, Batch
 from headway.data.columns import FLAG_PLANAR, FLAG_RAW
-from headway.data.data_recipe import OnBad, VerifyMode
 from headway.data.decode import Decoder
 from headway.data.decode_request import DecodeRequest, GatherRequest, Pixels
 from headway.data.host_transform import HostDraws, HostTransform
+from headway.data.loader_spec import LoaderSpec
 from headway.data.loader_stats import LoaderTally
-from headway.data.order import Order
 from headway.data.records import Records
 from headway.data.reference import DecodeStatus, find_record_kinds
 from headway.data.tiers import Tier
@@ -28,8 +27,8 @@ from headway.data.tiers.device import DeviceTier
 if TYPE_CHECKING:
     from headway.data.dataset import Dataset
 
+# Damaged samples in a row after which the search for a good one ends: some seconds, whatever the set's size.
 MAX_SUBSTITUTE_SEARCH = 1 << 16
-"""Damaged samples in a row after which the search for a good one ends: some seconds, whatever the set's size."""
 
 
 @final
@@ -47,15 +46,7 @@ class BatchRequest:
 class BatchFiller:
     """Makes a Loader's batches in memory it is given. Not thread-safe.
 
-    Args:
-        dataset: source of labels and names.
-        tier: source of the records and of the columns that describe them.
-        order: None: index order.
-        transform: crop, flip and shift of each image.
-        decoder: decodes the records.
-        tally: receives the time of each stage.
-        on_bad: see `Loader`.
-        verify: see `Loader`.
+    Labels and names come from the data set, records and the columns that describe them from the tier.
 
     Attributes:
         is_on_device: True if the tier keeps pixels on the device; then the loader gathers the images there.
@@ -65,21 +56,19 @@ class BatchFiller:
         self,
         dataset: Dataset,
         tier: Tier,
-        order: Order | None,
+        spec: LoaderSpec,
         transform: HostTransform,
         decoder: Decoder,
         tally: LoaderTally,
-        *,
-        on_bad: OnBad,
-        verify: VerifyMode,
     ) -> None:
-        self._dataset, self._tier, self._order, self._transform = dataset, tier, order, transform
+        self._dataset, self._tier, self._transform = dataset, tier, transform
         self._decoder, self._tally = decoder, tally
-        self._on_bad, self._verify = on_bad, verify
-        self._seed = order.seed if order else 0
+        self._order, self._on_bad, self._verify = spec.order, spec.on_bad, spec.verify
+        self._seed = spec.order.seed if spec.order else 0
         self.is_on_device = isinstance(tier, DeviceTier)
         # Scratch memory for pixels that are decoded first and shifted afterwards.
         self._scratch = np.empty(0, np.uint8)
+        # Samples found damaged so far: they are never tried as a substitute again.
         self._known_bad: set[int] = set()
 
     def plan_batches(self, spans: Sequence[tuple[int, int]]) -> Iterator[BatchRequest]:
@@ -91,6 +80,7 @@ class BatchFiller:
         drawn = self._transform.draw(self._seed, epochs, samples)
         self._tally.stage_s["order"] += perf_counter() - begun
         begin = 0
+        # Views of the large arrays, one for each batch.
         for low, high in spans:
             end = begin + high - low
             yield BatchRequest(positions[begin:end], epochs[begin:end], samples[begin:end], drawn.select(begin, end))
@@ -110,6 +100,7 @@ class BatchFiller:
             status = np.zeros(len(samples), np.uint8) if damaged is None else damaged[samples]
         else:
             status, boxes = self._decode(samples, drawn, pixels)
+        # Damaged samples are few, so they are replaced one at a time.
         begun = perf_counter()
         served, bad = samples, []
         if status.any():
@@ -122,6 +113,7 @@ class BatchFiller:
                 bad.append(entry)
         # Masked samples are served as -1; they get the label of sample 0, which no loss counts.
         labels = np.ascontiguousarray(self._dataset.label[np.maximum(served, 0)])
+        # The labels are mapped too: a file that was cut would have given zeros.
         self._dataset.check_columns()
         tally.stage_s["labels"] += perf_counter() - begun
         tally.stage_images += len(samples)
@@ -148,16 +140,18 @@ class BatchFiller:
         tally.record_bytes += int(records.length.sum())
         read = perf_counter()
         tally.stage_s["read"] += read - begun
+        # Only records that this process has not checked yet, unless `verify` says otherwise.
         check = self._dataset.select_unchecked(samples, self._verify)
         sums: dict[str, Any] = {"crc": tier.crc32c[samples], "check": check} if check.any() else {}
         boxes: NDArray[np.float32] | None = None
-        if self._are_stored_as_served(samples, out):
+        if self._is_stored_as_served(samples, out):
             # Raw pixels of the batch's size: a copy, without a decoder and a resize.
             planar = bool(tier.flags[samples[0]] & FLAG_PLANAR) if len(samples) else False
             request = GatherRequest(records, out, planar, drawn.shifts, drawn.flips, **sums)
             status = self._decoder.gather(request)
         else:
             status, boxes = self._decode_boxes(samples, records, drawn, out, sums)
+        # A tier that keeps pixels has zeros for a damaged sample, and its status of then.
         if tier.damaged is not None:
             status = np.where(tier.damaged[samples], tier.damaged[samples], status)
         self._dataset.check_columns()
@@ -166,7 +160,7 @@ class BatchFiller:
         tally.stage_s["decode"] += perf_counter() - read
         return status, boxes
 
-    def _are_stored_as_served(self, samples: NDArray[np.int64], out: Pixels) -> bool:
+    def _is_stored_as_served(self, samples: NDArray[np.int64], out: Pixels) -> bool:
         tier = self._tier
         return bool(
             self._transform.takes_whole_images
@@ -192,6 +186,7 @@ class BatchFiller:
             return self._decoder.decode(DecodeRequest(records, boxes, out, drawn.flips, **more)), boxes
         if self._scratch.size < out.size:
             self._scratch = np.empty(out.size, np.uint8)
+        # A shift fills the border by reflection of the resized image, so it is a second pass over whole pixels.
         still = self._scratch[: out.size].reshape(out.shape)
         status = self._decoder.decode(DecodeRequest(records, boxes, still, **more))
         self._decoder.gather(GatherRequest(Records.from_rows(still), out, shifts=drawn.shifts, flips=drawn.flips))

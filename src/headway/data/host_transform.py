@@ -20,7 +20,7 @@ Size = tuple[int, int]
 @final
 @dataclass(slots=True)
 class HostDraws:
-    """Random parameters drawn for k samples; None where the transform does not use them."""
+    """Random parameters drawn for k samples; None if the transform does not use them."""
 
     keys: UInt64
     flips: NDArray[np.bool_] | None
@@ -41,8 +41,7 @@ class HostTransform:
         size: (height, width) at the end of training.
         channels: 1 or 3.
         crop: box of the image that is resized.
-        flip: as in `AugmentRecipe`; done while decoding.
-        translate: as in `AugmentRecipe`; done while decoding.
+        flip, translate: as in `AugmentRecipe`; done while decoding.
         progressive: smaller sizes in earlier epochs.
         scaled: allow a smaller decode of large JPEGs.
 
@@ -58,6 +57,7 @@ class HostTransform:
     progressive: ProgressiveRecipe | None = None
     scaled: bool = False
 
+    # Checked at the smallest size: progressive resolution begins there.
     def __post_init__(self) -> None:
         smallest = min(self.compute_size(0))
         if self.translate >= smallest:
@@ -85,6 +85,7 @@ class HostTransform:
         crop = self.crop
         if crop.is_random:
             return draw_random_resized_boxes(sample_keys, width, height, scale=crop.scale, ratio=crop.ratio)
+        # `share` shrinks the centred box around its own centre.
         boxes = compute_center_boxes(width, height, size)
         if crop.share < 1:
             boxes[:, :2] += boxes[:, 2:] * np.float32((1 - crop.share) / 2)
@@ -93,6 +94,7 @@ class HostTransform:
 
     def draw(self, seed: int, epochs: NDArray[np.int64], samples: NDArray[np.int64]) -> HostDraws:
         """Draws the random parameters of some samples, each from its own key."""
+        # Evaluation draws nothing, so it saves the keys.
         if not self.needs_keys:
             return HostDraws(np.empty(0, np.uint64), None, None)
         drawn, flips = make_keys(seed, epochs, samples), None

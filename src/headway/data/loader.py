@@ -27,11 +27,11 @@ from headway.data.tiers import HostSlots, Tier, choose_tier
 from headway.data.tiers.device import DeviceTier
 from headway.data.upload import to_device
 
+# Pause before a batch that is not urgent. Training on digits waits 1.3 % of its time with it and 6.5 % without.
 PRODUCER_PAUSE_S = 0.0005
-"""Pause before a batch that is not urgent. Training on digits waits 1.3 % of its time with it and 6.5 % without."""
 
+# Samples whose order, keys and choices are computed together. At 512 they cost 0.5 us a sample, at 4096 0.2.
 SAMPLES_PER_DRAW = 4096
-"""Samples whose order, keys and choices are computed together. At 512 they cost 0.5 us a sample, at 4096 0.2."""
 
 
 @final
@@ -71,6 +71,7 @@ class Loader:
             raise UsageError("PyTorch sees no GPU here", fix='Leave device out, or give "cpu".')
         if str(self.device) == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
+        # Chosen at first use: filling a tier may take minutes, and a loader that only answers len() needs none.
         self._tier = spec.tier
         self._choosing = threading.Lock()
         self._tally = LoaderTally()
@@ -194,20 +195,13 @@ class _LoaderRing:
         if isinstance(tier, DeviceTier) and not loader.uses_stored_pixels():
             what = "samples that are kept decoded on the device cannot be cropped or resized"
             raise UsageError(what, where="cache", fix="Set cache to memory or none, or leave size and crop out.")
+        # The tier reads the positions again from its own iterator, further ahead than the ring.
         tier.expect(loader._iterate_spans(), spec.order, loader._find_host_slots())
+        # A forked child inherits this object without its threads; `__iter__` compares the process.
         self._process = os.getpid()
         self._decoder = build_decoder(spec.threads, loader.backend, pin=spec.pin)
         loader._threads_used = self._decoder.threads
-        self._filler = BatchFiller(
-            loader.dataset,
-            tier,
-            spec.order,
-            loader.transform,
-            self._decoder,
-            self._tally,
-            on_bad=spec.on_bad,
-            verify=spec.verify,
-        )
+        self._filler = BatchFiller(loader.dataset, tier, spec, loader.transform, self._decoder, self._tally)
         self._cuda = loader.device.type == "cuda"
         self._free: queue.SimpleQueue[_RingSlot | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -267,6 +261,7 @@ class _LoaderRing:
                 tally.seconds += perf_counter() - asked
             first = False
 
+    # The copy runs on its own stream beside the network; the training stream waits for it, the host never does.
     def _copy_to_device(self, slot: _RingSlot, batch: Batch, stream: torch.cuda.Stream) -> Batch:
         device = self._loader.device
         with torch.cuda.stream(stream):
@@ -286,6 +281,7 @@ class _LoaderRing:
         assert isinstance(self._tier, DeviceTier)
         device = self._loader.device
         images = self._tier.gather(np.maximum(batch.served, 0))
+        # Masked samples must be zeros, as they are after decoding on the host.
         masked = np.flatnonzero(batch.served < 0)
         if masked.size:
             images.index_fill_(0, to_device(masked, device), 0)
@@ -295,6 +291,7 @@ class _LoaderRing:
 
     def close(self) -> None:
         """Stops the producer and waits for its end."""
+        # The None wakes a producer that waits for a slot.
         self._stopped = True
         self._free.put(None)
         if os.getpid() == self._process:

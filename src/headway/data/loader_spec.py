@@ -47,7 +47,7 @@ class LoaderSpec:
         translate: shift each image by up to so many pixels both ways; reflection fills the border.
         progressive: smaller images in the first epochs.
         scaled: decode large JPEGs smaller; see `DataRecipe`.
-        threads: decoding threads; None: see `default_threads`.
+        threads: decoding threads; None: see `choose_thread_count`.
         backend: the decoder: "auto", "native" or "pillow".
         prefetch_batches: slots of the ring: so many batches are decoded ahead of need.
         device: device that receives the batches.
@@ -57,7 +57,7 @@ class LoaderSpec:
         tier: an open tier instead of `cache`, for several loaders that share one. Its maker closes it.
         on_bad: a damaged sample is `substitute`d by the first good one after it in the Order, `mask`ed (zeros, served
             -1), or it `stop`s the iteration with DataError.
-        verify: when checksums are compared; see `Dataset.unchecked`.
+        verify: when checksums are compared; see `Dataset.select_unchecked`.
 
     Raises:
         UsageError: a value is impossible, or values contradict each other.
@@ -86,6 +86,7 @@ class LoaderSpec:
     on_bad: OnBad = "substitute"
     verify: VerifyMode = "first"
 
+    # Checks that need the data set are made by `Loader` and `build_transform`.
     def __post_init__(self) -> None:
         # A batch below 1 is refused by the plan, which is made here and kept.
         _ = self.plan
@@ -100,6 +101,7 @@ class LoaderSpec:
             raise UsageError(what, where="prefetch_batches", fix="Set 1 or more.")
         self._check_size()
         self._check_words()
+        # An alternating or random choice needs a seed, and the seed is the order's.
         is_random = self.crop_recipe.is_random or bool(self.flip) or self.translate > 0
         if self.order is None and (is_random or self.progressive is not None):
             raise UsageError(
@@ -123,6 +125,7 @@ class LoaderSpec:
         if self.backend not in BACKENDS:
             raise UsageError(f"{self.backend!r} is no decoder", fix=suggest_nearest(self.backend, BACKENDS))
 
+    # Cached in the instance: a frozen dataclass without slots still has a __dict__.
     @cached_property
     def plan(self) -> BatchPlan:
         """Batch size of each step."""
@@ -161,4 +164,5 @@ class LoaderSpec:
         transform = self.build_transform(description)
         height, width = transform.size
         is_alike = description.common_size == (width, height) and description.channels == transform.channels
+        # A centre crop of share 1 is the whole image only if the shapes agree.
         return transform.takes_whole_images and is_alike

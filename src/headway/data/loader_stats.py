@@ -7,9 +7,9 @@ from typing import Any, final
 
 from headway.data.reference import DecodeStats
 
+# Stages of the loader's thread, in order: samples and random parameters; finding or fetching records; pixels; labels.
+# For the rest of its time it waits for a free slot, because the consumer is slower.
 STAGES = ("order", "read", "decode", "labels")
-"""Stages of the loader's thread, in order: samples and random parameters; finding or fetching records; pixels; labels.
-For the rest of its time it waits for a free slot, because the consumer is slower."""
 
 
 @final

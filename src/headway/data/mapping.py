@@ -1,12 +1,12 @@
-"""Mapped files, and what becomes of a read where one is cut while it is in use.
+"""Mapped files, and the detection of files that are cut while they are mapped.
 
-A page that a mapped file has lost cannot be read: the signal SIGBUS ends the process without a word. The native core
-answers it for the files that are mapped here: the lost bytes become zeros, and the next `check` raises DataError by
-the file's name. So whoever reads mapped bytes checks afterwards, once a batch.
+Reading a page that a mapped file has lost raises SIGBUS, which ends the process. The native core handles that signal
+for files mapped here: lost bytes read as zeros, and the next `check_mappings` raises DataError with the file's name. So
+code that reads mapped bytes checks afterwards, once a batch.
 
-The rest of the page in which a cut file ends reads as zeros without a signal. So every check compares the size of one
-file too, each in its turn. Without the native core there is nothing but sizes: a check compares all of them, and a cut
-that comes between it and a read still ends the process.
+The rest of the page in which a cut file ends reads as zeros without a signal. So every check also compares the size of
+one file, in turn. Without the native core, a check compares the sizes of all files, and a cut between a check and a
+read still ends the process.
 """
 
 from __future__ import annotations
@@ -49,28 +49,32 @@ class _MappedFile:
 
 
 _files: OrderedDict[int, _MappedFile] = OrderedDict()
-"""By the ticket of the native core, or by the address where that is not there; the first one is looked at next."""
+"""Mapped files by the ticket of the native core, or by address without it; the first is checked next."""
 _cut: set[int] = set()
-"""Those of them that were found to be cut."""
+"""Tickets of files found to be cut."""
 
 
 def map_file(file: BinaryIO, path: Path) -> memoryview:
-    """The bytes of an open file, mapped for as long as the view or a part of it is in use.
+    """Maps an open file; the mapping lives as long as the returned view or a part of it.
 
     Args:
         path: for messages.
 
-    Raises OSError; ValueError: the file is empty.
+    Raises:
+        OSError: the file cannot be mapped.
+        ValueError: the file is empty.
     """
     mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     begin = np.frombuffer(mapping, np.uint8).ctypes.data
+    # A ticket names the mapping for the signal handler of the native core.
     ticket = native.guard_file(begin, len(mapping)) if native.is_available() else begin
     if ticket < 0:
         raise MemoryError("no more files can be guarded")
     _files[ticket] = _MappedFile(path, begin, mapping)
-    # The view is not of the mmap object itself: that unmaps first and tells its weak references afterwards.
+    # A view of the mmap object would not do: mmap unmaps first and calls its finalizers afterwards.
     held = (ctypes.c_ubyte * len(mapping)).from_address(begin)
-    weakref.finalize(held, _release, ticket).atexit = False  # threads may read until the very end
+    # At exit, threads may read until the very end.
+    weakref.finalize(held, _release, ticket).atexit = False
     return memoryview(held).cast("B").toreadonly()
 
 
@@ -82,27 +86,29 @@ def _release(ticket: int) -> None:
 
 
 def get_addresses(arrays: Iterable[NDArray[Any]]) -> UInt64:
-    """The address of each array, for `check`."""
+    """Returns the address of each array, for `check_mappings`."""
     return np.array([array.ctypes.data for array in arrays], np.uint64)
 
 
 def find_cut_files() -> frozenset[int]:
-    """The mapped files that are cut now, for `check`."""
+    """Returns the mapped files that are cut now, for `check_mappings`."""
+    # Tickets are listed first: a mapping may end in another thread during the loop.
     lost = {ticket for ticket in list(_files) if native.is_available() and native.count_lost_files(ticket)}
     return frozenset(lost | {ticket for ticket, file in list(_files.items()) if file.was_cut()})
 
 
 def check_mappings(addresses: UInt64 | None = None, but: frozenset[int] = frozenset()) -> None:
-    """Raises DataError where a mapped file was cut while it was in use, so that what was read of it may be zeros.
+    """Raises DataError if a mapped file was cut while in use, so that bytes read from it may be zeros.
 
     Args:
-        addresses: look at the files that hold these; None: at every file.
-        but: not at these, which were cut before: somebody else's, who may not have let go of them yet.
+        addresses: check only the files that contain these; None checks every file.
+        but: skip these files, which were cut earlier and may still be held by other code.
     """
     if native.is_available():
-        # A handler installed since, such as faulthandler's, would end the process at the first lost page.
+        # Another SIGBUS handler, such as faulthandler's, may have replaced ours since: install it again.
         native.retake_sigbus()
         _check_next_size()
+        # The usual end: two flags, no loop over files.
         if not _cut and not native.count_lost_files():
             return
     for ticket, file in list(_files.items()):
@@ -115,7 +121,7 @@ def check_mappings(addresses: UInt64 | None = None, but: frozenset[int] = frozen
 
 
 def _check_next_size() -> None:
-    # Another thread may come between, or the end of a mapping: then the next check looks.
+    # Another thread or the end of a mapping may interfere; then the next check compares.
     with contextlib.suppress(KeyError, RuntimeError, StopIteration):
         ticket = next(iter(_files))
         if _files[ticket].was_cut():

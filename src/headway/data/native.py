@@ -1,7 +1,7 @@
 """Calls into the native core (native/headway.h): the only file of this room that uses ctypes.
 
-If the library cannot be loaded (see headway.core.native), `is_available()` is False, the log says once what that costs,
-and every other function here raises UsageError.
+If the library cannot be loaded (see headway.core.native), `is_available()` is False, the log states the cost once, and
+every other function here raises UsageError.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from headway.core import native
 from headway.core.errors import DataError, UsageError
 from headway.data.decode_request import DecodeRequest, GatherRequest
 
+# Largest image that is decoded: twice Pillow's MAX_IMAGE_PIXELS, above which Pillow refuses an image too.
 MAX_PIXELS = 178_956_970
-"""Largest image that is decoded: twice Pillow's MAX_IMAGE_PIXELS, above which Pillow refuses an image too."""
+# Most scans of a progressive JPEG. Encoders write about 10, and each costs a pass over the whole image.
 MAX_SCANS = 100
-"""Most scans of a progressive JPEG. Encoders write about 10, and each costs a pass over the whole image."""
 
 Bytes = NDArray[np.uint8]
 
 
+# The four structures mirror those of headway.h, field by field.
 @final
 class NativeStats(ctypes.Structure):
     """Sums over a batch. Times are thread time in ns: with two threads, up to twice the wall time."""
@@ -98,10 +99,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int64,
         [c_void_p, c_int64, POINTER(_Items), POINTER(_Spec), c_void_p, c_int64, c_void_p, POINTER(NativeStats)],
     ),
-    "hw_gather": (
-        c_int64,
-        [c_void_p, c_int64, *[c_void_p] * 4, *[c_uint32] * 4, *[c_void_p] * 3, c_int64, c_void_p],
-    ),
+    "hw_gather": (c_int64, [c_void_p, c_int64, *[c_void_p] * 4, *[c_uint32] * 4, *[c_void_p] * 3, c_int64, c_void_p]),
     "hw_guard": (c_int64, [c_uint64, c_uint64]),
     "hw_unguard": (None, [c_int64]),
     "hw_watch": (None, []),
@@ -115,6 +113,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 _LOSS = "Pillow decodes images, which takes about six times as long, and JPEGs cannot be packed as seekable"
 
 
+# Loaded at first use, once a process: `import headway` must stay fast, and the log says once if it fails.
 @cache
 def _load_library() -> ctypes.CDLL | None:
     return native.load_library(_SIGNATURES, loss=_LOSS)
@@ -170,9 +169,11 @@ def compute_crc32c(data: bytes | memoryview | Bytes) -> int:
 
 def read_jpeg_header(data: bytes | memoryview | Bytes) -> JpegInfo:
     """Reads the header of a JPEG. Raises DataError if the bytes are no JPEG or the header is damaged."""
+    # The core returns 0 if it has read the header.
     array, info = _to_array(data), _Info()
     if _require_library().hw_probe(array.ctypes.data, array.size, info):
         raise DataError("these bytes are no JPEG, or its header is damaged")
+    # The structure has the same field names; only the flag is a number there.
     values = {name: getattr(info, name) for name in JpegInfo.__slots__}
     return JpegInfo(**values | {"progressive": bool(info.progressive)})
 
@@ -185,6 +186,7 @@ def make_seekable(data: bytes | memoryview | Bytes) -> bytes:
         DataError: the file cannot be rewritten; the message gives the reason.
     """
     array = _to_array(data)
+    # Markers and other Huffman tables may make the file larger; the core asks for more room if an eighth is too little.
     return _call_with_buffer(
         array.size + array.size // 8 + 4096, _require_library().hw_seekable, array.ctypes.data, array.size
     )
@@ -213,17 +215,18 @@ def _call_with_buffer(capacity: int, function: Any, *arguments: Any) -> bytes:
     reason = ctypes.create_string_buffer(200)
     while True:
         out = np.empty(capacity, np.uint8)
+        # > 0: bytes written; 0: refused, with a reason; < 0: the buffer is too small, and this is the needed size.
         size = function(*arguments, out.ctypes.data, capacity, reason)
         if size > 0:
             return out[:size].tobytes()
         if size == 0:
             raise DataError(reason.value.decode(errors="replace"))
-        # The buffer was too small: the core returns the needed size, negated.
         capacity = -size
 
 
 def _get_pointer(array: NDArray[Any] | None, dtype: type, *shape: int) -> int | None:
     """Returns the address of an array, after a check that its type, shape and layout are as the core expects."""
+    # ctypes would pass any address: a wrong type or stride would be read as garbage, not refused.
     if array is None:
         return None
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
@@ -235,6 +238,7 @@ def _get_output_pointer(out: Bytes) -> tuple[int, int]:
     """Returns the address of uint8 [n, H, W, C], and the bytes from one image to the next."""
     if out.dtype != np.uint8 or out.ndim != 4 or not out.flags.writeable:
         raise ValueError(f"{out.dtype} of {out.ndim} dimensions instead of writeable uint8 [n, H, W, C]")
+    # Gaps between images are allowed (a slice of a ring), gaps inside one are not.
     if len(out) and not out[0].flags.c_contiguous:
         raise ValueError("the images of the output are not contiguous")
     return out.ctypes.data, out.strides[0] if len(out) > 1 else int(np.prod(out.shape[1:]))
@@ -265,6 +269,7 @@ class NativePool:
         # Set first: __del__ reads it even if the lines below raise.
         self._handle: int | None = None
         self._core = _require_library()
+        # The core copies the CPU numbers, so the array need not outlive this call.
         numbers = np.array(cpus or (), np.int32)
         self._handle = self._core.hw_pool_create(threads, numbers.ctypes.data, len(numbers))
         if not self._handle:
@@ -303,6 +308,7 @@ class NativePool:
         """
         k = _count_images(request)
         status, out = np.empty(k, np.uint8), request.out
+        # Drawn as int64; the core reads int16.
         shifts = None if request.shifts is None else np.ascontiguousarray(request.shifts, np.int16)
         address, stride = _get_output_pointer(out[:k])
         height, width, channels = out.shape[1:]
@@ -314,6 +320,7 @@ class NativePool:
                 _get_pointer(request.records.length, np.uint64, k),
                 _get_pointer(request.crc, np.uint32, k),
                 _get_pointer(request.check, np.bool_, k),
+                # HW_RAW_PLANAR or HW_RAW.
                 2 if request.planar else 1,
                 height,
                 width,
@@ -329,6 +336,7 @@ class NativePool:
 
     def close(self) -> None:
         """Ends the threads. Never call it while another call runs."""
+        # Forgotten first, so that a second close does nothing.
         handle, self._handle = self._handle, None
         if handle:
             self._core.hw_pool_destroy(handle)

@@ -69,6 +69,7 @@ def open(
         if parts:
             raise UsageError("this folder holds several packs", where=str(root), fix=f"Name one: {root / parts[0]}.")
         return open_foreign(text, mapped=mapped, progress=progress)
+    # From here on the folder is a pack. Only its columns are read, so the time does not depend on its size.
     columns, description, _ = load_columns(path)
     if description.format not in PACK_FORMATS:
         raise DataError(f"the pack format {description.format!r} is not known", where=str(path), fix=PACK_AGAIN)
@@ -107,6 +108,7 @@ def open_source(src: Path) -> PackSource:
     """
     if src.suffix.lower() in LISTING_EXTENSIONS and src.is_file():
         return list_file(src)
+    # Image files are listed, not scanned: packing reads each of them anyway.
     if src.is_dir() and not (src / COLUMNS_FILE).is_file() and detect.is_image_folder(src):
         return list_folder(src)
     return build_pack_source(open(src))
@@ -121,6 +123,7 @@ def open_split(src: str | os.PathLike[str]) -> tuple[PackSource, PackSource | No
     if is_address(src):
         return build_pack_source(open(src), remote=True), None
     src = Path(src)
+    # Folders of two sets first; then archives such as CIFAR-10, whose parts are inside.
     parts = _find_split_folders(src) or _find_foreign_parts(src)
     if parts is None:
         return open_source(src), None
@@ -151,6 +154,7 @@ def _find_split_folders(src: Path) -> _SplitPaths | None:
     chosen = next((name for name in candidates if _is_dataset_folder(src / name)), None)
     if chosen is not None:
         return _SplitPaths(train, src / chosen, [name for name in names.values() if name not in (train.name, chosen)])
+    # A folder train without an evaluation set is more likely a mistake than a class.
     if candidates or len(names) == 1:
         what = f"{candidates[0]} has no class folders" if candidates else "train has no evaluation folder beside it"
         fix = f"Pack the training set alone and split it: headway pack {train} DST --split 0.1"
@@ -172,9 +176,11 @@ def _find_foreign_parts(src: Path) -> _SplitPaths | None:
     A query such as that of `cifar-100-python?labels=coarse` is passed on to each part.
     """
     path, mark, query = (str(src), "", "") if src.exists() else str(src).partition("?")
+    # A listing and a folder of images are single sets, which `open_source` handles.
     is_listing = os.path.isfile(path) and Path(path).suffix.lower() in LISTING_EXTENSIONS
     if not os.path.exists(path) or is_listing or (os.path.isdir(path) and detect.is_image_folder(Path(path))):
         return None
+    # The original test set serves as the evaluation set.
     names = detect.list_parts(Path(path))
     evaluation = next((name for name in EVAL_NAMES if name in names), None)
     if "train" not in names or evaluation is None:

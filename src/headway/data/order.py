@@ -19,6 +19,7 @@ from headway.core.random_keys import GOLDEN, MASK, UInt64, mix_int
 
 Int64 = NDArray[np.int64]
 
+# Ranges below it take more half-rounds; see `count_rounds`.
 SMALL_RANGE = 4096
 """Ranges below it take more half-rounds; see `count_rounds`."""
 
@@ -30,8 +31,8 @@ def count_rounds(n: int) -> int:
     return 20 if n < SMALL_RANGE else 6
 
 
+# Number of blocks in a window; each lies at another place of the data set.
 BLOCKS_PER_WINDOW = 8
-"""Number of blocks in a window; each lies at another place of the data set."""
 
 _M1, _M2 = np.uint64(0xD6E8FEB86659FD93), np.uint64(0xA0761D6478BD642F)
 _S32 = np.uint64(32)
@@ -63,6 +64,7 @@ def unpermute(y: UInt64, n: int, key: int, salt: UInt64 | None = None) -> UInt64
 
 
 def _walk_cycle(step: Callable[..., UInt64], x: UInt64, n: int, key: int, salt: UInt64 | None) -> UInt64:
+    # The smallest near-square a x b that holds n values.
     a = math.isqrt(n - 1) + 1
     b = -(-n // a)
     out = step(x, a, b, key, salt)
@@ -87,6 +89,7 @@ def _apply_feistel(x: UInt64, a: int, b: int, key: int, salt: UInt64 | None) -> 
 def _invert_feistel(y: UInt64, a: int, b: int, key: int, salt: UInt64 | None) -> UInt64:
     size = (np.uint64(a), np.uint64(b))
     half = [y // size[1], y % size[1]]
+    # The rounds of `_apply_feistel` in reverse, each subtracted instead of added.
     for number in reversed(range(count_rounds(a * b))):
         to = number & 1
         half[to] = half[to] + (size[to] - _draw_round(half[1 - to], size[to], number, key, salt))

@@ -1,4 +1,4 @@
-"""Pack: any source of images -> shards and columns. Parallel, crash-safe, every image decoded once."""
+"""Pack: any source of images to shards and columns. Parallel, crash-safe, every image decoded once."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ SKIPPED_FILE = "skipped.txt"
 _LISTED_FILES = 20
 
 PackProgress = Callable[[int, int], None]
-"""Called with (images done, images in all)."""
+"""Callback that gets (images done, images in all)."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class PackResult:
-    """What a pack made."""
+    """Result of a pack."""
 
     folders: tuple[Path, ...]
     """One packed data set, or two: train and eval."""
     format: str
     mode: str
-    """`keep` also where seekable was wished for and the native core is missing."""
+    """`keep` if seekable was asked for without the native core."""
     samples: int
     counts: tuple[int, ...]
     """Samples of each of `folders`."""
     classes: tuple[str, ...]
-    """Empty where labels are numbers."""
+    """Empty if labels are numbers."""
     left_out: int
     """Samples that the transform left out."""
     bytes: int
     """Size of all shards."""
     skipped: list[tuple[str, str]]
-    """(name, reason) of each image left out."""
+    """(name, reason) of each bad image left out."""
     skipped_file: Path | None
-    """Where they are listed; None where there are none."""
+    """The file that lists them; None if there are none."""
     notes: tuple[str, ...]
-    """What was left out, or is not as it was wished, in sentences."""
+    """Sentences about images left out, or stored otherwise than asked for."""
     seconds: float
 
 
@@ -79,44 +79,46 @@ def pack(  # noqa: PLR0913
     overwrite: bool = False,
     progress: PackProgress | None = None,
 ) -> PackResult:
-    """Packs `src` (see `open_split`) into the folder `dst`, or, where there are two sets, into `dst`/train and /eval.
+    """Packs `src` (see `open_split`) into the folder `dst`, or its two sets into `dst`/train and `dst`/eval.
 
-    `src` may be the address of one pack, such as http://host/photos/train; `dst` is on this machine.
+    `src` may be the address of one pack, such as http://host/photos/train; `dst` must be on this machine.
 
-    Every image is decoded, and refused by name if that fails. `dst` appears when all of it is on the disk: a pack that
-    is killed leaves nothing that opens, and the next one to `dst` clears up after it. Samples are stored in the order
+    Every image is decoded, and bad ones are named. `dst` appears only when all of it is on the disk: a pack that is
+    killed leaves nothing that opens, and the next pack to `dst` removes its leftovers. Samples are stored in the order
     of a hash of their names, not by class, so that a stretch of a shard, read sequentially, is a fair mixture.
 
     Args:
-        format: of the shards: recordio, tar, lmdb or raw; None: raw where the source holds pixels or the mode is raw,
-            else recordio.
-        mode: what becomes of each image (see `headway.data.pack_mode`); None: seekable, raw where the format is raw.
-        transform: `module:function` or `file.py:function`, or the function itself: called with (image, label, name)
-            before the mode, on the packing threads; returns a Pillow image, the bytes of an image file, or None to
-            leave the sample out.
+        format: recordio, tar, lmdb or raw; None is raw if the source holds pixels or the mode is raw, else recordio.
+        mode: how each image is stored (see `headway.data.pack_mode`); None is seekable, or raw if the format is raw.
+        transform: `module:function` or `file.py:function`, or the function itself. It is called with (image, label,
+            name) before the mode, on the packing threads, and returns a Pillow image, the bytes of an image file, or
+            None to leave the sample out.
         orient: turns images as their EXIF block says; in modes that encode them anew.
-        split: share of the images that becomes the evaluation set; of each class, where there are classes.
-        seed: of the choice and the order; the same seed and names give the same.
-        threads: that read and decode; None: one for each usable core.
-        shard_bytes: size at which a new shard is begun.
+        split: share of the images, of each class if there are classes, that becomes the evaluation set.
+        seed: of the split and the order; equal seeds and names give equal packs.
+        threads: number of threads that read and decode; None is one for each usable core.
+        shard_bytes: size at which a new shard begins.
         skip_bad: leaves bad images out and lists them in skipped.txt, instead of raising.
-        overwrite: replaces a packed data set at `dst`, once the new one is complete.
+        overwrite: replaces a packed data set at `dst` once the new one is complete.
 
     Raises:
-        UsageError: a place, a number or a mode that cannot be; `dst` exists.
-        DataError: bad images (all of them are found first); no image of the set or of a class is left; classes that
-            differ between the two sets; an address that cannot be read.
-        UserCodeError: the transform failed; its cause carries the traceback.
+        UsageError: a path, number or mode is impossible; `dst` exists.
+        DataError: images are bad (all of them are named); no image of the set or of a class is left; the classes of the
+            two sets differ; an address cannot be read.
+        UserCodeError: the transform failed; its cause has the traceback.
         HeadwayError: `dst` cannot be written, or the disk is full.
     """
     begun = time.perf_counter()
     dst = parse_local_path(dst, "Pack to a local folder, then copy it there.").resolve()
     src = src if is_address(src) else parse_local_path(src, "")
+    # A password in an address must not reach the columns file.
     named = redact_address(os.fspath(src))
+    # All mistakes of the user come before the first file is touched.
     _check_numbers(split, threads, shard_bytes)
     wanted = PackMode.parse(mode) if mode is not None else None
     if isinstance(src, Path):
         _check_places(src.resolve(), dst)
+    # A pack to the same place that was killed may have moved the old data set away: restore it first.
     clear_leftovers(dst)
     _check_target(dst, overwrite)
     function = _import_transform(transform) if isinstance(transform, str) else transform
@@ -135,15 +137,19 @@ def pack(  # noqa: PLR0913
         skip_bad=skip_bad,
         parts=tuple(plan.name for plan in plans if plan.name),
     )
+    # Progress counts images over both sets.
     total = sum(len(plan.ids) for plan in plans)
     done = 0
     results: list[SetResult] = []
     bad: list[tuple[str, str]] = []
     seen: dict[str, list[str]] = {}
-    as_they_are = not function and (how.kind in ("keep", "seekable") or pixels)
-    needed_bytes = sum(int(plan.sizes.sum()) + plan.labels.nbytes for plan in plans) if as_they_are else None
+    # Only bytes that are stored unchanged have a known size; it goes into the message of a full disk.
+    is_unchanged = not function and (how.kind in ("keep", "seekable") or pixels)
+    needed_bytes = sum(int(plan.sizes.sum()) + plan.labels.nbytes for plan in plans) if is_unchanged else None
+    # Everything in the block goes to a temporary folder, which is renamed at its end.
     with stage_folder(dst, needed_bytes=needed_bytes, replace=overwrite) as staging, use_strict_pillow():
         for plan in plans:
+            # Each set counts from 0; this adds the images of the sets before.
             report = functools.partial(_report_progress, progress, done, total)
             result = pack_set(plan, staging / plan.name, job, report)
             done += len(plan.ids)
@@ -151,6 +157,7 @@ def pack(  # noqa: PLR0913
             bad += result.bad
             for note, names in result.notes.items():
                 seen.setdefault(note, []).extend(names)
+        # Raised after all images were checked, so one run names every bad one.
         if bad and not skip_bad:
             raise _build_bad_files_error(bad, total, named)
         if bad:
@@ -181,20 +188,22 @@ def pack(  # noqa: PLR0913
 def build_encoder(
     mode: PackMode, function: Transform | None, orient: bool, sources: Sequence[PackSource]
 ) -> tuple[ImageEncoder, tuple[str, ...]]:
-    """What becomes of each image; and a sentence where the native core, which the mode needs, is missing."""
+    """Returns the encoder of a mode, and a sentence if the native core that the mode needs is missing."""
     kept = mode.kind in ("keep", "seekable")
+    # Turning needs new pixels, which lossless modes do not write.
     if orient and kept and not function:
-        what = f"mode {mode} keeps the files as they are, so they cannot be turned"
+        what = f"mode {mode} keeps the files unchanged, so they cannot be turned"
         raise UsageError(what, fix="Leave --orient out, or choose a mode such as quality=95 or resize=256,quality=90.")
     missing: tuple[str, ...] = ()
     if mode.kind in ("seekable", "encode") and not native.is_available():
         missing = ("JPEGs were not made seekable, which needs the native core.",)
     with use_strict_pillow():
+        # Raw pixels need their number of channels before the first shard is written.
         gray = mode.kind == "raw" and all(map(_are_all_gray, sources))
     encoder = ImageEncoder(
         mode=PackMode(kind="keep") if missing and kept else mode,
         channels=1 if gray else 3,
-        seekable=native.make_seekable if mode.kind in ("seekable", "encode") and not missing else None,
+        make_seekable=native.make_seekable if mode.kind in ("seekable", "encode") and not missing else None,
         transform=function,
         orient=orient,
     )
@@ -202,21 +211,22 @@ def build_encoder(
 
 
 def _describe_pixels(wanted: PackMode | None, encoder: ImageEncoder) -> tuple[str, ...]:
-    """What became of pixels, where that is not what the mode's name says."""
+    """Returns a sentence if the pixels of a source are stored otherwise than the mode says."""
     if encoder.transform or encoder.mode.kind == "encode":
         return ()
     if encoder.mode.kind != "raw":
-        return ("The source's pixels are stored as PNG, which loses nothing.",)
+        return ("The source's pixels are stored as PNG, which is lossless.",)
     if wanted is not None and wanted.kind != "raw":
-        return (f"Mode {wanted} is of image files: the source's pixels are stored as they are, in mode raw.",)
+        return (f"Mode {wanted} is for image files: the source's pixels are stored unchanged, in mode raw.",)
     return ()
 
 
 def _import_transform(path: str) -> Transform:
+    # Relative to the current folder, as a user types it.
     function = import_user_object(path, base=Path.cwd(), what="--transform")
     if not callable(function):
         raise UsageError(
-            f"{path!r} is no function", where="--transform", fix="Name a function of (image, label, name)."
+            f"{path!r} is not a function", where="--transform", fix="Name a function of (image, label, name)."
         )
     transform: Transform = function
     return transform
@@ -227,7 +237,7 @@ def _get_transform_name(function: Transform | None) -> str:
 
 
 def _are_all_gray(source: PackSource) -> bool:
-    """Whether every image is gray, by their headers; looks no further than the first that is not."""
+    """Returns True if all images are gray by their headers; stops at the first one that is not."""
     if source.images.gray is not None:
         return source.images.gray
     for sample in range(len(source)):
@@ -235,7 +245,8 @@ def _are_all_gray(source: PackSource) -> bool:
             with open_header(source.images.read(sample)) as image:
                 if image.mode not in GRAY_MODES:
                     return False
-        except Exception:  # a bad image, which the pack will name
+        except Exception:
+            # The pack names bad images later.
             continue
     return True
 
@@ -243,15 +254,17 @@ def _are_all_gray(source: PackSource) -> bool:
 def _choose_format_and_mode(
     format: str | None, mode: PackMode | None, *, raw_source: bool, transformed: bool
 ) -> tuple[str, PackMode]:
-    """Format and mode where either may be left out."""
+    """Returns format and mode, with defaults for those not given."""
     if format is not None and format not in WRITERS:
-        raise UsageError(f"{format!r} is no format that can be written", fix=suggest_nearest(format, WRITERS))
+        raise UsageError(f"{format!r} is not a format that can be written", fix=suggest_nearest(format, WRITERS))
+    # Pixels have no file to keep: lossless modes store them raw.
     lossless = mode is None or mode.kind in ("keep", "seekable")
     if format is None:
         format = "raw" if (raw_source and lossless) or (mode and mode.kind == "raw") else "recordio"
     if mode is None or (format == "raw" and raw_source and lossless):
         mode = PackMode(kind="raw" if format == "raw" else "keep" if raw_source else "seekable")
-    if mode.kind == "seekable" and raw_source and not transformed:  # PNG has nothing to seek
+    # Pixels become PNG in this mode, which has no seekable form.
+    if mode.kind == "seekable" and raw_source and not transformed:
         mode = PackMode(kind="keep")
     if (format == "raw") != (mode.kind == "raw"):
         fix = "Choose --mode raw or raw,resize=N." if format == "raw" else "Choose --format raw, or another mode."
@@ -266,7 +279,9 @@ def _report_progress(progress: PackProgress | None, before: int, total: int, don
 
 def _check_numbers(split: float, threads: int | None, shard_bytes: int) -> None:
     if not 0 <= split < 1:
-        raise UsageError(f"a split of {split:g} is no share of the images", fix="Choose 0 <= split < 1, such as 0.1.")
+        raise UsageError(
+            f"a split of {split:g} is not a share of the images", fix="Choose 0 <= split < 1, such as 0.1."
+        )
     if threads is not None and threads < 1:
         raise UsageError(f"{threads} threads cannot pack anything", fix="Choose at least 1.")
     if shard_bytes < 1:
@@ -274,6 +289,7 @@ def _check_numbers(split: float, threads: int | None, shard_bytes: int) -> None:
 
 
 def _build_bad_files_error(bad: list[tuple[str, str]], total: int, src: str) -> DataError:
+    # Twenty names show the pattern; skipped.txt has all of them with --skip-bad.
     lines = [f"  {name}: {reason}" for name, reason in bad[:_LISTED_FILES]]
     if len(bad) > _LISTED_FILES:
         lines.append(f"  and {len(bad) - _LISTED_FILES:,} more")
@@ -286,17 +302,22 @@ def _build_bad_files_error(bad: list[tuple[str, str]], total: int, src: str) -> 
 
 
 def _check_places(src: Path, dst: Path) -> None:
+    # The next pack of the source would take the folder for a class.
     if src.is_dir() and dst.is_relative_to(src):
-        what = "a pack inside its own source would be taken for a class the next time"
-        raise UsageError(what, where=str(dst), fix=f"Pack to a place outside {src}.")
+        what = "the destination is inside the source, so the next pack would take it for a class"
+        raise UsageError(what, where=str(dst), fix=f"Choose a destination outside {src}.")
     if src.is_relative_to(dst):
-        raise UsageError("the source lies inside the place to pack to", where=str(dst), fix="Pack to another place.")
+        raise UsageError("the source is inside the destination", where=str(dst), fix="Choose another destination.")
 
 
 def _check_target(dst: Path, overwrite: bool) -> None:
     if not dst.exists() or (dst.is_dir() and not any(dst.iterdir())):
         return
     if not dst.is_dir() or not any((dst / part / COLUMNS_FILE).is_file() for part in ("", "train")):
-        raise UsageError("this exists and is no packed data set", where=str(dst), fix="Pack to another place.")
+        raise UsageError(
+            "the destination exists and is not a packed data set", where=str(dst), fix="Choose another destination."
+        )
     if not overwrite:
-        raise UsageError("this exists", where=str(dst), fix="Pack to another place, or replace it with --overwrite.")
+        raise UsageError(
+            "this exists", where=str(dst), fix="Choose another destination, or replace it with --overwrite."
+        )

@@ -1,4 +1,4 @@
-"""What a pack is to make: its sets, which samples each has, and in which order."""
+"""Plans a pack: its sets, the samples of each, and their order."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from headway.data.pack_mode import ImageEncoder
 @final
 @dataclass(frozen=True, kw_only=True)
 class PackJob:
-    """What all sets of one pack share."""
+    """Settings that all sets of one pack share."""
 
     source: str
-    """What is packed, as the user named it."""
+    """The source, as the user named it."""
     format: str
     encoder: ImageEncoder
     transform: str
-    """The name of the user's function, or empty."""
+    """Name of the user's function, or empty."""
     threads: int
     shard_bytes: int
     skip_bad: bool
     parts: tuple[str, ...]
-    """Names of the sets, where there are two."""
+    """Names of the sets, if there are two."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SetPlan:
-    """One data set to be: `ids` are the samples of `source` in it, in the order in which they are stored."""
+    """One data set to be written: `ids` are the samples of `source` in it, in the order in which they are stored."""
 
     name: str
     source: PackSource
     ids: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    """Size of each image in bytes as it is now, in the order of `ids`; 0 where it cannot be read."""
-    shown: str = ""
-    """Put before a sample's name in lists of bad images."""
+    """Present size of each image in bytes, in the order of `ids`; 0 if it cannot be read."""
+    name_prefix: str = ""
+    """Prefix of a sample's name in lists of bad images."""
 
     @property
     def names(self) -> list[str]:
@@ -56,32 +56,37 @@ class SetPlan:
     def labels(self) -> NDArray[Any]:
         return self.source.labels[self.ids]
 
-    def pack_id(self, job: PackJob) -> int:
-        """64 bits of a hash of what is packed and how, known before any image is read."""
+    def compute_pack_id(self, job: PackJob) -> int:
+        """Returns 64 bits of a hash of the samples and settings, known before any image is read."""
         how = [str(job.encoder.mode), job.format, job.transform, job.encoder.orient]
         digest = hashlib.sha256(json.dumps([how, self.source.classes, self.names]).encode())
+        # Labels and sizes tell packs of the same names apart.
         digest.update(self.labels.tobytes())
         digest.update(self.sizes.tobytes())
         return int.from_bytes(digest.digest()[:8])
 
 
 def plan_sets(src: str, train: PackSource, evaluation: PackSource | None, share: float, seed: int) -> list[SetPlan]:
-    """The sets that a pack makes: all as one, train and eval as they are, or train and a share of it split off.
+    """Returns the sets of a pack: all samples as one set, the given train and eval, or a share split off for eval.
 
     Raises:
-        UsageError: a share that cannot be split off. DataError: the two sets have different classes.
+        UsageError: the share cannot be split off.
+        DataError: the two sets have different classes.
     """
     order = _order_by_hash(train, seed)
     if evaluation is None and share == 0:
         return [_build_plan("", train, order)]
     if evaluation is None:
+        # Both parts keep the hashed order, so each stretch of a shard is a fair mixture.
         chosen = _choose_evaluation(train, order, share, src)
         return [_build_plan("train", train, order[~chosen]), _build_plan("eval", train, order[chosen])]
     names = [os.path.basename(part.root) for part in (train, evaluation)]
     if share > 0:
         fix = f"Leave --split out, or pack {train.root} alone."
-        raise UsageError(f"this has an evaluation set already, {names[1]}", where=src, fix=fix)
-    if _is_numbered(train.classes) and _is_numbered(evaluation.classes):  # one of them may lack the last ones
+        raise UsageError(f"the source already has an evaluation set, {names[1]}", where=src, fix=fix)
+    # Numbered classes: one of the sets may lack the last ones.
+    # The larger number of classes holds for both.
+    if _is_numbered(train.classes) and _is_numbered(evaluation.classes):
         both = max(train.classes, evaluation.classes, key=len)
         train, evaluation = replace(train, classes=both), replace(evaluation, classes=both)
     if train.classes != evaluation.classes:
@@ -91,7 +96,7 @@ def plan_sets(src: str, train: PackSource, evaluation: PackSource | None, share:
             if set(one.classes) - set(other.classes)
         ]
         raise DataError(
-            f"eval classes unlike train classes ({'; '.join(differences)})",
+            f"the classes of eval and train differ ({'; '.join(differences)})",
             where=src,
             fix="Give both the same class folders.",
         )
@@ -105,18 +110,22 @@ def _is_numbered(classes: tuple[str, ...]) -> bool:
     return classes == tuple(map(str, range(len(classes))))
 
 
-def _build_plan(name: str, source: PackSource, ids: NDArray[np.int64], shown: str = "") -> SetPlan:
-    return SetPlan(name=name, source=source, ids=ids, sizes=source.images.measure_sizes()[ids], shown=shown)
+def _build_plan(name: str, source: PackSource, ids: NDArray[np.int64], name_prefix: str = "") -> SetPlan:
+    return SetPlan(name=name, source=source, ids=ids, sizes=source.images.measure_sizes()[ids], name_prefix=name_prefix)
 
 
 def _order_by_hash(source: PackSource, seed: int) -> NDArray[np.int64]:
-    """All samples, by a hash of seed and name."""
+    """Returns all samples, sorted by a hash of seed and name."""
+    # A hash of the name, not a shuffle of numbers: adding a file leaves the order of the others.
     hashes = b"".join(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest() for name in source.names)
     return np.argsort(np.frombuffer(hashes, "<u8"), kind="stable").astype(np.int64)
 
 
 def _choose_evaluation(source: PackSource, order: NDArray[np.int64], share: float, src: str) -> NDArray[np.bool_]:
-    """Which places of `order` go to the evaluation set: the first round(share x n) of each class, at least 1 of 2."""
+    """Returns a mask of the places of `order` that go to the evaluation set.
+
+    These are the first round(share x n) samples of each class, and at least 1 of a class of 2 or more.
+    """
     of_class = source.label_kind == "class"
     groups = source.labels[order] if of_class else np.zeros(len(order), np.int64)
     counts = np.bincount(groups, minlength=len(source.classes) if of_class else 1)
@@ -126,9 +135,11 @@ def _choose_evaluation(source: PackSource, order: NDArray[np.int64], share: floa
         raise UsageError(
             f"a split of {share:g} would leave {name} without a training image", where=src, fix="Split off less."
         )
+    # A class of one image stays in the training set.
     if not wanted.any():
         raise UsageError("no class has two images, so none can be split off", where=src, fix="Leave --split out.")
     by_group = np.argsort(groups, kind="stable")
+    # The rank of a sample within its class, in hashed order.
     rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     chosen = np.zeros(len(order), np.bool_)
     chosen[by_group] = rank < np.repeat(wanted, counts)

@@ -1,4 +1,4 @@
-"""Packs one set: reads and treats its images on threads, writes shards in order, and the columns last."""
+"""Packs one set: encodes its images on threads, writes the shards in order, and the columns last."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from headway.data.columns import (
     DatasetDescription,
     Shard,
     compute_fingerprint,
+    count_classes,
+    find_common_size,
 )
 from headway.data.formats.pack_source import ImageReader
 from headway.data.formats.recordio import RECORD_LIMIT_BYTES
@@ -39,8 +41,9 @@ SHARD_LIMIT = 1 << 16
 """A shard's number is a 16-bit column."""
 
 _CHUNK_FILES, _CHUNK_BYTES = 64, 4 << 20
-"""One task of a thread: enough small files that a task's 30 us do not count, few enough bytes that all tasks ahead of
-the writer fit into memory."""
+"""Limits of one task of a thread: enough small files that the 30 us of a task do not count, and few enough bytes that
+all tasks ahead of the writer fit into memory.
+"""
 _LIMIT_BYTES = RECORD_LIMIT_BYTES - (1 << 24)
 """Leaves 16 MiB of a record for its labels."""
 _RECORD_OVERHEAD_BYTES = 64
@@ -51,49 +54,54 @@ Columns = dict[str, NDArray[Any]]
 @final
 @dataclass(frozen=True, kw_only=True)
 class SetResult:
-    """What became of one set."""
+    """Result of packing one set."""
 
     samples: int
     size_bytes: int
     bad: list[tuple[str, str]]
-    """(name, reason)"""
+    """(name, reason) of each bad image."""
     notes: dict[str, list[str]]
-    """Names of the images of each note."""
+    """Names of the images that have each note."""
     left_out: int
-    """By the transform."""
+    """Images that the transform left out."""
 
 
 def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], None]) -> SetResult:
-    """Packs into `folder`; `report` is called with the number of images done.
+    """Packs a set into `folder`; `report` is called with the number of images done.
 
-    Without `skip_bad`, nothing is written after the first bad image: the rest is checked, so that all are known.
+    Without `skip_bad`, nothing is written after the first bad image; the rest is only checked, so that the error
+    names all of them.
 
     Raises:
         DataError: no image is left, of the set or of a class; the source cannot be reached.
         UserCodeError: the transform failed.
-        OSError: as the file system does.
+        OSError: the file system refuses a write.
     """
+    # The temporary folder of the pack, or a part of it.
     folder.mkdir(exist_ok=True)
     columns: Columns = {name: np.zeros(len(plan.ids), NUMPY_TYPES[kind]) for name, kind in COLUMN_TYPES.items()}
+    # Python numbers for scalars: indexing an array would box each label anew.
     labels = plan.labels.tolist() if plan.labels.ndim == 1 else plan.labels
-    pack_id = plan.pack_id(job)
+    pack_id = plan.compute_pack_id(job)
     shards = _ShardSequence(folder, job, pack_id, columns)
     kept: list[int] = []
     left_out: list[int] = []
     bad: list[tuple[str, str]] = []
     notes: dict[str, list[str]] = {}
     gray = True
+    # Mapped source files are checked at the end; files cut earlier are not ours.
     cut_before = mapping.find_cut_files()
     try:
         for first, chunk in _encode_in_order(plan, job):
             for place, (stored, crc) in enumerate(chunk, start=first):
-                name = plan.shown + plan.source.names[plan.ids[place]]
+                name = plan.name_prefix + plan.source.names[plan.ids[place]]
                 if stored.note:
                     notes.setdefault(stored.note, []).append(name)
                 if stored.reason:
                     bad.append((name, stored.reason))
                 elif stored.note == LEFT_OUT:
                     left_out.append(place)
+                # A row is the number among the images that are kept, a place the number in the plan.
                 elif job.skip_bad or not bad:
                     row = len(kept)
                     shards.append(stored, labels[place], row)
@@ -101,12 +109,15 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
                     gray = gray and stored.gray
                     kept.append(place)
             report(first + len(chunk))
+        # Only `close` knows the offsets of LMDB shards, so it comes before the fingerprint.
         finished = shards.close()
     finally:
         shards.abandon()
     mapping.check_mappings(but=cut_before)
     if job.skip_bad or not bad:
+        # The columns were made for all images; the rows at the end belong to images left out.
         columns = {name: column[: len(kept)] for name, column in columns.items()}
+        # A set without an image, or a class without one, cannot be trained on.
         _check_kept(plan, kept, left_out, job.source)
         columns |= _build_label_columns(plan, np.array(kept, np.int64))
         description = DatasetDescription(
@@ -116,13 +127,14 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
             mode=job.encoder.mode.follow(plan.source.images.mode),
             label_kind=plan.source.label_kind,
             classes=plan.source.classes,
-            class_counts=_count_classes(plan, columns["label"]),
+            class_counts=count_classes(plan.source.label_kind, columns["label"], len(plan.source.classes)),
             channels=1 if gray else 3,
-            common_size=_find_common_size(columns),
+            common_size=find_common_size(columns),
             shards=finished,
             source=job.source,
             parts=job.parts,
         )
+        # Shards are on the disk before the columns, whose presence makes the folder a pack.
         sync_folder(folder)
         write_and_sync(folder / COLUMNS_FILE, save(columns, metadata=description.to_metadata()))
         sync_folder(folder)
@@ -137,7 +149,7 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
 
 @contextlib.contextmanager
 def use_strict_pillow() -> Iterator[None]:
-    """Pillow refuses truncated files, whatever the program around has set, and its warnings are not the user's."""
+    """Makes Pillow refuse truncated files in the block, whatever the program has set, and hides its warnings."""
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
@@ -149,8 +161,9 @@ def use_strict_pillow() -> Iterator[None]:
 
 
 def _check_kept(plan: SetPlan, kept: list[int], left_out: list[int], source: str) -> None:
-    """Some image has to be left, and of each class one; except of an evaluation set that was split off."""
+    """Raises DataError unless an image is left, and one of each class; a split-off evaluation set may lack classes."""
     every = np.ones(len(plan.ids), np.bool_)
+    # The message names the class that lost all its images, or the set.
     lost, whose = every, f" of {plan.name}" if plan.name else ""
     if kept:
         gone = np.setdiff1d(plan.labels, plan.labels[kept]) if plan.source.label_kind == "class" else every[:0]
@@ -174,24 +187,9 @@ def _build_label_columns(plan: SetPlan, kept: NDArray[np.int64]) -> Columns:
     }
 
 
-def _find_common_size(columns: Columns) -> tuple[int, int] | None:
-    width, height = columns["width"], columns["height"]
-    alike = bool((width == width[0]).all() and (height == height[0]).all())
-    return (int(width[0]), int(height[0])) if alike else None
-
-
-def _count_classes(plan: SetPlan, labels: NDArray[Any]) -> tuple[int, ...]:
-    """Samples of each class."""
-    if plan.source.label_kind == "value":
-        return ()
-    if plan.source.label_kind == "multi":
-        return tuple(np.count_nonzero(labels, axis=0).tolist())
-    return tuple(np.bincount(labels, minlength=len(plan.source.classes)).tolist())
-
-
 @final
 class _ShardSequence:
-    """The shards of one set, written one after the other; fills the columns that say where an image lies."""
+    """The shards of one set, written one after the other; fills the columns that locate an image."""
 
     def __init__(self, folder: Path, job: PackJob, pack_id: int, columns: Columns) -> None:
         self._folder, self._pack_id, self._shard_bytes, self._columns = folder, pack_id, job.shard_bytes, columns
@@ -202,6 +200,7 @@ class _ShardSequence:
 
     def append(self, image: StoredImage, label: Any, row: int) -> None:
         added_bytes = image.size_bytes + _RECORD_OVERHEAD_BYTES
+        # A shard ends before the image that would exceed its size, so only a larger image exceeds it.
         if self._writer and self._writer.size_bytes + added_bytes > self._shard_bytes:
             self._finish(self._writer)
         if self._writer is None:
@@ -210,6 +209,7 @@ class _ShardSequence:
                 raise UsageError(what, where=str(self._folder), fix="Make them larger.")
             self._writer, self._first_row = self._new_writer(self._folder / self._next_name, self._pack_id), row
         placed = self._writer.append(image.data, label, row)
+        # The columns of this image; those of the label come at the end.
         values = {
             "shard": len(self._finished),
             "offset": placed.offset,
@@ -243,27 +243,30 @@ class _ShardSequence:
 
 
 EncodedImage = tuple[StoredImage, int]
-"""An image as it is to be stored, and the checksum of that."""
+"""An image as it is stored, and its checksum."""
 
 
 def _encode_in_order(plan: SetPlan, job: PackJob) -> Iterator[tuple[int, list[EncodedImage]]]:
-    """Stretches of treated images in order, each with the place of its first; a few are made ahead of the one taken."""
+    """Yields chunks of encoded images in order, each with the place of its first; encodes a few chunks ahead."""
     waiting: deque[tuple[int, Future[list[EncodedImage]]]] = deque()
     pool = ThreadPoolExecutor(job.threads, thread_name_prefix="pack")
     try:
         for places in _split_into_chunks(plan.sizes):
             waiting.append((places.start, pool.submit(_encode_chunk, plan, job.encoder, places)))
+            # Two tasks a thread keep all of them busy while the writer waits for the oldest.
             if len(waiting) > 2 * job.threads:
                 first, chunk = waiting.popleft()
                 yield first, chunk.result()
         for first, chunk in waiting:
             yield first, chunk.result()
     finally:
+        # An error in the writer must not wait for tasks that nobody needs.
         pool.shutdown(cancel_futures=True)
 
 
 def _split_into_chunks(sizes: NDArray[np.int64]) -> Iterator[range]:
     first = size_bytes = 0
+    # A chunk ends at the limit of files or of bytes, whichever comes first.
     for place, size in enumerate(sizes.tolist()):
         if place > first and (place - first == _CHUNK_FILES or size_bytes + size > _CHUNK_BYTES):
             yield range(first, place)
@@ -273,18 +276,20 @@ def _split_into_chunks(sizes: NDArray[np.int64]) -> Iterator[range]:
 
 
 def _encode_chunk(plan: SetPlan, encoder: ImageEncoder, places: range) -> list[EncodedImage]:
-    treated = []
+    encoded = []
+    # Remote images of a chunk are fetched together: one request instead of one for each.
     images = plan.source.images.prefetch(plan.ids[places.start : places.stop].tolist())
     for place in places:
         stored = _encode_one(plan, images, encoder, place)
         if stored.size_bytes > _LIMIT_BYTES:
             stored = _refuse_size(stored.size_bytes)
-        treated.append((stored, crc32c(stored.payload)))
-    return treated
+        encoded.append((stored, crc32c(stored.payload)))
+    return encoded
 
 
 def _encode_one(plan: SetPlan, images: ImageReader, encoder: ImageEncoder, place: int) -> StoredImage:
     sample = int(plan.ids[place])
+    # Checked by size before it is read into memory.
     if plan.sizes[place] > _LIMIT_BYTES:
         return _refuse_size(int(plan.sizes[place]))
     try:

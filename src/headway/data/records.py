@@ -1,4 +1,4 @@
-"""Records: where the bytes of some samples lie in memory, so that a batch is handed on without a word per sample."""
+"""Records: addresses and lengths of samples' bytes in memory, so a batch passes without a Python object a sample."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headway.core.random_keys import UInt64
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """Bytes of k samples. They stay where they are for as long as this object lives.
+    """Bytes of k samples, which stay valid while this object lives.
 
     Attributes:
-        address, length: of each record's bytes; uint64 [k].
-        keep: what holds the bytes.
+        address, length: of the bytes of each record; uint64 [k].
+        keep: the object that owns the memory.
     """
 
     address: UInt64
@@ -29,15 +29,16 @@ class Records:
 
     @staticmethod
     def from_buffers(buffers: Sequence[bytes | memoryview]) -> Records:
-        """Records of buffers that lie anywhere."""
+        """Returns Records of separate buffers."""
         arrays: list[NDArray[np.uint8]] = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         address = np.fromiter((array.ctypes.data for array in arrays), np.uint64, len(arrays))
         return Records(address, np.fromiter(map(len, arrays), np.uint64, len(arrays)), arrays)
 
     @staticmethod
     def from_rows(array: NDArray[np.uint8]) -> Records:
-        """Records of the entries of a contiguous array, [k, ...]."""
+        """Returns Records of the entries of a contiguous array, [k, ...]."""
         size = array[0].nbytes if len(array) else 0
+        # Addresses by arithmetic, without an object an entry.
         address = array.ctypes.data + np.arange(len(array), dtype=np.uint64) * np.uint64(size)
         return Records(address, np.full(len(array), size, np.uint64), array)
 
@@ -45,10 +46,11 @@ class Records:
         return len(self.address)
 
     def __getitem__(self, place: int) -> memoryview:
-        """One record's bytes, read-only; the view keeps these Records alive."""
+        """Returns one record's bytes, read-only; the view keeps these Records alive."""
         length = int(self.length[place])
         if not length:
             return memoryview(b"")
+        # A ctypes array can wrap a bare address, and hold a reference to the owner of the memory.
         array = (ctypes.c_ubyte * length).from_address(int(self.address[place]))
         array.keep = self  # type: ignore[attr-defined]
         return memoryview(array).cast("B").toreadonly()

@@ -24,8 +24,8 @@ from headway.data.decode_request import DecodeRequest, Pixels
 if TYPE_CHECKING:
     from headway.data.dataset import Dataset
 
+# The only formats that are opened, whatever a file is called: some of Pillow's formats start programs (EPS).
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
-"""The only formats that are opened, whatever a file is called: some of Pillow's formats start programs (EPS)."""
 GRAY_MODES = frozenset({"1", "L", "LA", "La", "F", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 
 
@@ -124,12 +124,14 @@ def _open_scaled(
     if box is not None and image.format == "JPEG":
         while scale < 8 and box[2] >= 2 * scale * shape[1] and box[3] >= 2 * scale * shape[0]:
             scale *= 2
+        # `draft` makes libjpeg decode at this scale; it must come before the first load.
         if scale > 1:
             image.draft(None, (image.width // scale, image.height // scale))
     return convert_mode(image, shape[2]), scale
 
 
 def _open_raw(data: memoryview, shape: NDArray[np.uint32], planar: bool, channels: int) -> tuple[Image.Image, int]:
+    # A record that is too short fails in reshape, and the caller reports it as undecodable.
     h, w, c = shape.tolist()
     pixels = np.frombuffer(data, np.uint8).reshape((c, h, w) if planar else (h, w, c))
     pixels = np.ascontiguousarray(pixels.transpose(1, 2, 0)) if planar else pixels
@@ -166,6 +168,7 @@ def _resize_into(
         if not (left < right and top < bottom):
             raise ValueError("an empty box")
         size = (out.shape[1], out.shape[0])
+        # A box that is the whole image at the output's size needs no resize: the pixels stay exact.
         if (left, top, right, bottom) != (0.0, 0.0, *size) or image.size != size:
             image = image.resize(size, Image.Resampling.BILINEAR, box=(left, top, right, bottom))
         pixels = np.asarray(image).reshape(out.shape)
@@ -190,6 +193,7 @@ def decode_record(request: DecodeRequest, place: int, stats: DecodeStats) -> Dec
         if not is_good:
             out[:] = 0
             return DecodeStatus.CHECKSUM
+    # Pillow reads a whole record, even for a small box.
     stats.used_bytes += len(data)
     flip = request.flips is not None and bool(request.flips[place])
     kind = RecordKind.JPEG if request.kinds is None else request.kinds[place]
@@ -210,6 +214,7 @@ def copy_moved(
     pixels = pixels.reshape(channels, height, width).transpose(1, 2, 0) if planar else pixels.reshape(out.shape)
     if flip:
         pixels = pixels[:, ::-1]
+    # Indices outside the image come back by reflection: a gather instead of a padded copy.
     if shift is not None:
         down, right = shift
         rows, columns = (

@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 from headway.core.errors import UsageError
 from headway.core.recipe import RecipePart
 
+# Most sizes that `describe_sizes` lists; of more, it lists the first and the last ones.
 MAX_LISTED_SIZES = 8
-"""Most sizes that `describe_sizes` lists; of more, it lists the first and the last ones."""
 
 
 class ProgressiveRecipe(RecipePart):
@@ -63,6 +63,7 @@ def compute_size(recipe: ProgressiveRecipe, full: tuple[int, int], epoch: float)
         raise UsageError(what, where="data.progressive.start", fix=f"Set it to less than {shorter}.")
     if epoch >= recipe.until_epoch:
         return full
+    # On the ramp: the shorter side grows linearly, the longer one keeps the proportion.
     done = max(0.0, epoch - recipe.from_epoch) / (recipe.until_epoch - recipe.from_epoch)
     share = (recipe.start + (shorter - recipe.start) * done) / shorter
     height, width = (min(side, max(1, math.floor(side * share / recipe.step + 0.5)) * recipe.step) for side in full)
@@ -72,6 +73,7 @@ def compute_size(recipe: ProgressiveRecipe, full: tuple[int, int], epoch: float)
 def list_sizes(recipe: ProgressiveRecipe, full: tuple[int, int], epochs: float) -> list[tuple[int, tuple[int, int]]]:
     """Lists the sizes in a run of so many epochs, each with the first epoch that has it: (epoch, size)."""
     out: list[tuple[int, tuple[int, int]]] = []
+    # A whole epoch has one size, so only the beginnings of epochs count.
     for epoch in range(math.ceil(epochs)):
         size = compute_size(recipe, full, epoch)
         if not out or out[-1][1] != size:

@@ -1,4 +1,4 @@
-"""The one full read of foreign data: sizes of the images, and a checksum of every record."""
+"""The one full read of foreign data: image sizes, and a checksum of every record."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from headway.data.columns import (
     DatasetDescription,
     Shard,
     compute_fingerprint,
+    count_classes,
+    find_common_size,
 )
 from headway.data.dataset import Dataset
-from headway.data.formats.foreign_records import ForeignRecords, LabelColumn
+from headway.data.formats.foreign_records import ForeignRecords
 from headway.data.reference import FORMATS, GRAY_MODES
 
 ScanProgress = Callable[[int, int], None]
-"""Called with (samples done, samples in all)."""
+"""Callback that gets (samples done, samples in all)."""
 
 _CHUNK = 64
-"""Loose files are read into memory, so many at a time and thread."""
+"""Samples a task: loose files are read into memory, so this bounds the memory of a thread."""
 _JPEG = b"\xff\xd8\xff"
 
 
@@ -47,11 +49,11 @@ class _Header(NamedTuple):
 def scan(
     found: ForeignRecords, root: Path, source: str, progress: ScanProgress | None
 ) -> tuple[dict[str, NDArray[Any]], DatasetDescription]:
-    """Columns and description of what was found; `source` is what the user calls it.
+    """Returns columns and description of foreign records; `source` is the name that the user gave.
 
-    An image whose header cannot be read is given 1 x 1 pixels: it will be found undecodable when it is asked for.
+    An image whose header cannot be read gets 1 x 1 pixels, and fails when it is decoded.
 
-    Raises DataError where there is no image among the records.
+    Raises DataError if none of the records is an image.
     """
     columns = _build_columns(found)
     description = DatasetDescription(
@@ -61,20 +63,20 @@ def scan(
         mode="foreign",
         label_kind=found.labels.kind,
         classes=found.labels.classes,
-        class_counts=_count_classes(found.labels),
+        class_counts=count_classes(found.labels.kind, found.labels.values, len(found.labels.classes)),
         channels=found.pixels.channels if found.pixels else 0,
         common_size=None,
         shards=tuple(Shard(name=_make_relative(file, root), size=file.stat().st_size) for file in found.files),
         source=source,
     )
+    # A Dataset of columns without checksums reads the records, as every later user does.
     gray = _measure(Dataset(root, columns, description), columns, found, progress)
-    width, height = columns["width"], columns["height"]
-    alike = bool((width == width[0]).all() and (height == height[0]).all())
     fields = vars(description) | {
         "fingerprint": (fingerprint := compute_fingerprint(columns)),
+        # Foreign shards carry no pack number, so it follows from the fingerprint.
         "pack_id": int(fingerprint[:16], 16),
         "channels": description.channels or (1 if gray else 3),
-        "common_size": (int(width[0]), int(height[0])) if alike else None,
+        "common_size": find_common_size(columns),
     }
     return columns, DatasetDescription(**fields)
 
@@ -82,17 +84,18 @@ def scan(
 def _measure(
     data: Dataset, columns: dict[str, NDArray[Any]], found: ForeignRecords, progress: ScanProgress | None
 ) -> bool:
-    """Fills in checksums, sizes and flags; whether all images are gray."""
+    """Fills in checksums, sizes and flags; returns True if all images are gray."""
     n = len(data)
 
-    def chunk(low: int) -> tuple[int, bool]:
-        """How many of a stretch of samples are images, and whether these are gray."""
+    def measure_chunk(low: int) -> tuple[int, bool]:
+        """Returns how many samples of a chunk are images, and whether these are gray."""
         ids = np.arange(low, min(low + _CHUNK, n))
         good, gray = 0, True
         for sample, record in zip(ids.tolist(), data.read(ids), strict=True):
             columns["crc32c"][sample] = crc32c(record)
             if found.pixels:
                 continue
+            # The extension of a file may lie; its first bytes decide.
             columns["flags"][sample] |= FLAG_NOT_JPEG * (record[:3] != _JPEG)
             header = _read_header(record)
             columns["width"][sample], columns["height"][sample] = header[:2] if header else (1, 1)
@@ -103,7 +106,8 @@ def _measure(
     results = []
     with ThreadPoolExecutor(count_usable_cores(), "headway-scan") as pool, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
-        for low, result in zip(range(0, n, _CHUNK), pool.map(chunk, range(0, n, _CHUNK)), strict=True):
+        # `map` returns results in order, so progress only grows.
+        for low, result in zip(range(0, n, _CHUNK), pool.map(measure_chunk, range(0, n, _CHUNK)), strict=True):
             results.append(result)
             if progress:
                 progress(min(low + _CHUNK, n), n)
@@ -123,7 +127,8 @@ def _read_header(record: memoryview) -> _Header | None:
     try:
         with Image.open(io.BytesIO(record), formats=FORMATS) as image:
             return _Header(image.width, image.height, image.mode in GRAY_MODES)
-    except Exception:  # Pillow's plugins raise anything from OSError to struct.error on damaged bytes
+    except Exception:
+        # Pillow's plugins raise anything from OSError to struct.error on damaged bytes.
         return None
 
 
@@ -133,22 +138,17 @@ def _build_columns(found: ForeignRecords) -> dict[str, NDArray[Any]]:
     columns |= {"shard": found.shard, "offset": found.offset, "length": found.length, "flags": found.flags.copy()}
     if found.pixels:
         columns |= {"width": found.pixels.width, "height": found.pixels.height}
+    # Columns that the format already knows are not measured again.
     columns["label"] = found.labels.values
     if found.names is not None:
         columns["name"], columns["name_offset"] = _join_names(found.names)
-    # safetensors writes the memory of an array, whatever its strides
+    # safetensors writes the memory of an array and ignores its strides.
     return {name: np.ascontiguousarray(column) for name, column in columns.items()}
 
 
 def _join_names(names: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
     encoded = [os.fsencode(name) for name in names]
     return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)], dtype=np.uint64)
-
-
-def _count_classes(labels: LabelColumn) -> tuple[int, ...]:
-    if labels.kind == "class":
-        return tuple(np.bincount(labels.values, minlength=len(labels.classes)).tolist())
-    return tuple(np.count_nonzero(labels.values, axis=0).tolist()) if labels.kind == "multi" else ()
 
 
 def _make_relative(file: Path, root: Path) -> str:

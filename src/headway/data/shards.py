@@ -1,7 +1,7 @@
-"""Where the bytes of samples are read from: mapped shards, shards read by pread, or loose files.
+"""Readers of records in local files: mapped shards, shards read by pread, or files of their own.
 
-Three equal classes: each is made of a data set's columns and has read(ids) -> Records and close(). A record whose
-bytes cannot be had whole is short or empty, so that its checksum shows it.
+Each has `read(ids) -> Records` and `close()`. A record whose bytes are incomplete is short or empty, so that its
+checksum fails.
 """
 
 from __future__ import annotations
@@ -34,34 +34,36 @@ NETWORK_FILE_SYSTEMS = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "9p"]
     + [f"fuse.{name}" for name in ("sshfs", "gcsfuse", "s3fs", "juicefs", "glusterfs", "rclone", "mountpoint-s3")]
 )
-"""Kinds in which a read may take milliseconds, and a mapped page may be of another machine's file."""
+"""File systems on which a read may take milliseconds, and another machine may cut a mapped file."""
 
 
 @final
 class _RecordPlaces:
-    """Where records lie by the columns, which may be damaged too: what lies outside of its shard is empty."""
+    """Offsets and lengths from the columns, which may be damaged: a record outside its shard has length 0."""
 
     def __init__(self, shards: Sequence[Shard], columns: Columns) -> None:
         self._columns = columns
-        # A shard that does not exist has no bytes, so that all its records lie outside of it.
+        # A shard that does not exist has size 0, so all its records are outside it.
         self.size = np.zeros(_SHARD_LIMIT, np.uint64)
         self.size[: len(shards)] = [shard.size for shard in shards]
 
     def locate(self, ids: Ids, shard: NDArray[np.uint16]) -> tuple[UInt64, UInt64, NDArray[np.bool_]]:
-        """Offsets and lengths, and which records are split; each of shape [k]."""
+        """Returns offsets and lengths, and a mask of the split records; each of shape [k]."""
         columns = self._columns
         offset, length = columns["offset"][ids], columns["length"][ids].astype(np.uint64)
         split = (columns["flags"][ids] & FLAG_SPLIT).view(np.bool_)
+        # Compared without an addition: offset + length may exceed 64 bits in a damaged file.
         size = self.size[shard]
         outside = (offset > size) | (length > size - offset)
         if outside.any():
             length[outside] = 0
-        split &= length > 0  # an empty one may be of a shard that does not exist
+        # An empty record may name a shard that does not exist, so nothing must be read for it.
+        split &= length > 0
         return offset, length, split
 
 
 class RecordReader(Protocol):
-    """What reads the bytes of a data set's samples."""
+    """Reads the bytes of a data set's samples."""
 
     def read(self, ids: Ids) -> Records:
         """Reads the records of these samples; a damaged one may be short or empty."""
@@ -72,7 +74,7 @@ class RecordReader(Protocol):
 
 @final
 class MappedShards:
-    """Records of shards that are mapped as they are touched: a batch is read by arithmetic on the columns alone."""
+    """Records in shards that are mapped at first use: a batch is found by arithmetic on the columns alone."""
 
     def __init__(self, folder: Path, shards: Sequence[Shard], columns: Columns) -> None:
         self._folder, self._shards, self._columns = folder, shards, columns
@@ -80,9 +82,10 @@ class MappedShards:
         self._maps = _ShardMaps()
 
     def read(self, ids: Ids) -> Records:
-        """Finds the records of these samples in the mapped shards; nothing is copied but split records."""
+        """Finds the records of these samples in the mapped shards; copies only split records."""
         maps, shard = self._maps, self._columns["shard"][ids]
         address = maps.address[shard]
+        # Address 0 marks a shard that is not mapped yet.
         if not address.all():
             for number in np.unique(shard).tolist():
                 self._map(maps, number)
@@ -90,6 +93,7 @@ class MappedShards:
         check_mappings(address)
         offset, length, split = self._places.locate(ids, shard)
         address += offset
+        # The usual case: nothing is copied.
         if not split.any():
             return Records(address, length, maps)
         chosen = np.flatnonzero(split)
@@ -100,22 +104,23 @@ class MappedShards:
         return Records(address, length, (maps, parts))
 
     def close(self) -> None:
-        """Lets go of the mappings; each stays for as long as Records of it live, and a later read maps again."""
+        """Releases the mappings; each lives as long as Records of it, and a later read maps again."""
         self._maps = _ShardMaps()
 
     def _map(self, maps: _ShardMaps, number: int) -> None:
         if number in maps.views or number >= len(self._shards):
             return
         view = map_path(self._folder / self._shards[number].name)
-        # Two threads may both map a shard: the one that is kept is the one whose address is kept.
+        # Two threads may both map a shard; the address must be that of the mapping that is kept.
         view = maps.views.setdefault(number, view)
-        self._places.size[number] = min(len(view), self._shards[number].size)  # it may have been cut since the opening
+        # The shard may have been cut since it was opened.
+        self._places.size[number] = min(len(view), self._shards[number].size)
         maps.address[number] = np.frombuffer(view, np.uint8).ctypes.data
 
 
 @final
 class _ShardMaps:
-    """The shards that are mapped, and the address of each."""
+    """The mapped shards, and the address of each."""
 
     def __init__(self) -> None:
         self.views: dict[int, memoryview] = {}
@@ -124,7 +129,7 @@ class _ShardMaps:
 
 @final
 class PreadShards:
-    """Records read by pread: a mapped file that is cut on a network file system kills the process."""
+    """Records read by pread, for network file systems: a mapped file that is cut there kills the process."""
 
     def __init__(self, folder: Path, shards: Sequence[Shard], columns: Columns) -> None:
         self._folder, self._shards, self._columns = folder, shards, columns
@@ -135,6 +140,7 @@ class PreadShards:
         """Reads the records of these samples."""
         shard = self._columns["shard"][ids]
         offset, length, split = self._places.locate(ids, shard)
+        # One buffer for the batch; records lie end to end in it.
         ends = np.cumsum(length)
         begins = ends - length
         buffer = np.empty(int(length.sum()), np.uint8)
@@ -142,7 +148,7 @@ class PreadShards:
         for place, (number, at, low, high, joined) in enumerate(rows):
             if low == high:
                 continue
-            into, file = buffer[low:high].data, self._file(number)
+            into, file = buffer[low:high].data, self._open_file(number)
             length[place] = file.read_split(into, at) if joined else file.read_into(into, at)
         return Records(begins + np.uint64(buffer.ctypes.data), length, buffer)
 
@@ -150,7 +156,7 @@ class PreadShards:
         """Closes the files; a later read opens them again."""
         self._files = {}
 
-    def _file(self, number: int) -> _OpenFile:
+    def _open_file(self, number: int) -> _OpenFile:
         file = self._files.get(number)
         if file is None:
             file = self._files.setdefault(number, _OpenFile(self._folder / self._shards[number].name))
@@ -159,7 +165,7 @@ class PreadShards:
 
 @final
 class _OpenFile:
-    """An open file, closed with its last user. It is read into memory, and how many bytes came is returned."""
+    """An open file, closed with its last user. Its methods fill a buffer and return how many bytes came."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -171,13 +177,14 @@ class _OpenFile:
 
     def read_into(self, into: memoryview, offset: int) -> int:
         done = 0
-        with contextlib.suppress(OSError):  # a bad block, a server that is gone
+        # A bad block or a server that is gone: the record stays short, and its checksum fails.
+        with contextlib.suppress(OSError):
             while done < len(into) and (count := os.preadv(self._number, [into[done:]], offset + done)):
                 done += count
         return done
 
     def read_split(self, into: memoryview, offset: int) -> int:
-        # The header of a part is 8 bytes in place of 4 of magic number; a MiB is for the record's own and labels.
+        # A part has 8 bytes of header for 4 of magic number; 1 MiB more holds the record's own header and labels.
         parts = np.empty(2 * len(into) + (1 << 20), np.uint8)
         image = _join_record(parts.data[: self.read_into(parts.data, offset)], 0, len(into))
         into[: len(image)] = image
@@ -186,25 +193,27 @@ class _OpenFile:
 
 @final
 class LooseFiles:
-    """Records that are files of their own, each read by its name."""
+    """Records that are files of their own, opened by name."""
 
     def __init__(self, folder: Path, columns: Columns) -> None:
         self._folder, self._columns = os.fsencode(folder), columns
 
     def read(self, ids: Ids) -> Records:
         """Reads the files of these samples."""
+        # Names are bytes here: a file name need not be UTF-8.
         names, begin, length = self._columns["name"], self._columns["name_offset"], self._columns["length"]
         rows = zip(begin[ids].tolist(), begin[ids + 1].tolist(), length[ids].tolist(), strict=True)
         return Records.from_buffers([self._read(names[low:high].tobytes(), size) for low, high, size in rows])
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no file is held open."""
 
     def _read(self, name: bytes, length: int) -> bytes:
         try:
             with open_regular(os.path.join(self._folder, name), buffering=0) as file:
                 return file.read(min(length, os.fstat(file.fileno()).st_size))
-        except (OSError, ValueError):  # it is gone; or its name is damaged
+        except (OSError, ValueError):
+            # The file is gone, or its name is damaged: an empty record, whose checksum fails.
             return b""
 
 
@@ -216,7 +225,8 @@ def _join_record(view: memoryview, offset: int, length: int) -> bytes:
 
 
 def is_on_network(path: Path) -> bool:
-    """Whether a file lies on a network file system."""
+    """Returns True for a path on a network file system."""
+    # The longest mount point that contains the path is its own.
     best, kind, inside = "", "", f"{os.path.realpath(path)}/"
     with open("/proc/self/mounts") as mounts:
         for line in mounts:

@@ -1,28 +1,28 @@
-"""A folder that is written aside and appears whole: after a crash at any moment it is there entirely, or not at all."""
+"""Writes a folder under a temporary name and renames it: after a crash it exists completely or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError
 from headway.core.files import sync_folder
 
 
 @contextlib.contextmanager
 def stage_folder(dst: Path, *, needed_bytes: int | None, replace: bool) -> Iterator[Path]:
-    """A folder beside `dst` that becomes `dst` at the end of the block, and vanishes if anything goes wrong before.
+    """Yields a folder beside `dst` that becomes `dst` at the end of the block, or is removed if the block fails.
 
     Args:
         dst: resolved path; missing or an empty folder, or anything with `replace`.
-        needed_bytes: what is about to be written, for the sentence about a full disk; None: not known.
-        replace: moves what is at `dst` out of the way, and removes it when the new folder is in its place.
+        needed_bytes: expected size, for the message about a full disk; None if unknown.
+        replace: moves the present `dst` away, and removes it once the new folder is in its place.
 
     Raises HeadwayError for every OSError in the block: the disk is full, or cannot be written.
     """
@@ -32,6 +32,7 @@ def stage_folder(dst: Path, *, needed_bytes: int | None, replace: bool) -> Itera
         staging.mkdir()
         yield staging
         sync_folder(staging)
+        # Everything is on the disk before the rename makes it visible.
         _publish(staging, dst, replace)
     except OSError as error:
         raise _build_write_error(error, dst, staging, needed_bytes) from error
@@ -40,15 +41,15 @@ def stage_folder(dst: Path, *, needed_bytes: int | None, replace: bool) -> Itera
 
 
 def clear_leftovers(dst: Path) -> None:
-    """Removes what killed processes left beside `dst`; what one had moved away to replace it comes back.
+    """Removes folders that killed processes left beside `dst`, and restores a `dst` that one had moved away.
 
-    Raises HeadwayError where the folder that holds `dst` cannot be read or written.
+    Raises HeadwayError if the folder that holds `dst` cannot be read or written.
     """
     pattern = re.compile(re.escape(f".{dst.name}.") + r"(packing|replaced)-(\d{1,9})")
     try:
         for entry in sorted(os.listdir(dst.parent)) if dst.parent.is_dir() else []:
             match = pattern.fullmatch(entry)
-            # Our own number is an earlier process's, in another container: we have made nothing yet.
+            # Our own process number: a process of an earlier container had it, for nothing is staged yet.
             if match is None or (int(match[2]) != os.getpid() and _is_alive(int(match[2]))):
                 continue
             if match[1] == "replaced" and not dst.exists():
@@ -56,12 +57,13 @@ def clear_leftovers(dst: Path) -> None:
             else:
                 shutil.rmtree(dst.parent / entry)
     except OSError as error:
-        raise HeadwayError(f"this cannot be written ({error.strerror})", where=str(dst)) from error
+        raise HeadwayError(f"the folder cannot be written ({error.strerror})", where=str(dst)) from error
 
 
 def _publish(staging: Path, dst: Path, replace: bool) -> None:
     replaced = dst.parent / f".{dst.name}.replaced-{os.getpid()}"
     if replace and dst.exists():
+        # rename(2) cannot replace a folder that has content, so the old one moves away first.
         os.rename(dst, replaced)
     try:
         os.rename(staging, dst)
@@ -69,6 +71,7 @@ def _publish(staging: Path, dst: Path, replace: bool) -> None:
         if replaced.exists() and not dst.exists():
             os.rename(replaced, dst)
         raise
+    # The rename itself is on the disk before the old folder is removed.
     sync_folder(dst.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
@@ -78,22 +81,19 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is another user's
+    except PermissionError:
+        # The process belongs to another user, so it is alive.
         return True
     return True
 
 
 def _build_write_error(error: OSError, dst: Path, staging: Path, needed_bytes: int | None) -> HeadwayError:
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return HeadwayError(f"this cannot be written ({error.strerror})", where=str(dst))
+        return HeadwayError(f"the folder cannot be written ({error.strerror})", where=str(dst))
     written_bytes = sum(file.stat().st_size for file in staging.rglob("*") if file.is_file())
-    needed = "" if needed_bytes is None else f" of about {_format_megabytes(needed_bytes)}"
+    needed = "" if needed_bytes is None else f" of about {format_bytes(needed_bytes)}"
     return HeadwayError(
-        f"the disk is full: {_format_megabytes(written_bytes)}{needed} were written",
+        f"the disk is full: {format_bytes(written_bytes)}{needed} were written",
         where=str(dst.parent),
         fix="Free space there, or pack to another disk. What was written is removed.",
     )
-
-
-def _format_megabytes(size_bytes: int) -> str:
-    return f"{math.ceil(size_bytes / 1e5) / 10:,.1f} MB"

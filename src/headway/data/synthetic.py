@@ -39,6 +39,7 @@ class SyntheticLoader:
         rank: int = 0,
         world: int = 1,
     ) -> None:
+        # A generator of its own: making the data must not move the global random state.
         generator = torch.Generator().manual_seed(seed)
         plan = batch if isinstance(batch, BatchPlan) else BatchPlan(batch)
         shape = (plan.largest_batch, *recipe.size, recipe.channels)

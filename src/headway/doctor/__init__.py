@@ -1,1 +1,6 @@
-"""Concludes: what holds a run back, what each cure would give, and how far the prediction is from what was measured."""
+"""Measures a recipe or a script, and names its limit.
+
+In: a recipe (`headway doctor`, `headway tune`), or the marks of `headway.watch`. Out: a `Profile` (stages, verdict,
+knobs), a tuned recipe, or a `LoopObservation`. Open `examination.py` first: it measures one stage after the other;
+`throughput_model.py` predicts the whole job from them, and `verdict.py` names the limit.
+"""

@@ -1,7 +1,8 @@
-"""Assess: a training script of any kind gets so much time to reach accuracies, and passes or fails."""
+"""Runs a training script of any kind for a given time, and checks whether it reaches target accuracies."""
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import shutil
@@ -13,117 +14,118 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, final
 
 import psutil
 
 from headway.core.errors import UsageError
 from headway.core.signals import handle_signals
-from headway.doctor.output_lines import Lines
-from headway.doctor.scores import Kind, Reading, Scores
+from headway.doctor.accuracy_parser import AccuracyKind, AccuracyParser, AccuracyReading
+from headway.doctor.output_lines import OutputLines
 
+# Called with each piece of the script's output; True: it came from standard error.
 Echo = Callable[[str, bool], object]
-"""Told every piece of the script's output as it comes; True: it went to standard error."""
 
+# Seconds between SIGTERM and SIGKILL.
 GRACE_S = 10.0
-"""Between asking a script to end and ending it."""
+# Seconds to keep reading after the script has ended: its children may still print.
 DRAIN_S = 1.0
-"""What children of a script that has ended may still say."""
-WORDS: dict[Kind, str] = {"train": "training accuracy", "val": "validation accuracy"}
+ACCURACY_NAMES: dict[AccuracyKind, str] = {"train": "training accuracy", "val": "validation accuracy"}
 MAY_BE_PERCENT = (
-    "headway assess: the targets are reached if these numbers are shares; as they might be percent, the script goes on."
-    " --scale fraction says that they are, and stops it.\n"
+    "headway assess: the targets are reached if these numbers are fractions of 1. They may be percent, so the script"
+    " continues. Give --scale fraction to stop it here.\n"
 )
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Goal:
-    """What has to be reached: fractions of 1, or None; and the seconds for it, from the start of the process."""
+class AccuracyGoal:
+    """Target accuracies, as fractions of 1 or None, and the seconds to reach them, counted from the start of the
+    process."""
 
     train: float | None
     val: float | None
     seconds: float
 
     @staticmethod
-    def of(train: float | None, val: float | None, minutes: float) -> Goal:
-        """Targets as a user writes them: 0.9, or 90 for 90 %.
+    def from_options(train: float | None, val: float | None, minutes: float) -> AccuracyGoal:
+        """Reads targets as a user writes them: 0.9, or 90 for 90 %.
 
         Raises:
-            UsageError: neither target, one that no accuracy can have, or no time.
+            UsageError: there is no target, a target is not an accuracy, or the time is not above 0.
         """
         if train is None and val is None:
             raise UsageError("there is no target", fix="Give --target-train, --target-val, or both.")
         if not 0 < minutes < float("inf"):
-            raise UsageError(f"{minutes:g} minutes are no time", where="--minutes", fix="Give a number above 0.")
+            raise UsageError(
+                f"{minutes:g} minutes is not a time limit", where="--minutes", fix="Give a number above 0."
+            )
+        # 1 itself means 100 %, so only numbers above 1 are percent.
         shares = []
         for name, target in (("train", train), ("val", val)):
             if target is not None and not 0 < target <= 100:
-                fix = "Give a share such as 0.9, or percent such as 90."
-                raise UsageError(f"{target:g} is no accuracy", where=f"--target-{name}", fix=fix)
+                fix = "Give a fraction such as 0.9, or percent such as 90."
+                raise UsageError(f"{target:g} is not an accuracy", where=f"--target-{name}", fix=fix)
             shares.append(target if target is None or target <= 1 else target / 100)
-        return Goal(train=shares[0], val=shares[1], seconds=60 * minutes)
+        return AccuracyGoal(train=shares[0], val=shares[1], seconds=60 * minutes)
 
-    def targets(self) -> dict[Kind, float]:
-        both: tuple[tuple[Kind, float | None], ...] = (("train", self.train), ("val", self.val))
+    def targets(self) -> dict[AccuracyKind, float]:
+        """Returns the targets that were given, by kind."""
+        both: tuple[tuple[AccuracyKind, float | None], ...] = (("train", self.train), ("val", self.val))
         return {kind: target for kind, target in both if target is not None}
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """How it went.
+    """Result of an assessment."""
 
-    Attributes:
-        passed: at one moment within the time, the newest accuracy of each kind was at its target or above, and the
-            script did not fail.
-        why: a sentence.
-        seconds: that the script ran. reached_s: until all targets were reached at once; None: never.
-        first_s: until each target was reached, whatever the other was then.
-        ended: `itself`, `time` (it was stopped), or `reached` (stopped, as was asked for).
-        status: exit status of the script; negative: the signal that ended it.
-        unclear: a line with an accuracy of which it is not said what it is of.
-        kept_on: it was to be stopped once it had passed, and was not, as the scale of its numbers was not known.
-    """
-
+    # At one moment within the time, the newest accuracy of each kind was at its target or above, and the script did not
+    # fail.
     passed: bool
     why: str
-    goal: Goal
+    goal: AccuracyGoal
     seconds: float
+    # Time until all targets were reached at once; None: never.
     reached_s: float | None
-    first_s: dict[Kind, float | None]
-    best: dict[Kind, float | None]
-    last: dict[Kind, float | None]
-    readings: dict[Kind, int]
+    # Time until each target was reached, whatever the other one was then.
+    first_s: dict[AccuracyKind, float | None]
+    best: dict[AccuracyKind, float | None]
+    last: dict[AccuracyKind, float | None]
+    readings: dict[AccuracyKind, int]
+    # `itself`, `time` (the time was up), or `reached` (stopped by `--stop`).
     ended: str
+    # Exit status of the script; negative: the signal that ended it.
     status: int
+    # The first line with an accuracy that does not say whether it is training or validation.
     unclear: str | None
+    # `--stop` was given and the script passed, but it was not stopped because the scale was unknown.
     kept_on: bool
 
     def to_json(self) -> dict[str, Any]:
+        """Returns all fields for `--json`."""
         return asdict(self)
 
 
 @final
 @dataclass
-class History:
-    """What was read, line by line, with the seconds at which each line came."""
+class AccuracyHistory:
+    """Accuracies read so far: for each line the seconds at which it came."""
 
-    lines: list[tuple[float, list[Reading]]] = field(default_factory=list)
+    lines: list[tuple[float, list[AccuracyReading]]] = field(default_factory=list)
 
-    def judged(
-        self, goal: Goal, value: Callable[[Reading], float]
-    ) -> tuple[float | None, dict[Kind, float | None], dict[Kind, list[float]]]:
-        """(seconds until all targets were reached at once, until each was, all values).
+    def check_goal(
+        self, goal: AccuracyGoal, value: Callable[[AccuracyReading], float]
+    ) -> tuple[float | None, dict[AccuracyKind, float | None], dict[AccuracyKind, list[float]]]:
+        """Returns the seconds until all targets were reached at once, until each was reached, and all values.
 
         Args:
-            value: of a reading as a fraction of 1: `Scores.value` or `Scores.least`.
+            value: converts a reading to a fraction of 1: `AccuracyParser.to_fraction` or `to_least_fraction`.
         """
-        targets, newest = goal.targets(), dict[Kind, float]()
+        targets, newest = goal.targets(), dict[AccuracyKind, float]()
         reached: float | None = None
-        first: dict[Kind, float | None] = dict.fromkeys(targets)
-        values: dict[Kind, list[float]] = {"train": [], "val": []}
+        first: dict[AccuracyKind, float | None] = dict.fromkeys(targets)
+        values: dict[AccuracyKind, list[float]] = {"train": [], "val": []}
         for seconds, readings in self.lines:
             for reading in readings:
                 newest[reading.kind] = value(reading)
@@ -136,15 +138,15 @@ class History:
         return reached, first, values
 
 
-def command_of(script: str, arguments: Sequence[str] = ()) -> list[str]:
-    """What runs a script: a Python file by this Python, anything else as it is.
+def build_command(script: str, arguments: Sequence[str] = ()) -> list[str]:
+    """Builds the command for a script: this Python for a `.py` file, the file or program itself otherwise.
 
     Raises:
         UsageError: there is no such file or program, or it cannot be run.
     """
     path = Path(script).expanduser()
     if path.is_dir():
-        raise UsageError("this is a folder, no script", where=script, fix="Name the file to run.")
+        raise UsageError("this is a folder, not a script", where=script, fix="Name the file to run.")
     if path.is_file():
         if path.suffix == ".py":
             return [sys.executable, str(path), *arguments]
@@ -155,13 +157,13 @@ def command_of(script: str, arguments: Sequence[str] = ()) -> list[str]:
     if (found := shutil.which(script)) is not None:
         return [found, *arguments]
     what = "there is no such script, and no program of this name on the PATH"
-    raise UsageError(what, where=script, fix="headway assess train.py --target-val 0.9 --minutes 10 -- ARGUMENTS.")
+    raise UsageError(what, where=script, fix="Run: headway assess train.py --target-val 0.9 --minutes 10 -- ARGUMENTS.")
 
 
 def assess(
     command: Sequence[str],
-    goal: Goal,
-    scores: Scores,
+    goal: AccuracyGoal,
+    scores: AccuracyParser,
     *,
     echo: Echo = lambda text, error: None,
     stop_when_reached: bool = False,
@@ -169,85 +171,97 @@ def assess(
 ) -> Assessment:
     """Runs a training script, reads the accuracies that it prints, and stops it when its time is up.
 
-    The script runs in a session of its own, without input. To stop it, all of its processes get SIGTERM, and those that
-    are still there after `grace_s` SIGKILL. Nothing in its session outlives this call, also where it ends by itself.
+    The script runs in its own session, without input. To stop it, all of its processes get SIGTERM, and SIGKILL after
+    `grace_s`. No process of its session outlives this call, even if the script ends by itself.
 
-    It passes where at one moment within the time the newest training accuracy and the newest validation accuracy were
-    both at their targets or above, and where it did not end with an error of its own. What it prints later does not
-    count, nor does a progress bar that is not full.
+    The script passes if, at one moment within the time, the newest training and validation accuracies were both at
+    their targets or above, and if it did not fail. Later output does not count, nor does an unfinished progress bar.
 
     Args:
-        stop_when_reached: stop it once it has passed whatever the scale of its numbers turns out to be: not by `0.95`
-            under the scale `auto`, which is a share or less than one percent until a number is above 1. Then `echo` is
-            told so at that moment, once.
+        stop_when_reached: stop the script once it has passed on any scale. Under the scale `auto`, `0.95` may be 0.95 %
+            until a number above 1 appears: then the script continues, and `echo` gets one message.
 
     Raises:
         UsageError: the command cannot be started.
     """
-    history, streams = History(), {False: Lines(), True: Lines()}
+    output, is_warned = _ScriptOutput(scores, echo), False
     began = time.monotonic()
-    process = _started(command)
-
-    def heard(lines: Sequence[tuple[float, str]]) -> None:
-        for seconds, line in lines:
-            if readings := scores.read(line):
-                history.lines.append((seconds, readings))
-
-    ended, told = "itself", False
-    with _ending_all(process, grace_s) as stop, _Pipes(process) as pipes:
+    process = _start_process(command)
+    ended = "itself"
+    with _stop_all_processes(process, grace_s) as stop, _OutputPipes(process) as pipes:
         while process.poll() is None:
             left = goal.seconds - (time.monotonic() - began)
             if left <= 0:
                 ended = "time"
                 break
-            known = len(history.lines)
+            known = len(output.history.lines)
             for error, data in pipes.read(min(left, 0.1)):
                 now = time.monotonic() - began
-                text, lines = streams[error].feed(data, now)
-                echo(text, error)
-                if now < goal.seconds:
-                    heard(lines)
-            if stop_when_reached and len(history.lines) > known:
-                if history.judged(goal, scores.least)[0] is not None:
-                    ended = "reached"
-                    break
-                if not told and history.judged(goal, scores.value)[0] is not None:
-                    told = True
-                    echo(MAY_BE_PERCENT, True)
+                output.feed(error, data, now, counts=now < goal.seconds)
+            if not stop_when_reached or len(output.history.lines) == known:
+                continue
+            if output.history.check_goal(goal, scores.to_least_fraction)[0] is not None:
+                ended = "reached"
+                break
+            if not is_warned and output.history.check_goal(goal, scores.to_fraction)[0] is not None:
+                is_warned = True
+                echo(MAY_BE_PERCENT, True)
         seconds = time.monotonic() - began
-        until = time.monotonic() + DRAIN_S
         if ended != "itself":
             stop()
-            until += grace_s - DRAIN_S
-        while time.monotonic() < until and not pipes.closed():
-            if process.poll() is not None:
-                until = min(until, time.monotonic() + DRAIN_S)
-            for error, data in pipes.read(0.05):
-                text, lines = streams[error].feed(data, time.monotonic() - began)
-                echo(text, error)
-                if ended == "itself" and seconds < goal.seconds:
-                    heard([(min(at, seconds), line) for at, line in lines])
-        for stream in streams.values():
-            if ended == "itself" or not stream.unfinished():
-                heard([(at, line) for at, line in stream.end(seconds) if at <= goal.seconds])
-    return _assessed(goal, scores, history, ended, seconds, process.returncode, stop_when_reached)
+        # Only a script that ended by itself and in time may still add results: the output of one that was stopped is
+        # shown, and does not count.
+        counts = ended == "itself" and seconds < goal.seconds
+        for error, data in _drain(process, pipes, DRAIN_S if ended == "itself" else grace_s):
+            output.feed(error, data, time.monotonic() - began, counts=counts, at_most_s=seconds)
+        output.end(seconds, goal.seconds, include_unfinished=ended == "itself")
+    return _conclude(goal, scores, output.history, ended, seconds, process.returncode, stop_when_reached)
 
 
-def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
+@final
+class _ScriptOutput:
+    """Shows both outputs of a script, and records the accuracies in them."""
+
+    def __init__(self, scores: AccuracyParser, echo: Echo) -> None:
+        self.history, self._scores, self._echo = AccuracyHistory(), scores, echo
+        # One decoder for standard output and one for standard error: their lines do not mix.
+        self._streams = {False: OutputLines(), True: OutputLines()}
+
+    def feed(self, error: bool, data: bytes, now: float, *, counts: bool, at_most_s: float = math.inf) -> None:
+        """Takes bytes of one output; `at_most_s` is the latest time that a line is recorded with."""
+        text, lines = self._streams[error].feed(data, now)
+        self._echo(text, error)
+        if counts:
+            self._record([(min(at, at_most_s), line) for at, line in lines])
+
+    def end(self, seconds: float, limit_s: float, *, include_unfinished: bool) -> None:
+        """Records lines that have no end of their own."""
+        for stream in self._streams.values():
+            if include_unfinished or not stream.is_unfinished():
+                self._record([(at, line) for at, line in stream.end(seconds) if at <= limit_s])
+
+    def _record(self, lines: Sequence[tuple[float, str]]) -> None:
+        for seconds, line in lines:
+            if readings := self._scores.read(line):
+                self.history.lines.append((seconds, readings))
+
+
+def _start_process(command: Sequence[str]) -> subprocess.Popen[bytes]:
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}  # lines as they are printed, not 8 kB later
+    # Without this Python writes to a pipe in blocks of 8 kB, and accuracies come late.
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     try:
         return subprocess.Popen(
             command, stdin=nothing, stdout=pipe, stderr=pipe, start_new_session=True, env=environment, bufsize=0
         )
     except OSError as error:
-        fix = "Does its first line name the program that runs it?"
+        fix = "Check that its first line names the program that runs it (#!)."
         raise UsageError(f"this cannot be run ({error.strerror})", where=command[0], fix=fix) from None
 
 
 @final
-class _Pipes:
-    """Both outputs of a process, read as they come."""
+class _OutputPipes:
+    """Reads both outputs of a process without blocking."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._selector, self._process = selectors.DefaultSelector(), process
@@ -256,7 +270,7 @@ class _Pipes:
             os.set_blocking(stream.fileno(), False)
             self._selector.register(stream, selectors.EVENT_READ, error)
 
-    def __enter__(self) -> _Pipes:
+    def __enter__(self) -> _OutputPipes:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -265,12 +279,13 @@ class _Pipes:
             assert stream is not None
             stream.close()
 
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
+        """Checks whether the process has closed both outputs."""
         return not self._selector.get_map()
 
     def read(self, seconds: float) -> Iterator[tuple[bool, bytes]]:
-        """(whether it is standard error, bytes) of what has come, or comes within so many seconds."""
-        if self.closed():
+        """Yields (is it standard error, bytes) for data that is there or comes within this many seconds."""
+        if self.is_closed():
             time.sleep(seconds)
             return
         for key, _ in self._selector.select(seconds):
@@ -284,17 +299,28 @@ class _Pipes:
                 self._selector.unregister(key.fileobj)
 
 
+def _drain(process: subprocess.Popen[bytes], pipes: _OutputPipes, wait_s: float) -> Iterator[tuple[bool, bytes]]:
+    """Reads until both outputs are closed, `wait_s` is over, or DRAIN_S after the end of the process."""
+    until = time.monotonic() + wait_s
+    while time.monotonic() < until and not pipes.is_closed():
+        if process.poll() is not None:
+            until = min(until, time.monotonic() + DRAIN_S)
+        yield from pipes.read(0.05)
+
+
 @contextmanager
-def _ending_all(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[Callable[[], None]]:
-    """Gives what asks all processes of a script to end. At the end of the block none of them is left. SIGTERM to this
-    process ends the block as Ctrl-C does."""
+def _stop_all_processes(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[Callable[[], None]]:
+    """Yields a function that asks all processes of a script to end, and ends all that remain when the block is left.
+    SIGTERM to this process leaves the block as Ctrl-C does."""
     known: dict[int, psutil.Process] = {}
 
-    def tell(number: signal.Signals) -> None:
-        with suppress(psutil.Error):  # its children, also those in sessions of their own
+    def send(number: signal.Signals) -> None:
+        with suppress(psutil.Error):
+            # Children may have started sessions of their own, for example through `setsid`.
             parent = psutil.Process(process.pid)
             known.update({child.pid: child for child in parent.children(recursive=True)})
-        for one in psutil.process_iter():  # its session, also where it has ended before its children
+        for one in psutil.process_iter():
+            # If the script ended before its children, only the session id still connects them to it.
             with suppress(psutil.Error, OSError):
                 if os.getsid(one.pid) == process.pid:
                     known[one.pid] = one
@@ -302,47 +328,54 @@ def _ending_all(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[Ca
             with suppress(psutil.Error):
                 one.send_signal(number)
 
-    with handle_signals(_interrupt, signal.SIGTERM):
+    with handle_signals(signal.default_int_handler, signal.SIGTERM):
         try:
-            yield lambda: tell(signal.SIGTERM)
+            yield lambda: send(signal.SIGTERM)
         except BaseException:
-            tell(signal.SIGTERM)
+            send(signal.SIGTERM)
             raise
         finally:
             until = time.monotonic() + grace_s
             while process.poll() is None and time.monotonic() < until:
                 time.sleep(0.02)
-            tell(signal.SIGKILL)
+            send(signal.SIGKILL)
             process.wait()
             known.pop(process.pid, None)
             psutil.wait_procs(known.values(), timeout=DRAIN_S)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _assessed(
-    goal: Goal, scores: Scores, history: History, ended: str, seconds: float, status: int, to_stop: bool
+def _conclude(
+    goal: AccuracyGoal,
+    scores: AccuracyParser,
+    history: AccuracyHistory,
+    ended: str,
+    seconds: float,
+    status: int,
+    to_stop: bool,
 ) -> Assessment:
-    reached, first, values = history.judged(goal, scores.value)
+    reached, first, values = history.check_goal(goal, scores.to_fraction)
     failed = ended == "itself" and status != 0
     passed = reached is not None and not failed
-    kinds: tuple[Kind, ...] = ("train", "val")
+    kinds: tuple[AccuracyKind, ...] = ("train", "val")
     targets = goal.targets()
     if passed:
         why = f"the targets were reached after {reached:.1f} s of {goal.seconds:.0f} s"
     elif failed:
         way = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         why = f"the script ended {way} after {seconds:.1f} s"
-    elif silent := [WORDS[kind] for kind in targets if not values[kind]]:
+    # No value at all has another cause than a low accuracy: a pattern may be wrong.
+    elif silent := [ACCURACY_NAMES[kind] for kind in targets if not values[kind]]:
         why = f"the script showed no {' and no '.join(silent)}"
     else:
-        below = [WORDS[kind] for kind in targets if first[kind] is None]
-        what = f"the {' and the '.join(below)} did not get there" if below else "the targets were not reached at once"
+        below = [ACCURACY_NAMES[kind] for kind in targets if first[kind] is None]
+        what = (
+            f"the {' and the '.join(below)} did not reach its target"
+            if below
+            else "the targets were not reached at once"
+        )
         why = what if ended == "time" else f"{what} in {seconds:.1f} s, when the script ended"
     if ended == "time":
-        why += f"; its time was up, and the script was stopped after {seconds:.1f} s"
+        why += f"; the time was up, and the script was stopped after {seconds:.1f} s"
     return Assessment(
         passed=passed,
         why=why,
@@ -356,28 +389,28 @@ def _assessed(
         ended=ended,
         status=status,
         unclear=scores.unclear,
-        kept_on=to_stop and passed and history.judged(goal, scores.least)[0] is None,
+        kept_on=to_stop and passed and history.check_goal(goal, scores.to_least_fraction)[0] is None,
     )
 
 
-def text(found: Assessment) -> str:
-    """The verdict, and a line for each target."""
+def format_assessment(found: Assessment) -> str:
+    """Formats the verdict and a line for each target."""
     lines = [f"{'PASS' if found.passed else 'FAIL'}: {found.why}."]
     for kind, target in found.goal.targets().items():
         best, last, first = found.best[kind], found.last[kind], found.first_s[kind]
         if best is None or last is None:
-            lines.append(f"  {WORDS[kind]}: target {target:.4g}, none seen")
+            lines.append(f"  {ACCURACY_NAMES[kind]}: target {target:.4g}, no value seen")
             continue
         when = "not reached" if first is None else f"reached after {first:.1f} s"
-        lines.append(f"  {WORDS[kind]}: target {target:.4g}, {when}; best {best:.4g}, last {last:.4g}")
+        lines.append(f"  {ACCURACY_NAMES[kind]}: target {target:.4g}, {when}; best {best:.4g}, last {last:.4g}")
     if found.kept_on:
-        lines.append("  It was not stopped: its numbers might have been percent. If they are shares: --scale fraction")
+        lines.append("  The script was not stopped: its numbers may be percent. If not, give --scale fraction.")
     if found.unclear is None and (silent := [kind for kind in found.goal.targets() if not found.readings[kind]]):
         cures = " and ".join(f"--{kind}-pattern '{kind.upper()}=([\\d.]+)'" for kind in silent)
-        lines.append(
-            f"  Say how it is printed, with the number in brackets; for example of '{silent[0].upper()}=0.9': {cures}"
-        )
+        lines.append(f"  Give its pattern, with the number in brackets. For '{silent[0].upper()}=0.9': {cures}")
     if found.unclear is not None and not all(found.readings[kind] for kind in found.goal.targets()):
-        fix = "say what it is with --train-pattern or --val-pattern"
-        lines.append(f"  A line names an accuracy, but not of what; {fix}: {found.unclear[:120]}")
+        fix = "Give --train-pattern or --val-pattern"
+        lines.append(
+            f"  A line has an accuracy, but not whether it is training or validation. {fix}: {found.unclear[:120]}"
+        )
     return "\n".join(lines)

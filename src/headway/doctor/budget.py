@@ -1,4 +1,4 @@
-"""Budget: the seconds that measurements may take, and how the wall time that is left is shared among those to come."""
+"""Divides the wall time of an examination among its measurements."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import final
 @final
 @dataclass(frozen=True)
 class Budget:
-    """Seconds that measurements may take, most of them at once.
+    """Seconds that measurements may take; most need less."""
 
-    Attributes:
-        each: of a stage. passes: of forward and backward over several batches. side: of one number of threads, or a
-            changed stage. whole: of a run of the whole job. tries: of all changed stages together.
-        wall: of everything, from the start of the process; what does not fit any more is left out.
-        step: of a step; where one takes longer, it is measured with fewer samples.
-    """
-
+    # Each single stage.
     each: float
+    # Forward and backward with several batch sizes.
     passes: float
+    # One thread count, or one changed stage.
     side: float
+    # One run of the whole job.
     whole: float
+    # All changed settings together.
     tries: float
+    # Limit of everything, from the start of the process; measurements that no longer fit are left out.
     wall: float = inf
+    # Longest step; if a step takes longer, the batch is reduced.
     step: float = inf
 
-    def wants(self) -> dict[str, float]:
-        """The parts of an examination in their order, and the seconds that each would take on a fast machine."""
+    def list_parts(self) -> dict[str, float]:
+        """Returns the parts of an examination in order, with the seconds that each takes on a fast machine."""
         return {
             "loader": 1.2 * self.each,
             "threads": 2 * self.side,
@@ -50,17 +50,17 @@ class Budget:
         }
 
 
-# A minute and three quarters of the two that are promised, and 39 of 45 seconds: one step may begin at the last moment.
-# The shortest examination makes some 17 steps: with steps of 6.4 s it took 113 s.
+# The limits promised to the user are 120 s and 45 s. The last step may begin at the last moment, so 105 s and 39 s are
+# planned. The shortest examination runs about 17 steps: with steps of 6.4 s it took 113 s.
 FULL = Budget(each=4.0, passes=3.0, side=1.5, whole=6.0, tries=50.0, wall=105.0, step=5.0)
 QUICK = Budget(each=1.2, passes=1.0, side=0.6, whole=2.0, tries=12.0, wall=39.0, step=1.0)
+# Share of the loop's time that is added for sampling the user's lines.
 LOOK_SHARE = 0.5
-"""Of the time for the loop, in which the user's lines are looked at besides."""
 
 
 @final
 class WallTime:
-    """Shares what is left of a limit among the parts that are still to come.
+    """Divides the time that is left among the parts that are still to come.
 
     Args:
         limit_s: of all parts together. wants: seconds that each part asks for, in their order.
@@ -82,13 +82,12 @@ class WallTime:
         return max(0.0, self._ends - self._clock())
 
     def allot(self, part: str) -> float:
-        """Seconds that a part may take: what it asks for; or, where all that is to come asks for more than is left, its
-        share of that. Parts before it ask for nothing any more."""
+        """Returns the seconds that a part may take: the time that it asks for, or its share of the time left if the
+        parts to come ask for more than that. Earlier parts ask for nothing any more."""
         names = list(self._wants)
         to_come = sum(self._wants[name] for name in names[names.index(part) :])
         return self._wants[part] * min(1.0, self.left_s / to_come) if to_come else 0.0
 
     def fits(self, needs_s: float, *, keeps_s: float = 0.0) -> bool:
-        """Tells whether there is time for something that takes at least so long, with so much left for what matters
-        more."""
+        """Checks whether `needs_s` fits into the time left, with `keeps_s` reserved for a more important part."""
         return needs_s + keeps_s <= self.left_s

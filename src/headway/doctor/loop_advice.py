@@ -1,4 +1,4 @@
-"""What to change in a loop that was watched: each with the exact change."""
+"""Advises changes to a watched loop, each with the exact code."""
 
 from __future__ import annotations
 
@@ -7,42 +7,49 @@ from collections.abc import Callable
 from typing import final
 
 from headway.core.profile import LimitKind
-from headway.doctor.loop_observation import Advice, Facts, percent
-from headway.doctor.loop_verdict import LIMIT, OFTEN, Costs
+from headway.doctor.loop_observation import Advice, LoopFacts, format_share
+from headway.doctor.loop_verdict import LIMIT, OFTEN, LoopCosts
 
+# Share of the time from which a change is worth it.
 WORTH = 0.05
-"""Share of the time that is worth a change."""
+# Factor on the smallest sufficient number of workers, because batches do not always take the same time.
 SPARE = 1.25
-"""Workers over the smallest number that would do: a batch does not always take as long."""
 
 
 @final
-class Adviser:
-    """Collects advice, what matters most first.
+class LoopAdviser:
+    """Collects advice, the most important first.
 
     Args:
-        bursts: the workers keep up, and batches come late now and then.
-        period: steps after which stalls come back, with the name of a known interval of that length; None: they do not.
+        bursts: the workers keep up, but batches come late now and then.
+        period: steps after which stalls repeat, with the name of a known interval of that length; None: they do not.
     """
 
     def __init__(
-        self, kind: LimitKind | None, found: Costs, facts: Facts, *, bursts: bool, period: tuple[int, str | None] | None
+        self,
+        kind: LimitKind | None,
+        found: LoopCosts,
+        facts: LoopFacts,
+        *,
+        bursts: bool,
+        period: tuple[int, str | None] | None,
     ) -> None:
         self._kind, self._found, self._facts = kind, found, facts
         self._bursts, self._period = bursts, period
         self._advice: list[Advice] = []
 
     def advise(self) -> tuple[Advice, ...]:
-        """For everything that takes 5 % of the time or more, the limit first."""
+        """Returns advice for everything that takes 5 % of the time or more, the limit first."""
         parts: dict[str, Callable[[], None]] = {
-            "host/IO limited": self._input,
-            "stall limited": self._stalls,
-            "sync limited": self._syncs,
-            "communication limited": self._exchange,
-            "launch limited": self._launch,
-            "device limited": self._device,
+            "host/IO limited": self._advise_input,
+            "stall limited": self._advise_stalls,
+            "sync limited": self._advise_syncs,
+            "communication limited": self._advise_exchange,
+            "launch limited": self._advise_launch,
+            "device limited": self._advise_device,
         }
-        first = parts.get(self._kind or "", self._input)
+        # The limit comes first; the other parts follow in the order in which they usually matter.
+        first = parts.get(self._kind or "", self._advise_input)
         for part in (first, *(other for other in parts.values() if other != first)):
             part()
         return tuple(self._advice)
@@ -51,88 +58,91 @@ class Adviser:
         if all(change != one.change for one in self._advice):
             self._advice.append(Advice(why=why, change=change))
 
-    def _input(self) -> None:
+    def _advise_input(self) -> None:
         found, facts = self._found, self._facts
         if found.wait >= WORTH and facts.torch_loader:
-            self._workers(facts.workers or 0)
+            self._advise_workers(facts.workers or 0)
         elif found.wait >= WORTH:
-            self._add("the loader is slower than the loop", "let it work ahead, in threads or processes of its own")
-        if found.share("other") >= LIMIT and facts.asynchronous and facts.torch_loader and not facts.pinned:
-            why = "copies to the device wait where a batch is not in pinned memory"
+            self._add("the loader is slower than the loop", "let it prefetch batches in its own threads or processes")
+        if found.share("other") >= LIMIT and facts.is_asynchronous and facts.torch_loader and not facts.pinned:
+            why = "copies to the device block because batches are not in pinned memory"
             self._add(why, "DataLoader(..., pin_memory=True), and batch.to(device, non_blocking=True)")
 
-    def _workers(self, workers: int) -> None:
-        """Of a torch DataLoader."""
+    def _advise_workers(self, workers: int) -> None:
         found, facts = self._found, self._facts
         most = max(1, facts.cores - 1)
         if not workers:
-            # What the loop waits is what a batch takes; all of the rest of a step can be spent on it by each worker.
+            # The wait is the time of a batch; each worker can use the rest of a step for one.
             number = min(most, math.ceil(SPARE * found.wait / max(1 - found.wait, 0.01)))
-            shared = "" if facts.asynchronous else " (they share the cores with the training)"
+            shared = "" if facts.is_asynchronous else " (they share the cores with the training)"
             why = f"the loop makes its batches itself{shared}"
             self._add(why, f"DataLoader(..., num_workers={number}, persistent_workers=True)")
             return
         if self._bursts:
+            # Only the queue is too short, so deeper prefetch helps and more workers do not. torch's default is 2.
             ahead = 2 * (facts.prefetch or 2)
-            self._add("most batches are there in time, and some come late", f"DataLoader(..., prefetch_factor={ahead})")
+            self._add("most batches come in time, but some come late", f"DataLoader(..., prefetch_factor={ahead})")
             return
         number = math.ceil(SPARE * workers / max(1 - found.wait, 0.01))
         why = f"{workers} {'worker is' if workers == 1 else 'workers are'} too slow, on {facts.cores} cores"
         if workers < most:
             self._add(why, f"DataLoader(..., num_workers={min(most, number)}, persistent_workers=True)")
+        # More workers than cores only help while they wait for storage.
         if number > most:
-            more = "more of them only where they wait for storage; else make a batch cheaper"
+            more = "add workers only if they wait for storage; otherwise make a batch cheaper"
             pack = "headway pack IMAGES PACKED, and headway.Loader(headway.open(PACKED), batch=...)"
             self._add(why, f"{more}: {pack}")
 
-    def _stalls(self) -> None:
+    def _advise_stalls(self) -> None:
         found, facts = self._found, self._facts
         if found.first >= WORTH:
             if facts.torch_loader and facts.workers and not facts.persistent:
                 change = "DataLoader(..., persistent_workers=True)"
-                self._add("every epoch starts its workers anew", change)
+                self._add("every epoch starts new workers", change)
             else:
-                self._add("every epoch begins slowly", "keep what the data set opens or builds from epoch to epoch")
+                self._add("every epoch begins slowly", "keep open files and indices of the data set between epochs")
         if found.stall >= WORTH:
             when, name = self._period or (None, None)
             why = f"steps stall in the stage {found.stalled}"
             if name is not None:
-                self._add(f"{why} every {when} steps, as {name}", f"do {name} less often, or in a thread of its own")
+                self._add(f"{why} every {when} steps, as {name}", f"do {name} less often, or in another thread")
             elif found.stalled in ("other", "loss"):
                 often = "now and then" if when is None else f"every {when} steps"
-                self._add(why, f"look for what your loop does {often}: logging, checkpoints, evaluation")
+                self._add(why, f"check what your loop does {often}: logging, checkpoints, evaluation")
             else:
-                self._add(why, "look for other load on the machine, and for batches of other shapes")
+                self._add(why, "check for other load on the machine, and for batches of other shapes")
 
-    def _syncs(self) -> None:
+    def _advise_syncs(self) -> None:
         found, facts = self._found, self._facts
-        if facts.asynchronous and found.syncs >= OFTEN and found.sync >= WORTH:
+        if facts.is_asynchronous and found.syncs >= OFTEN and found.sync >= WORTH:
             where = f", first {facts.places[0][0]}" if facts.places else ""
             change = f"keep values on the device (total += loss.detach()) and read them every 50 steps{where}"
             self._add("Python waits for values", change)
 
-    def _exchange(self) -> None:
+    def _advise_exchange(self) -> None:
         if self._found.exchange is not None and self._found.exchange >= WORTH:
-            change = "exchange every k-th batch alone (model.no_sync() in the others), or a larger batch"
+            change = "exchange only every k-th batch (model.no_sync() in the others), or use a larger batch"
             self._add("backward waits for the exchange of gradients", change)
 
-    def _launch(self) -> None:
+    def _advise_launch(self) -> None:
         facts = self._facts
         if self._kind == "launch limited":
             if not facts.compiled:
-                self._add("the device waits for its work", 'model = torch.compile(model, mode="reduce-overhead")')
-            self._add("a larger batch gives each kernel more to do", "DataLoader(..., batch_size=...) as memory allows")
+                self._add(
+                    "the device waits for kernel launches", 'model = torch.compile(model, mode="reduce-overhead")'
+                )
+            self._add("a larger batch gives each kernel more work", "DataLoader(..., batch_size=...) as memory allows")
         if facts.fusable and self._found.share("optimizer") >= WORTH:
-            share = percent(self._found.share("optimizer"))
+            share = format_share(self._found.share("optimizer"))
             self._add(f"the optimizer takes {share} of the time", "give the optimizer fused=True")
 
-    def _device(self) -> None:
+    def _advise_device(self) -> None:
         facts = self._facts
-        if facts.asynchronous and facts.bf16 and facts.autocast is False:
+        if facts.is_asynchronous and facts.bf16 and facts.autocast is False:
             change = f'with torch.autocast("{facts.device}", dtype=torch.bfloat16): around forward and loss'
             self._add("forward and backward run in float32", change)
-        if not facts.asynchronous and facts.threads < facts.cores:
-            why = f"torch computes with {facts.threads} of {facts.cores} cores"
+        if not facts.is_asynchronous and facts.threads < facts.cores:
+            why = f"torch uses {facts.threads} of {facts.cores} cores"
             self._add(why, f"torch.set_num_threads({facts.cores})")
         if self._kind == "device limited" and not facts.compiled:
-            self._add("the network runs operation by operation", "model = torch.compile(model)")
+            self._add("the network runs one operation at a time", "model = torch.compile(model)")

@@ -1,8 +1,8 @@
-"""The page cache: what of some files lies in memory, and how to have them read from the disk, or from memory, next.
+"""Reads and changes which files lie in the page cache, so that the next read comes from the disk or from memory.
 
-No right is needed but that of the files' owner: pages are given back by posix_fadvise and, where this process maps
-them, by MADV_PAGEOUT (Linux 5.4), so that no data set has to be closed; mincore then says whether they are gone. Only
-the kernel's own memory is spoken of: a disk, a server, or the host of a virtual machine may have a copy in theirs.
+The owner of the files needs no other rights. posix_fadvise drops pages; for files that this process maps, MADV_PAGEOUT
+(Linux 5.4) does, so no data set has to be closed. mincore then checks the result. Only this kernel's memory is covered:
+a disk, a server, or the host of a virtual machine may cache the data, too.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from numpy.typing import NDArray
 from headway.core.free_memory import read_free_memory_bytes
 from headway.data.shards import NETWORK_FILE_SYSTEMS
 
+# Files with a smaller share in memory are read from the disk.
 COLD = 0.05
-"""Files of which less than this share lies in memory are read from the disk."""
 
 _PAGE = mmap.PAGESIZE
+# Largest piece in which Linux caches a file; it drops such a piece as a whole or not at all.
 _FOLIO = 2 << 20
-"""Largest piece in which Linux keeps a file's pages; it gives such a piece back as a whole or not at all."""
+# Bytes checked by one call.
 _PIECE = 64 << 20
-"""Looked at in one call."""
+# Limits of a check; of larger sets an even sample is checked. A page takes 0.05 us and a file 10 us: at most about 1 s.
 _MOST_PIECES, _MOST_FILES = 1024, 1 << 16
-"""Looked at; of more an even sample is. A page takes 0.05 us, a file 10 us: together at most a second."""
 _BUFFER = 4 << 20
 _END = 1 << 62
-_PAGEOUT = 21  # MADV_PAGEOUT, which the mmap module does not name
+# MADV_PAGEOUT, which the mmap module does not define.
+_PAGEOUT = 21
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -48,7 +49,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 @final
-class Span(NamedTuple):
+class FileSpan(NamedTuple):
     """Bytes [begin, end) of a file; end None: up to its end."""
 
     path: Path
@@ -56,30 +57,27 @@ class Span(NamedTuple):
     end: int | None = None
 
 
-Files = Iterable[Path | Span]
+Files = Iterable[Path | FileSpan]
 _Ranges = Mapping[Path, list[tuple[int, int]]]
 
 
 @final
 @dataclass(frozen=True)
 class Eviction:
-    """The result of dropping files from the page cache.
+    """Result of dropping files from the page cache."""
 
-    Attributes:
-        held: whether less than COLD of them lies in memory now.
-        before, after: the share that lay in memory, and that lies there now; None: it cannot be told.
-        note: a sentence: why it did not hold; empty: it did.
-    """
-
+    # Less than COLD of the files lies in memory now.
     held: bool
+    # before, after: share in memory before and now; None: unknown.
     before: float | None
     after: float | None
+    # Why the files stayed in memory; empty: they did not.
     note: str
 
 
 @final
 class Mount(NamedTuple):
-    """A mounted file system: where, of which kind, what is mounted, and its options."""
+    """A mounted file system: mount point, kind, source, and options."""
 
     point: str
     kind: str
@@ -87,57 +85,59 @@ class Mount(NamedTuple):
     options: str
 
     @property
-    def network(self) -> bool:
-        """Whether this is a network file system."""
+    def is_network(self) -> bool:
+        """Checks whether this is a network file system."""
         return self.kind in NETWORK_FILE_SYSTEMS
 
 
-def mount_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Mount | None:
-    """The file system on which a path lies; None where the kernel does not say."""
+def find_mount(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Mount | None:
+    """Returns the file system of a path; None: the kernel does not say."""
     best, inside = None, f"{os.path.realpath(path)}/"
     with suppress(OSError), mounts.open(errors="surrogateescape") as lines:
         for line in lines:
             left, _, right = line.partition(" - ")
             if len(place := left.split()) < 5 or len(file_system := right.split()) < 3:
                 continue
-            point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), place[4])  # a blank is \040
+            # mountinfo writes a blank as \040.
+            point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), place[4])
             if inside.startswith(f"{point.rstrip('/')}/") and (best is None or len(point) >= len(best.point)):
                 best = Mount(point, *file_system[:3])
     return best
 
 
-def resident(files: Files) -> float | None:
-    """The share of the files' pages that lies in memory; of many or large files, an even sample is looked at.
+def measure_resident_share(files: Files) -> float | None:
+    """Returns the share of the files' pages in memory; many or large files are sampled evenly.
 
-    None: there is no page, or it cannot be told: this is no Linux, or the files are another user's, of which the
-    kernel says nothing (Linux 5.2).
+    None: there are no pages, or it is unknown: this is not Linux, or the files belong to another user (since Linux 5.2
+    the kernel does not tell).
     """
-    return _share(_ranges(files))
+    return _measure_share(_align_ranges(files))
 
 
 def evict(files: Files) -> Eviction:
-    """Has the files read from the disk next time, and looks whether that holds.
+    """Drops files from the page cache, and checks the result.
 
-    It cannot hold for files that lie in memory (tmpfs), or that another process maps. Mappings of this process stay as
-    they are. Where it cannot be told what lies in memory, nothing is done.
+    It cannot work for files in memory (tmpfs), or files that another process maps. Mappings of this process stay valid.
+    Nothing is done if the kernel does not tell which pages are in memory.
     """
-    ranges = _ranges(files := list(files))
-    before = after = _share(ranges)
+    ranges = _align_ranges(files := list(files))
+    before = after = _measure_share(ranges)
     if before is not None:
-        _give_back(ranges, synced=False)
-        after = _share(ranges)
-        if after is not None and after >= COLD:  # not written to the disk yet, or parts of larger pieces
-            _give_back(_ranges(files, _FOLIO), synced=True)
-            after = _share(ranges)
+        _drop_pages(ranges, synced=False)
+        after = _measure_share(ranges)
+        if after is not None and after >= COLD:
+            # Dirty pages and parts of larger pieces stay: write them first, and drop whole pieces.
+            _drop_pages(_align_ranges(files, _FOLIO), synced=True)
+            after = _measure_share(ranges)
     held = after is not None and after < COLD
-    return Eviction(held, before, after, "" if held else _reason(ranges, after))
+    return Eviction(held, before, after, "" if held else _explain_failure(ranges, after))
 
 
 def load(files: Files) -> int:
-    """Reads files into memory, as much of them as is free; returns how many bytes were read."""
+    """Reads files into memory as far as memory is free, and returns the bytes read."""
     view, done, room = memoryview(bytearray(_BUFFER)), 0, read_free_memory_bytes()
-    for path, ranges in _ranges(files).items():
-        with suppress(OSError), _opened(path) as (number, size):
+    for path, ranges in _align_ranges(files).items():
+        with suppress(OSError), _open_file(path) as (number, size):
             for low, high in ranges:
                 end = min(high, size)
                 while low < end and (count := os.preadv(number, [view[: min(end - low, room - done)]], low)):
@@ -146,28 +146,28 @@ def load(files: Files) -> int:
 
 
 @contextmanager
-def as_it_was(files: Files) -> Iterator[None]:
-    """Leaves in memory, after what is done inside, what of the files lay there before."""
-    ranges = _ranges(files, _FOLIO)
-    before = [] if _share(ranges) is None else list(_resident_spans(ranges))
+def restore_residency(files: Files) -> Iterator[None]:
+    """Loads the pages that are in memory now again at the end of the block."""
+    ranges = _align_ranges(files, _FOLIO)
+    before = [] if _measure_share(ranges) is None else list(_find_resident_spans(ranges))
     try:
         yield
     finally:
         load(before)
 
 
-def _ranges(files: Files, align: int = _PAGE) -> _Ranges:
-    """Of each file the bytes [low, high) that are meant, in whole pieces of `align` bytes, the last beyond its end."""
+def _align_ranges(files: Files, align: int = _PAGE) -> _Ranges:
+    """Returns the bytes [low, high) of each file in whole pieces of `align` bytes; the last one may pass its end."""
     found: dict[Path, list[tuple[int, int]]] = {}
     for one in files:
-        span = one if isinstance(one, Span) else Span(one)
+        span = one if isinstance(one, FileSpan) else FileSpan(one)
         high = _END if span.end is None else -(-span.end // align) * align
         if span.begin < high:
             found.setdefault(span.path, []).append((span.begin // align * align, high))
-    return {path: _merged(ranges) for path, ranges in found.items()}
+    return {path: _merge_ranges(ranges) for path, ranges in found.items()}
 
 
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     ranges.sort()
     out = ranges[:1]
     for low, high in ranges[1:]:
@@ -179,8 +179,8 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[int, int]]:
-    """(descriptor, size in bytes) of a file."""
+def _open_file(path: Path) -> Iterator[tuple[int, int]]:
+    """Yields (descriptor, size in bytes) of a file."""
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield number, os.fstat(number).st_size
@@ -188,87 +188,93 @@ def _opened(path: Path) -> Iterator[tuple[int, int]]:
         os.close(number)
 
 
-def _share(ranges: _Ranges) -> float | None:
-    if not _tells():
+def _measure_share(ranges: _Ranges) -> float | None:
+    if not _is_mincore_reliable():
         return None
     here = pages = 0
     every = -(-len(ranges) // _MOST_FILES) or 1
     try:
         for path in list(ranges)[::every]:
-            with suppress(FileNotFoundError), _opened(path) as (number, size):  # one that is gone has no pages
-                if not _is_told(path, number):
+            with suppress(FileNotFoundError), _open_file(path) as (number, size):
+                # A deleted file has no pages.
+                if not _may_query(path, number):
                     return None
-                pieces = list(_pieces(ranges[path], size))
+                pieces = list(_split_ranges(ranges[path], size))
                 most = max(1, _MOST_PIECES // len(ranges))
                 for low, high in pieces[:: -(-len(pieces) // most) or 1]:
-                    found = _pages(number, low, high)
+                    found = _read_page_flags(number, low, high)
                     here, pages = here + int(np.count_nonzero(found)), pages + len(found)
-    except OSError:  # a file system without mappings, or a file that may not be read
+    except OSError:
+        # The file system has no mappings, or the file is not readable.
         return None
     return here / pages if pages else None
 
 
-def _resident_spans(ranges: _Ranges) -> Iterator[Span]:
+def _find_resident_spans(ranges: _Ranges) -> Iterator[FileSpan]:
     for path, some in ranges.items():
-        with suppress(OSError), _opened(path) as (number, size):
-            for low, high in _pieces(some, size):
-                edges = np.flatnonzero(np.diff(_pages(number, low, high).astype(np.int8), prepend=0, append=0))
+        with suppress(OSError), _open_file(path) as (number, size):
+            for low, high in _split_ranges(some, size):
+                edges = np.flatnonzero(
+                    np.diff(_read_page_flags(number, low, high).astype(np.int8), prepend=0, append=0)
+                )
                 for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-                    yield Span(path, low + first * _PAGE, low + last * _PAGE)
+                    yield FileSpan(path, low + first * _PAGE, low + last * _PAGE)
 
 
-def _pieces(ranges: list[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+def _split_ranges(ranges: list[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
     for low, high in ranges:
         end = min(high, size)
         yield from ((begin, min(begin + _PIECE, end)) for begin in range(low, end, _PIECE))
 
 
-def _pages(number: int, low: int, high: int) -> NDArray[np.bool_]:
-    """Whether each page of bytes [low, high) of an open file lies in memory; low is a page's first byte."""
+def _read_page_flags(number: int, low: int, high: int) -> NDArray[np.bool_]:
+    """Returns for each page of bytes [low, high) whether it is in memory; low is the first byte of a page."""
     address = _LIBC.mmap(None, high - low, mmap.PROT_READ, mmap.MAP_SHARED, number, low)
     if address == _FAILED:
-        raise _error()
+        raise _build_os_error()
     try:
         found = np.empty(-(-(high - low) // _PAGE), np.uint8)
         if _LIBC.mincore(address, high - low, found.ctypes.data):
-            raise _error()
+            raise _build_os_error()
         return (found & 1).view(np.bool_)
     finally:
         _LIBC.munmap(address, high - low)
 
 
-def _error() -> OSError:
+def _build_os_error() -> OSError:
     code = ctypes.get_errno()
     return OSError(code, os.strerror(code))
 
 
 @cache
-def _tells() -> bool:
-    """Whether mincore is to be trusted: in some sandboxes it says that even a hole lies in memory."""
+def _is_mincore_reliable() -> bool:
+    """Checks mincore on a hole, which is never in memory: some sandboxes report it as resident."""
     try:
         number = os.memfd_create("hole")
-    except (AttributeError, OSError):  # no Linux; or it is forbidden
+    except (AttributeError, OSError):
+        # Not Linux, or the call is forbidden.
         return False
     try:
         os.ftruncate(number, _PAGE)
-        return not _pages(number, 0, _PAGE).any()
+        return not _read_page_flags(number, 0, _PAGE).any()
     except OSError:
         return False
     finally:
         os.close(number)
 
 
-def _is_told(path: Path, number: int) -> bool:
-    """Whether mincore tells this user of a file. Of others' files it says that all lies in memory."""
+def _may_query(path: Path, number: int) -> bool:
+    """Checks whether mincore tells this user about a file; for others' files it reports all pages as resident."""
     return os.geteuid() in (0, os.fstat(number).st_uid) or os.access(path, os.W_OK, effective_ids=True)
 
 
-def _give_back(ranges: _Ranges, *, synced: bool) -> None:
-    mapped = _mapped()
+def _drop_pages(ranges: _Ranges, *, synced: bool) -> None:
+    mapped = _find_mappings()
     for path, some in ranges.items():
-        with suppress(OSError), _opened(path) as (number, size):
+        with suppress(OSError), _open_file(path) as (number, size):
             if synced:
-                with suppress(OSError):  # a file system that cannot be written
+                with suppress(OSError):
+                    # A read-only file system refuses fdatasync.
                     os.fdatasync(number)
             views = mapped.get(os.fstat(number).st_ino, ())
             for low, high in some:
@@ -276,14 +282,14 @@ def _give_back(ranges: _Ranges, *, synced: bool) -> None:
                     begin, end = max(low, first), min(high, last)
                     if begin < end:
                         _LIBC.madvise(address + begin - first, end - begin, _PAGEOUT)
-                # In whole pages, and to the end by a length of 0: a page that is named in part stays.
+                # A length of 0 means up to the end: the kernel keeps pages that a range covers only in part.
                 os.posix_fadvise(number, low, 0 if high >= size else high - low, os.POSIX_FADV_DONTNEED)
 
 
-def _mapped() -> Mapping[int, list[tuple[int, int, int]]]:
-    """The files that this process maps, by inode: the address of each mapping, and which bytes [low, high) it shows.
+def _find_mappings() -> Mapping[int, list[tuple[int, int, int]]]:
+    """Returns this process's file mappings by inode: the address of each, and its bytes [low, high).
 
-    Two files of two file systems may have one inode: MADV_PAGEOUT loses nothing of whatever lies at an address.
+    Files on two file systems may share an inode: that is harmless, as MADV_PAGEOUT loses no data.
     """
     found: dict[int, list[tuple[int, int, int]]] = {}
     with suppress(OSError), open("/proc/self/maps", errors="replace") as lines:
@@ -296,15 +302,15 @@ def _mapped() -> Mapping[int, list[tuple[int, int, int]]]:
     return found
 
 
-def _reason(ranges: _Ranges, after: float | None) -> str:
+def _explain_failure(ranges: _Ranges, after: float | None) -> str:
     if not ranges:
         return "There is no file to read."
-    if after is None and not _tells():
-        return "This system does not say what of a file lies in memory."
-    mount = mount_of(next(iter(ranges)))
+    if after is None and not _is_mincore_reliable():
+        return "This system does not tell which pages of a file are in memory."
+    mount = find_mount(next(iter(ranges)))
     if mount is not None and mount.kind in _IN_MEMORY:
-        return f"The files lie in memory: their file system is {mount.kind}."
+        return f"The files are always in memory: their file system is {mount.kind}."
     if after is None:
-        return "Nothing can be told of the files: they are empty, or gone, or another user's."
+        return "It is unknown which pages are in memory: the files are empty, deleted, or another user's."
     kind = f"their file system ({mount.kind})" if mount is not None else "their file system"
-    return f"{after:.0%} of the files stayed in memory: another process maps or reads them, or {kind} keeps them."
+    return f"{after:.0%} of the files stayed in memory: another process uses them, or {kind} keeps them."

@@ -1,4 +1,5 @@
-"""Tune: applies the knobs one by one, the best predicted first, and keeps what a run of the whole job shows to help."""
+"""Tunes a recipe: applies knobs one by one, the best predicted first, and keeps those that help in runs of the whole
+job."""
 
 from __future__ import annotations
 
@@ -18,46 +19,47 @@ from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.recipe_editor import edit_recipe
 from headway.core.statistics import compute_median_interval
 from headway.doctor.budget import FULL, QUICK, Budget
-from headway.doctor.doctor import examination, machine
-from headway.doctor.job import Job, override, quiet
-from headway.doctor.packing import Packing
-from headway.doctor.tune_packs import Packs
-from headway.doctor.whole import run
+from headway.doctor.examination import describe_machine, examine_job
+from headway.doctor.measurement_job import MeasurementJob, format_override, say_nothing
+from headway.doctor.pack_estimate import PackCommand
+from headway.doctor.tune_packs import TrialPacks
+from headway.doctor.whole_job import run_whole_job
 from headway.setup.inputs import Say
 from headway.setup.recipe import TrainRecipe
 from headway.train.runs import load_recipe
 
+# Changes of the mathematics that may be allowed, and the recipe's keys that each stands for.
 ALLOWED = {"precision": ("precision",), "batch": ("batch",), "data.size": ("data.size", "data.scaled")}
-"""What may be asked for besides, and the recipe's keys that it stands for."""
 COSTS = {
     "precision": "other bits of precision in forward and backward (bf16 8, fp16 11): compare the accuracy",
-    "batch": "fewer steps an epoch: the learning rate and the accuracy want a look, see docs/large-batches.md",
+    "batch": "fewer steps per epoch: check learning rate and accuracy, see docs/large-batches.md",
     "data.size": "other pixels: compare the accuracy",
 }
+# A smaller predicted gain is not worth runs of the whole job.
 WORTH = 1.03
-"""Less is not worth runs of the whole job. How often a run evaluates and saves is the user's to say."""
-NOTHING = f"No setting that may be changed is predicted to give {WORTH:g} times the images/s: none was tried."
+NOTHING = f"No setting that may be changed promises {WORTH:g} times the images/s, so none was tried."
+# Runs with and without a knob, in turns. The interval from the smallest to the largest of six gains is a 95 % interval.
 TURNS = 6
-"""Of the run with a knob and the one without it: the interval from the smallest to the largest gain of six is one of
-95 %."""
+# Factor of the batches that are prefetched.
 AHEAD = 2
-"""Times as many batches ready."""
+# Examinations: after each knob that was kept, knobs are looked for again, because another stage limits then.
 ROUNDS = 6
-"""Examinations: knobs are looked for anew after each one that was kept, as another limit has come to the front."""
 
 
 @final
 @dataclass(frozen=True)
-class Try:
-    """A knob that was applied. Attributes: before, after: images/s, in turns. kept: it helped beyond the noise."""
+class TuneTrial:
+    """A knob that was applied."""
 
     override: str
     name: str
     predicted: float
+    # before, after: images/s, in turns.
     before: float
     after: float
     low: float
     high: float
+    # True: it helped beyond the noise.
     kept: bool
     why: str
 
@@ -69,38 +71,39 @@ class Try:
 
 @final
 @dataclass
-class Tuned:
-    """What came of it. Attributes: before, after: images/s of the recipe as it was and as it is written."""
+class TuneResult:
+    """Result of `tune`."""
 
     recipe: Path
     written: Path
+    # before, after: images/s of the recipe as it was and as it is written.
     before: Throughput | None = None
     after: Throughput | None = None
-    tries: list[Try] = field(default_factory=list)
+    tries: list[TuneTrial] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
-    def kept(self) -> list[Try]:
+    def kept(self) -> list[TuneTrial]:
         """Knobs that were kept."""
         return [one for one in self.tries if one.kept]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all of it for `--json`."""
+        """Returns everything for `--json`."""
 
-        def of(rate: Throughput | None) -> Any:
+        def dump_rate(rate: Throughput | None) -> Any:
             return None if rate is None else rate.model_dump()
 
         return {
             "recipe": str(self.recipe),
             "written": str(self.written),
-            "before": of(self.before),
-            "after": of(self.after),
+            "before": dump_rate(self.before),
+            "after": dump_rate(self.after),
             "steps": [asdict(one) | {"gain": one.gain} for one in self.tries],
             "notes": self.notes,
         }
 
-    def text(self) -> str:
-        """Returns all of it as lines for a terminal."""
+    def to_text(self) -> str:
+        """Returns everything as lines for a terminal."""
         lines = []
         for one in self.tries:
             what = "kept" if one.kept else "left"
@@ -117,8 +120,10 @@ class Tuned:
         if self.kept:
             lines.append(f"Wrote {self.written}: headway train {self.written}")
         else:
-            why = f"Nothing helped beyond the noise: {self.written} is the recipe as it was, with what was tried."
-            lines.append(why if self.tries else f"{NOTHING} {self.written} is the recipe as it was.")
+            why = (
+                f"Nothing helped beyond the noise: {self.written} is the unchanged recipe, with the trials as comments."
+            )
+            lines.append(why if self.tries else f"{NOTHING} {self.written} is the unchanged recipe.")
         return "\n".join(lines)
 
 
@@ -131,62 +136,65 @@ def tune(
     say: Say,
     quick: bool = False,
     overwrite: bool = False,
-) -> Tuned:
-    """Writes RECIPE.tuned.yaml: the recipe's own text with what helped, and above it the evidence as comments.
+) -> TuneResult:
+    """Writes RECIPE.tuned.yaml: the recipe's own text with the knobs that help, and the evidence as comments above it.
 
     Args:
-        allow: names of ALLOWED, by commas.
+        allow: names of ALLOWED, separated by commas.
 
     Raises:
-        UsageError: no such name; the file is there already. HeadwayError: see `set_up`.
+        UsageError: a name is unknown, or the file exists. HeadwayError: see `set_up`.
     """
-    allowed = _allowed(allow)
+    allowed = _parse_allowed(allow)
     target = out or recipe.with_suffix(".tuned.yaml")
     if target.resolve().parent != recipe.resolve().parent:
-        what = "the tuned recipe has the recipe's relative paths, which start where it lies"
+        what = "the tuned recipe has the recipe's relative paths, so it must be in the same folder"
         raise UsageError(what, where="--out", fix=f"Name a file in {recipe.resolve().parent}.")
     if target.exists() and not overwrite:
         raise UsageError("this file exists", where=str(target), fix="Replace it with --overwrite, or name --out.")
     expect_writable(target)
     loaded = load_recipe(recipe, overrides)
-    found, budget = Tuned(recipe, target), QUICK if quick else FULL
-    with Packs(say) as packs:
-        values = _searched(loaded, found, packs, allowed, budget, say, quick)
+    found, budget = TuneResult(recipe, target), QUICK if quick else FULL
+    with TrialPacks(say) as packs:
+        values = _search(loaded, found, packs, allowed, budget, say, quick)
         found.notes += packs.notes
-        found.before, found.after = _at_last(loaded, values, budget.whole / TURNS, say)
-        for name in sorted({key for one in found.kept for key in _costly(one.override)}):
+        found.before, found.after = _compare_final(loaded, values, budget.whole / TURNS, say)
+        for name in sorted({key for one in found.kept for key in _list_costly_keys(one.override)}):
             found.notes.append(f"{name} was changed: {COSTS[name]}.")
         text = edit_recipe(recipe, overrides, values, TrainRecipe)
-        found.notes += _lost(recipe, text)
-        # What an earlier tune said of the recipe stands below this one's evidence, and apart.
-        write_atomically(target, _evidence(recipe, found) + "\n" * text.startswith("#") + text)
-        read_recipe(target, (), TrainRecipe)  # it is read as it was written
+        found.notes += _note_lost_comments(recipe, text)
+        # Comments of an earlier tune stay below this evidence, separated by an empty line.
+        write_atomically(target, _format_evidence(recipe, found) + "\n" * text.startswith("#") + text)
+        # Check that the written recipe loads.
+        read_recipe(target, (), TrainRecipe)
         packs.keep(values.get("data.train"))
     return found
 
 
-def _searched(
+def _search(
     loaded: LoadedRecipe[TrainRecipe],
-    found: Tuned,
-    packs: Packs,
+    found: TuneResult,
+    packs: TrialPacks,
     allowed: set[str],
     budget: Budget,
     say: Say,
     quick: bool,
 ) -> dict[str, Any]:
-    """The values that were kept. All that is tried goes into `found`. A knob that was left out makes nothing else of
-    what was examined; one that was kept does."""
+    """Returns the values that were kept; all trials go into `found`. Only a knob that was kept requires a new
+    examination."""
     values: dict[str, Any] = {}
     refused = set[str]()
     for number in range(ROUNDS):
         kept = None
-        with closing(Job.of(with_all(loaded, values), quiet if number else say)) as job:
-            examined = examination(job, quiet, budget, quick)
-            for knob in [*examined.knobs, *more_ahead(job, examined)]:
-                if knob.override in refused or not _fits(knob, allowed):
+        with closing(
+            MeasurementJob.from_recipe(with_tuned_values(loaded, values), say_nothing if number else say)
+        ) as job:
+            examined = examine_job(job, say_nothing, budget, quick)
+            for knob in [*examined.knobs, *suggest_more_prefetch(job, examined)]:
+                if knob.override in refused or not _is_allowed(knob, allowed):
                     continue
                 refused.add(knob.override)
-                if (kept := _kept(job, loaded, values, knob, found, packs, budget.whole / TURNS, say)) is not None:
+                if (kept := _try_knob(job, loaded, values, knob, found, packs, budget.whole / TURNS, say)) is not None:
                     break
         if kept is None:
             break
@@ -194,9 +202,9 @@ def _searched(
     return values
 
 
-def more_ahead(job: Job, found: Profile) -> list[Knob]:
-    """More batches ready, where the loop waits though the loader is the faster of both: for batches that take longer
-    than others. At most no wait is left."""
+def suggest_more_prefetch(job: MeasurementJob, found: Profile) -> list[Knob]:
+    """Suggests more prefetched batches if the loop waits though the loader is faster: some batches take longer than
+    others. At best no wait is left."""
     run = next((one for one in found.runs if one.name == "warm"), None)
     sides = found.together
     if run is None or not run.wait_share or sides is None or sides.input_beside >= sides.loop_beside:
@@ -206,7 +214,7 @@ def more_ahead(job: Job, found: Profile) -> list[Knob]:
         Knob(
             name="more batches ready",
             cures="collate",
-            override=override({"data.prefetch_batches": AHEAD * job.setup.recipe.data.prefetch_batches}),
+            override=format_override({"data.prefetch_batches": AHEAD * job.setup.recipe.data.prefetch_batches}),
             images_s=found.predicted * gain,
             gain=gain,
             measured=False,
@@ -216,83 +224,84 @@ def more_ahead(job: Job, found: Profile) -> list[Knob]:
     ]
 
 
-def _kept(
-    job: Job,
+def _try_knob(
+    job: MeasurementJob,
     loaded: LoadedRecipe[TrainRecipe],
     values: dict[str, Any],
     knob: Knob,
-    found: Tuned,
-    packs: Packs,
+    found: TuneResult,
+    packs: TrialPacks,
     each_s: float,
     say: Say,
 ) -> dict[str, Any] | None:
-    """What a knob changes, if it helps."""
-    say(f"Trying {knob.override}: {knob.gain:.2f} times the images/s are predicted.")
-    changes: dict[str, Any] | None = changes_of(knob.override)
-    if (packing := Packing.parse(knob.override)) is not None:
+    """Tries a knob, and returns its changes if it helps."""
+    say(f"Trying {knob.override}: predicted {knob.gain:.2f} times the images/s.")
+    changes: dict[str, Any] | None = parse_changes(knob.override)
+    if (packing := PackCommand.parse(knob.override)) is not None:
         assert job.setup.inputs.train is not None
         changes = packs.make(packing, job.setup.inputs.train)
     if changes is None:
         return None
-    one = _tried(job, loaded, values | changes, knob, each_s, say)
+    one = _run_trial(job, loaded, values | changes, knob, each_s, say)
     if one is not None:
         found.tries.append(one)
         if one.kept:
             return changes
     else:
-        found.notes.append(f"{knob.override} could not be tried: the recipe does not take it.")
+        found.notes.append(f"{knob.override} could not be tried: the recipe does not accept it.")
     packs.remove(changes.get("data.train"))
     return None
 
 
-def _allowed(text: str) -> set[str]:
+def _parse_allowed(text: str) -> set[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in ALLOWED:
-            raise UsageError(f"{name!r} is nothing to allow", where="--allow", fix=suggest_nearest(name, list(ALLOWED)))
+            raise UsageError(f"{name!r} cannot be allowed", where="--allow", fix=suggest_nearest(name, list(ALLOWED)))
     return {key for name in names for key in ALLOWED[name]}
 
 
-def _fits(knob: Knob, allowed: set[str]) -> bool:
-    keys = set(changes_of(knob.override))
+def _is_allowed(knob: Knob, allowed: set[str]) -> bool:
+    keys = set(parse_changes(knob.override))
     between = knob.cures in ("evaluate", "checkpoint", "log")
-    known = bool(keys) or Packing.parse(knob.override) is not None
+    known = bool(keys) or PackCommand.parse(knob.override) is not None
     return known and knob.gain >= WORTH and (knob.exact or (bool(keys) and keys <= allowed)) and not between
 
 
-def _costly(text: str) -> list[str]:
-    return [name for name, keys in ALLOWED.items() if set(keys) & set(changes_of(text))]
+def _list_costly_keys(text: str) -> list[str]:
+    return [name for name, keys in ALLOWED.items() if set(keys) & set(parse_changes(text))]
 
 
-def changes_of(text: str) -> dict[str, Any]:
-    """`data.threads=2 precision=bf16` as values by key; empty for a command."""
+def parse_changes(text: str) -> dict[str, Any]:
+    """Parses `data.threads=2 precision=bf16` into values by key; empty for a command."""
     parts = [part.partition("=") for part in text.split()]
     if not all(equals and not key.startswith("-") for key, equals, _ in parts):
         return {}
     return {key: yaml.safe_load(value) for key, _, value in parts}
 
 
-def with_all(loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any]) -> LoadedRecipe[TrainRecipe]:
+def with_tuned_values(loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any]) -> LoadedRecipe[TrainRecipe]:
     """Returns the recipe with these values, marked as tuned."""
     return loaded.resolve_all({key: (value, "tuned") for key, value in values.items()}) if values else loaded
 
 
-def _tried(
-    job: Job, loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any], knob: Knob, each_s: float, say: Say
-) -> Try | None:
-    """The whole job with a knob's values and without it, in turns."""
+def _run_trial(
+    job: MeasurementJob, loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any], knob: Knob, each_s: float, say: Say
+) -> TuneTrial | None:
+    """Runs the whole job with a knob's values and without them, in turns."""
     try:
-        other = Job.of(with_all(loaded, values), quiet)
-    except (HeadwayError, ValidationError):  # the recipe, or two values that do not go together
+        other = MeasurementJob.from_recipe(with_tuned_values(loaded, values), say_nothing)
+    except (HeadwayError, ValidationError):
+        # The recipe refuses the value, or its combination with a value that was kept.
         return None
     with closing(other):
-        pairs = _in_turns([job, other], each_s)
+        pairs = _run_in_turns([job, other], each_s)
     ratio, low, high = compute_median_interval([b / a for a, b in pairs])
     kept = low > 1.0
     why = "" if kept else "within the noise" if high > 1.0 else "slower"
     say(f"{knob.override}: {ratio:.2f} times as fast [{low:.2f}, {high:.2f}]{'' if kept else ', left out'}.")
     middle = compute_median_interval([before for before, _ in pairs])[0]
-    return Try(
+    return TuneTrial(
         override=knob.override,
         name=knob.name,
         predicted=knob.gain,
@@ -305,44 +314,48 @@ def _tried(
     )
 
 
-def _in_turns(jobs: Sequence[Job], each_s: float) -> list[tuple[float, ...]]:
-    """Images/s of each, round by round; each round begins with another one. One round before those warms up."""
+def _run_in_turns(jobs: Sequence[MeasurementJob], each_s: float) -> list[tuple[float, ...]]:
+    """Returns images/s of each job by round; each round begins with another job, and one warm-up round comes first."""
     out = []
     for number in range(TURNS + 1):
         order = list(range(len(jobs)))
         order = order[number % len(jobs) :] + order[: number % len(jobs)]
-        rates = {place: run(jobs[place], limit_s=each_s).rate.value for place in order}
+        rates = {place: run_whole_job(jobs[place], limit_s=each_s).rate.value for place in order}
         if number:
             out.append(tuple(rates[place] for place in range(len(jobs))))
     return out
 
 
-def _at_last(
+def _compare_final(
     loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any], each_s: float, say: Say
 ) -> tuple[Throughput | None, Throughput | None]:
-    """(before, after): the recipe as it was beside the one that is written."""
+    """Measures the original recipe and the tuned one in turns; returns (before, after)."""
     if not values:
         return None, None
-    say("Measuring both once more.")
-    with closing(Job.of(loaded, quiet)) as first, closing(Job.of(with_all(loaded, values), quiet)) as second:
-        pairs = _in_turns([first, second], each_s)
+    say("Measuring the original and the tuned recipe once more.")
+    with (
+        closing(MeasurementJob.from_recipe(loaded, say_nothing)) as first,
+        closing(MeasurementJob.from_recipe(with_tuned_values(loaded, values), say_nothing)) as second,
+    ):
+        pairs = _run_in_turns([first, second], each_s)
     sides = [compute_median_interval(side) for side in zip(*pairs, strict=True)]
     before, after = (Throughput(value=mid, low=low, high=high, windows=TURNS) for mid, low, high in sides)
     return before, after
 
 
-def _lost(recipe: Path, text: str) -> list[str]:
-    """A note, where lines of comments are not in a text."""
+def _note_lost_comments(recipe: Path, text: str) -> list[str]:
+    """Returns a note if comment lines of the recipe are missing in a text."""
     lines = [line.strip() for line in read_text(recipe).splitlines()]
     lost = [line for line in lines if line.startswith("#") and line not in text]
-    return [f"{len(lost)} of the recipe's lines of comments could not be kept, the first: {lost[0]}"] if lost else []
+    return (
+        [f"{len(lost)} comment line{'s'[: len(lost) > 1]} of the recipe could not be kept: {lost[0]}"] if lost else []
+    )
 
 
-def _evidence(recipe: Path, found: Tuned) -> str:
-    """What was measured, as comments."""
+def _format_evidence(recipe: Path, found: TuneResult) -> str:
     import torch
 
-    here = machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    here = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     head = [f"{recipe.name}, tuned on {here['processor']}, {here['usable_cores']} cores, {here['device']}."]
     if found.before is not None and found.after is not None:
         gain = found.after.value / found.before.value

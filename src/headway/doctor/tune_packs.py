@@ -1,10 +1,9 @@
-"""Packs that tune makes to try them, beside the recipe that it writes; what is not kept is removed."""
+"""Makes packs beside the recipe to try them in `tune`, and removes those that are not kept."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import Any, final
 
 import numpy as np
@@ -12,44 +11,43 @@ import numpy as np
 from headway.core.errors import HeadwayError
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
-from headway.doctor.packing import GROWTH, Packing, free_disk_bytes, shown
+from headway.doctor.pack_estimate import GROWTH, PackCommand, format_path, read_free_disk_bytes
 from headway.setup.inputs import Say
 
+# Largest share of the free disk that a pack may take: a full disk also stops other programs.
 FREE = 0.9
-"""Most of what is free that a pack may take: a disk that is full stops others too."""
 
 
 @final
-class Packs:
-    """Use it in a with statement. Attributes: notes: what was not packed, and why, in sentences."""
+class TrialPacks:
+    """Context manager of trial packs. Attributes: notes: which packs were not made, and why."""
 
     def __init__(self, say: Say) -> None:
         self._say, self._made = say, dict[str, Path]()
         self._kept = ""
         self.notes = list[str]()
 
-    def __enter__(self) -> Packs:
+    def __enter__(self) -> TrialPacks:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *rest: object) -> None:
+        # A pack that was kept is removed too if the block ends by an error: no recipe names it then.
         for name in list(self._made):
             if name != self._kept or kind is not None:
                 self.remove(name)
 
-    def make(self, packing: Packing, dataset: Dataset) -> dict[str, Any] | None:
-        """Packs; the values with which the recipe trains on it. None: that was not possible, and a note says why."""
+    def make(self, packing: PackCommand, dataset: Dataset) -> dict[str, Any] | None:
+        """Packs a set; returns the recipe values to train on it, or None with a note."""
         folder, what = packing.folder, f"headway pack --mode {packing.mode} was not tried"
         if folder.exists():
-            self.notes.append(f"{what}: {shown(folder)} is there already. Remove it, or name it as data.train.")
+            self.notes.append(f"{what}: {format_path(folder)} exists already. Remove it, or set data.train to it.")
             return None
-        needed, free = GROWTH * int(dataset.length.sum(dtype=np.int64)), free_disk_bytes(folder.parent)
+        needed, free = GROWTH * int(dataset.length.sum(dtype=np.int64)), read_free_disk_bytes(folder.parent)
         if needed > FREE * free:
             sizes = f"the pack takes about {needed / 1e9:,.2f} GB, and {free / 1e9:,.2f} GB are free"
-            self.notes.append(f"{what}: {sizes} in {shown(folder.parent)}.")
+            self.notes.append(f"{what}: {sizes} in {format_path(folder.parent)}.")
             return None
-        self._say(f"Packing {len(dataset):,} images into {shown(folder)}.")
+        self._say(f"Packing {len(dataset):,} images into {format_path(folder)}.")
         try:
             pack(packing.source, folder, mode=str(packing.mode))
         except HeadwayError as error:
@@ -59,10 +57,10 @@ class Packs:
         return {"data.train": folder.name}
 
     def remove(self, name: object) -> None:
-        """What was made of this name, if anything."""
+        """Removes the pack of this name, if there is one."""
         if (folder := self._made.pop(str(name), None)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
     def keep(self, name: object) -> None:
-        """The one of this name stays after the end, if the end is a good one; no other one does."""
+        """Keeps the pack of this name, and no other, if the block ends without an error."""
         self._kept = str(name)

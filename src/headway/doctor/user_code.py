@@ -1,4 +1,4 @@
-"""Finds the user's own code on a stack: code outside Headway, torch, NumPy and the standard library."""
+"""Finds the user's own code on a stack: code outside of Headway, torch, NumPy and the standard library."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from headway.setup.prepare import prepare_batch
+
 Owner = Literal["user", "package", "library", "torch", "headway"]
 
 _HEADWAY = f"{Path(__file__).resolve().parents[1]}/"
@@ -20,14 +22,14 @@ _TORCH = f"{Path(torch.__file__).resolve().parent}/"
 _NUMPY = f"{Path(np.__file__).resolve().parent}/"
 _STANDARD = tuple(f"{Path(sysconfig.get_paths()[name]).resolve()}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_PREPARED = "prepared"
-"""The function of ours that calls the recipe's transform."""
+# The function of Headway that calls the recipe's transform.
+_PREPARED = prepare_batch.__name__
 TRANSFORM, FORWARD, BACKWARD = "transform", "forward", "backward"
 
 
-class Place(NamedTuple):
-    """A line of the user's code. `within` names the part of a step that runs it: transform, forward, backward, or the
-    function of the user's that was called, such as loss and metrics."""
+class UserCodeLine(NamedTuple):
+    """A line of the user's code. `within` is the part of a step that runs it: transform, forward, backward, or the name
+    of the user's function that was called, such as loss and metrics."""
 
     within: str
     file: str
@@ -35,9 +37,10 @@ class Place(NamedTuple):
 
 
 @cache
-def owner_of(file: str) -> Owner:
-    """Tells who wrote a source file, by its path."""
-    if file.startswith("<"):  # frozen modules, and what libraries make at run time
+def find_owner(file: str) -> Owner:
+    """Returns the owner of a source file, by its path."""
+    if file.startswith("<"):
+        # `<frozen ...>` modules, and code that libraries generate.
         return "library"
     path = os.path.realpath(file)
     if path.startswith(_HEADWAY):
@@ -52,16 +55,16 @@ def owner_of(file: str) -> Owner:
     return "library" if path.startswith(_STANDARD) else "user"
 
 
-def find_place(frame: FrameType | None) -> Place | None:
-    """Finds the innermost frame of the user's that the given frame works for; None: torch or Headway works for itself.
+def find_user_line(frame: FrameType | None) -> UserCodeLine | None:
+    """Finds the innermost user frame that the given frame works for; None: torch or Headway works for itself.
 
-    The standard library and NumPy work for whoever calls them. So do installed packages, unless no file of the user's
-    own stands behind them, as with a network of a package.
+    The standard library and NumPy work for their caller. So do installed packages, unless no file of the user's stands
+    behind them, as with a network from a package.
     """
     found: tuple[str, int] | None = None
     of_package = False
     while frame is not None:
-        owner = owner_of(frame.f_code.co_filename)
+        owner = find_owner(frame.f_code.co_filename)
         if owner in ("torch", "headway"):
             break
         if owner == "user":
@@ -70,14 +73,14 @@ def find_place(frame: FrameType | None) -> Place | None:
         if owner == "package" and not of_package:
             found, of_package = (frame.f_code.co_filename, frame.f_lineno), True
         frame = frame.f_back
-    return None if found is None else Place(_within(frame), *found)
+    return None if found is None else UserCodeLine(_find_step_part(frame), *found)
 
 
-def _within(frame: FrameType | None) -> str:
-    """Names the part of a step that a frame belongs to."""
+def _find_step_part(frame: FrameType | None) -> str:
+    """Returns the part of a step that a frame belongs to."""
     entry: FrameType | None = None
     while frame is not None:
-        if owner_of(frame.f_code.co_filename) == "headway":
+        if find_owner(frame.f_code.co_filename) == "headway":
             break
         entry, frame = frame, frame.f_back
     if frame is not None and frame.f_code.co_name == _PREPARED:
@@ -85,6 +88,6 @@ def _within(frame: FrameType | None) -> str:
     if entry is None:
         return FORWARD
     file = entry.f_code.co_filename
-    if owner_of(file) != "torch":
+    if find_owner(file) != "torch":
         return entry.f_code.co_name
     return BACKWARD if "/autograd/" in file or file.endswith("/_tensor.py") else FORWARD

@@ -1,4 +1,8 @@
-"""The verdict: which stage limits the run, what would limit it then, and how far the prediction can be trusted."""
+"""Names the stage that limits a recipe's run, the next limit, and how far to trust the prediction.
+
+These rules compare predicted gains of measured stages. `loop_verdict` uses other rules, because a watched loop only
+shows shares of its time: the two share the kinds of verdicts (`core.profile.Kind`) and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,16 @@ from collections.abc import Sequence
 from typing import get_args
 
 from headway.core.profile import UNCONFIRMED, CodeActivity, CodeLine, LimitKind, ShortRun, StageCeiling, Verdict
-from headway.doctor.model import Model
+from headway.doctor.throughput_model import ThroughputModel
 
+# Largest relative error at which a prediction counts as confirmed.
 CONFIRMED = 0.10
-"""Prediction and measurement differ by no more."""
 
+# A line with this share of a stage is called all of it.
 MOST = 0.9
-"""Share of a stage that is called all of it."""
 
-KINDS: dict[str, LimitKind] = {
+# Kind of verdict by stage; `normalise` and `transform` depend on the device.
+KIND_BY_STAGE: dict[str, LimitKind] = {
     "storage": "host/IO limited",
     "decode": "host/IO limited",
     "augment": "host/IO limited",
@@ -36,19 +41,19 @@ KINDS: dict[str, LimitKind] = {
     "checkpoint": "stall limited",
     "log": "stall limited",
 }
-"""By the stage; `normalise` and `transform` by where they are done."""
 
-WORDS = {
+# Each stage as a phrase in a sentence.
+STAGE_WORDS = {
     "storage": "reading the records",
     "decode": "decoding the images",
     "augment": "crop, flip and shift while decoding",
-    "collate": "making batches of samples",
+    "collate": "collating samples into batches",
     "copy": "copying batches to the device",
     "normalise": "normalising and augmenting the batch in the loop",
     "transform": "the recipe's transform",
-    "launch": "what forward and backward take whatever the batch (starting kernels)",
+    "launch": "the fixed time of forward and backward (kernel launches)",
     "compute": "forward and backward",
-    "sync": "waiting for values in the loop",
+    "sync": "host-device syncs in the loop",
     "python": "the recipe's own Python code",
     "sleep": "sleeping or waiting in the recipe's own code",
     "lock": "waiting for a lock in the recipe's own code",
@@ -58,50 +63,50 @@ WORDS = {
     "slow rank": "waiting for the slowest rank",
     "evaluate": "evaluations",
     "checkpoint": "checkpoints",
-    "log": "records and the display",
+    "log": "records and the progress display",
     "other": "the loop itself",
     "optimizer": "the optimizer",
 }
-"""What a stage is, in a sentence."""
 
 
-def kind_of(stage: str, device: str) -> LimitKind:
-    """Returns the verdict for a limiting stage on a device."""
+def choose_kind(stage: str, device: str) -> LimitKind:
+    """Returns the kind of verdict for a limiting stage on a device."""
     if stage in ("normalise", "transform"):
         return "host/IO limited" if device == "cpu" else "device limited"
-    return KINDS[stage]
+    return KIND_BY_STAGE[stage]
 
 
-def verdict(
-    model: Model,
+def conclude_verdict(
+    model: ThroughputModel,
     device: str,
     run: ShortRun | None,
     laps: Sequence[StageCeiling] = (),
     ceilings: Sequence[StageCeiling] = (),
 ) -> Verdict:
-    """Names the limit: the stage of the table without which the job would give most, see `Model.gains`.
+    """Names the limit: the stage whose removal would help most, see `ThroughputModel.rank_gains`.
 
     Args:
-        device: cpu or cuda. run: the whole job, where it ran. laps: the loop's stages as they were in it.
+        device: cpu or cuda. run: of the whole job, if it ran. laps: the loop's stages during that run.
         ceilings: the stages, for the user's lines in them.
     """
-    (stage, gain), *others = model.gains()
-    behind = model.without(stage).gains()
+    (stage, gain), *others = model.rank_gains()
+    # The next limit is found by the same rule, with the first limit removed.
+    behind = model.without_stage(stage).rank_gains()
     following = behind[0][0] if behind else (others[0][0] if others else stage)
-    kind = kind_of(stage, device)
+    kind = choose_kind(stage, device)
     code = next((one.code[0] for one in ceilings if one.stage == stage and one.code), None)
-    what = WORDS[stage] + _of(code, stage, ceilings)
+    what = STAGE_WORDS[stage] + _format_code(code, stage, ceilings)
     unexplained, confirmed = "", False
     if run is not None and run.error is not None and run.images_s is not None:
         confirmed = abs(run.error) <= CONFIRMED
         if not confirmed:
-            unexplained = _unexplained(model, run, laps)
+            unexplained = _explain_gap(model, run, laps)
     share = 1 - 1 / gain if gain > 1 else 0.0
     text = f"The run is {kind}: {what} takes {share:.0%} of its time"
     if share < 0.005:
-        text = f"The run is {kind}: {what} takes longest, though something else takes as long beside it"
+        text = f"The run is {kind}: {what} takes longest, but something else takes as long at the same time"
     text += f". Without that it would give at most {max(gain, 1.0):.2f} times the images/s"
-    text += f", and {WORDS[following]} would limit it." if following != stage else "."
+    text += f", and {STAGE_WORDS[following]} would limit it." if following != stage else "."
     if unexplained:
         text += UNCONFIRMED
     return Verdict(
@@ -116,8 +121,8 @@ def verdict(
     )
 
 
-def _of(code: CodeLine | None, stage: str, ceilings: Sequence[StageCeiling]) -> str:
-    """Names the user's line, and how much of the stage it is where that is not all."""
+def _format_code(code: CodeLine | None, stage: str, ceilings: Sequence[StageCeiling]) -> str:
+    """Names the user's line, and its share of the stage unless it is all of it."""
     if code is None:
         return ""
     whole = sum(one.seconds for one in ceilings if one.stage == stage)
@@ -125,24 +130,22 @@ def _of(code: CodeLine | None, stage: str, ceilings: Sequence[StageCeiling]) -> 
     return f" ({code})" if share >= MOST else f" ({code}: {share:.0%} of it)"
 
 
-def _unexplained(model: Model, run: ShortRun, laps: Sequence[StageCeiling]) -> str:
-    """What of a run the stages do not explain."""
+def _explain_gap(model: ThroughputModel, run: ShortRun, laps: Sequence[StageCeiling]) -> str:
+    """Explains the part of a run that its stages do not predict."""
     assert run.images_s is not None
     assert run.error is not None
     off = abs(1 - 1 / (1 + run.error)) if run.error > 0 else abs(run.error)
     if run.error < 0:
-        return f"The whole job is {off:.0%} faster than its stages say: something was slower while they were measured."
+        return f"The whole job is {off:.0%} faster than its stages predict: they were measured in a slower moment."
     alone_of = {**model.seconds["loop"]}
-    # The Clock has one lap for each of these.
+    # One lap of the Clock covers several stages, so their times are added up before the comparison.
     alone_of["compute"] = sum(alone_of.get(stage, 0.0) for stage in ("compute", "launch", *get_args(CodeActivity)))
     alone_of["transform"] = alone_of.get("transform", 0.0) + alone_of.get("normalise", 0.0)
     worst = max(laps, key=lambda one: one.seconds - alone_of.get(one.stage, 0.0), default=None)
-    text = (
-        f"{off:.0%} of the whole job's time is not explained by its stages, loader and loop beside each other included"
-    )
+    text = f"{off:.0%} of the whole job's time is not explained by its stages, not even with loader and loop at once"
     if worst is None:
         return f"{text}."
     alone = alone_of.get(worst.stage, 0.0)
     if alone <= 0:
         return f"{text}."
-    return f"{text}; {WORDS[worst.stage]} takes {worst.seconds / alone:.1f} times as long there as alone."
+    return f"{text}; {STAGE_WORDS[worst.stage]} takes {worst.seconds / alone:.1f} times as long there as alone."

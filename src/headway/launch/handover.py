@@ -51,9 +51,11 @@ class Fallback(Protocol):
 
 
 class Traveller(Protocol):
-    """Carries a state from generation to generation: the Trainer. `step`: number of steps done."""
+    """Carries a state from generation to generation: `Recovery` of the Trainer."""
 
-    step: int
+    @property
+    def step(self) -> int:
+        """Number of steps done."""
 
     @property
     def precision(self) -> Choice:

@@ -321,7 +321,7 @@ class Ranks:
             for text in (*links.describe(world), chooser.describe([one.nbytes for one in reducer.buckets])):
                 self.say(text)
         if options.batch_norm == "sync":
-            group = world.group(name="batch norm")
+            group = world.create_group(name="batch norm")
             for module in model.modules():
                 if isinstance(module, SyncBatchNorm):
                     module.group = group

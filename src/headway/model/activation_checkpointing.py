@@ -1,5 +1,8 @@
-"""Activations that are computed again in the backward pass in place of being kept (Chen et al. 2016, "Training Deep
-Nets with Sublinear Memory Cost", arXiv 1604.06174): less memory, and the forward pass of some modules twice."""
+"""Activation checkpointing: modules recompute their activations in the backward pass instead of keeping them.
+
+Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174). It saves memory, and costs a
+second forward pass of these modules.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,21 @@ OWN_BLOCKS = (cifar.CifarNetBlock, resnet.BasicBlock, resnet.Bottleneck, resnet_
 
 
 def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
-    """Lets modules of a network keep their inputs alone, and compute the rest again when the backward pass comes to it.
+    """Turns on activation checkpointing for modules of a network: they keep their inputs alone.
 
-    Nothing else changes: gradients, running statistics of batch norm and random generators are as without it, bit for
-    bit, and names stay. The second pass has the random numbers of the first one (of torch, numpy and Python), and
-    leaves running statistics and generators alone. Batch norm over several ranks makes its exchange once more.
+    Results do not change by a bit: gradients, running statistics of batch norm and random generators are as without it,
+    and names stay. The second pass has the random numbers of the first one (torch, numpy and Python). Batch norm over
+    several ranks makes its exchange once more.
 
     Args:
-        patterns: regular expressions (re.search) on the modules' full names. Of modules inside each other the outermost
-            one is taken. None: the blocks of our own networks.
+        patterns: regular expressions (re.search) on the modules' full names; if one module contains another, the outer
+            one is taken. None: the blocks of Headway's own networks.
 
     Returns:
         names of the modules.
 
     Raises:
-        UsageError: a pattern matches no module, or one that is never called; or there is no block.
+        UsageError: a pattern matches no module, or one that is never called; or the network has no such block.
     """
     modules = {name: module for name, module in model.named_modules() if name}
     matched: dict[str, nn.Module] = {}
@@ -48,45 +51,51 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = No
         if not matched:
             first = re.escape(next(iter(modules), "layer1"))
             fix = f"Name modules of yours, for example activation_checkpointing: ['^{first}$']."
-            raise UsageError("the network has none of our blocks", fix=fix)
+            raise UsageError("the network has none of Headway's own blocks", fix=fix)
     for pattern in patterns or ():
         found = {name: module for name, module in modules.items() if re.search(pattern, name)}
         if not found:
             near = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
             fix = f"Modules of this network are for example: {', '.join(near)}." if near else "It has no modules."
             raise UsageError(f"{pattern!r} matches no module", fix=fix)
+        # Several patterns may match one module.
         matched |= found
+    # The inner module would be recomputed twice.
     names = [name for name in matched if not any(name.startswith(f"{other}.") for other in matched)]
     for name in names:
+        # A ModuleList is never called, and a forward that was replaced already would be lost.
         if type(matched[name]).forward is nn.Module.forward or "forward" in vars(matched[name]):
             what = f"{name} is a {type(matched[name]).__name__}, which is not called as a whole"
             inner = f"'^{re.escape(name)}\\.[^.]+$'"
             raise UsageError(what, fix=f"Name the modules in it, for example {inner}.")
     for name in names:
-        # A method, and not a closure: a copy of the module has its own.
+        # A bound method, not a closure: a deep copy of the module then calls its own forward.
         matched[name].forward = MethodType(_checkpointed_forward, matched[name])
     return names
 
 
 def _checkpointed_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     forward = partial(type(module).forward, module)
+    # Without gradients nothing is kept anyway.
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(_make_contexts, module), **kwargs)
 
 
 def _make_contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of the first pass and of the second."""
+    """Makes the contexts of the first pass and of the second."""
     before = (random.getstate(), np.random.get_state())
     return nullcontext(), _repeat_forward(module, before)
 
 
 @contextmanager
 def _repeat_forward(module: nn.Module, before: tuple[Any, Any]) -> Iterator[None]:
-    """Torch's own generators are checkpoint's affair. Running statistics move in copies: without any, kernels would
-    keep fewer tensors than in the first pass, and checkpoint pairs them by their number."""
+    """Repeats the random numbers of the first pass, and protects running statistics and generators."""
+    # Running statistics are updated in copies that are thrown away. Without any, kernels would save fewer tensors than
+    # in the first pass, and torch pairs the saved tensors of both passes by their number.
     norms = [one for one in module.modules() if isinstance(one, _NormBase)]
     kept = [(one._buffers, dict(one._buffers)) for one in norms]
+    # torch.utils.checkpoint restores the generators of torch, and only these.
     now: Callable[[], None] = partial(_set_random_states, (random.getstate(), np.random.get_state()))
     _set_random_states(before)
     for buffers, own in kept:

@@ -1,7 +1,6 @@
 """AlexNet (Krizhevsky, Sutskever and Hinton 2012, "ImageNet Classification with Deep Convolutional Neural Networks").
 
-Names for whoever looks at what is inside: `pool5` gives the features before the batch norm of Jia et al., `bn5` those
-after it.
+For hooks: `pool5` has the features before the batch norm of Jia et al., `bn5` those after it.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ SMALLEST = 67
 """Shorter side of an image in pixels: three pixels are left before pool5."""
 
 GRID = 6
-"""Side of what pool5 gives of images of 227 pixels; that of other images is averaged or repeated to it."""
+"""Side of pool5's output for images of 227 pixels. Other sizes are averaged or repeated to it."""
 
 RESPONSE = {"size": 5, "alpha": 5e-4, "beta": 0.75, "k": 2.0}
-"""Section 3.3 of the paper; torch multiplies alpha with the mean over the 5 channels, the paper with their sum."""
+"""Section 3.3 of the paper, which multiplies its alpha with the sum over 5 channels; torch uses their mean."""
 
 
 def alexnet(
@@ -40,15 +39,15 @@ def alexnet(
     [N, num_classes].
 
     Args:
-        batch_norm: after each convolution, in place of its bias and of local response normalisation: AlexNet-BN, the
-            network of You, Gitman and Ginsburg 2017 (arXiv 1708.03888).
-        pool5_norm: one more batch norm, `bn5`, after pool5: what Jia et al. 2018 (arXiv 1807.11205) needed for a batch
-            of 65,536.
-        two_towers: each half of the channels is a module of its own, as on the paper's two GPUs; they meet before
-            conv3, and after conv5. Otherwise conv2, conv4 and conv5 are convolutions in two groups, which is the same
-            function: see `joined_towers`.
+        batch_norm: use batch norm after each convolution instead of a bias and local response normalisation:
+            AlexNet-BN, the network of You, Gitman and Ginsburg 2017 (arXiv 1708.03888).
+        pool5_norm: add a batch norm, `bn5`, after pool5, which Jia et al. 2018 (arXiv 1807.11205) needed for a batch of
+            65,536.
+        two_towers: make each half of the channels a module of its own, as on the paper's two GPUs; they meet before
+            conv3 and after conv5. Otherwise conv2, conv4 and conv5 have two groups, which is the same function: see
+            `join_towers`.
         fc_width: units of fc6 and of fc7.
-        dropout: share of their outputs that a step leaves out.
+        dropout: share of the outputs of fc6 and fc7 that a step drops.
     """
     return AlexNet(num_classes, in_channels, batch_norm, pool5_norm, two_towers, fc_width, dropout)
 
@@ -68,8 +67,10 @@ class AlexNet(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
+        # Either two modules without groups, or one module whose convolutions have two.
         towers, groups = (2, 1) if two_towers else (1, 2)
         self.towers = nn.ModuleList(AlexNetTower(in_channels, towers, groups, batch_norm) for _ in range(towers))
+        # Overlapping pools: 3 x 3 with stride 2 (section 3.4).
         self.pool5 = nn.MaxPool2d(3, 2)
         self.bn5 = nn.BatchNorm2d(256) if pool5_norm else nn.Identity()
         self.fc6 = nn.Linear(256 * GRID**2, fc_width)
@@ -84,7 +85,9 @@ class AlexNet(nn.Module):
             what = f"alexnet needs images of {SMALLEST} pixels or more, not {images.shape[2]} x {images.shape[3]}"
             raise UsageError(what, fix="Set data.size to 227, or use headway.model:cifar_net.")
         hidden = _concatenate([tower.begin(images) for tower in self.towers])  # type: ignore[operator]
+        # conv3 sees the channels of both towers.
         hidden = _concatenate([tower.end(hidden) for tower in self.towers])  # type: ignore[operator]
+        # Images of another size still fit fc6: see GRID.
         hidden = self.bn5(self.pool5(hidden))
         hidden = F.adaptive_avg_pool2d(hidden, GRID).flatten(1)
         hidden = self.drop6(F.relu(self.fc6(hidden)))
@@ -93,13 +96,15 @@ class AlexNet(nn.Module):
         return logits
 
     def _initialise(self, batch_norm: bool) -> None:
-        """As section 5 of the paper says; with batch norm the linear layers as in the network of You et al."""
+        """Initialises as in section 5 of the paper; with batch norm, linear layers as in You et al."""
         std, level = (0.005, 0.1) if batch_norm else (0.01, 1.0)
         for name, module in self.named_modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 hidden = name in ("fc6", "fc7")
                 nn.init.normal_(module.weight, std=std if hidden else 0.01)
                 if module.bias is not None:
+                    # Biases of conv2, conv4, conv5 and the hidden linear layers begin at 1 (0.1 with batch norm), which
+                    # feeds ReLU positive inputs.
                     nn.init.constant_(module.bias, level if hidden or name[-1] in "245" else 0.0)
 
 
@@ -108,13 +113,14 @@ class AlexNetTower(nn.Module):
     """The convolutions, or one tower's half of their channels.
 
     Args:
-        towers: the channels of a layer are shared among so many towers.
-        groups: in which conv2, conv4 and conv5 are done here.
+        towers: number of towers that share the channels of a layer.
+        groups: groups of conv2, conv4 and conv5.
     """
 
     def __init__(self, in_channels: int, towers: int, groups: int, batch_norm: bool) -> None:
         super().__init__()
 
+        # Channels are divided among the towers; the input channels of conv3 are those of both.
         def conv(before: int, after: int, kernel: int, **more: int) -> nn.Conv2d:
             return nn.Conv2d(before, after // towers, kernel, **more, bias=not batch_norm)  # type: ignore[arg-type]
 
@@ -134,26 +140,27 @@ class AlexNetTower(nn.Module):
         self._batch_norm = batch_norm
 
     def begin(self, images: Tensor) -> Tensor:
-        """Images -> what pool2 gives of this tower's channels."""
+        """Computes this tower's output of pool2 from images."""
         hidden = self.pool1(self._layer(self.norm1, self.conv1(images)))
         out: Tensor = self.pool2(self._layer(self.norm2, self.conv2(hidden)))
         return out
 
     def end(self, joined: Tensor) -> Tensor:
-        """The outputs of all towers -> what conv5 gives of this one's channels."""
+        """Computes this tower's output of conv5 from the joined outputs of all towers."""
         hidden = self._layer(self.norm3, self.conv3(joined))
         hidden = self._layer(self.norm4, self.conv4(hidden))
         return self._layer(self.norm5, self.conv5(hidden))
 
     def _layer(self, norm: nn.Module, hidden: Tensor) -> Tensor:
-        """Batch norm comes before ReLU, local response normalisation after it."""
+        """Applies ReLU after batch norm, but before local response normalisation."""
+        # Each in the order of its own paper.
         out: Tensor = F.relu(norm(hidden)) if self._batch_norm else norm(F.relu(hidden))
         return out
 
 
 @final
 class LocalResponseNorm(nn.Module):
-    """Local response normalisation, in each group of channels alone, as each of the paper's GPUs did it."""
+    """Local response normalisation within each group of channels, as on each of the paper's GPUs."""
 
     def __init__(self, groups: int) -> None:
         super().__init__()
@@ -165,14 +172,15 @@ class LocalResponseNorm(nn.Module):
 
 
 def join_towers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of a network of two towers as that of the same network in groups."""
+    """Converts the state dict of a network with two towers to that of the same network with groups."""
     out: dict[str, Tensor] = {}
     for name, value in state.items():
         if not name.startswith("towers."):
             out[name] = value
         elif name.startswith("towers.0."):
             other = state[name.replace("towers.0.", "towers.1.", 1)]
-            out[name] = torch.cat([value, other]) if value.dim() else value  # the number of batches is one number
+            # A scalar is batch norm's count of batches, which is the same in both towers.
+            out[name] = torch.cat([value, other]) if value.dim() else value
     return out
 
 

@@ -1,4 +1,4 @@
-"""Batch norm: ghost batches, momentum, and statistics computed anew."""
+"""Batch norm: ghost batches, momentum, and recomputed statistics."""
 
 from __future__ import annotations
 
@@ -19,20 +19,15 @@ from headway.core.modules import replace_modules, switch_to_evaluation
 class GhostBatchNorm(_BatchNorm):
     """Batch norm over groups of a batch's samples, for inputs [N, C, ...] (Hoffer et al. 2017, arXiv 1705.08741).
 
-    While training, the batch is divided, in its order, into the fewest groups of at most `group` samples; their sizes
-    differ by at most one, as a tail of one sample has no statistics. Each group is normalised by its own mean and
-    variance. The running statistics move towards the mean of those of the groups, each weighed by its samples (Hoffer's
-    let the groups count one after the other, which differs by the order of momentum squared). With a group no smaller
-    than the batch, and in evaluation, it is torch's batch norm, to the last bit.
-
-    Each group is one call of torch's kernels on a slice, in either memory format. On two CPU cores, channels last, 128
-    x 64 x 32 x 32 and groups of 32 that takes 1.2 times as long as torch's batch norm; as one call on a copy of the
-    input with groups as channels, 3.8 times; written out with `var_mean`, 2.4 times. With 64 groups (8,192 x 8 x 16 x
-    16) it takes 0.9 times as long.
+    In training, the batch is divided in its order into the fewest groups of at most `group` samples. Sizes differ by at
+    most one, as a rest of one sample would have no statistics. Each group is normalised by its own mean and variance.
+    The running statistics move towards the mean of the groups, weighted by their samples (in Hoffer's version the
+    groups count one after the other, which differs by the order of momentum squared). With a group no smaller than the
+    batch, and in evaluation, it is torch's batch norm, to the last bit.
 
     Args:
-        num_features: C; and so on, as in torch.
-        group: most samples of a group.
+        num_features: C; this and the other arguments are torch's.
+        group: largest number of samples in a group.
 
     Raises:
         UsageError: an input of fewer than two dimensions, or with another number of channels.
@@ -58,7 +53,10 @@ class GhostBatchNorm(_BatchNorm):
             return super().forward(x)
         self._check_input_dim(x)
         least, larger = divmod(len(x), groups := -(-len(x) // self.group))
-        # The backward pass of tensor_split makes a gradient of the whole input for each part: 16 times as long with 64.
+        # One call of torch's kernels for each slice. On two CPU cores, channels last, 128 x 64 x 32 x 32 and groups of
+        # 32, that takes 1.2 times as long as torch's batch norm; one call on a copy with groups as channels 3.8 times,
+        # and `var_mean` 2.4 times. With 64 groups (8,192 x 8 x 16 x 16) it takes 0.9 times as long. Not tensor_split:
+        # its backward pass makes a gradient of the whole input for each part, 16 times as slow with 64.
         parts = x.split([least + 1] * larger + [least] * (groups - larger))
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return torch.cat([self._normalise(part, None, None) for part in parts])
@@ -71,16 +69,18 @@ class GhostBatchNorm(_BatchNorm):
         return out
 
     def _normalise(self, part: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
-        """Puts the group's mean and unbiased variance into `mean` and `var`."""
+        """Normalises one group, and writes its mean and unbiased variance into `mean` and `var`."""
         return F.batch_norm(part, mean, var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
 
     @torch.no_grad()
     def _update_running_statistics(self, least: int, larger: int, means: Tensor, variances: Tensor) -> None:
-        """Of groups of `least` samples, the first `larger` of which have one more."""
+        """Moves the running statistics. The groups have `least` samples, the first `larger` of them one more."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
+        # One batch, however many groups it has.
         self.num_batches_tracked.add_(1)
+        # Weighted by samples, as groups may differ by one.
         samples = least * len(means) + larger
         batches = self.num_batches_tracked.to(means.dtype)
         for running, found in ((self.running_mean, means), (self.running_var, variances)):
@@ -94,16 +94,15 @@ class GhostBatchNorm(_BatchNorm):
 
 
 def convert_to_ghost(module: nn.Module, group: int) -> nn.Module:
-    """Puts a GhostBatchNorm of groups of `group` samples in the place of every BatchNorm1d, 2d and 3d of a network.
+    """Replaces every BatchNorm1d, 2d and 3d of a network by a GhostBatchNorm with groups of `group` samples.
 
-    Parameters, buffers, their names, hooks and memory formats stay what they are; an optimizer made before keeps
-    working.
+    Parameters, buffers, their names, hooks and memory formats stay the same; an existing optimizer keeps working.
 
     Returns:
-        the network; another object only where it is itself a batch norm.
+        the network; another object only if it is itself a batch norm.
 
     Raises:
-        UsageError: a batch norm with a forward pass of its own, or none at all.
+        UsageError: a batch norm has a forward pass of its own, or the network has no batch norm.
     """
     list_batch_norms(module)
     return replace_modules(
@@ -112,17 +111,17 @@ def convert_to_ghost(module: nn.Module, group: int) -> nn.Module:
 
 
 def set_momentum(module: nn.Module, kept: float) -> None:
-    """Lets every batch norm of a network keep this share of its running statistics in each step.
+    """Sets the share of the running statistics that every batch norm of a network keeps in a step.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the network has no batch norm.
     """
     for norm in list_batch_norms(module):
         norm.momentum = 1 - kept
 
 
 def list_batch_norms(module: nn.Module) -> list[_BatchNorm]:
-    """The batch norms of a network. Raises UsageError where there is none."""
+    """Lists the batch norms of a network. Raises UsageError if it has none."""
     found = [one for one in module.modules() if isinstance(one, _BatchNorm)]
     if not found:
         raise UsageError("the network has no batch norm", fix="Remove it, or take a network that has.")
@@ -131,18 +130,18 @@ def list_batch_norms(module: nn.Module) -> list[_BatchNorm]:
 
 @contextmanager
 def recompute_statistics(module: nn.Module) -> Iterator[None]:
-    """Within it, running statistics begin anew and become plain means over the batches that the network is given, where
-    its batch norms are in training mode; all other modules are as in evaluation, so no random number is drawn.
+    """Recomputes running statistics within the block: they become plain means over the batches that the network gets.
 
+    Batch norms in evaluation mode keep theirs. All other modules are in evaluation mode, so no random number is drawn.
     Afterwards modes, momenta and counts of batches are as before.
     """
-    moving = [one for one in list_batch_norms(module) if one.training and one.track_running_stats]
-    kept = [(one, one.momentum, one.num_batches_tracked) for one in moving]
+    active = [one for one in list_batch_norms(module) if one.training and one.track_running_stats]
+    kept = [(one, one.momentum, one.num_batches_tracked) for one in active]
     with switch_to_evaluation(module):
         try:
-            for norm in moving:
+            for norm in active:
                 norm.train()
-                # Without a momentum torch makes a plain mean, which begins at a count of zero.
+                # Without a momentum torch computes a plain mean, which starts over at a count of 0.
                 norm.momentum, norm.num_batches_tracked = None, torch.zeros_like(norm.num_batches_tracked)  # type: ignore[arg-type]
             yield
         finally:
@@ -155,7 +154,8 @@ def _to_ghost(module: _BatchNorm, group: int, name: str) -> GhostBatchNorm:
     if kind.forward not in (_BatchNorm.forward, GhostBatchNorm.forward):
         what = f"{kind.__name__} is a batch norm with a forward pass of its own, which would be lost"
         raise UsageError(what, where=name, fix="Replace it by torch.nn.BatchNorm and what it adds, or leave it out.")
-    made = GhostBatchNorm.__new__(GhostBatchNorm)
-    made.__dict__.update(module.__dict__)
-    made.group = group
-    return made
+    # Sharing the dictionary keeps parameters, buffers and hooks the same objects.
+    new = GhostBatchNorm.__new__(GhostBatchNorm)
+    new.__dict__.update(module.__dict__)
+    new.group = group
+    return new

@@ -1,8 +1,8 @@
 """Anti-aliased downsampling (Zhang 2019, "Making Convolutional Networks Shift-Invariant Again", arXiv 1904.11486).
 
-What Nyquist forbids, taking every second pixel of a picture with fine detail, strided convolutions and max pools do. A
-3x3 binomial filter comes first here. It is the form of FFCV's and Composer's ImageNet recipes: convolutions with a
-stride and at least 16 input channels, max pools, zeros beyond the border.
+Strided convolutions and max pools take every second pixel of an image with fine detail, which aliases. Here a 3x3
+binomial filter comes first, as in the ImageNet recipes of FFCV and Composer: before max pools and convolutions with a
+stride and at least 16 input channels, with zeros beyond the border.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from torch import Tensor, nn
 from headway.core.modules import replace_modules
 
 LEAST_CHANNELS = 16
-"""Of a convolution's input; the first layer, with 3, sees whole images, and blurring these costs the most."""
+"""Fewest input channels of a convolution that is changed. The first layer, with 3, sees whole images, and blurring
+these costs the most."""
 
 
 def add_blur_pool(module: nn.Module) -> tuple[nn.Module, list[str]]:
-    """Lets a network blur before it takes every second pixel.
+    """Adds a blur before every layer that takes every second pixel.
 
-    Parameters keep their names and values, and layers give images of the same sizes as before.
+    Parameters keep their names and values, and layers return images of the same sizes as before.
 
     Returns:
-        the network (another object only where it is itself such a layer), and the names of the layers changed.
+        the network (another object only if it is itself such a layer), and the names of the changed layers.
     """
     changed: list[str] = []
 
     def replace(one: nn.Module, name: str) -> nn.Module:
+        # A subclass with a forward pass of its own is left alone: it would be lost.
         if isinstance(one, nn.Conv2d) and type(one).forward is nn.Conv2d.forward:
             if max(one.stride) == 1 or one.in_channels < LEAST_CHANNELS:
                 return one
@@ -46,7 +48,7 @@ def add_blur_pool(module: nn.Module) -> tuple[nn.Module, list[str]]:
 
 @final
 class BlurConv2d(nn.Conv2d):
-    """A convolution with a stride whose input is blurred. Made of one without, whose parameters it has."""
+    """A convolution with a stride that blurs its input. It shares the parameters of the convolution it replaces."""
 
     @staticmethod
     def from_conv(conv: nn.Conv2d) -> BlurConv2d:
@@ -57,18 +59,19 @@ class BlurConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         if self.kernel_size == (1, 1) and self.padding == (0, 0):
-            # The same, and only every second pixel is blurred.
+            # The stride commutes with a 1x1 convolution, so only every second pixel is blurred.
             return F.conv2d(_blur(input, self.filter, self.stride), self.weight, self.bias, groups=self.groups)
         return super().forward(_blur(input, self.filter, 1))
 
 
 @final
 class BlurMaxPool2d(nn.Module):
-    """A max pool of every pixel's neighbours, blurred, of which every second is taken."""
+    """A max pool with stride 1, a blur, and then every second pixel."""
 
     def __init__(self, kernel_size: Any, stride: Any, padding: Any) -> None:
         super().__init__()
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+        # Not persistent: state dicts stay those of the network without blur.
         self.register_buffer("filter", _make_filter(torch.empty(0)), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -76,15 +79,18 @@ class BlurMaxPool2d(nn.Module):
 
 
 def _takes_every_second(pool: nn.MaxPool2d) -> bool:
+    # Only the plain form is replaced: dilation, ceil mode and indices would be lost.
     strided = pool.stride != 1 and pool.stride != (1, 1)
     return strided and pool.dilation in (1, (1, 1)) and not pool.ceil_mode and not pool.return_indices
 
 
 def _make_filter(like: Tensor) -> Tensor:
+    # The outer product of (1, 2, 1) / 4: all frequencies at the limit vanish.
     line = torch.tensor([0.25, 0.5, 0.25], device=like.device, dtype=like.dtype)
     return torch.outer(line, line)[None, None]
 
 
 def _blur(images: Tensor, filter: Any, stride: Any) -> Tensor:
     channels = images.shape[1]
+    # One filter for all channels: a depthwise convolution.
     return F.conv2d(images, filter.expand(channels, -1, -1, -1), stride=stride, padding=1, groups=channels)

@@ -1,4 +1,4 @@
-"""From a recipe's words to a network: factory by import path, weights, frozen parameters, first batch."""
+"""Builds the network of a recipe: calls its factory, changes layers, loads weights, freezes parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeE
 from headway.core.user_code import import_user_object
 from headway.model.model_recipe import ModelRecipe
 
-if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
+# Importing torch takes seconds, and a recipe is validated without it.
+if TYPE_CHECKING:
     import torch
 
 LOG = logging.getLogger("headway.model")
@@ -28,17 +29,17 @@ def build_model(
     base: Path,
     say: Callable[[str], object] = LOG.warning,
 ) -> torch.nn.Module:
-    """The network of a recipe, on the CPU, its random numbers from torch's global generator.
+    """Builds the network of a recipe on the CPU, with random numbers from torch's global generator.
 
     Args:
-        num_outputs: passed as `num_classes` to a factory that takes it.
-        in_channels: passed to a factory that names such a parameter.
+        num_outputs: passed as `num_classes` to a factory with such an argument.
+        in_channels: passed to a factory with such an argument.
         base: folder to which a user's file and `weights` are relative.
-        say: told once which tensors of `weights` were left out.
+        say: gets one message if tensors of `weights` were left out.
 
     Raises:
-        RecipeError: the factory or its arguments, a pattern of `freeze`, or what came of them, is wrong.
-        UsageError: `weights` does not fit.
+        RecipeError: a wrong factory, wrong arguments, or a pattern of `freeze` that matches nothing.
+        UsageError: `weights` do not fit.
         UserCodeError: the factory itself failed; the cause carries its traceback.
     """
     from torch.nn import Module
@@ -55,6 +56,7 @@ def build_model(
         from headway.model import pretrained
 
         left_out = pretrained.load_weights(model, base / Path(recipe.weights).expanduser())
+        # Only the head may be left out, and the user should know that it starts at random.
         if left_out:
             say(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
     _freeze(model, recipe.freeze)
@@ -64,11 +66,11 @@ def build_model(
 def find_initialiser(
     recipe: ModelRecipe, model: torch.nn.Module, *, base: Path
 ) -> Callable[[torch.Tensor], None] | None:
-    """What to call once with a first batch (float NCHW, normalised) before a run from its beginning; None: nothing.
+    """Finds the function to call with a first batch (float NCHW, normalised) before a new run; None: there is none.
 
     Raises:
-        RecipeError: `init` names nothing that can be called.
-        UserCodeError: from the returned function, where the user's own fails.
+        RecipeError: `init` is no function.
+        UserCodeError: raised by the returned function if the user's own function fails.
     """
     import torch
 
@@ -77,6 +79,7 @@ def find_initialiser(
         if not callable(function):
             raise RecipeError(f"{recipe.init!r} is a {type(function).__name__}, no function", where="model.init")
         name, arguments = recipe.init, [model]
+    # Loaded weights are not to be overwritten by an initialisation.
     elif recipe.weights is None and callable(getattr(model, "initialise", None)):
         function, name, arguments = model.initialise, f"{type(model).__name__}.initialise", []
     else:
@@ -97,7 +100,8 @@ def find_initialiser(
 def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, offered: dict[str, int]) -> Any:
     try:
         signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # some functions written in C do not tell
+    # Some functions written in C have no signature.
+    except (TypeError, ValueError):
         arguments = {"num_classes": offered["num_classes"]} | recipe.args
         try:
             return factory(**arguments)
@@ -109,8 +113,9 @@ def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, offered: dic
         for name in recipe.args.keys() - taken if not takes_any else ():
             what = f"{recipe.factory!r} has no argument {name!r}"
             raise RecipeError(what, where=f"model.args.{name}", fix=suggest_nearest(name, taken))
-        # **kwargs are not told what is in them: most networks take num_classes there, few take in_channels
+        # **kwargs do not tell their names: most networks accept num_classes there, few accept in_channels.
         given = taken | {"num_classes"} if takes_any else taken
+        # The user's own `args` win over `num_classes` and `in_channels`.
         arguments = {name: value for name, value in offered.items() if name in given} | recipe.args
         try:
             signature.bind(**arguments)
@@ -125,7 +130,8 @@ def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, offered: dic
 
 
 def _modify(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
-    """What the recipe changes of any network; names of parameters stay, so that weights fit as before."""
+    """Applies the recipe's changes to the network. Names of parameters stay, so that weights still fit."""
+    # Before weights are loaded: the recipe refuses both at once.
     if recipe.zero_init:
         from headway.model.residual_init import zero_init
 
@@ -165,6 +171,7 @@ def _freeze(model: torch.nn.Module, patterns: tuple[str, ...]) -> None:
     for pattern in patterns:
         matched = [name for name in parameters if re.search(pattern, name)]
         if not matched:
+            # Names that look like the pattern are better examples than the first ones.
             near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or list(parameters)[:3]
             fix = f"Parameters of this network are for example: {', '.join(near)}."
             raise RecipeError(f"{pattern!r} matches no parameter", where="model.freeze", fix=fix)

@@ -1,4 +1,4 @@
-"""A small, fast network for 32-pixel images: whitened patches, three blocks, eight layers with weights."""
+"""cifar_net: a small, fast network for 32-pixel images with whitened patches, three blocks and eight weight layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALLEST = 24
 """Shorter side of an image in pixels."""
 
 WHITENING_EPSILON = 5e-4
-"""Added to the eigenvalues: keeps the flattest patch directions, which are mostly noise, from being blown up."""
+"""Added to the eigenvalues, so that the flattest directions of the patches, which are mostly noise, stay small."""
 
 
 def cifar_net(
@@ -32,17 +32,16 @@ def cifar_net(
     """The network of Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv 2404.00498), section 3.
 
     Input: normalised images, float [N, in_channels, H, W], H and W at least 24; output: logits [N, num_classes].
-    Before training, `initialise(images)` sets the first layer; without it that layer stays random.
+    Call `initialise(images)` before training: it sets the first layer, which is random otherwise.
 
     Args:
         widths: channels of each block; a block halves the image.
         whiten_kernel: side of the whitened patches in pixels.
         scaling: factor on the logits.
         batchnorm_momentum: share of the running statistics that one step keeps (PyTorch's `momentum` is 1 - this).
-        batchnorm_eps: added to the variances. The source's is 1e-12, with which channels that are the same everywhere
-            have their rounding errors blown up by each batch norm in turn: gray images stored as RGB make such
-            channels, and a run can diverge on them. The first gradient of 32 such images in fp32 had a norm of 1e5
-            with 1e-12 and still with 1e-3, of 700 with 0.01, and of 1 with 0.1.
+        batchnorm_eps: added to the variances. With the source's 1e-12, each batch norm amplifies the rounding errors of
+            constant channels, which gray images stored as RGB have, and a run can diverge. The first gradient of 32
+            such images in fp32 had a norm of 1e5 with 1e-12 and with 1e-3, 700 with 0.01, and 1 with 0.1.
 
     Raises:
         UsageError: an epsilon that is not above 0.
@@ -70,6 +69,7 @@ class CifarNet(nn.Module):
         super().__init__()
         patch_size = in_channels * whiten_kernel**2
         self.whiten = nn.Conv2d(in_channels, 2 * patch_size, whiten_kernel)
+        # Only the bias of the whitening layer is trained.
         self.whiten.weight.requires_grad_(False)
         nn.init.zeros_(self.whiten.bias)  # type: ignore[arg-type]  # bias is a tensor, as bias=True
         sizes = pairwise([2 * patch_size, *widths])
@@ -84,13 +84,13 @@ class CifarNet(nn.Module):
             what = f"cifar_net needs images of {SMALLEST} pixels or more, not {images.shape[2]} x {images.shape[3]}"
             raise UsageError(what, fix=f"Set data.size to {SMALLEST} or more, or use headway.model:small_net.")
         hidden = self.blocks(F.gelu(self.whiten(images)))
-        # amax has the same value, and in bf16 a gradient of NaN once torch 2.13 has compiled it.
+        # Not amax: compiled by torch 2.13, its bf16 gradient is NaN.
         logits: Tensor = self.head(F.adaptive_max_pool2d(hidden, 1).flatten(1))
         return logits * self.scaling
 
     @torch.no_grad()
     def initialise(self, images: Tensor) -> None:
-        """Sets the first layer's filters to the whitening of these images' patches; some hundred images suffice.
+        """Sets the first layer's filters to the whitening of these images' patches; some hundred images are enough.
 
         Filters: eigenvectors of the patches' second moment, each over the square root of its eigenvalue, largest
         first, then their negations. Computed in float64 on the CPU, signs fixed, so that any machine gets the same.
@@ -99,11 +99,15 @@ class CifarNet(nn.Module):
         size = weight[0].numel()
         moment = torch.zeros(size, size, dtype=torch.float64)
         count = 0
-        for part in images.split(256):  # float64 patches of 256 images of 32 pixels: 24 MB
+        # Float64 patches of 256 images of 32 pixels: 24 MB.
+        for part in images.split(256):
             patches = F.unfold(part.to("cpu", torch.float64), weight.shape[2:]).transpose(0, 1).flatten(1)
+            # The second moment, without subtracting the mean, as in the source.
             moment += patches @ patches.T
             count += patches.shape[1]
+        # Ascending eigenvalues; `flip` puts the largest first.
         values, vectors = torch.linalg.eigh(moment / count)
+        # eigh leaves the signs open: the largest entry of each vector becomes positive.
         vectors = vectors * torch.sign(vectors.gather(0, vectors.abs().argmax(0, keepdim=True)))
         filters = (vectors / (values + WHITENING_EPSILON).sqrt()).T.flip(0)
         weight.copy_(torch.cat([filters, -filters]).view_as(weight))
@@ -127,12 +131,14 @@ class CifarNetBlock(nn.Module):
 
 def _conv(before: int, after: int) -> nn.Conv2d:
     conv = nn.Conv2d(before, after, 3, padding=1, bias=False)
+    # The first filters pass their input on; the others begin random.
     with torch.no_grad():
-        nn.init.dirac_(conv.weight[:before])  # the first filters pass their input on; the others begin random
+        nn.init.dirac_(conv.weight[:before])
     return conv
 
 
 def _norm(width: int, momentum: float, eps: float) -> nn.BatchNorm2d:
     norm = nn.BatchNorm2d(width, eps=eps, momentum=1 - momentum)
+    # The scale stays 1, as in the source: only the bias is trained.
     norm.weight.requires_grad_(False)
     return norm

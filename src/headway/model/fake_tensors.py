@@ -1,4 +1,4 @@
-"""A network without values: what runs through it has shapes, types and memory formats, and takes no time."""
+"""Runs a network on torch's fake tensors: with shapes, types and memory formats, but without values, in no time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 @contextmanager
 def use_fake_tensors(model: nn.Module, *tensors: Tensor) -> Iterator[list[Tensor]]:
-    """Within it the network's parameters and buffers have no values, nor has what is computed; afterwards they are as
-    before. Gives the tensors without theirs.
+    """Replaces a network's parameters and buffers by fake tensors within the block, and yields fakes of `tensors`.
 
-    A network that asks for a value, to decide by it or to hand it to numpy, fails within it.
+    A network that reads a value, to branch on it or to pass it to numpy, fails within the block.
     """
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    # Real tensors that are neither parameters nor buffers are converted when they are used.
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:
             for module in model.modules():
+                # The dictionaries are changed, not the modules: nobody else sees the fakes, and names stay.
                 for held in (module._parameters, module._buffers):
                     kept.append((held, dict(held)))
                     for name, value in held.items():

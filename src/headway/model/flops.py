@@ -1,4 +1,4 @@
-"""Multiply-adds of what runs, by torch's own formulas."""
+"""Counts multiply-adds while operations run, by torch's own formulas."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _convolution_backward(
     *more: Any,
     **_: Any,
 ) -> int:
-    """As many as forward for the images' gradient, and as many for the weight's; torch's own formula (2.13) takes a
-    convolution in groups for one that is not."""
+    """Operations of a convolution's backward pass: as many as forward for each of its two gradients."""
+    # torch's own formula (2.13) ignores the groups of a convolution.
     images_too, weight_too, _ = more[-1]
     return int(images_too + weight_too) * conv_flop_count([*images.shape], [*weight.shape], [*grad.shape], transposed)
 
@@ -33,7 +33,7 @@ def _convolution_backward(
 FORMULAS = {
     **flop_registry,
     aten.convolution_backward: _convolution_backward,
-    # The attention that torch takes on a CPU, which its table (2.13) lacks.
+    # torch's table (2.13) lacks the attention that it uses on a CPU.
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
     aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
         aten._scaled_dot_product_flash_attention_backward
@@ -43,11 +43,9 @@ FORMULAS = {
 
 @final
 class MultiplyAddCounter(TorchDispatchMode):
-    """Counts, within it, the multiply-adds of convolutions, matrix products and attention, forward and backward; what
-    is added or multiplied elementwise does not count, as in the published numbers.
+    """Counts the multiply-adds of convolutions, matrix products and attention within the block, forward and backward.
 
-    Attributes:
-        total: so far.
+    Elementwise operations do not count, as in published numbers.
     """
 
     def __init__(self) -> None:
@@ -56,13 +54,16 @@ class MultiplyAddCounter(TorchDispatchMode):
 
     @property
     def total(self) -> int:
-        return self._operations // 2  # torch counts two operations
+        """Multiply-adds so far."""
+        # torch counts a multiply-add as two operations.
+        return self._operations // 2
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         formula: Any = FORMULAS.get(func._overloadpacket)
         if formula is None and func is not torch.ops.prim.device.default:
-            with self:  # an operation that is made of others, which are counted
+            # An operation that consists of others: those are counted.
+            with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out

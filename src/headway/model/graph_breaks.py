@@ -1,4 +1,4 @@
-"""Whether torch.compile takes a network as one graph, and where and why it does not; nothing is generated for it."""
+"""Finds the lines at which torch.compile breaks the graph of a network, without generating code for it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from headway.core.modules import preserve_training_state
 
 SAMPLES = 2
-"""That go through the network; batch norm may want two at least."""
+"""Samples that go through the network; batch norm needs two."""
 
 MOST_NAMES = 3
-"""Names of modules that are said."""
+"""Most names of modules in a message."""
 
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 DYNAMO_FOLDER = str(Path(TORCH_FOLDER, "_dynamo"))
@@ -33,15 +33,15 @@ DYNAMO_FOLDER = str(Path(TORCH_FOLDER, "_dynamo"))
 @final
 @dataclass(frozen=True, slots=True)
 class GraphBreak:
-    """A line at which torch.compile ends a graph, leaves something to Python, and begins another one.
+    """A line at which torch.compile ends a graph, lets Python run something, and begins another graph.
 
     Attributes:
-        modules: names of all modules of the class whose code the line is, or that it was called from; the network
-            itself has an empty name. None where torch does not say.
-        kind: that class.
-        where: FILE:LINE; of the user's code where it has a part in it. Empty where torch does not say.
-        code: that line.
-        reason: in torch's words.
+        modules: names of all modules whose class has the line or called it; the network itself has an empty name. Empty
+            if torch does not name the line.
+        kind: name of that class.
+        where: FILE:LINE, in the user's code if possible. Empty if torch does not name the line.
+        code: text of the line.
+        reason: the reason in torch's words.
     """
 
     modules: tuple[str, ...]
@@ -51,7 +51,7 @@ class GraphBreak:
     reason: str
 
     def describe(self) -> str:
-        """`net.py:13 'print(x.shape)' in Noisy (blocks.0 and blocks.1): Dynamo does not know how to ...`."""
+        """Describes the break: `net.py:13 'print(x.shape)' in Noisy (blocks.0 and blocks.1): Dynamo does not ...`."""
         names = [name or "the network" for name in self.modules]
         if len(names) > MOST_NAMES:
             names[MOST_NAMES:] = [f"{len(names) - MOST_NAMES} more"]
@@ -70,11 +70,11 @@ class GraphBreak:
 @final
 @dataclass(frozen=True, slots=True)
 class CompileReport:
-    """What torch.compile would make of a network.
+    """The graphs that torch.compile would make of a network.
 
     Attributes:
-        graphs: how many; what breaks it may leave a part to Python, as it is.
-        breaks: by their lines, in the order in which the network comes to them.
+        graphs: number of graphs; a part of the network may run in Python instead.
+        breaks: one for each line, in the order in which the network reaches them.
     """
 
     graphs: int
@@ -82,23 +82,20 @@ class CompileReport:
 
     @property
     def is_whole(self) -> bool:
-        """All of it is one graph."""
+        """Whether the whole network is one graph."""
         return self.graphs == 1 and not self.breaks
 
 
 def try_compiling(
     model: nn.Module, images: Tensor, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> CompileReport:
-    """Lets torch.compile trace a network over two images, with a compiler that leaves graphs as they are: it takes a
-    second or a few, and no C++ compiler or Triton is called.
+    """Traces a network with torch.compile over two images. It takes a few seconds, and calls no C++ compiler or Triton.
 
-    The network does one forward pass, in the mode in which it is. Parameters, gradients, buffers and random state are
-    then as before. So is torch: no warning is given or used up, and what it notes of code that it meets here for the
-    first time is forgotten, so that a batch of another size later is no second size, for which torch would compile
-    anew with sizes that are free. What was compiled before stays so.
+    The network does one forward pass in its present mode. Afterwards parameters, gradients, buffers and random state
+    are as before, and so is torch: no warning is shown or used up, and code that was compiled before stays compiled.
 
     Args:
-        model: that works on these images.
+        model: a network that accepts these images.
         images: float [2, C, H, W] or more, on the network's device, with values.
         autocast: makes the context of the forward pass.
     """
@@ -113,15 +110,16 @@ def try_compiling(
     def run_model(images: Tensor) -> Any:
         return model(images)
 
-    # Torch keeps what it compiles with a function's code. With code of its own, nothing of a whole network stays; of
-    # one that breaks, what it stops in and goes on with.
+    # Torch attaches compiled code to a function's code object. A fresh one keeps nothing of an unbroken network behind;
+    # of a broken one, the functions in which it breaks and those that continue it remain.
     fresh = types.FunctionType(run_model.__code__.replace(), run_model.__globals__, closure=run_model.__closure__)
     failed = ""
     with preserve_training_state(model), _preserve_dynamo_state(), collect_break_notes() as notes:
         try:
             with autocast():
                 torch.compile(fresh, backend=count_graph)(images[:SAMPLES])
-        except Exception as error:  # of torch's own tracing, or of a torch that cannot compile here
+        # Torch's own tracing fails, or this torch cannot compile here.
+        except Exception as error:
             failed = f"torch.compile fails: {type(error).__name__}: {_first_line(str(error))}"
     found = list_graph_breaks(model, notes)
     if failed:
@@ -132,7 +130,7 @@ def try_compiling(
 @final
 @dataclass(frozen=True, slots=True)
 class BreakNote:
-    """What torch says of a graph that ended, and the lines that led there, the innermost one last."""
+    """Torch's reason for a graph break, and the stack that led there, innermost line last."""
 
     reason: str
     stack: Sequence[FrameSummary]
@@ -140,11 +138,10 @@ class BreakNote:
 
 @contextmanager
 def collect_break_notes() -> Iterator[list[BreakNote]]:
-    """Gives what torch notes of breaks while something compiles within it; complete once it has ended.
-
-    Of a function that it takes up again behind the line, torch keeps the reason in a list. One that it leaves to Python
-    as a whole, as where the line is in a loop, it tells its log alone, at a level that is not shown.
-    """
+    """Collects torch's notes on graph breaks while something compiles within the block; complete after the block."""
+    # Torch has two places for them. If it resumes the function behind the line, the reason goes to a list. If it leaves
+    # the whole function to Python, as when the line is in a loop, it only logs the reason, at a level that is not
+    # shown.
     from torch._dynamo.utils import graph_break_reasons
 
     found, before = list[BreakNote](), len(graph_break_reasons)
@@ -158,6 +155,7 @@ def collect_break_notes() -> Iterator[list[BreakNote]]:
         return record.levelno >= shown
 
     log.addFilter(record_break)
+    # The filter sees records that the level would drop, and lets only the others through.
     log.setLevel(min(shown, logging.INFO))
     try:
         yield found
@@ -168,12 +166,14 @@ def collect_break_notes() -> Iterator[list[BreakNote]]:
 
 
 def list_graph_breaks(model: nn.Module, notes: Sequence[BreakNote]) -> tuple[GraphBreak, ...]:
-    """The lines of what was `noted` while a network was compiled. Torch notes one line several times: for the network,
-    and again for what is called from there, with a shorter stack."""
+    """Lists the lines of the notes that `collect_break_notes` collected while a network was compiled."""
+    # Torch notes one line several times: for the network, and again for functions called from there, with a shorter
+    # stack. The first note that names modules counts.
     code = _ModuleCode(model)
     found: dict[tuple[str, int | None], GraphBreak] = {}
     for note in notes:
         stack = [one for one in note.stack if not one.filename.startswith(DYNAMO_FOLDER) and one.filename != __file__]
+        # A line of the user helps more than one of torch.
         users = [frame for frame in stack if not frame.filename.startswith(TORCH_FOLDER)]
         at = next(reversed(users or stack), None)
         modules, kind = code.find_owners(stack)
@@ -187,7 +187,7 @@ def list_graph_breaks(model: nn.Module, notes: Sequence[BreakNote]) -> tuple[Gra
 
 @final
 class _ModuleCode:
-    """Whose code a line is: that of all modules of a class, whatever they are called."""
+    """Maps lines of code to the modules whose class has them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._spans: dict[str, list[tuple[int, int, str, str]]] = {}
@@ -197,7 +197,7 @@ class _ModuleCode:
                 self._spans.setdefault(code.co_filename, []).append(span)
 
     def find_owners(self, stack: Sequence[FrameSummary]) -> tuple[tuple[str, ...], str]:
-        """(names, class) of the modules of the innermost line that is of any."""
+        """Finds (names, class) of the modules for the innermost line that belongs to any."""
         for frame in reversed(stack):
             spans = self._spans.get(frame.filename, ())
             own_spans = [span for span in spans if span[0] <= (frame.lineno or 0) <= span[1]]
@@ -208,24 +208,24 @@ class _ModuleCode:
 
 
 def _list_code(module: nn.Module) -> Iterator[types.CodeType]:
-    """Of a module's methods, but for those that all modules have."""
+    """Lists the code of a module's methods, except those that all modules have."""
     known = set(nn.Module.__mro__)
     methods = [value for one in type(module).__mro__ if one not in known for value in vars(one).values()]
-    for method in (*methods, vars(module).get("forward")):  # some have a forward of their own
+    # A module may have a forward of its own, as with activation checkpointing.
+    for method in (*methods, vars(module).get("forward")):
         code = getattr(getattr(method, "__func__", method), "__code__", None)
         if isinstance(code, types.CodeType):
             yield code
 
 
 def _last_line(code: types.CodeType) -> int:
-    """Of a function, and of those that are in it."""
+    """Last line of a function, with the functions inside it."""
     inner = [_last_line(one) for one in code.co_consts if isinstance(one, types.CodeType)]
     return max([code.co_firstlineno, *inner, *(line for _, _, line in code.co_lines() if line is not None)])
 
 
 def _extract_explanation(reason: str) -> str:
-    """Torch's explanations of a break, without its hints and links and where something lies in memory; or the first
-    line, where it has none."""
+    """Extracts torch's explanations of a break, without hints, links and addresses; else the first line."""
     found = re.findall(r"^\s*Explanation: (.*?)(?=\n\s*\n|\n\s*Hint:|\Z)", reason, re.DOTALL | re.MULTILINE)
     said = ". ".join(" ".join(one.split()).rstrip(".") for one in found or [_first_line(reason)])
     return re.sub(r" at 0x[0-9a-f]+>", ">", said)
@@ -236,7 +236,7 @@ def _first_line(text: str) -> str:
 
 
 def _shorten_path(file: str) -> str:
-    """A path as one would write it here; of torch's own files, within torch."""
+    """Shortens a path relative to the working folder, or for torch's files relative to torch."""
     for base in (Path(TORCH_FOLDER).parent, Path.cwd()):
         if Path(file).is_relative_to(base):
             return str(Path(file).relative_to(base))
@@ -245,11 +245,10 @@ def _shorten_path(file: str) -> str:
 
 @contextmanager
 def _preserve_dynamo_state() -> Iterator[None]:
-    """Within it torch.compile warns of nothing; afterwards it knows of nothing that it met there for the first time.
-
-    torch._dynamo.reset() would forget what others have compiled as well, who would compile it again. All that is used
-    here is torch's own (2.11 to 2.13); what another version lacks is left out.
-    """
+    """Silences torch.compile within the block, and makes it forget the code that it met there for the first time."""
+    # torch._dynamo.reset() would also forget the code that others have compiled, who would compile it again. Without
+    # this, a later batch of another size would be the second size of the same code, and torch would compile it with
+    # free sizes. The names are private to torch 2.11 to 2.13; those that another version lacks are skipped.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch._dynamo import convert_frame, pgo, utils
@@ -265,6 +264,7 @@ def _preserve_dynamo_state() -> Iterator[None]:
         finally:
             logger.setLevel(level)
             for reference in list(met.seen):
+                # Code that was known before stays compiled.
                 if (code := reference()) is not None and id(code) not in before:
                     met.seen.remove(reference)
                     met.seen_ids.discard(id(code))

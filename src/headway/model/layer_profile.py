@@ -1,4 +1,4 @@
-"""What each layer of a network does and keeps, seen while a few samples go through it, forward and backward."""
+"""Profiles the layers of a network: multiply-adds, memory and order of gradients, measured with a few samples."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headway.core.modules import preserve_training_state
-from headway.core.profile import WorkloadLayer
+from headway.core.workload import WorkloadLayer
 from headway.model.flops import MultiplyAddCounter
 
 SAMPLES = (2, 3)
-"""Batches from whose difference follows what one sample takes; batch norm may want two samples at least."""
+"""Batch sizes of the two passes. Their difference gives the memory of one sample; batch norm needs two samples."""
 
 Context = Callable[[], AbstractContextManager[Any]]
 
 
 def profile_layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple[WorkloadLayer, ...]:
-    """The layers of a network, in the order in which they are first called; those that never are come last.
+    """Profiles the layers of a network, in the order of their first call; layers that are never called come last.
 
-    The network does two forward passes and one backward pass in the mode in which it is. Parameters, buffers and random
-    state are then as before. Tensors may be without values (`valueless`).
+    The network does two forward passes and one backward pass in its present mode. Afterwards parameters, buffers and
+    random state are as before. Fake tensors are enough (`use_fake_tensors`).
 
     Args:
         images: float [3, C, H, W] or more.
@@ -36,11 +36,12 @@ def profile_layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple
         two = _profile_passes(model, images[:fewer], autocast, backward=True)
         three = _profile_passes(model, images[:more], autocast, backward=False)
     out = []
-    for (name, module), place in zip(two.named.items(), two.order_gradients(), strict=True):
+    for (name, module), order in zip(two.named.items(), two.order_gradients(), strict=True):
         tally, other = two.tallies[name], three.tallies[name]
         own = two.owned[name]
         if not (own or tally.called):
             continue
+        # Two batch sizes tell the memory of one sample from the memory that any batch needs.
         saved = max(0, other.saved_bytes - tally.saved_bytes) // (more - fewer)
         trained = [value for value in own if value.requires_grad]
         out.append(
@@ -50,7 +51,7 @@ def profile_layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple
                 parameters=sum(value.numel() for value in own),
                 weight_bytes=sum(value.numel() * value.element_size() for value in own),
                 gradient_bytes=sum(value.numel() * value.element_size() for value in trained),
-                ready=place,
+                ready=order,
                 input_shape=tally.input_shape,
                 output_shape=tally.output_shape,
                 forward_multiply_adds=tally.forward // fewer,
@@ -60,13 +61,13 @@ def profile_layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple
                 saved_bytes_fixed=max(0, tally.saved_bytes - fewer * saved),
             )
         )
-    first = {name: place for place, name in enumerate(two.order)}
+    first = {name: index for index, name in enumerate(two.order)}
     return tuple(sorted(out, key=lambda layer: first.get(layer.name, len(first))))
 
 
 @dataclass
 class _LayerTally:
-    """Of one module. `called`: something was done in it that is no child's, or it has no children."""
+    """Measurements of one module. `called`: it computed something outside its children, or has no children."""
 
     called: bool = False
     forward: int = 0
@@ -80,8 +81,10 @@ class _LayerTally:
 @final
 @dataclass
 class _LayerProfiler:
-    """Who does what. Nodes of autograd belong to the module that was running when they were made: at each change of
-    modules, those that are new behind the tensors at hand."""
+    """Attributes operations and memory to the module that is running."""
+
+    # Nodes of autograd belong to the module that was running when they were made. Whenever a module begins or ends, the
+    # nodes behind its tensors that have no owner yet are claimed.
 
     named: dict[str, nn.Module]
     counter: MultiplyAddCounter
@@ -102,16 +105,18 @@ class _LayerProfiler:
             self.tallies[name] = _LayerTally()
             self.owned[name] = []
             for value in module._parameters.values():
-                if value is not None and id(value) not in seen:  # tied weights belong to the first
+                # Tied weights belong to the first module that has them.
+                if value is not None and id(value) not in seen:
                     seen.add(id(value))
                     self.owned[name].append(value)
 
     def ignore(self, *tensors: Tensor) -> None:
-        """Their memory is kept anyway."""
+        """Leaves out tensors whose memory is kept anyway."""
         self._storages.update(_storage_id(tensor) for tensor in tensors)
 
     def enter(self, name: str, tensors: list[Tensor]) -> None:
-        if self._in_backward:  # what is computed again belongs to the backward pass
+        # Activation checkpointing calls modules in the backward pass, where the operations belong.
+        if self._in_backward:
             return
         self._attribute_operations()
         if self._stack:
@@ -129,14 +134,16 @@ class _LayerProfiler:
         self._attribute_operations()
         self._claim_nodes(name, tensors)
         tally = self.tallies[name]
+        # A module that is called several times shows its first call.
         if tally.output_shape is None:
             tally.output_shape = _sample_shape(tensors)
+        # Views share a storage, which counts once.
         sizes = {_storage_id(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
         tally.output_bytes += sum(sizes.values())
         self._stack.pop()
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """A tensor is kept for the backward pass."""
+        """Counts a tensor that autograd saves for the backward pass, once for each storage."""
         if (identity := _storage_id(tensor)) not in self._storages and self._stack:
             self._storages.add(identity)
             tally = self.tallies[self._stack[-1]]
@@ -148,6 +155,7 @@ class _LayerProfiler:
         self._attribute_operations()
         self._in_backward, hooks = True, []
         for node, name in self._nodes.items():
+            # Each node tells whose turn it is in the backward pass.
             hooks.append(node.register_prehook(lambda grads, name=name: self._start_node(name)))
         loss.backward()
         self._attribute_operations()
@@ -155,23 +163,26 @@ class _LayerProfiler:
             hook.remove()
 
     def order_gradients(self) -> Iterator[int | None]:
-        """Of each module: how many others' gradients are complete before; those that never come are last, as the ranks
-        exchange zeros for them then."""
-        at = {id(value): place for place, value in enumerate(self.ready)}
+        """Yields for each module how many other modules have complete gradients before it; None: it trains nothing.
+
+        A gradient that never comes is last, as the ranks then exchange zeros for it.
+        """
+        at = {id(value): index for index, value in enumerate(self.ready)}
+        # A module is complete with its last gradient.
         last = {
             name: max(at.get(id(value), len(at)) for value in own if value.requires_grad)
             for name, own in self.owned.items()
             if any(value.requires_grad for value in own)
         }
-        places = {name: place for place, name in enumerate(sorted(last, key=last.__getitem__))}
-        return (places.get(name) for name in self.named)
+        order = {name: index for index, name in enumerate(sorted(last, key=last.__getitem__))}
+        return (order.get(name) for name in self.named)
 
     def _start_node(self, name: str) -> None:
         self._attribute_operations()
         self._at = name
 
     def _attribute_operations(self) -> None:
-        """What was counted since the last change belongs to who was at work."""
+        """Attributes the operations since the last call to the module that was running."""
         done, self._counted = self.counter.total - self._counted, self.counter.total
         if not done:
             return
@@ -182,8 +193,8 @@ class _LayerProfiler:
             self.tallies[self._stack[-1]].called = True
 
     def _claim_nodes(self, name: str, tensors: list[Tensor]) -> None:
-        """The nodes behind these tensors that belong to nobody yet. It keeps them: torch makes a new object of a node
-        that nobody holds."""
+        """Claims the autograd nodes behind these tensors that have no owner yet."""
+        # The dictionary holds the nodes: torch makes a new Python object of a node that nobody holds.
         new = [tensor.grad_fn for tensor in tensors]
         while new:
             node = new.pop()
@@ -196,6 +207,7 @@ class _LayerProfiler:
 def _profile_passes(model: nn.Module, images: Tensor, autocast: Context, *, backward: bool) -> _LayerProfiler:
     with ExitStack() as stack:
         watch = _LayerProfiler(dict(model.named_modules()), MultiplyAddCounter())
+        # Parameters and inputs are in memory with or without a backward pass.
         watch.ignore(images, *model.parameters(), *model.buffers())
         for name, module in watch.named.items():
             before = module.register_forward_pre_hook(
@@ -206,6 +218,7 @@ def _profile_passes(model: nn.Module, images: Tensor, autocast: Context, *, back
             stack.callback(after.remove)
         for value in model.parameters():
             if value.requires_grad:
+                # The order in which gradients become complete.
                 stack.callback(value.register_post_accumulate_grad_hook(watch.ready.append).remove)
         with watch.counter:
             with torch.autograd.graph.saved_tensors_hooks(watch.pack, lambda tensor: tensor), autocast():
@@ -224,5 +237,5 @@ def _sample_shape(tensors: list[Tensor]) -> tuple[int, ...] | None:
 
 
 def _storage_id(tensor: Tensor) -> int:
-    """Of the memory that a tensor lies in: also where there is none, on `meta`."""
+    """Identifies the storage of a tensor; works on `meta`, too, where no memory has an address."""
     return int(tensor.untyped_storage()._cdata)

@@ -1,4 +1,4 @@
-"""How large a network is: parameters, and multiply-adds of one image."""
+"""Size of a network: parameters, and multiply-adds for one image."""
 
 from __future__ import annotations
 
@@ -13,34 +13,38 @@ from headway.model.flops import MultiplyAddCounter
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Of one network.
+    """Size of one network.
 
     Attributes:
-        parameters: trained or not.
-        multiply_adds: of convolutions and matrix products in one forward pass over one image; what is added or
-            multiplied elementwise does not count, as in the published numbers. None where they could not be counted.
+        parameters: number of parameters, trained or not.
+        multiply_adds: multiply-adds of convolutions and matrix products in a forward pass over one image. Elementwise
+            operations do not count, as in published numbers. None: they could not be counted.
     """
 
     parameters: int
     multiply_adds: int | None
 
     def describe(self) -> str:
-        """`25,557,032 parameters, 4.089 billion multiply-adds`."""
+        """Describes the size: `25,557,032 parameters, 4.089 billion multiply-adds`."""
         done = "" if self.multiply_adds is None else f", {_abbreviate(self.multiply_adds)} multiply-adds"
         return f"{self.parameters:,} parameters{done}"
 
 
 def measure_model_size(model: nn.Module, images: Tensor) -> ModelSize:
-    """Counts in one forward pass over some images [N, C, H, W], in evaluation mode, without gradients; network and
-    images may lie on the device `meta`, which computes nothing. The network is left as it was.
+    """Counts in one forward pass over images [N, C, H, W], in evaluation mode, without gradients.
+
+    Network and images may be on the device `meta`, which computes nothing. The network is left unchanged.
     """
+    # A forward pass counts each call, however often a module is called.
     with torch.no_grad(), switch_to_evaluation(model), MultiplyAddCounter() as counter:
         model(images)
+    # Tied weights count once.
     parameters = sum(value.numel() for value in model.parameters())
     return ModelSize(parameters, counter.total // len(images))
 
 
 def _abbreviate(number: int) -> str:
+    # Four digits, as published tables have.
     for unit, name in ((10**9, " billion"), (10**6, " million")):
         if number >= unit:
             return f"{number / unit:.4g}{name}"

@@ -1,4 +1,4 @@
-"""Weights from a safetensors file into a network whose last layer may differ in size."""
+"""Loads weights from a safetensors file into a network whose last layer may differ in size."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from headway.core.errors import UsageError
 from headway.core.files import describe_os_error, read_regular
 
 MOST_NAMES = 5
-"""Names of each kind that an error lists."""
+"""Most names of each kind that an error lists."""
 
 
 def load_weights(model: torch.nn.Module, path: Path) -> list[str]:
-    """Copies a file's tensors into the network; all names must match. Returns the tensors left out.
+    """Copies the tensors of a file into the network, and returns the names of the tensors that were left out.
 
-    Left out is the head, where a shape of it differs: the last module that owns parameters, in the order of
-    `model.named_modules()`. It keeps its fresh initialisation. A network that does not fit is left untouched.
+    All names must match. If a shape of the head differs, the head is left out and keeps its fresh initialisation. The
+    head is the last module with parameters, in the order of `model.named_modules()`. If the weights do not fit, the
+    network is left unchanged.
 
     Raises:
-        UsageError: no such file, no safetensors file, or names, shapes or kinds of numbers that do not fit.
+        UsageError: no such file, no safetensors file, or names, shapes or types that do not fit.
     """
     stored = _read(path)
     wanted = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     differing = [name for name in wanted if name in stored and wanted[name].shape != stored[name].shape]
     head = _list_head(model)
+    # The whole head is left out if one of its shapes differs.
     left_out = [name for name in wanted if name in head] if head.intersection(differing) else []
 
     # Files from before PyTorch 0.4.1 (2018) lack this count; it matters only to batch norm without momentum.
@@ -38,12 +40,13 @@ def load_weights(model: torch.nn.Module, path: Path) -> list[str]:
         for name in differing
         if name not in head
     ]
-    # Half precision serves full precision, and the other way round; whole numbers are counts and indices.
+    # Half precision may be loaded as full precision, and the other way round. Whole numbers are counts and indices.
     mistyped = [
         f"{name} ({stored[name].dtype} in the file, {value.dtype} in the network)"
         for name, value in wanted.items()
         if name in stored and _number_kind(stored[name]) != _number_kind(value)
     ]
+    # All faults are listed at once, before anything is copied.
     faults = [
         _list_fault(missing, "missing in the file"),
         _list_fault(unexpected, "unknown to the network"),
@@ -62,19 +65,19 @@ def load_weights(model: torch.nn.Module, path: Path) -> list[str]:
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     try:
-        # Not mapped: a file that is cut meanwhile would end the process.
+        # Read, not mapped: if another process truncates a mapped file, this one dies of a bus error.
         data = read_regular(path)
     except OSError as error:
         raise UsageError(f"the weights cannot be read: {describe_os_error(error)}", where=str(path)) from None
     try:
         return load_tensors(data)
     except SafetensorError as error:
-        # Neither a zip archive of torch.save nor a bare pickle.
+        # A zip archive of torch.save begins with PK, a bare pickle with 0x80.
         if data[:2] != b"PK" and data[:1] != b"\x80":
             raise UsageError(f"no safetensors file, or a damaged one: {error}", where=str(path)) from None
     convert = "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'weights.safetensors')"
-    what = "this is a pickle, no safetensors file; nothing is unpickled here, as a pickle can run any code"
-    raise UsageError(what, where=str(path), fix=f"Where you trust the file, convert it once yourself: {convert}.")
+    what = "this is a pickle, no safetensors file; Headway unpickles nothing, as a pickle can run any code"
+    raise UsageError(what, where=str(path), fix=f"If you trust the file, convert it once yourself: {convert}.")
 
 
 def _list_head(model: torch.nn.Module) -> set[str]:

@@ -1,4 +1,4 @@
-"""Residual blocks that begin as the identity."""
+"""Zero initialisation of residual blocks, which then begin as the identity."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ def zero_init(module: nn.Module) -> list[str]:
     """Sets the scale of the last batch norm of every residual block to zero, so that the block begins as the identity
     (Goyal et al. 2017, arXiv 1706.02677, section 5.1).
 
-    A block says which one that is, as `last_norm`; or it is built as torchvision's and timm's ResNets are: with a
-    `downsample`, and `bn3` or else `bn2` the last one.
+    A block names its last batch norm by a property `last_norm`; or it is built like the ResNets of torchvision and
+    timm: it has a `downsample`, and its last batch norm is `bn3`, or `bn2` if there is no `bn3`.
 
     Returns:
-        the names of these batch norms.
+        names of these batch norms.
     """
     found = []
     for name, block in module.named_modules():
+        # Our own blocks say it by name; None: the block has no shortcut.
         norm = getattr(block, "last_norm", None)
         if norm is None and hasattr(block, "downsample"):
             norm = getattr(block, "bn3", None) or getattr(block, "bn2", None)
         if isinstance(norm, _BatchNorm) and norm.affine:
             nn.init.zeros_(norm.weight)
+            # The name of the batch norm within its block, wherever the block keeps it.
             inner = next(key for key, one in block.named_modules() if one is norm)
             found.append(f"{name}.{inner}" if name else inner)
     return found

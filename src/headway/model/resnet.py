@@ -45,6 +45,7 @@ class ResNet(nn.Module):
         in_channels: int,
     ) -> None:
         super().__init__()
+        # Names are those of published weights.
         self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
@@ -54,6 +55,7 @@ class ResNet(nn.Module):
             width = 64 << stage
             blocks = []
             for index in range(depth):
+                # The first block of a stage halves the image, but for the stage behind the max pool.
                 blocks.append(block(before, width, stride=2 if stage > 0 and index == 0 else 1))
                 before = width * block.expansion
             stages.append(nn.Sequential(*blocks))
@@ -62,11 +64,14 @@ class ResNet(nn.Module):
 
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
+                # He et al. 2015 (arXiv 1502.01852), fan out, as in torchvision.
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
+        # ReLU works in place: batch norm does not need its output for the backward pass.
         hidden = F.relu(self.bn1(self.conv1(images)), inplace=True)
         hidden = self.maxpool(hidden)
+        # Strides 4 (stem), then 2 for each of the last three stages: 32 in all.
         hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
         logits: Tensor = self.fc(F.adaptive_avg_pool2d(hidden, 1).flatten(1))
         return logits
@@ -108,6 +113,7 @@ class Bottleneck(nn.Module):
         after = width * self.expansion
         self.conv1 = _conv(before, width, 1)
         self.bn1 = nn.BatchNorm2d(width)
+        # v1.5: the stride is in the 3x3 convolution, not in the first 1x1.
         self.conv2 = _conv(width, width, 3, stride)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = _conv(width, after, 1)
@@ -131,6 +137,7 @@ def _conv(before: int, after: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _shortcut(before: int, after: int, stride: int) -> nn.Sequential | None:
+    # An identity needs no module: `downsample` is None, as in published weights.
     if stride == 1 and before == after:
         return None
     return nn.Sequential(_conv(before, after, 1, stride), nn.BatchNorm2d(after))

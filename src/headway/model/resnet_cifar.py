@@ -15,17 +15,19 @@ WIDTHS = (16, 32, 64)
 def cifar_resnet(
     num_classes: int = 10, in_channels: int = 3, *, depth: int = 20, skip_connections: bool = True
 ) -> CifarResNet:
-    """6 n + 2 layers: 20, 32, 44, 56 and 110 are the paper's, of 0.27, 0.46, 0.66, 0.85 and 1.73 million parameters.
+    """A ResNet of 6 n + 2 layers for images of 32 pixels.
+
+    The paper has 20, 32, 44, 56 and 110 layers, with 0.27, 0.46, 0.66, 0.85 and 1.73 million parameters.
 
     Input: normalised images, float [N, in_channels, H, W], made for 32 pixels; output: logits [N, num_classes].
 
     Args:
-        depth: 8, 14, 20, ...: layers with weights.
-        skip_connections: False leaves the shortcuts out: the network whose loss landscape Li et al. 2018 (arXiv
-            1712.09913, figure 1) show beside that with them.
+        depth: number of layers with weights: 8, 14, 20, ...
+        skip_connections: False leaves the shortcuts out, as in figure 1 of Li et al. 2018 (arXiv 1712.09913), which
+            compares the loss landscapes of both.
 
     Raises:
-        UsageError: there is no such depth.
+        UsageError: the depth is not 6 n + 2.
     """
     if depth < 8 or depth % 6 != 2:
         below = max(8, 6 * ((depth - 2) // 6) + 2)
@@ -43,6 +45,7 @@ class CifarResNet(nn.Module):
         self.conv1 = _conv(in_channels, WIDTHS[0])
         self.bn1 = nn.BatchNorm2d(WIDTHS[0])
         stages, before = [], WIDTHS[0]
+        # The first block of a stage widens, and halves the image.
         for width in WIDTHS:
             blocks = [CifarBlock(before, width, skip_connections)]
             blocks += [CifarBlock(width, width, skip_connections) for _ in range(count - 1)]
@@ -52,6 +55,7 @@ class CifarResNet(nn.Module):
         self.fc = nn.Linear(before, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
+                # He et al. 2015 (arXiv 1502.01852), fan out.
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
@@ -63,12 +67,15 @@ class CifarResNet(nn.Module):
 
 @final
 class CifarBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut without parameters (option A of section 4.1: every second pixel, and zeros
-    for the channels that are new): [N, before, H, W] -> [N, width, H / stride, W / stride]; stride 2 where it widens.
+    """Two 3x3 convolutions beside a shortcut: [N, before, H, W] -> [N, width, H / stride, W / stride].
+
+    The stride is 2 if the block widens. Its shortcut has no parameters (option A of section 4.1 of the paper): it takes
+    every second pixel, and zeros for the new channels.
     """
 
     def __init__(self, before: int, width: int, skip_connection: bool) -> None:
         super().__init__()
+        # `_more`: channels that the shortcut lacks.
         self._stride, self._more = (1, 0) if before == width else (2, width - before)
         self._skip_connection = skip_connection
         self.conv1 = _conv(before, width, self._stride)
@@ -78,7 +85,8 @@ class CifarBlock(nn.Module):
 
     @property
     def last_norm(self) -> nn.Module | None:
-        """What decides how much the block adds to its shortcut; None without one."""
+        """The batch norm whose scale decides how much the block adds to its shortcut; None without a shortcut."""
+        # Without a shortcut, a scale of zero would cut the network.
         return self.bn2 if self._skip_connection else None
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -87,6 +95,7 @@ class CifarBlock(nn.Module):
         if not self._skip_connection:
             return F.relu(branch, inplace=True)
         if self._more:
+            # Zeros for the new channels: a shortcut without parameters.
             hidden = F.pad(hidden[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, 0, self._more))
         return F.relu(branch + hidden, inplace=True)
 

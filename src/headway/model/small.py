@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def small_net(num_classes: int = 10, in_channels: int = 3, *, width: int = 32) -> SmallNet:
-    """Four convolutions, batch norm, global average pooling; 66,000 parameters at width 32.
+    """A network of four convolutions with batch norm and global average pooling; 66,000 parameters at width 32.
 
     Input: normalised images, float [N, in_channels, H, W], H and W at least 4; output: logits [N, num_classes].
     """
@@ -18,7 +18,7 @@ def small_net(num_classes: int = 10, in_channels: int = 3, *, width: int = 32) -
 
 @final
 class SmallNet(nn.Module):
-    """Two convolutions, the image halved, two of twice the width, a linear head. Made by `small_net`."""
+    """Two convolutions, a max pool, two convolutions of twice the width, a linear head. Made by `small_net`."""
 
     def __init__(self, num_classes: int, in_channels: int, width: int) -> None:
         super().__init__()
@@ -26,9 +26,11 @@ class SmallNet(nn.Module):
         self.layer2 = ConvLayer(width, width)
         self.layer3 = ConvLayer(width, 2 * width)
         self.layer4 = ConvLayer(2 * width, 2 * width)
+        # Global average pooling makes the head independent of the image size.
         self.head = nn.Linear(2 * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        # One max pool, so that images of 8 pixels still have 4 x 4 positions.
         hidden = F.max_pool2d(self.layer2(self.layer1(images)), 2)
         hidden = self.layer4(self.layer3(hidden))
         logits: Tensor = self.head(F.adaptive_avg_pool2d(hidden, 1).flatten(1))
@@ -41,6 +43,7 @@ class ConvLayer(nn.Module):
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
+        # Without a bias, which batch norm would subtract.
         self.conv = nn.Conv2d(before, after, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(after)
 

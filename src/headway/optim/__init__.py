@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from headway.optim.muon import Muon as Muon
     from headway.optim.noise import draw_gradient_noise as draw_gradient_noise
     from headway.optim.novograd import NovoGrad as NovoGrad
-    from headway.optim.optimizer_recipe import OptimizerRecipe as OptimizerRecipe
     from headway.optim.optimizer_recipe import read_optimizer as read_optimizer
+    from headway.optim.recipe_base import OptimizerRecipe as OptimizerRecipe
     from headway.optim.rmsprop_sgd import RMSpropSGD as RMSpropSGD
     from headway.optim.schedule import Schedule as Schedule
     from headway.optim.schedule import ScheduleRecipe as ScheduleRecipe
@@ -46,7 +46,7 @@ _HOMES = {
     "RMSpropSGD": "rmsprop_sgd",
     "Signum": "signum",
     "GroupRecipe": "groups",
-    "OptimizerRecipe": "optimizer_recipe",
+    "OptimizerRecipe": "recipe_base",
     "Schedule": "schedule",
     "ScheduleRecipe": "schedule",
     "build_optimizer": "builder",

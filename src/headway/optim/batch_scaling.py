@@ -1,4 +1,4 @@
-"""Numbers of a recipe that follow the batch: the learning rate, and the length of the run."""
+"""Recipe values that follow the batch: the learning rate and the length of the run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from headway.core.recipe import RecipePart
 
 
 class BatchScaledRecipe(RecipePart):
-    """A number that suits one batch, and how it follows another.
+    """A number for one batch, and the rule that scales it to another.
 
-    Linear: k times the batch, k times the learning rate (Goyal et al. 2017, arXiv 1706.02677). Square root: it keeps
-    the variance of a step, which goes as lr^2 / batch (Krizhevsky 2014, arXiv 1404.5997; Hoffer et al. 2017,
+    Linear: k times the batch, k times the learning rate (Goyal et al. 2017, arXiv 1706.02677). Square root: keeps the
+    variance of a step, which is proportional to lr^2 / batch (Krizhevsky 2014, arXiv 1404.5997; Hoffer et al. 2017,
     arXiv 1705.08741).
     """
 
     base: float = Field(gt=0, allow_inf_nan=False)
     """The number for a batch of `per`."""
     per: int = Field(ge=1)
-    """Global batch that `base` was found for."""
+    """Global batch for which `base` was tuned."""
     scale: Literal["linear", "sqrt", "none"] = "linear"
-    """Times batch / per (`linear`), times its square root (`sqrt`), or `base` whatever the batch (`none`)."""
+    """`linear`: base * batch / per; `sqrt`: base * sqrt(batch / per); `none`: base for every batch."""
 
     def compute_factor(self, batch: int) -> float:
-        """What the base is multiplied by for a batch."""
+        """Factor on the base for a batch."""
         ratio = batch / self.per
+        # For `sqrt`, lr^2 / batch stays the same; for `linear`, lr / batch.
         return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[self.scale]
 
     def compute_value(self, batch: int) -> float:
@@ -36,13 +37,14 @@ class BatchScaledRecipe(RecipePart):
         return self.base * self.compute_factor(batch)
 
     def explain(self, batch: int) -> str:
-        """How it came about, in numbers."""
+        """The computation in numbers, for example `0.1 x 8,192 / 256`."""
         ratio = f"{batch:,} / {self.per:,}"
         text = {"linear": f" x {ratio}", "sqrt": f" x sqrt({ratio})", "none": ", whatever the batch"}[self.scale]
         return f"{self.base:g}{text}"
 
 
 def _find_tag(value: Any) -> str:
+    # Python code may pass a finished BatchScaledRecipe.
     return "mapping[scaled]" if isinstance(value, dict | BatchScaledRecipe) else "float"
 
 
@@ -51,15 +53,16 @@ Scalable = Annotated[
     | Annotated[BatchScaledRecipe, Tag("mapping[scaled]")],
     Discriminator(_find_tag),
 ]
-"""A number above 0, or {base, per, scale}. The tags are those that a recipe's errors leave out of a key."""
+"""A number above 0, or {base, per, scale}. The form of the tags tells error messages to leave them out of a key."""
 
 
 def require_number(value: float | BatchScaledRecipe, where: str) -> float:
-    """A number that has been resolved.
+    """Returns a number that no longer follows the batch.
 
     Raises:
-        RecipeError: it still follows a batch.
+        RecipeError: it still follows the batch.
     """
+    # Only a run knows its batch: a recipe is resolved before an optimizer is built from it.
     if isinstance(value, BatchScaledRecipe):
         what = f"it follows the batch ({value.base:g} per {value.per:,}), and no batch is known here"
         raise RecipeError(what, where=where, fix="Give a number: BatchScaledRecipe(...).compute_value(batch).")

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import RecipeError
 from headway.optim.batch_scaling import require_number
 from headway.optim.groups import GroupRecipe, assign_parameters, split_decay
-from headway.optim.optimizer_recipe import OptimizerRecipe
+from headway.optim.recipe_base import OptimizerRecipe
 
-if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
+# Importing torch takes seconds, and a recipe is validated without it.
+if TYPE_CHECKING:
     import torch
 
 
@@ -41,6 +42,7 @@ def build_optimizer(
         for part in split_decay(own, decay) if split else [{"params": own, "weight_decay": decay}]:
             part |= {"name": group.match if recipe.groups else "all", "lr_scale": group.lr_scale}
             groups += recipe.split_group(part, lr)
+    # `lr_scale` stays in the group: `set_lr` applies it again at every step.
     for one in groups:
         one["lr"] = lr * one["lr_scale"]
     return recipe.make(groups, lr, steps_per_epoch)

@@ -32,6 +32,7 @@ def multiply(tensors: list[Tensor], factor: Coefficient) -> list[Tensor]:
     return list(torch._foreach_mul(tensors, factor))  # type: ignore[arg-type]
 
 
+# In place: moments and momentum buffers are updated where they lie.
 def scale_(tensors: list[Tensor], factor: Coefficient) -> None:
     torch._foreach_mul_(tensors, factor)  # type: ignore[arg-type]
 
@@ -46,6 +47,7 @@ def subtract_(tensors: list[Tensor], others: list[Tensor]) -> None:
 
 def combine(grads: list[Tensor], from_g: Coefficient, weights: list[Tensor], from_w: Coefficient) -> list[Tensor]:
     """from_g * g + from_w * w, as new tensors."""
+    # Without weight decay the second pass over memory is left out.
     out = multiply(grads, from_g)
     if not (isinstance(from_w, float | int) and from_w == 0):
         add_(out, multiply(weights, from_w))
@@ -66,6 +68,7 @@ def update_square_moment_(moments: list[Tensor], keep: float | Tensor, rest: flo
 
 def divide_by_root(values: list[Tensor], moments: list[Tensor], factor: Coefficient, eps: float) -> list[Tensor]:
     """value / (sqrt(moment * factor) + eps), as new tensors."""
+    # sqrt and division in place: one temporary list in all.
     below = multiply(moments, factor)
     torch._foreach_sqrt_(below)
     torch._foreach_add_(below, eps)

@@ -9,22 +9,23 @@ from typing import Any, final
 from torch import Tensor
 
 from headway.optim import foreach_ops as ops
-from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
-from headway.optim.lamb import check_betas
+from headway.optim.fused_optimizer import FusedOptimizer, check_betas, check_ranges
 from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 
 @final
 class FTML(FusedOptimizer):
-    """v = beta2 * v + (1 - beta2) * d^2 with d = g + weight_decay * w; w -= lr * (1 - beta1) / (1 - beta1^t) * d /
+    """Follow the moving leader.
+
+    With d = g + weight_decay * w: v = beta2 * v + (1 - beta2) * d^2; w -= lr * (1 - beta1) / (1 - beta1^t) * d /
     (sqrt(v / (1 - beta2^t)) + eps).
 
-    Algorithm 1 of the paper keeps z and d_t, with w = -z / d_t. As z is -d_t * w after each step, both fall out of its
-    next one, and this is what is left. It is exact, takes a third of the memory, and can take a learning rate of 0.
+    Algorithm 1 of the paper keeps z and d_t, with w = -z / d_t. After each step z is -d_t * w, so both cancel out of
+    the next step. This form is exact, needs a third of the memory, and allows a learning rate of 0.
 
     Args:
         lr: a number, or a tensor of one.
-        fused: the native core does the step where it can.
+        fused: use the native core if possible.
 
     Raises:
         UsageError: an option out of range.
@@ -52,9 +53,12 @@ class FTML(FusedOptimizer):
         def apply(inputs: StepInputs) -> None:
             steps = inputs.count_step()
             moments = inputs.get_states("exp_avg_sq")
+            # v = beta2 * v + (1 - beta2) * d^2, with the decayed gradient d
             addends = ops.combine(inputs.grads, 1.0, inputs.weights, inputs.gate_update(decay) if decay else 0)
             ops.update_square_moment_(moments, inputs.gate_decay(beta2), 1 - beta2, addends)
+            # d / (sqrt(v / (1 - beta2^t)) + eps)
             moved = ops.divide_by_root(addends, moments, inputs.to_coefficients(ops.bias_correction(beta2, steps)), eps)
+            # beta1 enters the rate alone, so no first moment is kept.
             rate = ops.bias_correction(beta1, steps) * (1 - beta1) * inputs.gate_lr()
             ops.subtract_(inputs.weights, ops.multiply(moved, inputs.to_coefficients(rate)))
 

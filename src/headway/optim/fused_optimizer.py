@@ -53,6 +53,7 @@ class FusedOptimizer(Optimizer, ABC):
         Raises:
             UsageError: an option out of range, or a parameter that is no real dense tensor.
         """
+        # torch fills in the defaults first, so that all options can be checked.
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -80,11 +81,13 @@ class FusedOptimizer(Optimizer, ABC):
         scale: Tensor | None = getattr(self, "grad_scale", None)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
+            # The rule is built anew at each step, as options such as lr change between steps.
             rule = self._rule(group)
             # A scalar on a device would make the native core wait for it.
             scalars = [one for one in (scale, found_inf, group["lr"]) if isinstance(one, Tensor)]
             on_host = all(one.device.type == "cpu" for one in scalars)
             may_be_native = group["fused"] and rule.native_number is not None and on_host
+            # Parameters that are handled alike share one call: the overhead is paid once for each type and device.
             together: dict[tuple[torch.device, torch.dtype, bool], list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -113,6 +116,7 @@ class FusedOptimizer(Optimizer, ABC):
             raise UsageError(what, fix="Set sparse=False in that layer, or give it to another optimizer.")
         for name, (is_number, kind) in _list_states(rule, parameter).items():
             if name not in state:
+                # `zeros_like` keeps the memory format, which the native core needs to be that of the parameter.
                 like = torch.zeros((), dtype=kind, device=parameter.device)
                 state[name] = like if is_number else torch.zeros_like(parameter, dtype=kind)
                 continue
@@ -138,6 +142,7 @@ class FusedOptimizer(Optimizer, ABC):
     def _step_native(
         self, parameters: list[Tensor], rule: UpdateRule, group: Group, scale: Tensor | None, found_inf: Tensor | None
     ) -> None:
+        # The core gets parallel lists: entry i of each belongs to parameter i.
         states = [self.state[parameter] for parameter in parameters]
 
         def get_states(name: str | None) -> list[Tensor] | None:
@@ -178,12 +183,14 @@ class FusedOptimizer(Optimizer, ABC):
             grads = [grad.masked_fill(live == 0, 0) for grad in grads]
         states = [self.state[parameter] for parameter in parameters]
         rule.apply(StepInputs(weights=weights, grads=grads, states=states, group=group, live=live))
+        # 16-bit parameters were stepped in float32 copies.
         if kind != parameters[0].dtype:
             torch._foreach_copy_(parameters, weights)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state, as every torch optimizer does; but each value keeps its type, and takes the parameter's memory
         format."""
+        # torch converts states to the type of their parameter; a 16-bit parameter would lose its float32 moments.
         super().load_state_dict(state_dict)
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -239,3 +246,12 @@ def check_ranges(name: str, group: Group, **limits: tuple[float, float]) -> None
         if not isinstance(value, Real) or not low <= float(value) < high:
             span = f"in [{low:g}, {high:g})" if high != float("inf") else f"of at least {low:g}"
             raise UsageError(f"{name} has {option}={value!r}", fix=f"Give it a finite number {span}.")
+
+
+def check_betas(name: str, group: Group) -> None:
+    """Raises UsageError unless the betas are two numbers in [0, 1)."""
+    betas = group["betas"]
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise UsageError(f"{name} has betas={betas!r}", fix="Give it two numbers in [0, 1), for example (0.9, 0.999).")
+    beta1, beta2 = betas
+    check_ranges(name, {"betas[0]": beta1, "betas[1]": beta2}, **{"betas[0]": (0, 1), "betas[1]": (0, 1)})

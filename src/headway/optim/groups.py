@@ -1,4 +1,4 @@
-"""Parameter groups: by regular expression, and without weight decay where it does harm."""
+"""Parameter groups: by regular expression, and without weight decay for biases and normalisation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pydantic import Field, field_validator
 from headway.core.errors import RecipeError, UsageError
 from headway.core.recipe import RecipePart, check_patterns
 
-if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
+# Importing torch takes seconds, and a recipe is validated without it.
+if TYPE_CHECKING:
     import torch
 
 
@@ -21,15 +22,15 @@ class GroupRecipe(RecipePart):
     """Parameters with their own learning rate or weight decay."""
 
     match: str
-    """Regular expression (re.search) on the parameter's full name; of several groups the first that matches wins."""
+    """Regular expression (re.search) on the parameter's full name. The first group that matches takes the parameter."""
     lr_scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Factor on the learning rate."""
     weight_decay: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """Instead of the optimizer's weight decay and `no_decay`, where it is set."""
+    """Replaces the optimizer's weight decay and `no_decay` for this group."""
 
     @field_validator("match")
     @classmethod
-    def _compile(cls, pattern: str) -> str:
+    def _check_patterns(cls, pattern: str) -> str:
         check_patterns(pattern)
         return pattern
 
@@ -37,21 +38,22 @@ class GroupRecipe(RecipePart):
 def split_decay(
     params: Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Groups for any torch optimizer: weight decay for parameters of two dimensions or more, none for the others.
+    """Makes groups for any torch optimizer: weight decay for parameters of two dimensions or more, none for the others.
 
-    Those are biases, and the beta and gamma of normalisation: they cannot grow the network's function without bound,
-    and decay only holds them back (Goyal et al. 2017, arXiv 1706.02677; He et al. 2018, arXiv 1812.01187, section 3.1).
+    The others are biases, and the beta and gamma of normalisation. Decay only slows them down (Goyal et al. 2017, arXiv
+    1706.02677; He et al. 2018, arXiv 1812.01187, section 3.1).
 
     Args:
-        params: of a network, or its (name, parameter) pairs, whose names the groups then keep as torch has it.
+        params: the parameters of a network, or its (name, parameter) pairs; torch's optimizers then keep the names.
 
     Raises:
-        UsageError: something else, or a decay below 0.
+        UsageError: no parameters, or a decay below 0.
     """
     import torch
 
     if not 0 <= weight_decay < inf:
         raise UsageError(f"split_decay has weight_decay={weight_decay!r}", fix="Give it a finite number of at least 0.")
+    # Parameters come alone, or as torch's (name, parameter) pairs.
     both: tuple[list[Any], list[Any]] = ([], [])
     for one in params if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else (params,):
         parameter = one[1] if isinstance(one, tuple) and len(one) == 2 else one
@@ -64,12 +66,13 @@ def split_decay(
 
 
 def assign_parameters(groups: tuple[GroupRecipe, ...], names: list[str]) -> list[tuple[GroupRecipe, list[str]]]:
-    """Each group with the names it takes: a name goes to the first group whose pattern it matches.
+    """Assigns each parameter name to the first group whose pattern it matches.
 
     Raises:
-        RecipeError: a name that no group takes, or a group that takes no name.
+        RecipeError: a name without a group, or a group without a name.
     """
     taken: list[list[str]] = [[] for _ in groups]
+    # Compiled once: every pattern meets every name.
     patterns = [re.compile(group.match) for group in groups]
     unmatched = []
     for name in names:
@@ -78,12 +81,14 @@ def assign_parameters(groups: tuple[GroupRecipe, ...], names: list[str]) -> list
             unmatched.append(name)
         else:
             taken[index].append(name)
+    # A group that takes nothing is a misspelt pattern, or stands below a group that takes everything.
     for index, group in enumerate(groups):
         if not taken[index]:
             where = f"optimizer.groups.{index}"
             if any(patterns[index].search(name) for name in names):
                 what = f"earlier groups took every parameter that {group.match!r} matches"
                 raise RecipeError(what, where=where, fix="Move it up, or remove it.")
+            # Names that look like the pattern are better examples than the first ones.
             near = difflib.get_close_matches(group.match, names, n=3, cutoff=0.3) or names[:3]
             fix = f"Trained parameters are for example: {', '.join(near)}."
             fix += " Change the pattern, or remove the group."

@@ -36,15 +36,18 @@ class InternalSchedule:
 def lbsgd_schedule(batch_scale: int, warmup: LbsgdWarmup, warmup_steps: float) -> InternalSchedule:
     """LBSGD's rise from 1 to `batch_scale` within the first `warmup_steps` steps. `warmup: lars` has a rate for each
     layer instead, which is no function of the step."""
+    # Nothing rises: the rate of a layer depends on its norms, and a macro-batch of one step is the batch.
     if warmup == "lars" or batch_scale == 1:
         return InternalSchedule(steps_per_update=batch_scale)
     power = WARMUP_POWERS[warmup]
 
     def compute_factor(step: int) -> float:
+        # Steps count from 0, and the first one makes a part of the rise.
         share = min((step + 1) / warmup_steps, 1.0) if warmup_steps > 0 else 1.0
         risen: float = share**power
         return 1 + (batch_scale - 1) * risen
 
+    # The turn is the first step at the full rate.
     end = math.ceil(warmup_steps) - 1
     turns = ((end, "end of LBSGD's warm-up"),) if end > 0 else ()
     return InternalSchedule(steps_per_update=batch_scale, lr_factor=compute_factor, turns=turns)
@@ -54,9 +57,11 @@ def rmsprop_sgd_schedule(lr_rmsprop: float, center: float, period: float) -> Int
     """RMSpropSGD's transition: SGD's share is one half at step `center`, and RMSprop has the rest."""
 
     def compute_share(step: int) -> float:
+        # An exponential before the centre, a line behind it: both have the same slope there.
         away = (step - center) / period
         return math.exp(2 * away) / 2 if away < 0 else min(0.5 + away, 1.0)
 
+    # A centre at the start of the run has no turn: step 0 is listed anyway.
     middle, end = math.ceil(center), math.ceil(center + period / 2)
     turns = ((middle, "SGD has one half"), (end, "SGD alone"))
     return InternalSchedule(

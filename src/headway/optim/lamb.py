@@ -9,33 +9,24 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from headway.core.errors import UsageError
 from headway.optim import foreach_ops as ops
-from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
+from headway.optim.fused_optimizer import FusedOptimizer, check_betas, check_ranges
 from headway.optim.update_rule import Group, StepInputs, UpdateRule
-
-
-def check_betas(name: str, group: Group) -> None:
-    """Raises UsageError for betas that are no two numbers in [0, 1)."""
-    betas = group["betas"]
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise UsageError(f"{name} has betas={betas!r}", fix="Give it two numbers in [0, 1), for example (0.9, 0.999).")
-    beta1, beta2 = betas
-    check_ranges(name, {"betas[0]": beta1, "betas[1]": beta2}, **{"betas[0]": (0, 1), "betas[1]": (0, 1)})
 
 
 @final
 class LAMB(FusedOptimizer):
-    """u = m / (sqrt(v) + eps) + weight_decay * w with Adam's unbiased moments m and v; w -= lr * trust * u, where trust
-    = |w| / |u|, and 1 where a norm is 0 or the parameter has at most one dimension (biases, batch norm).
+    """Adam with decoupled weight decay, in which the step of each layer is scaled by its trust ratio.
 
-    This is algorithm 2 of the paper with phi(x) = x.
+    With Adam's unbiased moments m and v: u = m / (sqrt(v) + eps) + weight_decay * w; w -= lr * r * u. The ratio r is
+    |w| / |u|, and 1 if a norm is 0 or the parameter has at most one dimension (biases, batch norm). This is algorithm 2
+    of the paper with phi(x) = x.
 
     Args:
         lr: a number, or a tensor of one.
         betas: shares of the running first and second moments that one step keeps.
-        trust: False: trust = 1 everywhere, which is AdamW.
-        fused: the native core does the step where it can. Same formulas; sums are rounded otherwise.
+        layerwise: False: a ratio of 1 everywhere, which is AdamW.
+        fused: use the native core if possible. Same formulas; sums are rounded differently.
 
     Raises:
         UsageError: an option out of range.
@@ -69,8 +60,10 @@ class LAMB(FusedOptimizer):
         def compute_ratio(w: Tensor, u: Tensor) -> Tensor:
             return w / u
 
+        # Biases and batch norm have a ratio of 1: their norms say nothing about a good step size.
         def apply(inputs: StepInputs) -> None:
             first, second = inputs.get_states("exp_avg"), inputs.get_states("exp_avg_sq")
+            # Adam: unbiased first and second moments, then their quotient.
             steps = inputs.count_step()
             ops.update_moment_(first, inputs.gate_decay(beta1), 1 - beta1, inputs.grads)
             ops.update_square_moment_(second, inputs.gate_decay(beta2), 1 - beta2, inputs.grads)
@@ -78,8 +71,10 @@ class LAMB(FusedOptimizer):
             update = ops.divide_by_root(
                 unbiased, second, inputs.to_coefficients(ops.bias_correction(beta2, steps)), eps
             )
+            # The decay is part of the update, so the trust ratio scales it, too.
             if decay:
                 torch._foreach_add_(update, inputs.weights, alpha=decay)
+            # Layers with a trust ratio get rates of their own.
             rate: Any = inputs.gate_lr()
             if chosen := [index for index, weight in enumerate(inputs.weights) if has_trust_ratio(weight)]:
                 w, u = (ops.compute_norms([tensors[index] for index in chosen]) for tensors in (inputs.weights, update))

@@ -30,11 +30,10 @@ class LARS(FusedOptimizer):
 
     Args:
         lr: a number, or a tensor of one.
-        trust: the trust coefficient; the paper's eta.
+        trust: the trust coefficient, the paper's eta. None: a ratio of 1 everywhere, which is SGD.
         lr_in_momentum: scale by the learning rate before the momentum buffer, not behind it.
         clip: limit each layer's rate lr * r to lr: LARC. The paper's value of `trust` is then 0.02.
         nesterov: look ahead by one more momentum step, as torch's SGD does.
-        layerwise: False: a ratio of 1 everywhere, which is SGD.
         fused: use the native core if possible. Same formulas; sums are rounded differently.
 
     Raises:
@@ -48,50 +47,56 @@ class LARS(FusedOptimizer):
         *,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
-        trust: float = 0.001,
+        trust: float | None = 0.001,
         eps: float = 0.0,
         lr_in_momentum: bool = True,
         clip: bool = False,
         nesterov: bool = False,
-        layerwise: bool = True,
         fused: bool = True,
     ) -> None:
         options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "eps": eps}
-        switches = {"lr_in_momentum": lr_in_momentum, "clip": clip, "nesterov": nesterov, "layerwise": layerwise}
-        super().__init__(params, options | switches | {"fused": fused})
+        switches = {"lr_in_momentum": lr_in_momentum, "clip": clip, "nesterov": nesterov, "fused": fused}
+        super().__init__(params, options | switches)
 
     def _check(self, group: Group) -> None:
-        check_ranges("LARS", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), trust=(0, inf), eps=(0, inf))
+        check_ranges("LARS", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), eps=(0, inf))
         if not isinstance(group["lr_in_momentum"], bool):
             raise UsageError(f"LARS has lr_in_momentum={group['lr_in_momentum']!r}", fix="Set it to True or False.")
+        # True and False are numbers in Python, and no trust coefficients.
         if isinstance(group["trust"], bool):
-            fix = "Give it the trust coefficient, for example 0.001, or set layerwise=False."
+            fix = "Give it the trust coefficient, for example 0.001, or None for SGD."
             raise UsageError(f"LARS has trust={group['trust']}", fix=fix)
+        if group["trust"] is not None:
+            check_ranges("LARS", group, trust=(0, inf))
 
     def _rule(self, group: Group) -> UpdateRule:
-        return build_lars_rule(group, layerwise=group["layerwise"], lr_in_momentum=group["lr_in_momentum"])
+        return build_lars_rule(group, trust=group["trust"], lr_in_momentum=group["lr_in_momentum"])
 
 
-def build_lars_rule(group: Group, *, layerwise: bool, lr_in_momentum: bool) -> UpdateRule:
-    """Builds the rule of LARS, or without `layerwise` that of SGD with momentum, from the options of a group."""
-    trust, eps = (group["trust"], group["eps"]) if layerwise else (0.0, 0.0)
+def build_lars_rule(group: Group, *, trust: float | None, lr_in_momentum: bool) -> UpdateRule:
+    """Builds the rule of LARS from the options of a group, or without `trust` that of SGD with momentum."""
+    # A group of Muon has neither eps nor clip.
+    coefficient, eps = (0.0, 0.0) if trust is None else (trust, group["eps"])
     clip = group.get("clip", False)
 
     def has_trust_ratio(parameter: Tensor) -> bool:
-        return layerwise and parameter.ndim > 1
+        return trust is not None and parameter.ndim > 1
 
+    # Native and torch steps use the same formula; `layer_rates` calls this one to report the rates.
     def compute_ratio(w: Tensor, g: Tensor) -> Tensor:
-        ratio: Tensor = trust * w / (g + group["weight_decay"] * w + eps)
+        ratio: Tensor = coefficient * w / (g + group["weight_decay"] * w + eps)
         return (ratio / group["lr"]).clamp(max=1) if clip else ratio
 
     def apply(inputs: StepInputs) -> None:
         lr, decay = inputs.gate_lr(), group["weight_decay"]
+        # The factor on d: for each layer with a trust ratio its own, for all others the same.
         within: Any = lr if lr_in_momentum else inputs.gate_update(1.0)
         if chosen := [index for index, weight in enumerate(inputs.weights) if has_trust_ratio(weight)]:
             w, g = (
                 ops.compute_norms([tensors[index] for index in chosen]) for tensors in (inputs.weights, inputs.grads)
             )
             within = inputs.scale_layers(chosen, compute_ratio(w, g), (w > 0) & (g > 0), within)
+        # The decay has the same factor as the gradient, also if the factors differ by layer.
         from_w: Any = [factor * decay for factor in within] if isinstance(within, list) else within * decay
         addends = ops.combine(inputs.grads, within, inputs.weights, from_w if decay else 0)
         apply_momentum_(inputs, addends, inputs.gate_update(1.0) if lr_in_momentum else lr)
@@ -100,9 +105,17 @@ def build_lars_rule(group: Group, *, layerwise: bool, lr_in_momentum: bool) -> U
         apply=apply,
         first_state="momentum_buffer" if group["momentum"] > 0 else None,
         native_number=0,
-        native_options=(group["momentum"], group["weight_decay"], trust, eps, group["nesterov"], lr_in_momentum, clip),
+        native_options=(
+            group["momentum"],
+            group["weight_decay"],
+            coefficient,
+            eps,
+            group["nesterov"],
+            lr_in_momentum,
+            clip,
+        ),
         has_trust_ratio=has_trust_ratio,
-        trust_ratio=compute_ratio if layerwise else None,
+        trust_ratio=None if trust is None else compute_ratio,
     )
 
 
@@ -111,11 +124,13 @@ def apply_momentum_(inputs: StepInputs, addends: list[Tensor], rate: ops.Coeffic
 
     The memory of `addends` is overwritten.
     """
+    # Without momentum there is no buffer, and the addend is the step.
     momentum = inputs.group["momentum"]
     if momentum > 0:
         buffers = inputs.get_states("momentum_buffer")
         ops.scale_(buffers, inputs.gate_decay(momentum))
         ops.add_(buffers, addends)
+        # The addend becomes the step: it is not needed any more.
         if inputs.group.get("nesterov"):
             ops.add_(addends, ops.multiply(buffers, inputs.gate_update(momentum)))
         else:

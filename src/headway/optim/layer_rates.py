@@ -1,4 +1,4 @@
-"""The learning rate that each layer really has, of optimizers that scale layers apart."""
+"""The effective learning rate of each layer, for optimizers that scale layers separately."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ Group = dict[str, Any]
 
 
 def has_layer_rates(optimizer: Optimizer) -> bool:
-    """Whether the rule has a learning rate for each layer."""
+    """Whether the optimizer has a learning rate for each layer that is known after its step."""
     if isinstance(optimizer, LBSGD):
-        # Of a macro-batch, what the rate is made of is gone after the step: the sum of several steps' gradients.
+        # The rate of a macro-batch comes from the sum of its gradients, which is cleared in the step.
         return all(group["warmup"] == "lars" and group["batch_scale"] == 1 for group in optimizer.param_groups)
-    if isinstance(optimizer, LARS | LAMB):
+    if isinstance(optimizer, LARS):
+        return any(group["trust"] is not None for group in optimizer.param_groups)
+    if isinstance(optimizer, LAMB):
         return any(group["layerwise"] for group in optimizer.param_groups)
     return isinstance(optimizer, NovoGrad)
 
@@ -32,43 +34,49 @@ def has_layer_rates(optimizer: Optimizer) -> bool:
 def measure_layer_rates(
     optimizer: Optimizer, parameters: Sequence[Tensor], before: Sequence[Tensor], g: Tensor
 ) -> Tensor:
-    """The local learning rate of each parameter in the step that was just made, float64 [n] on the device: the factor
-    on the gradient (LARS, LBSGD, NovoGrad) or on Adam's update (LAMB) before momentum; waits for nothing.
+    """Computes the learning rate that each parameter had in the step that was just made, without waiting for the
+    device.
 
     Args:
-        parameters: of the optimizer, after the step. before: what they were.
+        parameters: the parameters after the step.
+        before: their values before the step.
         g: norms of their gradients, float64 [n].
 
     Returns:
-        NaN for a parameter that had no gradient or whose norm of weights or gradient is 0, and for all of an optimizer
-        without local rates (`has_local_rates`), as is an LBSGD whose macro-batches have several steps.
+        float64 [n] on the device: the factor on the gradient (LARS, LBSGD, NovoGrad) or on Adam's update (LAMB) before
+        momentum. NaN for a parameter without a gradient or with a norm of 0, and for every parameter of an optimizer
+        without rates for each layer (`has_layer_rates`).
     """
     one = torch.ones((), dtype=g.dtype, device=g.device)
     nothing = one * torch.nan
+    # A parameter that another optimizer steps, or that had no gradient, keeps NaN.
     rates = [nothing] * len(parameters)
     if not has_layer_rates(optimizer):
         return torch.stack(rates)
     assert isinstance(optimizer, FusedOptimizer)
-    place_of = {id(parameter): place for place, parameter in enumerate(parameters)}
+    index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
     w = torch.stack(torch._foreach_norm(list(before))).double()
     weights, gradients = w.unbind(), g.unbind()
     for group in optimizer.param_groups:
-        places = [place_of[id(one)] for one in group["params"] if id(one) in place_of]
-        if not places:
+        indices = [index_of[id(one)] for one in group["params"] if id(one) in index_of]
+        if not indices:
             continue
-        rule, found = optimizer._rule(group), [one] * len(places)
+        rule, found = optimizer._rule(group), [one] * len(indices)
+        # The same function as in the step, given the norms as they were in it.
         if rule.trust_ratio is not None:
-            below = [_scaled_norm(optimizer, parameters[at], before[at], gradients[at], group) for at in places]
-            found = list(rule.trust_ratio(torch.stack([weights[at] for at in places]), torch.stack(below)).unbind())
-        for at, ratio in zip(places, found, strict=True):
+            below = [_scaled_norm(optimizer, parameters[at], before[at], gradients[at], group) for at in indices]
+            found = list(rule.trust_ratio(torch.stack([weights[at] for at in indices]), torch.stack(below)).unbind())
+        for at, ratio in zip(indices, found, strict=True):
+            # Biases and batch norm step at the plain learning rate.
             adapts = rule.has_trust_ratio is None or rule.has_trust_ratio(parameters[at])
             rates[at] = group["lr"] * (ratio if adapts else one)
+    # NovoGrad's rate does not depend on the norm of the weights.
     unknown = g == 0 if isinstance(optimizer, NovoGrad) else (w == 0) | (g == 0)
     return torch.stack(rates).masked_fill(unknown, torch.nan)
 
 
 def _scaled_norm(optimizer: Optimizer, parameter: Tensor, before: Tensor, g: Tensor, group: Group) -> Tensor:
-    """The norm of what the trust ratio scales, as the step had it."""
+    """The norm of the value that the trust ratio scaled in the step: the gradient, or the optimizer's update of it."""
     if isinstance(optimizer, NovoGrad):
         return _read_state_number(optimizer, parameter, "norm_sq", g).sqrt()
     return _lamb_update_norm(optimizer, parameter, before, group, g) if isinstance(optimizer, LAMB) else g
@@ -80,8 +88,9 @@ def _read_state_number(optimizer: Optimizer, parameter: Tensor, name: str, like:
 
 
 def _lamb_update_norm(optimizer: Optimizer, parameter: Tensor, before: Tensor, group: Group, like: Tensor) -> Tensor:
-    """Norm of LAMB's update before the trust ratio, from the moments after the step."""
+    """Norm of LAMB's update before the trust ratio, computed from the moments after the step."""
     state = optimizer.state[parameter]
+    # Before the first step with a gradient there is no moment.
     if "exp_avg" not in state:
         return torch.full((), torch.nan, dtype=like.dtype, device=like.device)
     (beta1, beta2), steps = group["betas"], state["step"].double().clamp(min=1)

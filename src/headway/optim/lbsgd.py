@@ -20,21 +20,21 @@ WARMUPS = get_args(LbsgdWarmup)
 
 @final
 class LBSGD(FusedOptimizer):
-    """The gradients of `batch_scale` steps are summed, and the last of them steps with their mean: m = momentum * m +
-    lr * f * (g + weight_decay * w); w -= m.
+    """SGD with macro-batches: the gradients of `batch_scale` steps are summed, and the last step uses their mean.
 
-    f goes from 1 to batch_scale, so that lr is that of one step's batch: with s, the share of `warmup_epochs` that is
-    done, f = 1 + (batch_scale - 1) * s (`linear`), * s^2 (`power2`) or * sqrt(s) (`sqrt`). `lars` has no warm-up: f is
-    sqrt(|w|^2 / (|g|^2 + weight_decay |w|^2)) of each layer, in [0.01, 100].
+    m = momentum * m + lr * f * (g + weight_decay * w); w -= m. The factor f rises from 1 to batch_scale, so lr suits
+    the batch of one step. With s, the share of `warmup_epochs` that is done, f = 1 + (batch_scale - 1) * s (`linear`),
+    s^2 (`power2`) or sqrt(s) (`sqrt`). `lars` has no warm-up: f is sqrt(|w|^2 / (|g|^2 + weight_decay |w|^2)) for each
+    layer, in [0.01, 100].
 
     Steps at the end of a run that fill no macro-batch move nothing: their gradients stay in the sum.
 
     Args:
-        lr: of one step's batch; a number, or a tensor of one.
+        lr: learning rate for the batch of one step; a number, or a tensor of one.
         batch_scale: steps of a macro-batch.
-        steps_per_epoch: of the data set, which has to be given; calls of `step`, not macro-batches.
+        steps_per_epoch: calls of `step` in one epoch, not macro-batches; required.
         begin_epoch: epochs that were done before the first step.
-        fused: the native core does the step where it can. Same formulas; sums are rounded otherwise.
+        fused: use the native core if possible. Same formulas; sums are rounded differently.
 
     Raises:
         UsageError: an option out of range.
@@ -69,7 +69,7 @@ class LBSGD(FusedOptimizer):
 
     def _rule(self, group: Group) -> UpdateRule:
         scale, decay, warmup = group["batch_scale"], group["weight_decay"], group["warmup"]
-        rising = group["warmup_epochs"] * group["steps_per_epoch"]
+        warmup_steps = group["warmup_epochs"] * group["steps_per_epoch"]
         begun = round(group["begin_epoch"] * group["steps_per_epoch"])
         buffered, summed = group["momentum"] > 0, scale > 1
 
@@ -78,6 +78,7 @@ class LBSGD(FusedOptimizer):
             return found
 
         def apply(inputs: StepInputs) -> None:
+            # Whether this step ends a macro-batch lies on the device: `moves` is 1 if it does, else 0.
             steps = inputs.count_step() + begun
             grads, moves = inputs.grads, torch.ones_like(steps)
             if summed:
@@ -87,22 +88,26 @@ class LBSGD(FusedOptimizer):
                 grads = ops.multiply(sums, 1 / scale)
             if inputs.live is not None:
                 moves = moves * inputs.live
+            # The factor on the learning rate: of each layer, or the same for all as the warm-up rises.
             if warmup == "lars":
                 factor = compute_ratio(ops.compute_norms(inputs.weights), ops.compute_norms(grads))
             else:
-                share = (steps / rising).clamp(max=1) if rising > 0 else torch.ones_like(steps)
+                share = (steps / warmup_steps).clamp(max=1) if warmup_steps > 0 else torch.ones_like(steps)
                 factor = 1 + (scale - 1) * share ** WARMUP_POWERS[warmup]
             rate = inputs.to_coefficients(factor * group["lr"] * moves)
+            # m = momentum * m + lr * f * (g + weight_decay * w)
             addends = ops.multiply(grads, rate)
             if decay:
                 ops.add_(addends, ops.multiply(ops.multiply(inputs.weights, decay), rate))
             if buffered:
                 buffers = inputs.get_states("momentum_buffer")
+                # The momentum decays once in a macro-batch.
                 ops.scale_(buffers, inputs.to_coefficients(1 - moves * (1 - group["momentum"])))
                 ops.add_(buffers, addends)
                 addends = ops.multiply(buffers, inputs.to_coefficients(moves))
             ops.subtract_(inputs.weights, addends)
             if summed:
+                # The sum begins again after a macro-batch.
                 ops.scale_(sums, inputs.to_coefficients(1 - moves))
 
         return UpdateRule(
@@ -112,5 +117,5 @@ class LBSGD(FusedOptimizer):
             has_step_count=True,
             trust_ratio=compute_ratio if warmup == "lars" else None,
             native_number=6,
-            native_options=(group["momentum"], decay, scale, WARMUPS.index(warmup), rising, begun),
+            native_options=(group["momentum"], decay, scale, WARMUPS.index(warmup), warmup_steps, begun),
         )

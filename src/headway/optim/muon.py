@@ -16,26 +16,26 @@ from headway.optim.lars import build_lars_rule
 from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the polynomial a x + b x^3 + c x^5, which takes singular values from (0, 1] to about 1 in five steps."""
+"""Coefficients of the polynomial a x + b x^3 + c x^5, which brings singular values in (0, 1] near 1 in five steps."""
 
 
 @final
 class Muon(FusedOptimizer):
-    """For filters: m = momentum * m + g; w = (1 - lr * weight_decay) * w - lr * sqrt(max(1, rows / columns)) * O, where
-    O is m (with `nesterov`, g + momentum * m), flattened to [out, in * height * width], with singular values near 1.
-    For all else: SGD with momentum, at the same `lr` and `momentum` where its group has no others.
+    """Momentum whose singular values are made equal, for filters; SGD with momentum for all other parameters.
 
-    O is found by Newton-Schulz iteration, in bf16 on a GPU as its author does, in float32 elsewhere. Filters of one
-    shape go through it together.
+    Filters: m = momentum * m + g; w = (1 - lr * weight_decay) * w - lr * sqrt(max(1, rows / columns)) * O. O is m (with
+    `nesterov`, g + momentum * m), flattened to [out, in * height * width], with singular values near 1. It is computed
+    by Newton-Schulz iteration, in bf16 on a GPU as its author does, in float32 elsewhere. The other parameters have the
+    same `lr` and `momentum` unless their group has its own.
 
     Args:
-        params: groups may say `filters`: True, of parameters of two dimensions or more, which Muon takes; False: SGD.
-        lr: a number, or a tensor of one. That of filters is far below SGD's or far above, so groups have their own.
-        filters: of groups that do not say; None: by each parameter, those of three dimensions or more. Networks' last
-            layers are matrices, and do worse under Muon.
-        ns_steps: of the iteration.
-        normalise: the filters' weights are brought to the norm sqrt(out) before each step, as in Jordan's CIFAR-10
-            record; for networks in which batch norm follows each filter. Those of zeros have no direction, and stay.
+        params: a group can set `filters`. True: Muon steps its parameters, of two dimensions or more. False: SGD does.
+        lr: a number, or a tensor of one. Filters need a rate far below SGD's, or far above it.
+        filters: default of the groups; None: a parameter of three dimensions or more is a filter. The last layers of
+            networks are matrices, and train worse with Muon.
+        ns_steps: steps of the Newton-Schulz iteration.
+        normalise: bring the weights of filters to the norm sqrt(out) before each step, as in Jordan's CIFAR-10 record.
+            For networks with batch norm after each filter. Filters of zeros have no direction, and stay.
 
     Raises:
         UsageError: an option out of range, or a parameter of one dimension as a filter.
@@ -59,7 +59,7 @@ class Muon(FusedOptimizer):
         super().__init__(params, options | shape | {"fused": fused})
 
     def add_param_group(self, param_group: Group) -> None:
-        """As of every torch optimizer; a group that does not say what it is becomes two: filters, and the others."""
+        """Adds a group, as every torch optimizer does. A group without `filters` becomes two: filters, and the rest."""
         asked = param_group.get("filters", self.defaults["filters"])
         if asked is not None:
             super().add_param_group(param_group)
@@ -79,7 +79,8 @@ class Muon(FusedOptimizer):
 
     def _rule(self, group: Group) -> UpdateRule:
         if not group["filters"]:
-            return build_lars_rule(group, layerwise=False, lr_in_momentum=False)
+            return build_lars_rule(group, trust=None, lr_in_momentum=False)
+        # Momentum first, and `moved` is the direction whose singular values are made equal.
         momentum, decay = group["momentum"], group["weight_decay"]
 
         def apply(inputs: StepInputs) -> None:
@@ -91,11 +92,14 @@ class Muon(FusedOptimizer):
                 ahead = ops.multiply(buffers, momentum)
                 ops.add_(ahead, inputs.grads)
                 moved = ahead if group["nesterov"] else list(buffers)
+            # Without batch norm behind the filter this would change the function that the network computes.
             if group["normalise"]:
                 sizes = ops.compute_norms(inputs.weights)
-                inverse = 1 / sizes.masked_fill(sizes == 0, 1.0)  # filters of zeros stay so
+                # Filters of zeros stay zeros.
+                inverse = 1 / sizes.masked_fill(sizes == 0, 1.0)
                 factors = ops.multiply(list(inverse.unbind()), [len(weight) ** 0.5 for weight in inputs.weights])
                 ops.scale_(inputs.weights, inputs.to_coefficients(inputs.gate_decays(torch.stack(factors))))
+            # The decay is decoupled: it acts on the weights, not on the gradient.
             if decay:
                 ops.scale_(inputs.weights, 1 - lr * decay)
             ops.subtract_(inputs.weights, ops.multiply(orthogonalise(moved, group["ns_steps"]), lr))
@@ -104,13 +108,14 @@ class Muon(FusedOptimizer):
 
 
 def orthogonalise(matrices: list[Tensor], ns_steps: int = 5) -> list[Tensor]:
-    """Flattened to [rows, columns]: the same singular vectors with singular values near 1, times
-    sqrt(max(1, rows / columns)); as new tensors of the shapes given.
+    """Returns matrices with the same singular vectors, and singular values near sqrt(max(1, rows / columns)).
 
     Args:
-        ns_steps: of the Newton-Schulz iteration X = a X + (b A + c A^2) X with A = X X^T.
+        matrices: tensors of two dimensions or more, flattened to [rows, columns]; the results have their shapes.
+        ns_steps: steps of the Newton-Schulz iteration X = a X + (b A + c A^2) X with A = X X^T.
     """
     out: list[Tensor | None] = [None] * len(matrices)
+    # Matrices of one shape go through the iteration as one batch, with one kernel in place of many.
     shapes: dict[tuple[int, int], list[int]] = {}
     for index, matrix in enumerate(matrices):
         shapes.setdefault((matrix.shape[0], matrix[0].numel()), []).append(index)
@@ -120,8 +125,10 @@ def orthogonalise(matrices: list[Tensor], ns_steps: int = 5) -> list[Tensor]:
         kind = x.dtype
         if x.device.type == "cuda" and kind == torch.float32:
             x = x.bfloat16()
+        # X X^T is smaller if X is wide.
         if rows > columns:
             x = x.mT
+        # The iteration converges for singular values up to 1, and the Frobenius norm is no less than the largest.
         x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
         for _ in range(ns_steps):
             square = x @ x.mT

@@ -1,7 +1,7 @@
-"""The native core (native/headway.h) as optimizers see it: the only file of this room that knows ctypes.
+"""Calls the native core (native/headway.h) for optimizer steps; the only file of this room that uses ctypes.
 
-Threads are those of torch: the core is given GOMP_parallel of the very OpenMP that torch's own loops run on. Threads of
-its own would share cores with torch's, which spin for milliseconds after every loop.
+The core runs on torch's threads: it gets the address of GOMP_parallel in torch's own OpenMP. Threads of its own would
+compete for cores with torch's threads, which spin for milliseconds after every loop.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from headway.core import native
 from headway.core.errors import UsageError
 
 TYPES = {torch.float32: 0, torch.float64: 1}
-"""Of the tensors that the core takes: HW_FP32, HW_FP64."""
+"""Types of tensors that the core takes, and their numbers there: HW_FP32, HW_FP64."""
 
 
 @final
 class NativeRule(IntEnum):
-    """HW_LARS and so on."""
+    """Numbers of the update rules in the core: HW_LARS and so on."""
 
     LARS = 0
     LAMB = 1
@@ -47,7 +47,7 @@ OPTIONS = {
     NativeRule.TRANSITION: 7,
     NativeRule.LBSGD: 6,
 }
-"""How many numbers the core reads of `options`, by rule."""
+"""Length of `options` by rule."""
 
 
 @final
@@ -74,6 +74,7 @@ class NativeTensors:
 
 @final
 class _NativeStep(ctypes.Structure):
+    # The layout of `hw_step` in native/headway.h; `size` lets the core refuse a caller with another layout.
     _fields_ = [
         *((name, c_uint32) for name in ("size", "rule", "type", "threads")),
         ("n", c_int64),
@@ -82,23 +83,24 @@ class _NativeStep(ctypes.Structure):
     ]
 
 
+# Printed once, if the library is missing.
 _LOSS = "LARS, LAMB and their like take several times as long on a CPU"
 
 
 @cache
 def _load_library() -> ctypes.CDLL | None:
-    """Loads it at first use."""
+    """Loads the core at the first call."""
     return native.load_library({"hw_optimize": (c_int32, [ctypes.POINTER(_NativeStep)])}, loss=_LOSS)
 
 
 def is_available() -> bool:
-    """Whether the native core can be used here. The first call says so in the log where it cannot."""
+    """Whether the native core can be used here. The first call logs a warning if it cannot."""
     return _load_library() is not None
 
 
 @cache
 def _find_gomp() -> int | None:
-    """The address of GOMP_parallel among the libraries that torch was linked with; None where it has another OpenMP."""
+    """Finds the address of GOMP_parallel in torch's libraries; None: torch has another OpenMP."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
         return ctypes.cast(library.GOMP_parallel, c_void_p).value
@@ -120,16 +122,19 @@ def step_native(
     Raises:
         UsageError: a tensor has another type, shape, memory format or device than the core expects.
     """
+    # The order of the fields in `hw_step` is that of the arguments below.
     library = _load_library()
     assert library is not None
     weights, adapt = tensors.weights, tensors.adapt
     n, kind = len(weights), weights[0].dtype
+    # Scalars may be tensors: the core reads them through their addresses.
     rate = lr.double() if isinstance(lr, Tensor) else None
     scalars = [None if one is None else one.float() for one in (grad_scale, found_inf)]
     # The core walks flat memory: with a wrong shape or type it would read and write beyond the end of a tensor.
     for name, one in (("lr", rate), ("grad_scale", scalars[0]), ("found_inf", scalars[1])):
         if one is not None and (one.numel() != 1 or not one.is_cpu):
             raise _native_error(f"{name} is of shape {tuple(one.shape)} on {one.device}, not one number on the CPU")
+    # The core trusts these lengths.
     if len(options) != OPTIONS[rule] or (adapt is not None and len(adapt) != n) or kind not in TYPES:
         raise _native_error(f"{rule.name} is given {len(options)} options and {n} parameters of {kind}")
     for weight in weights:
@@ -141,6 +146,7 @@ def step_native(
     arrays += [_list_addresses(tensors.count, weights, number=torch.float32)]
     arrays += [_list_addresses(tensors.norm, weights, number=kind)]
     elements = (c_int64 * n)(*[weight.numel() for weight in weights])
+    # These arrays must live until the call returns, as the structure holds their addresses alone.
     adapting = None if adapt is None else (c_uint8 * n)(*adapt)
     numbers = (c_double * len(options))(*options)
     plain = c_double(0.0 if isinstance(lr, Tensor) else lr)
@@ -176,6 +182,7 @@ def _list_addresses(
         raise _native_error(f"{len(tensors)} tensors are given for {len(weights)} parameters")
     for tensor, weight in zip(tensors, weights, strict=True):
         if number is None:
+            # Equal strides: element i of state and gradient belongs to element i of the weight.
             same_type = tensor.dtype == weights[0].dtype
             fits = same_type and tensor.shape == weight.shape and tensor.stride() == weight.stride()
         else:

@@ -10,22 +10,21 @@ import torch
 from torch import Tensor
 
 from headway.optim import foreach_ops as ops
-from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
-from headway.optim.lamb import check_betas
+from headway.optim.fused_optimizer import FusedOptimizer, check_betas, check_ranges
 from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 
 @final
 class NovoGrad(FusedOptimizer):
-    """v = beta2 * v + (1 - beta2) |g|^2, one number a parameter, |g|^2 at its first step; m = beta1 * m +
-    (g / (sqrt(v) + eps) + weight_decay * w); w -= lr * m.
+    """Momentum of gradients that are normalised layer by layer; its state is half of Adam's.
 
-    This is algorithm 1 of the paper. Its state is half that of Adam.
+    v = beta2 * v + (1 - beta2) |g|^2, one number for each parameter, and |g|^2 at its first step; m = beta1 * m +
+    (g / (sqrt(v) + eps) + weight_decay * w); w -= lr * m. This is algorithm 1 of the paper.
 
     Args:
         lr: a number, or a tensor of one.
-        averaging: what is added to m is taken times 1 - beta1, so that m is a running mean.
-        fused: the native core does the step where it can. Same formulas; sums are rounded otherwise.
+        averaging: multiply the term that is added to m by 1 - beta1, so that m is a running mean.
+        fused: use the native core if possible. Same formulas; sums are rounded differently.
 
     Raises:
         UsageError: an option out of range.
@@ -52,12 +51,15 @@ class NovoGrad(FusedOptimizer):
     def _rule(self, group: Group) -> UpdateRule:
         (beta1, beta2), eps, decay = group["betas"], group["eps"], group["weight_decay"]
 
+        # It ignores the norm of the weights: the gradient alone is normalised.
         def compute_ratio(w: Tensor, root: Tensor) -> Tensor:
             below = root + eps
+            # With eps 0, a moment of 0 gives a rate of 0, not infinity.
             found: Tensor = (1 / below).masked_fill(below == 0, 0.0)
             return found
 
         def apply(inputs: StepInputs) -> None:
+            # v is one number for each parameter. It begins at |g|^2, and stays as it is in a skipped step.
             steps, before = inputs.count_step(), inputs.get_states("norm_sq")
             square = ops.compute_norms(inputs.grads).square()
             moment = torch.where(steps == 1, square, beta2 * torch.stack(before) + (1 - beta2) * square)
@@ -65,6 +67,7 @@ class NovoGrad(FusedOptimizer):
                 moment = torch.where(inputs.live > 0, moment, torch.stack(before))
             torch._foreach_copy_(before, list(moment.unbind()))
             share = inputs.gate_update(1 - beta1 if group["averaging"] else 1.0)
+            # m = beta1 * m + share * (g / (sqrt(v) + eps) + weight_decay * w)
             from_g = inputs.to_coefficients(compute_ratio(moment, moment.sqrt()) * share)
             buffers = inputs.get_states("exp_avg")
             ops.scale_(buffers, inputs.gate_decay(beta1))

@@ -6,7 +6,6 @@ Nothing here imports torch before `make`: a recipe is validated without it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -14,104 +13,17 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from headway.core.epochs import Epochs
 from headway.core.errors import RecipeError
-from headway.core.recipe import RecipePart
-from headway.optim import internal_schedule
-from headway.optim.batch_scaling import Scalable
-from headway.optim.groups import GroupRecipe
-from headway.optim.internal_schedule import InternalSchedule, LbsgdWarmup
+from headway.optim.internal_schedule import InternalSchedule, LbsgdWarmup, lbsgd_schedule, rmsprop_sgd_schedule
+from headway.optim.recipe_base import Group, NotNegative, OptimizerRecipe, Positive
 
+# Importing torch takes seconds, and a recipe is validated without it.
 if TYPE_CHECKING:
     import torch
 
-Group = dict[str, Any]
 Share = Annotated[float, Field(ge=0, lt=1)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class LookaheadRecipe(RecipePart):
-    """Slow weights follow the optimizer's every few steps, and training goes on from them. Evaluation and checkpoints
-    use the slow weights (Zhang et al. 2019, "Lookahead Optimizer", arXiv 1907.08610)."""
-
-    every_steps: int = Field(default=5, ge=1)
-    """Steps between two updates of the slow weights; the paper's k."""
-    alpha: float = Field(default=0.5, gt=0, le=1)
-    """Share of the way from the slow weights to the newest."""
-    power: NotNegative = 0.0
-    """0: the share is always alpha. Above: 1 - (1 - alpha) * (share of the run that is done) ** power, so that nothing
-    is held back at first (airbench94: every_steps 5, alpha 0.226, power 3)."""
-
-
-class OptimizerRecipe(RecipePart, ABC):
-    """How gradients become steps: the keys that every optimizer has."""
-
-    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ()
-    """Fields that are stretches of the run, in epochs."""
-
-    name: str
-    """Name of the optimizer; see [Optimizers](library/optimizers.md)."""
-    lr: Scalable
-    """Learning rate; the schedule gives its factor. Or {base, per, scale}, which follows the batch; see below."""
-    weight_decay: NotNegative = 0.0
-    """Added to the gradient as weight_decay * weight, or (`adamw`, `lamb`, `novograd`, `muon`) to the update."""
-    no_decay: bool = False
-    """No weight decay on parameters of one dimension: bias, beta, gamma (`lars`, `lamb`, `lbsgd`, `novograd`: true)."""
-    groups: tuple[GroupRecipe, ...] = ()
-    """Parameter groups; unset: one group of all. If there are groups, every trained parameter must be in one."""
-    clip_norm: Positive | None = None
-    """Largest norm of the gradients of all parameters together; larger gradients are scaled down to it."""
-    lookahead: LookaheadRecipe | None = None
-    """Slow weights beside any of the optimizers; see below."""
-    gradient_noise: Positive | None = None
-    """Each sample's gradient is multiplied by z ~ N(1, sigma^2) with sigma = gradient_noise * sqrt(batch), so that a
-    large batch fluctuates as a small one (Hoffer et al. 2017, arXiv 1705.08741). 1 / sqrt(small batch) suits."""
-
-    @abstractmethod
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        """Builds the optimizer over parameter groups that have their `lr` and `weight_decay`.
-
-        Raises:
-            RecipeError: the optimizer counts in epochs, and `steps_per_epoch` is None.
-        """
-
-    def split_group(self, group: Group, lr: float) -> list[Group]:
-        """Splits a parameter group whose parameters the optimizer treats in different ways."""
-        return [group]
-
-    @property
-    def is_layer_wise(self) -> bool:
-        """Whether the optimizer scales the step of each layer separately."""
-        return False
-
-    @property
-    def changes_lr(self) -> bool:
-        """Whether the optimizer changes the learning rate by itself, whatever the schedule does."""
-        return False
-
-    @property
-    def steps_per_update(self) -> int:
-        """Steps whose gradients are summed for one update of the weights."""
-        return 1
-
-    @property
-    def displayed_momentum(self) -> float | None:
-        """The momentum, or the share of the first moment that a step keeps; None: the optimizer has neither."""
-        betas = getattr(self, "betas", (None,))
-        return getattr(self, "momentum", betas[0])
-
-    @property
-    def epoch_fields(self) -> dict[str, float]:
-        """The values that count in epochs, by their keys. They are scaled when the run's length is."""
-        return {field: getattr(self, field) for field in self.EPOCH_FIELDS}
-
-    @property
-    def settled_epochs(self) -> tuple[float, str]:
-        """(epochs until the optimizer stops changing the learning rate, the keys that say so). 0: it never does."""
-        return 0.0, ""
-
-    def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
-        """Describes the changes that the optimizer makes to learning rate and batch by itself."""
-        return InternalSchedule()
+# Optimizers of torch itself. Their step is fused: one kernel for all parameters, and no wait for the device.
 
 
 class SGDRecipe(OptimizerRecipe):
@@ -122,9 +34,12 @@ class SGDRecipe(OptimizerRecipe):
     """Share of the last step that the next one keeps."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        return _make_sgd(groups, lr, self.momentum, nesterov=False)
+        from headway.optim.sgd import make_sgd
+
+        return make_sgd(groups, lr, self.momentum, nesterov=False)
 
 
+# Nesterov's momentum without momentum would be SGD, so it is refused.
 class NAGRecipe(OptimizerRecipe):
     """SGD with Nesterov's momentum."""
 
@@ -139,7 +54,9 @@ class NAGRecipe(OptimizerRecipe):
         return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        return _make_sgd(groups, lr, self.momentum, nesterov=True)
+        from headway.optim.sgd import make_sgd
+
+        return make_sgd(groups, lr, self.momentum, nesterov=True)
 
 
 class AdamRecipe(OptimizerRecipe):
@@ -148,13 +65,8 @@ class AdamRecipe(OptimizerRecipe):
     name: Literal["adam"] = "adam"
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Shares of the running first and second moments that a step keeps."""
-    eps: NotNegative = 1e-8
+    eps: Positive = 1e-8
     """Added to the root of the second moment."""
-
-    @model_validator(mode="after")
-    def _check_eps(self) -> AdamRecipe:
-        _refuse_zero_eps(self.name, self.eps)
-        return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from torch.optim import Adam
@@ -168,18 +80,17 @@ class AdamWRecipe(OptimizerRecipe):
     name: Literal["adamw"] = "adamw"
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Shares of the running first and second moments that a step keeps."""
-    eps: NotNegative = 1e-8
+    eps: Positive = 1e-8
     """Added to the root of the second moment."""
-
-    @model_validator(mode="after")
-    def _check_eps(self) -> AdamWRecipe:
-        _refuse_zero_eps(self.name, self.eps)
-        return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from torch.optim import AdamW
 
         return AdamW(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True)
+
+
+# Optimizers of Headway, most of them for large batches. `no_decay` is on for those that scale layers separately: the
+# norm of a bias says nothing about a good size of its step.
 
 
 class LARSRecipe(OptimizerRecipe):
@@ -230,14 +141,9 @@ class LAMBRecipe(OptimizerRecipe):
     name: Literal["lamb"] = "lamb"
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Shares of the running first and second moments that a step keeps."""
-    eps: NotNegative = 1e-6
+    eps: Positive = 1e-6
     """Added to the root of the second moment."""
     no_decay: bool = True
-
-    @model_validator(mode="after")
-    def _check_eps(self) -> LAMBRecipe:
-        _refuse_zero_eps(self.name, self.eps)
-        return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from headway.optim.lamb import LAMB
@@ -249,6 +155,7 @@ class LAMBRecipe(OptimizerRecipe):
         return True
 
 
+# eps may be 0: a moment of 0 then gives a rate of 0.
 class NovoGradRecipe(OptimizerRecipe):
     """Gradients normalised layer by layer (Ginsburg et al. 2019)."""
 
@@ -271,6 +178,7 @@ class NovoGradRecipe(OptimizerRecipe):
         return True
 
 
+# Two weight decays: `weight_decay` acts on the gradient, whose sign alone counts, `decoupled_decay` on the weight.
 class SignumRecipe(OptimizerRecipe):
     """The sign of the momentum (Bernstein et al. 2018)."""
 
@@ -292,13 +200,8 @@ class FTMLRecipe(OptimizerRecipe):
     name: Literal["ftml"] = "ftml"
     betas: tuple[Share, Share] = (0.6, 0.999)
     """Shares of the running first and second moments that a step keeps."""
-    eps: NotNegative = 1e-8
+    eps: Positive = 1e-8
     """Added to the root of the second moment."""
-
-    @model_validator(mode="after")
-    def _check_eps(self) -> FTMLRecipe:
-        _refuse_zero_eps(self.name, self.eps)
-        return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from headway.optim.ftml import FTML
@@ -306,6 +209,7 @@ class FTMLRecipe(OptimizerRecipe):
         return FTML(groups, lr, betas=self.betas, eps=self.eps)
 
 
+# Both count in epochs, so they need the number of steps in one.
 class LBSGDRecipe(OptimizerRecipe):
     """SGD for large batches, as MXNet's optimizer of that name: macro-batches and a warm-up."""
 
@@ -329,6 +233,7 @@ class LBSGDRecipe(OptimizerRecipe):
         return LBSGD(
             groups,
             lr,
+            # Steps are calls of `step`, not macro-batches.
             steps_per_epoch=_require_steps_per_epoch(self.name, steps_per_epoch),
             momentum=self.momentum,
             batch_scale=self.batch_scale,
@@ -338,10 +243,12 @@ class LBSGDRecipe(OptimizerRecipe):
 
     @property
     def is_layer_wise(self) -> bool:
+        # Only this warm-up has a rate for each layer.
         return self.warmup == "lars"
 
     @property
     def changes_lr(self) -> bool:
+        # A macro-batch of one step has nothing to rise to.
         return self.batch_scale > 1 and self.warmup != "lars"
 
     @property
@@ -353,7 +260,7 @@ class LBSGDRecipe(OptimizerRecipe):
         return (self.warmup_epochs, "optimizer.warmup_epochs") if self.changes_lr else (0.0, "")
 
     def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
-        return internal_schedule.lbsgd_schedule(self.batch_scale, self.warmup, self.warmup_epochs * steps_per_epoch)
+        return lbsgd_schedule(self.batch_scale, self.warmup, self.warmup_epochs * steps_per_epoch)
 
 
 class RMSpropSGDRecipe(OptimizerRecipe):
@@ -364,7 +271,7 @@ class RMSpropSGDRecipe(OptimizerRecipe):
     name: Literal["rmsprop_sgd"] = "rmsprop_sgd"
     momentum: Share = 0.9
     """Share of the last step that the next one keeps."""
-    eps: NotNegative = 1e-8
+    eps: Positive = 1e-8
     """Added to the root of the second moment."""
     lr_rmsprop: Positive = 3e-4
     """Learning rate of RMSprop at the beginning, if the schedule's factor is 1."""
@@ -375,17 +282,13 @@ class RMSpropSGDRecipe(OptimizerRecipe):
     period_epochs: Epochs = 5.0
     """Length of the transition; it ends half a period after its centre."""
 
-    @model_validator(mode="after")
-    def _check_eps(self) -> RMSpropSGDRecipe:
-        _refuse_zero_eps(self.name, self.eps)
-        return self
-
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from headway.optim.rmsprop_sgd import RMSpropSGD
 
         return RMSpropSGD(
             groups,
             lr,
+            # The optimizer takes the ratio of both rates, so that the schedule scales them together.
             rmsprop=self.lr_rmsprop / lr,
             steps_per_epoch=_require_steps_per_epoch(self.name, steps_per_epoch),
             momentum=self.momentum,
@@ -401,11 +304,12 @@ class RMSpropSGDRecipe(OptimizerRecipe):
 
     @property
     def settled_epochs(self) -> tuple[float, str]:
+        # The ELU curve reaches 1, SGD alone, half a period after its centre.
         return self.center_epochs + self.period_epochs / 2, "optimizer.center_epochs + optimizer.period_epochs / 2"
 
     def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
         center, period = self.center_epochs * steps_per_epoch, self.period_epochs * steps_per_epoch
-        return internal_schedule.rmsprop_sgd_schedule(self.lr_rmsprop, center, period)
+        return rmsprop_sgd_schedule(self.lr_rmsprop, center, period)
 
 
 class MuonRecipe(OptimizerRecipe):
@@ -444,8 +348,10 @@ class MuonRecipe(OptimizerRecipe):
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
         """Splits convolution filters, which Muon steps, from the parameters that its SGD steps."""
+        # A matrix such as the last layer trains worse with Muon, so only three dimensions or more count as a filter.
         filters = [p for p in group["params"] if p.ndim > 2]
         rest = [p for p in group["params"] if p.ndim <= 2]
+        # Relative to the filters' rate, so that `set_lr` moves both with the schedule.
         scale = group["lr_scale"] * (1.0 if self.lr_rest is None else self.lr_rest / lr)
         sgd = {"filters": False, "lr_scale": scale, "momentum": self.momentum_rest}
         parts = [{**group, "params": filters, "filters": True}, {**group, "params": rest, **sgd}]
@@ -456,6 +362,7 @@ class MuonRecipe(OptimizerRecipe):
         return True
 
 
+# A tagged union: pydantic looks at `name`, then validates against one class alone, so that errors are about its keys.
 AnyOptimizerRecipe = Annotated[
     SGDRecipe
     | NAGRecipe
@@ -485,12 +392,8 @@ def read_optimizer(**values: Any) -> AnyOptimizerRecipe:
     Raises:
         pydantic.ValidationError: an unknown name or key, or a value out of range.
     """
+    # The adapter compiles the validators of all classes once, at the first call.
     return _adapter().validate_python(values)
-
-
-def _refuse_zero_eps(name: str, eps: float) -> None:
-    if eps == 0:
-        raise ValueError(f"{name!r} divides by zero with eps: 0. Set eps: 1e-8")
 
 
 def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float, *, usual: float) -> None:
@@ -504,16 +407,3 @@ def _require_steps_per_epoch(name: str, steps_per_epoch: float | None) -> float:
         what = f"{name!r} counts in epochs, and the length of one is not known here"
         raise RecipeError(what, where="optimizer.name", fix="Give build_optimizer the argument steps_per_epoch.")
     return steps_per_epoch
-
-
-def _make_sgd(groups: list[Group], lr: float, momentum: float, *, nesterov: bool) -> torch.optim.Optimizer:
-    import torch
-
-    sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
-    if momentum > 0:
-        # Fused SGD (torch 2.13) makes the buffers at the first step without filling them. If loss scaling skips that
-        # step, they hold whatever was in memory. From zeros the first step is the same, bit by bit.
-        for group in sgd.param_groups:
-            for parameter in group["params"]:
-                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return sgd

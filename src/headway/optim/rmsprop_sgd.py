@@ -17,25 +17,27 @@ from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 @final
 class RMSpropSGD(FusedOptimizer):
-    """v = smoothing * v + (1 - smoothing) * d^2 with d = g + weight_decay * w; m = momentum * m + (a + b / (sqrt(v) +
-    eps)) * d; w -= lr * m.
+    """A smooth transition: the first steps are RMSprop's, the last ones SGD's.
 
-    a goes from 0 to 1 as ELU does: with x = (epoch - center_epochs) / period_epochs it is exp(2 x) / 2 where x < 0,
-    then 1/2 + x until that is 1. b = (1 - a) * rmsprop, so that the steps are those of RMSprop at first, and of SGD in
-    the end. (Section 3.1 of the paper, which writes m with the other sign.)
+    With d = g + weight_decay * w: v = smoothing * v + (1 - smoothing) * d^2; m = momentum * m + (a + b / (sqrt(v) +
+    eps)) * d; w -= lr * m. The share a of SGD rises from 0 to 1 as ELU does: with x = (epoch - center_epochs) /
+    period_epochs it is exp(2 x) / 2 for x < 0, then 1/2 + x up to 1. b = (1 - a) * rmsprop. (Section 3.1 of the paper,
+    which writes m with the other sign.)
 
     Args:
-        lr: of SGD; a number, or a tensor of one.
+        lr: learning rate of SGD; a number, or a tensor of one.
         rmsprop: the learning rate of RMSprop over that of SGD; the paper's are 3e-4 and 0.1 * batch / 256.
         smoothing: share of the second moment that one step keeps.
-        center_epochs, period_epochs: of the transition.
-        steps_per_epoch: samples of the data set / batch; has to be given.
-        fused: the native core does the step where it can.
+        center_epochs: time at which SGD's share is one half.
+        period_epochs: length of the transition.
+        steps_per_epoch: samples of the data set / batch; required.
+        fused: use the native core if possible.
 
     Raises:
         UsageError: an option out of range.
     """
 
+    # Options are keyword arguments, as in every torch optimizer: eleven arguments in all.
     def __init__(
         self,
         params: Iterable[Any],
@@ -51,6 +53,7 @@ class RMSpropSGD(FusedOptimizer):
         weight_decay: float = 0.0,
         fused: bool = True,
     ) -> None:
+        # No default: the ratio depends on lr, which the caller chooses.
         if rmsprop is None:
             fix = "Give it rmsprop, for example 3e-4 / lr: the learning rate it begins with over that of SGD."
             raise UsageError("RMSpropSGD does not know the learning rate of RMSprop", fix=fix)
@@ -65,6 +68,7 @@ class RMSpropSGD(FusedOptimizer):
         )
         check_ranges("RMSpropSGD", group, center_epochs=(0, inf), weight_decay=(0, inf))
         check_ranges("RMSpropSGD", group, period_epochs=(0, inf), steps_per_epoch=(0, inf))
+        # Both are divisors.
         for option in ("period_epochs", "steps_per_epoch"):
             if group[option] == 0:
                 raise UsageError(f"RMSpropSGD has {option}=0", fix="Give it a number above 0.")
@@ -74,11 +78,14 @@ class RMSpropSGD(FusedOptimizer):
         center, period = (group[name] * group["steps_per_epoch"] for name in ("center_epochs", "period_epochs"))
 
         def apply(inputs: StepInputs) -> None:
+            # The same as `internal_schedule.rmsprop_sgd_schedule`, for a step count that lies on the device.
             away = (inputs.count_step() - 1 - center) / period
             sgd = torch.where(away < 0, torch.exp(2 * away) / 2, (0.5 + away).clamp(max=1))
             moments, buffers = inputs.get_states("square_avg"), inputs.get_states("momentum_buffer")
+            # v = smoothing * v + (1 - smoothing) * d^2, with the decayed gradient d
             addends = ops.combine(inputs.grads, 1.0, inputs.weights, inputs.gate_update(decay) if decay else 0)
             ops.update_square_moment_(moments, inputs.gate_decay(smoothing), 1 - smoothing, addends)
+            # m = momentum * m + (a + b / (sqrt(v) + eps)) * d, where a is SGD's share
             scaled = ops.divide_by_root(addends, moments, 1.0, eps)
             ops.scale_(scaled, inputs.to_coefficients((1 - sgd) * group["rmsprop"]))
             ops.add_(scaled, ops.multiply(addends, inputs.to_coefficients(sgd)))

@@ -71,8 +71,8 @@ class ScheduleRecipe(RecipePart, ABC):
     @abstractmethod
     def build_curve(self, span: RunSpan) -> Curve:
         """Returns the factor as a function of the position, for positions after the warm-up."""
-        # Curves are closures over plain numbers: one call takes 0.2 us, and every step makes one.
 
+    # Turns are for people: `headway schedule` lists and draws them.
     def list_turns(self, span: RunSpan) -> list[ScheduleTurn]:
         """Lists the positions at which the curve changes its course."""
         return []
@@ -114,11 +114,13 @@ class WarmupScheduleRecipe(ScheduleRecipe, ABC):
 
     @model_validator(mode="after")
     def _check_warmup(self) -> WarmupScheduleRecipe:
+        # A fall inside the warm-up would contradict it: the factor would rise and fall at once.
         for falls in self.falls_epochs.values():
             if falls[0] < self.warmup_epochs:
                 fall = "milestone" if self.name == "multi_step" else "first fall"
                 fix = f"Set warmup_epochs to at most {falls[0]:g}"
                 raise ValueError(f"the {fall} at epoch {falls[0]:g} lies inside the warm-up. {fix}")
+        # A start or power without a warm-up is a leftover or a forgotten `warmup_epochs`.
         for name, usual in (("warmup_start", 0), ("warmup_power", 1)):
             if self.warmup_epochs == 0 and getattr(self, name) != usual:
                 raise ValueError(f"{name!r} counts only in a warm-up. Set warmup_epochs, or remove it")
@@ -127,6 +129,9 @@ class WarmupScheduleRecipe(ScheduleRecipe, ABC):
     @property
     def warmup(self) -> Warmup:
         return Warmup(self.warmup_epochs, self.warmup_start, self.warmup_power)
+
+
+# Curves are closures over plain numbers: one call takes 0.2 us, and every step makes one.
 
 
 class ConstantScheduleRecipe(WarmupScheduleRecipe):
@@ -160,6 +165,7 @@ class StepScheduleRecipe(WarmupScheduleRecipe):
 
     def list_turns(self, span: RunSpan) -> list[ScheduleTurn]:
         every = self.every_epochs * span.epoch
+        # One more than fits, as positions are rounded; turns beyond the run are dropped later.
         count = math.ceil(span.total / every) + 1
         return _list_falls([math.ceil(every * index - 0.5) for index in range(1, count)], self.gamma)
 
@@ -181,6 +187,7 @@ class MultiStepScheduleRecipe(WarmupScheduleRecipe):
 
     def build_curve(self, span: RunSpan) -> Curve:
         milestones = [epochs_to_position(milestone, span.epoch) for milestone in self.milestones_epochs]
+        # All factors are computed beforehand: a call is one bisection.
         factors = [self.gamma**count for count in range(len(milestones) + 1)]
         return lambda position: factors[bisect_right(milestones, position)]
 
@@ -207,6 +214,7 @@ class ExponentialScheduleRecipe(WarmupScheduleRecipe):
 
     def build_curve(self, span: RunSpan) -> Curve:
         every, gamma, warmup = self.every_epochs * span.epoch, self.gamma, span.warmup
+        # The same factor as `step` at multiples of `every_epochs`, and smooth between them.
         return lambda position: gamma ** ((position - warmup) / every)
 
 
@@ -218,6 +226,7 @@ class CosineScheduleRecipe(WarmupScheduleRecipe):
     """Factor at the end of the run."""
 
     def build_curve(self, span: RunSpan) -> Curve:
+        # SGDR without restarts (Loshchilov and Hutter 2016, arXiv 1608.03983).
         end, fall, warmup, length = self.end, 1 - self.end, span.warmup, _fall_length(span)
         return lambda position: end + fall * (1 + math.cos(math.pi * (position - warmup) / length)) / 2
 
@@ -232,6 +241,7 @@ class PolynomialScheduleRecipe(WarmupScheduleRecipe):
     """Factor at the end of the run."""
 
     def build_curve(self, span: RunSpan) -> Curve:
+        # Power 2 is the usual choice with LARS.
         end, fall, power, warmup, length = self.end, 1 - self.end, self.power, span.warmup, _fall_length(span)
         return lambda position: end + fall * (1 - (position - warmup) / length) ** power
 
@@ -248,6 +258,7 @@ class TriangularScheduleRecipe(ScheduleRecipe):
     """Factor at the end of the run."""
 
     def build_curve(self, span: RunSpan) -> Curve:
+        # Two lines that meet at (peak, 1).
         start, end, peak = self.start, self.end, self.peak * span.total
         rise = (1 - start) / peak
         drop = (1 - end) / (span.total - peak)
@@ -258,9 +269,11 @@ class TriangularScheduleRecipe(ScheduleRecipe):
 
 
 def _expand_name(value: Any) -> Any:
+    # `schedule: cosine` is short for `schedule: {name: cosine}`.
     return {"name": value} if isinstance(value, str) else value
 
 
+# A tagged union: pydantic looks at `name`, then validates against one class alone, so that errors are about its keys.
 AnyScheduleRecipe = Annotated[
     ConstantScheduleRecipe
     | StepScheduleRecipe
@@ -314,6 +327,7 @@ class Schedule:
 
     def __call__(self, position: int) -> float:
         span = self._span
+        # The warm-up covers the curve: it ends at 1, where the curve begins.
         if position < span.warmup:
             risen: float = (position / span.warmup) ** self._power
             return self._start + (1 - self._start) * risen
@@ -322,6 +336,7 @@ class Schedule:
     def list_turns(self) -> list[ScheduleTurn]:
         """Lists the turns between the first position and the last, without their order."""
         warmup = [ScheduleTurn(self._span.warmup, "end of the warm-up")] if self._span.warmup else []
+        # Turns outside the run never happen: a milestone beyond its end, for example.
         turns = [*warmup, *self._recipe.list_turns(self._span)]
         return [turn for turn in turns if 0 < turn.position < self._span.total]
 

@@ -16,15 +16,15 @@ from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 @final
 class Signum(FusedOptimizer):
-    """m = momentum * m + (1 - momentum) * (g + weight_decay * w); w = (1 - lr * decoupled_decay) * w - lr * sign(m).
+    """The sign of the momentum: every weight moves by lr, so the rates of Adam are suitable.
 
-    Algorithm 2 of the paper, with both weight decays of MXNet's optimizer of that name. Every weight moves by lr, so
-    a fitting rate is that of Adam. With momentum 0 it is signSGD.
+    m = momentum * m + (1 - momentum) * (g + weight_decay * w); w = (1 - lr * decoupled_decay) * w - lr * sign(m).
+    Algorithm 2 of the paper, with both weight decays of MXNet's optimizer of that name. With momentum 0 it is signSGD.
 
     Args:
         lr: a number, or a tensor of one.
         decoupled_decay: weight decay apart from the gradient, as AdamW's.
-        fused: the native core does the step where it can.
+        fused: use the native core if possible.
 
     Raises:
         UsageError: an option out of range.
@@ -50,12 +50,15 @@ class Signum(FusedOptimizer):
         momentum, decay, apart = group["momentum"], group["weight_decay"], group["decoupled_decay"]
 
         def apply(inputs: StepInputs) -> None:
+            # m = momentum * m + (1 - momentum) * (g + weight_decay * w)
             lr, rest = inputs.gate_lr(), inputs.gate_update(1 - momentum)
             buffers = inputs.get_states("momentum_buffer")
             ops.scale_(buffers, inputs.gate_decay(momentum))
             ops.add_(buffers, ops.combine(inputs.grads, rest, inputs.weights, rest * decay if decay else 0))
+            # The decoupled decay acts before the step, on the old weights, as in AdamW.
             if apart:
                 ops.scale_(inputs.weights, 1 - lr * apart)
+            # Every weight moves by lr, in the direction of its momentum.
             ops.subtract_(inputs.weights, ops.multiply(list(torch._foreach_sign(buffers)), lr))
 
         options = (momentum, decay, apart)

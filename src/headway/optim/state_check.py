@@ -1,7 +1,7 @@
-"""What an optimizer keeps of a parameter, and whether what was saved is that.
+"""Checks a saved optimizer state against the shapes and types that the optimizer needs.
 
-PyTorch's fused kernels and the native core walk parameter and state as flat memory of one length: a state of another
-shape or type would be read and written beyond its end.
+PyTorch's fused kernels and the native core treat parameter and state as flat memory of one length. With a state of
+another shape or type they would read and write beyond its end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headway.optim.fused_optimizer import SCALAR, FusedOptimizer
 
 
 class _StateForm(NamedTuple):
-    """Shape and types of one state."""
+    """Shape of one state, and the types that it may have."""
 
     shape: torch.Size
     types: tuple[torch.dtype, ...]
@@ -32,9 +32,11 @@ _COUNTS = (torch.float32, torch.float64)
 def find_state_fault(optimizer: Optimizer, parameter: Tensor, saved: Mapping[str, Tensor]) -> str:
     """Describes the first fault in the saved state of one parameter, or returns an empty string.
 
-    States of optimizers that Headway does not build are compared with those that the optimizer has already.
+    The states of an optimizer that Headway does not know are compared with those that it has already.
     """
+    # Which states there are depends on the options of the parameter's group.
     group = next(one for one in optimizer.param_groups if any(mine is parameter for mine in one["params"]))
+    # An optimizer that Headway does not know is described by the states that it has now.
     present = {name: value for name, value in optimizer.state.get(parameter, {}).items() if isinstance(value, Tensor)}
     known = _list_known_states(optimizer, parameter, group)
     wanted = (
@@ -44,10 +46,10 @@ def find_state_fault(optimizer: Optimizer, parameter: Tensor, saved: Mapping[str
         if name not in wanted:
             if known is None:
                 continue
-            return f"{name!r} is nothing that {type(optimizer).__name__} keeps"
+            return f"{name!r} is no state of {type(optimizer).__name__}"
         if value.shape != wanted[name].shape or value.dtype not in wanted[name].types:
             return f"{name!r} is {describe_tensor(value.shape, value.dtype)}, and should be {wanted[name]}"
-    # A parameter that was never trained has no state at all; a part of one is none.
+    # A parameter that was never trained has no state at all. A partial state is an error.
     if (saved or present) and (lacking := sorted((known or present).keys() - saved.keys())):
         return f"{lacking[0]!r} is missing"
     return ""
@@ -59,7 +61,8 @@ def _list_known_states(
     same = _StateForm(parameter.shape, (parameter.dtype,))
     if type(optimizer) is SGD:
         return {"momentum_buffer": same} if group["momentum"] else {}
-    if isinstance(optimizer, Adam):  # AdamW is one
+    # AdamW is a subclass of Adam.
+    if isinstance(optimizer, Adam):
         found = {"step": _StateForm(SCALAR, _COUNTS), "exp_avg": same, "exp_avg_sq": same}
         return found | ({"max_exp_avg_sq": same} if group["amsgrad"] else {})
     if isinstance(optimizer, FusedOptimizer):

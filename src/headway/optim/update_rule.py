@@ -44,6 +44,7 @@ class StepInputs:
 
     def gate_lr(self) -> float | Tensor:
         """The learning rate, or 0 in a skipped step."""
+        # A learning rate that is a tensor is captured in CUDA graphs; it is moved without waiting.
         lr: float | Tensor = self.group["lr"]
         if isinstance(lr, Tensor):
             lr = lr.to(self.weights[0].device, self.weights[0].dtype)
@@ -53,6 +54,7 @@ class StepInputs:
         """The share that a state keeps, or 1 in a skipped step."""
         if self.live is None:
             return share
+        # Both branches are tensors: see the head of this file.
         return torch.where(self.live > 0, torch.full_like(self.live, share), torch.ones_like(self.live))
 
     def gate_decays(self, shares: Tensor) -> Tensor:
@@ -83,8 +85,10 @@ class StepInputs:
         Args:
             ratio, known: a number and a bool for each of the chosen.
         """
+        # A masked fill in place of a branch: the host does not know which ratios are known.
         values = self.to_coefficients(ratio.masked_fill(~known, 1.0) * rate)
         other = self.to_coefficients(torch.ones_like(ratio[:1]) * rate)
+        # One tensor object for all others: they are only read.
         out = other * len(self.weights)
         for index, value in zip(chosen, values, strict=True):
             out[index] = value

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headway.core.errors import UsageError
-from headway.core.profile import Profile, Workload
+from headway.core.profile import Profile
+from headway.core.workload import Workload
 from headway.plan.calibration import MeasuredRun, calibrate_compute
 from headway.plan.cluster import Cluster, Device, IntraNodeLink
 from headway.plan.job import ComputeEstimate, TrainingJob

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal, final
 
 from headway.core.errors import UsageError, suggest_nearest
-from headway.core.profile import Workload
+from headway.core.workload import Workload
 from headway.plan.catalogs import read_catalog
 from headway.plan.cluster import load_devices
 from headway.plan.compute import estimate_from_data_sheet

@@ -14,8 +14,8 @@ from typing import final
 import numpy as np
 
 from headway.core.errors import UsageError
-from headway.core.profile import Workload
 from headway.core.statistics import compute_student_t
+from headway.core.workload import Workload
 
 # Operations of one day at 10^15 per second; a multiply-add is two operations.
 PF_S_DAY = 1e15 * 86_400

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, final
 
 from headway.core.errors import UsageError
-from headway.core.profile import Workload
+from headway.core.workload import Workload
 from headway.plan.convergence import ConvergencePoint, EpochsLaw, derive_epochs_law, fit_epochs, load_official_points
 from headway.plan.step import BACKWARD_SHARE, ComputeTime, GradientBucket, list_gradients
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-from headway.core.profile import Workload
+from headway.core.workload import Workload
 from headway.plan.cluster import Cluster
 from headway.plan.convergence import EpochsLaw, LearningRateSuggestion, load_official_points, suggest_learning_rate
 from headway.plan.growth import DataGrowth

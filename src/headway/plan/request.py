@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import final
 
 from headway.core.errors import UsageError
-from headway.core.profile import Profile, Workload
+from headway.core.profile import Profile
+from headway.core.workload import Workload
 from headway.plan.cluster import Cluster, Device, find_cluster
 from headway.plan.compute import (
     MAX_MISFIT,

@@ -16,7 +16,7 @@ import numpy as np
 from headway.core import collectives
 from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm, AllReduceAlgorithm, Network
 from headway.core.errors import UsageError
-from headway.core.profile import Workload
+from headway.core.workload import Workload
 
 # Backward pass over forward and backward: two matrix products to one. For a workload the exact share is counted.
 BACKWARD_SHARE = 2 / 3

@@ -9,7 +9,7 @@ from typing import final
 
 from headway.core import collectives
 from headway.core.collectives import Network
-from headway.core.profile import Workload, WorkloadLayer
+from headway.core.workload import Workload, WorkloadLayer
 from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
 from headway.plan.prediction import Prediction, predict

@@ -12,7 +12,7 @@ from headway.core.errors import UsageError
 from headway.core.run_folder import RunFolder
 from headway.core.statistics import compute_median_interval
 from headway.report.run_report import describe_machine, flatten_recipe, format_metric
-from headway.setup.run_log import BESIDES_METRICS
+from headway.setup.run_log import NON_METRIC_KEYS
 
 # Images/s that differ by less count as equal, and so do rates that vary as much within each run.
 SAME_RATE = 0.03
@@ -72,7 +72,7 @@ class ComparedRun:
     def list_metrics(self) -> dict[str, float | None]:
         """Lists the metrics of the last evaluation, the loss last."""
         last = self.evaluated[-1].items() if self.evaluated else ()
-        found = {name: value for name, value in last if name not in BESIDES_METRICS}
+        found = {name: value for name, value in last if name not in NON_METRIC_KEYS}
         return dict(sorted(found.items(), key=lambda item: item[0] == "loss"))
 
 

@@ -11,7 +11,7 @@ from headway.page import renderer as page
 from headway.page.panel import Panel
 from headway.report.comparison import Comparison, compute_ratio
 from headway.report.run_report import format_metric
-from headway.train.progress import duration
+from headway.train.progress import format_duration
 
 SECTIONS = ("Result", "Time", "Training", "Differences")
 # Labels of the numbers that are not metrics.
@@ -58,7 +58,7 @@ def _format_number(name: str, value: float | None) -> str:
     if value is None:
         return "not reached" if name == "seconds_to_reach" else format_metric(name, value)
     if name in ("seconds", "seconds_to_reach"):
-        return duration(value)
+        return format_duration(value)
     if name == "wait_share":
         return f"{value:.1%}"
     return f"{value:,.0f}" if name == "images_s" else format_metric(name, value)

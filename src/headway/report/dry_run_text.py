@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from headway.core.profile import Workload
+from headway.core.byte_format import format_bytes
+from headway.core.workload import Workload
 from headway.train.dry_run import DryRun
 
 # Epochs in a row of learning rates.
@@ -41,7 +42,7 @@ def format_dry_run(found: DryRun) -> str:
         *_describe_compile(found),
         (
             "optimizer",
-            f"{step.update.optimizer}: {format_size(step.update.state_bytes)} of state, "
+            f"{step.update.optimizer}: {format_bytes(step.update.state_bytes, 4)} of state, "
             f"{step.update.passes:.1f} passes over the weights",
         ),
         ("exchange", _describe_exchange(found)),
@@ -49,7 +50,7 @@ def format_dry_run(found: DryRun) -> str:
     if run.evaluations:
         of = f" of {run.evaluation_samples:,} samples" if run.evaluation_samples is not None else ""
         rows.append(("evaluations", f"{run.evaluations:,}{of}"))
-    rows.append(("checkpoints", f"{run.checkpoints:,} of {format_size(run.checkpoint_bytes)}"))
+    rows.append(("checkpoints", f"{run.checkpoints:,} of {format_bytes(run.checkpoint_bytes, 4)}"))
     if len(run.phases) > 1:
         rows += [
             (
@@ -62,14 +63,6 @@ def format_dry_run(found: DryRun) -> str:
     lines += [f"{name:<13}{text}" for name, text in rows]
     lines += ["", *_list_memory(found), "", *_list_rates(found.rates), "", *_list_layer_kinds(work)]
     return "\n".join([*lines, *(["", *found.notes] if found.notes else [])])
-
-
-def format_size(nbytes: float) -> str:
-    """Formats a size, such as `102.2 MB`."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g} {name}"
-    return f"{nbytes:.0f} bytes"
 
 
 def format_count(number: float) -> str:
@@ -88,15 +81,15 @@ def _describe_batch(found: DryRun) -> str:
     ranks = f"{found.ranks:,} rank{'s'[: found.ranks > 1]}"
     if found.hosts > 1:
         ranks += f" on {found.hosts:,} hosts"
-    about = "" if found.micro * found.accumulated * found.ranks == largest else " at most"
-    return f"{batch}: {found.micro:,} in a micro-batch x {found.accumulated:,} accumulated x {ranks}{about}"
+    about = "" if found.micro_batch * found.accumulation * found.ranks == largest else " at most"
+    return f"{batch}: {found.micro_batch:,} in a micro-batch x {found.accumulation:,} accumulated x {ranks}{about}"
 
 
 def _describe_images(work: Workload) -> str:
     images = work.input
-    text = f"{images.channels} x {images.height} x {images.width}, {format_size(images.decoded_bytes)} decoded"
+    text = f"{images.channels} x {images.height} x {images.width}, {format_bytes(images.decoded_bytes, 4)} decoded"
     if images.encoded_bytes is not None:
-        text += f", {format_size(images.encoded_bytes)} on the disk"
+        text += f", {format_bytes(images.encoded_bytes, 4)} on the disk"
     return text
 
 
@@ -122,14 +115,14 @@ def _describe_compile(found: DryRun) -> list[tuple[str, str]]:
 
 def _describe_exchange(found: DryRun) -> str:
     exchange = found.workload.step.exchange
-    text = f"{format_size(exchange.gradient_bytes)} of gradients per step"
+    text = f"{format_bytes(exchange.gradient_bytes, 4)} of gradients per step"
     if exchange.statistics_bytes:
-        text += f", {format_size(exchange.statistics_bytes)} of running statistics"
+        text += f", {format_bytes(exchange.statistics_bytes, 4)} of running statistics"
     if found.ranks == 1:
         return f"{text}; none with one process"
     who = "host" if found.hosts > 1 else "rank"
     name = "ring" if exchange.algorithm == "auto" else exchange.algorithm
-    return f"{text}; each {who} sends {format_size(found.sent_bytes)} ({name})"
+    return f"{text}; each {who} sends {format_bytes(found.sent_bytes, 4)} ({name})"
 
 
 def _list_memory(found: DryRun) -> list[str]:
@@ -138,8 +131,8 @@ def _list_memory(found: DryRun) -> list[str]:
     for where in places:
         parts = [part for part in found.memory if part.where == where]
         on = f"  on the {where}" if len(places) > 1 else ""
-        lines += [f"  {part.name:<22}{format_size(part.bytes):>10}{on}  {part.what}".rstrip() for part in parts]
-        lines.append(f"  {'total':<22}{format_size(sum(part.bytes for part in parts)):>10}{on}")
+        lines += [f"  {part.name:<22}{format_bytes(part.bytes, 4):>10}{on}  {part.what}".rstrip() for part in parts]
+        lines.append(f"  {'total':<22}{format_bytes(sum(part.bytes for part in parts), 4):>10}{on}")
     return lines
 
 
@@ -167,7 +160,7 @@ def _list_layer_kinds(work: Workload) -> list[str]:
                 *((one.forward_multiply_adds, one.parameters, one.saved_bytes) for one in mine), strict=True
             )
         ]
-        rows.append((sums, (kind, f"{len(mine)}", f"{sums[1]:,}", format_count(sums[0]), format_size(sums[2]))))
+        rows.append((sums, (kind, f"{len(mine)}", f"{sums[1]:,}", format_count(sums[0]), format_bytes(sums[2], 4))))
     rows.sort(key=lambda row: row[0], reverse=True)
     cells = [header, *(row for _, row in rows)]
     # Names are flush left, numbers flush right.

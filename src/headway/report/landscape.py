@@ -406,7 +406,7 @@ def _choose_names(folders: Sequence[Path]) -> list[str]:
 def _select_recipe_values(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
     """Selects batch, learning rate, weight decay, and all other recipe values that differ between the runs."""
     # The recipes as trained: the solutions have changed some values for the measurement.
-    recipes = [dict(runs.reload(one.run).list_leaves()) for one in solutions]
+    recipes = [dict(runs.reload_recipe(one.run).list_leaves()) for one in solutions]
     keys = [key for key in recipes[0] if key in ALWAYS_SHOWN]
     every = dict.fromkeys(key for recipe in recipes for key in recipe)
     keys += [k for k in every if k not in (*keys, *NEVER_SHOWN) and len({str(recipe.get(k)) for recipe in recipes}) > 1]

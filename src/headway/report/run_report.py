@@ -17,9 +17,9 @@ from headway.page import renderer as page
 from headway.page.panel import Panel
 from headway.report import observation_panels, step_anatomy, utilisation_panels
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
-from headway.setup.run_log import BESIDES_METRICS
+from headway.setup.run_log import NON_METRIC_KEYS
 from headway.train.evaluation_panels import write_panels
-from headway.train.progress import duration
+from headway.train.progress import format_duration
 
 SECTIONS = (
     "Result",
@@ -109,12 +109,12 @@ def _build_cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about
             cards.append((f"best {name.replace('_', ' ')}", format_metric(name, best[name]), note))
     if summary:
         seconds = summary["seconds"]
-        cards.append(("time", duration(seconds), f"{summary['step']} of {summary['steps']} steps"))
+        cards.append(("time", format_duration(seconds), f"{summary['step']} of {summary['steps']} steps"))
         reached = summary.get("stop_at")
         if reached:
             goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())
             took = reached["seconds_to_reach"]
-            cards.append((f"time to {goal}", duration(took) if took else "not reached", "see the clock's note"))
+            cards.append((f"time to {goal}", format_duration(took) if took else "not reached", "see the clock's note"))
         cards.append(("images/s", f"{summary['images_s']:,.0f}", "while training"))
         cards.append(("waiting for data", f"{summary['wait_share']:.1%}", "of training time, after the first batch"))
         if summary["damaged_samples"]:
@@ -134,7 +134,7 @@ def format_metric(name: str, value: float | None) -> str:
 
 def _list_metrics(records: list[dict[str, Any]]) -> list[str]:
     last = records[-1].items() if records else ()
-    return [name for name, value in last if name not in BESIDES_METRICS and not isinstance(value, dict)]
+    return [name for name, value in last if name not in NON_METRIC_KEYS and not isinstance(value, dict)]
 
 
 def _build_curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> list[Panel]:

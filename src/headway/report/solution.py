@@ -26,7 +26,8 @@ from headway.observe.sharpness import (
     find_largest_eigenvalue,
     measure_epsilon_sharpness,
 )
-from headway.setup.build import Setup, check_labels
+from headway.setup.build import TrainSetup
+from headway.setup.checks import check_labels
 from headway.setup.inputs import Say, open_dataset
 from headway.train import runs
 
@@ -58,7 +59,7 @@ class Solution:
 
     name: str
     run: RunFolder
-    setup: Setup
+    setup: TrainSetup
     samples: dict[str, DataSample]
     # Called after every place, and every step of the sharpness.
     tick: Tick = field(default=lambda: None)
@@ -204,7 +205,7 @@ def open_solution(name: str, run: RunFolder, sets: str, count: int, seed: int, *
         UsageError: The run has no weights or no real data, or no evaluation set although only that is wanted.
         HeadwayError: A data set cannot be opened, or all its samples are damaged.
     """
-    setup = runs.trained(run, say=say, wide=True)
+    setup = runs.load_trained(run, say=say, wide=True)
     try:
         found = _list_uris(setup, run, sets, say)
         samples = {which: _load_sample(setup, uri, count, seed, sets, say) for which, uri in found.items()}
@@ -214,7 +215,7 @@ def open_solution(name: str, run: RunFolder, sets: str, count: int, seed: int, *
     return Solution(name=name, run=run, setup=setup, samples=samples)
 
 
-def _list_uris(setup: Setup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
+def _list_uris(setup: TrainSetup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
     options, where = setup.recipe.data, str(run.folder)
     if options.train == SYNTHETIC:
         fix = "Train on real data first."
@@ -232,7 +233,7 @@ def _list_uris(setup: Setup, run: RunFolder, sets: str, say: Say) -> dict[str, s
     return found
 
 
-def _load_sample(setup: Setup, uri: str, count: int, seed: int, sets: str, say: Say) -> DataSample:
+def _load_sample(setup: TrainSetup, uri: str, count: int, seed: int, sets: str, say: Say) -> DataSample:
     try:
         dataset = open_dataset(setup.loaded.base, uri, say)
     except HeadwayError as error:

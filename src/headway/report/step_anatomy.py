@@ -163,9 +163,9 @@ def build_panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
 
 def _describe_host_syncs(summary: Mapping[str, Any], device: str) -> str:
     """Describes how often a step read tensor values in Python; empty for runs that did not count."""
-    if "value_reads" not in summary:
+    if "host_syncs" not in summary:
         return ""
-    found = summary["value_reads"]
+    found = summary["host_syncs"]
     if found is None:
         return (
             "Values read in Python: not counted, because the process made too few steps. Counting needs "

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 
 from headway.comm.batch_norm import convert_sync
-from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, suggest_nearest
+from headway.core.errors import DataError, RecipeError
 from headway.core.malloc import keep_freed_memory
 from headway.core.recipe import LoadedRecipe
 from headway.core.user_code import import_user_object
@@ -25,65 +24,59 @@ from headway.data.batch_plan import BatchPlan
 from headway.data.data_recipe import SYNTHETIC
 from headway.data.resolution import describe_sizes, list_sizes
 from headway.launch.ranks import Ranks
-from headway.model.builder import build_model as build_model
-from headway.model.builder import find_initialiser
-from headway.model.fake_tensors import use_fake_tensors
+from headway.model.builder import build_model, find_initialiser
 from headway.model.freezing import FreezeSchedule
 from headway.model.model_size import ModelSize, measure_model_size
 from headway.observe.activations import ActivationPercentiles
 from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
-from headway.setup import task as tasks
-from headway.setup.compilation import called, checkpoint_activations_of
+from headway.setup import checks
+from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.inputs import Inputs, Rehearsal, Say, open_inputs
 from headway.setup.micro_batch import largest_micro_batch
-from headway.setup.precision import TYPES, Precision, emulated, fastest, here
-from headway.setup.rates import check_length, length, oddities, resolve_rates, warnings
+from headway.setup.precision import (
+    TYPES,
+    Precision,
+    PrecisionName,
+    choose_fastest,
+    describe_emulation,
+    measure_precisions,
+)
+from headway.setup.rates import check_length, find_batch_warnings, find_oddities, plan_steps, resolve_rates
 from headway.setup.recipe import NO_GRAPHS, TrainRecipe
-from headway.setup.run_log import BESIDES_METRICS
-from headway.setup.trial import attempt
+from headway.setup.task import LABELS, TargetSpec, Task, build_task
+from headway.setup.trial import build_attempt
 
 LOG = logging.getLogger("headway.train")
 
-ANY_SIZE = "Take a network for images of any size, set it to more, or remove data.progressive."
-
-NARROW = (
-    "With half_weights all but norms is 16 bit wide: give tensors that the network makes by itself the type of its "
-    "weights, or remove half_weights."
-)
-
-LABELS = {"class": "classes", "multi": "sets of names", "value": "numbers"}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """What a run keeps of its training data, so that its network is built again without them."""
+class RecordedData:
+    """Facts about the training data in a run folder, with which the network is built again without the data."""
 
-    target: tasks.Target
+    target: TargetSpec
     samples: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class TrainSetup:
     """The parts of one run.
 
     Attributes:
         loaded: the recipe with every `auto` resolved.
-        inputs: the data.
-        epoch: positions of one epoch.
-        plan: how many positions each step takes.
-        steps: of the whole run.
-        lr: the learning rate that the schedule gives the factor of.
-        forward: the network as it is called: `model`, or its compiled form.
-        counts: how large it is; None for the resolved recipe of a run.
-        masters: what the optimizer steps, where the network is 16 bit wide.
+        epoch: number of samples in an epoch.
+        plan: the number of samples in each step. steps: number of steps of the run.
+        lr: the learning rate that the schedule multiplies.
+        forward: `model`, or its compiled form.
+        counts: parameters and multiply-adds of the network; None for the resolved recipe of a run.
+        masters: fp32 weights that the optimizer steps, if the network has 16-bit weights.
     """
 
     loaded: LoadedRecipe[TrainRecipe]
     device: torch.device
     inputs: Inputs
-    target: tasks.Target
-    task: tasks.Task
+    target: TargetSpec
+    task: Task
     augment: Augment
     transform: Callable[..., Any] | None
     model: torch.nn.Module
@@ -105,14 +98,14 @@ class Setup:
         return self.loaded.recipe
 
     @property
-    def agreed(self) -> LoadedRecipe[TrainRecipe]:
+    def agreed_recipe(self) -> LoadedRecipe[TrainRecipe]:
         """The recipe with the precision that all ranks have."""
         precision = self.precision
         same = precision.name == self.recipe.precision
         return self.loaded if same else self.loaded.resolve("precision", precision.name, precision.reason)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The network's state as it is saved: fp32 masters in the place of 16-bit weights."""
+        """Returns the network's state as it is saved: fp32 masters in place of 16-bit weights."""
         return self.model.state_dict() if self.masters is None else self.masters.state_dict()
 
     @property
@@ -136,207 +129,42 @@ class Setup:
         return self.inputs.channels
 
     def batches(self, position: int, rank: int = 0, world: int = 1) -> Iterable[Batch]:
-        """Training batches from a position on, without end: a rank's share of each."""
+        """Returns endless training batches from a position on, or a rank's share of each."""
         return self.inputs.build_batches(self.recipe, self.plan, position, rank, world)
 
     def lr_at(self, position: int) -> float:
-        """Learning rate of the step that begins at a position."""
+        """Returns the learning rate of the step that begins at a position."""
         return self.lr * self.schedule(position)
 
 
-def set_up(
+def build_setup(
     loaded: LoadedRecipe[TrainRecipe],
     *,
     say: Say,
     fresh: bool = True,
-    known: Known | None = None,
+    recorded: RecordedData | None = None,
     ranks: Ranks | None = None,
     rehearsal: Rehearsal | None = None,
-) -> Setup:
+) -> TrainSetup:
     """Builds a run's parts, and resolves every `auto`.
 
     Args:
-        say: told what the user should know once.
-        fresh: begin with the recipe's weights and `init`; False where a checkpoint or trained weights will be loaded.
-        known: open no data, take this of them; for the resolved recipe of a run.
-        ranks: of several processes, each takes the device of its number on its host.
-        rehearsal: nothing will be trained: see there. The network is tried without values where it lets itself, and is
-            not counted; `micro_batch: auto` stays so.
+        say: called with each sentence that the user should read once.
+        fresh: start from the recipe's weights and `init`. False if a checkpoint or trained weights will be loaded.
+        recorded: facts about the training data, which are then not opened; for the resolved recipe of a run.
+        ranks: the ranks of this run; each takes the device of its number on its host.
+        rehearsal: set for a dry run. The network is checked without values if it allows that, and is not counted;
+            `micro_batch: auto` stays unresolved.
 
     Raises:
-        HeadwayError: whatever is wrong with recipe, data, network or task, in a sentence.
+        HeadwayError: something is wrong with recipe, data, network or task.
     """
-    loaded = resolve_rates(loaded)
-    recipe = loaded.recipe
-    for text in warnings(recipe) if fresh else ():
-        say(text)
-    device = _device(recipe, rehearsed=rehearsal is not None)
-    if recipe.compile == "graphs" and device.type == "cpu" and rehearsal is None:
-        raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
-    # Trained weights may be used on a machine of another kind.
-    if fresh and recipe.device == "auto" and rehearsal is None:
-        if device.type == "cpu" and recipe.precision == "fp16":
-            what = "fp16 on a CPU is emulated and slow, and PyTorch sees no GPU here"
-            raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
-        reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
-        loaded = loaded.resolve("device", device.type, reason)
-    if device.type == "cpu" and rehearsal is None:
-        keep_freed_memory()
-    if ranks is not None and str(device) == "cuda":
-        device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())  # a launcher may show one to each
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # streams, events and generators are those of the current device
-    loaded, inputs = open_inputs(loaded, device, say=say, opened=known is None, rehearsal=rehearsal)
-    try:
-        return _built(loaded, device, inputs, say=say, fresh=fresh, known=known, ranks=ranks, rehearsal=rehearsal)
-    except BaseException:
-        inputs.close()
-        raise
+    return _SetupBuilder(loaded, say, fresh, recorded, ranks, rehearsal).build()
 
 
-def _built(
-    loaded: LoadedRecipe[TrainRecipe],
-    device: torch.device,
-    inputs: Inputs,
-    *,
-    say: Say,
-    fresh: bool,
-    known: Known | None,
-    ranks: Ranks | None,
-    rehearsal: Rehearsal | None,
-) -> Setup:
-    train_set, channels = inputs.train, inputs.channels
-    if train_set is not None:
-        check_range(train_set)
-        if inputs.eval is not None:
-            check_labels(_target_of(train_set), inputs.eval)
-    recipe = loaded.recipe
-    torch.manual_seed(recipe.seed)
-    np.random.seed(recipe.seed % 2**32)
-    random.seed(recipe.seed)
-    target = _target(inputs) if known is None else known.target
-    num_classes = len(target.classes) if target.kind == "class" else None
-    done = recipe.augment.select_host_augmentations(device.type) if recipe.data.train != SYNTHETIC else frozenset()
-    augment = Augment(
-        recipe.augment,
-        device,
-        recipe.channels_last,
-        num_classes=num_classes,
-        done_by_loader=done,
-        reuse_output=device.type == "cpu",
-    )
-    samples = inputs.samples if known is None else known.samples
-    if target.kind == "class" and len(target.classes) < 2:
-        what = f"the data has one class only ({', '.join(target.classes)}): there is nothing to tell apart"
-        raise DataError(what, where=recipe.data.train, fix="Was a folder packed that lies one level too high?")
-    task = tasks.build(recipe.task, target, loaded.base)
-    if recipe.task.factory == "auto":
-        name = f"{tasks.__name__}:{type(task).__name__}"
-        loaded = loaded.resolve("task.factory", name, f"labels are {LABELS[target.kind]}")
-    model_recipe = recipe.model if fresh else recipe.model.model_copy(update={"weights": None})
-    model = build_model(model_recipe, num_outputs=task.outputs, in_channels=channels, base=loaded.base, say=say)
-    model = model.to(device=device)
-    ActivationPercentiles(model, recipe.observe.activations)  # refuses what does not fit, before there is a run
-    if ranks is not None and recipe.comm.batch_norm == "sync":
-        model = convert_sync(model, World.create_single(device).group(name="not met yet"))
-    if recipe.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    checkpoint_activations_of(model, recipe.activation_checkpointing, say)
-    if ranks is not None:
-        ranks.noise_scale = recipe.observe.noise_scale
-    if recipe.observe.noise_scale and recipe.precision == "fp16":
-        what = "gradients that fp16 scales by another factor in each step do not tell the noise scale"
-        raise RecipeError(what, where="observe.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
-    if ranks is not None and recipe.comm.on_rank_failure == "continue" and device.type == "cuda":
-        what = "NCCL cannot go on without a lost process"
-        raise RecipeError(what, where="comm.on_rank_failure", fix="Set it to restart or auto.")
-    transform = None
-    if recipe.transform is not None:
-        transform = import_user_object(recipe.transform, base=loaded.base, what="transform")
-        if not callable(transform):
-            raise RecipeError(f"{recipe.transform!r} cannot be called", where="transform", fix="Name a function.")
-
-    counts = masters = seconds = None
-    if known is None:
-        first = inputs.read_first_batch(loaded.recipe)
-        images, labels = augment.normalise(first.images), first.labels.clone()
-        initialise = find_initialiser(recipe.model, model, base=loaded.base) if fresh else None
-        if initialise is not None:
-            initialise(images)
-    check = _check_network if rehearsal is None else _check_without_values
-    if recipe.precision == "auto":
-        if known is None and rehearsal is None:
-            _check_network(model, images[:2], labels[:2], task, Precision("fp32", device))
-            seconds = here(model, images, recipe, device, ranks)
-        name, reason = fastest([seconds] if seconds else [])
-        if rehearsal is not None:
-            reason = "as a dry run measures nothing; the run chooses what is fastest on its device"
-        say(f"Precision: {name}, {reason}.")
-        loaded = loaded.resolve("precision", name, reason)
-    elif fresh and rehearsal is None and (slower := emulated(recipe.precision, device)):
-        say(slower)
-    optimizer = build_optimizer(recipe.optimizer, model, samples / recipe.batch)
-    if recipe.half_weights:
-        masters = MasterWeights(model, optimizer, TYPES[recipe.precision])
-    precision = Precision(loaded.recipe.precision, device, seconds=seconds, masters=masters)  # type: ignore[arg-type]
-    if known is None:
-        names = check(model, images[:2], labels[:2], task, precision)
-        height, width = inputs.find_smallest_size(recipe)
-        if (height, width) != inputs.size:
-            layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-            small = images[:2, :, :height, :width].contiguous(memory_format=layout)
-            check(model, small, labels[:2], task, precision, where="data.progressive.start")
-        if rehearsal is None:
-            counts = _counted(model, images[:1], precision)
-            of_image = "" if counts.multiply_adds is None else f" an image of {_shape(images)}"
-            say(f"Network: {counts.describe()}{of_image}.")
-        _check_metrics(names, task)
-        _check_stop(recipe, names)
-        if recipe.micro_batch == "auto" and rehearsal is None:
-            tried = attempt(model, images, precision.autocast if ranks is None else precision.widest)
-            micro, reason = largest_micro_batch(recipe.largest_batch, device, tried)
-            _check_ghost(recipe, micro)
-            loaded = loaded.resolve("micro_batch", micro, reason)
-
-    plan, steps = length(recipe, samples)
-    check_length(recipe, steps)
-    for text in (*oddities(recipe, samples, plan, steps), *_grows(recipe, inputs, steps, plan)) if fresh else ():
-        say(text)
-    if fresh and ranks is not None:
-        _say_ghost(loaded.recipe, ranks.launched_size, say)
-    return Setup(
-        loaded=loaded,
-        device=device,
-        inputs=inputs,
-        target=target,
-        task=task,
-        augment=augment,
-        transform=transform,
-        model=model,
-        forward=called(model, recipe.compile, say),
-        counts=counts,
-        optimizer=optimizer,
-        masters=masters,
-        freezing=FreezeSchedule(model, recipe.model.freeze_after, samples),
-        schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=samples),
-        precision=precision,
-        epoch=samples,
-        plan=plan,
-        steps=steps,
-        lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
-    )
-
-
-def _grows(recipe: TrainRecipe, inputs: Inputs, steps: int, plan: BatchPlan) -> list[str]:
-    """Which sizes progressive resolution will meet."""
-    if (progressive := recipe.data.progressive) is None:
-        return []
-    return [describe_sizes(list_sizes(progressive, inputs.size, plan.find_position(steps) / inputs.samples))]
-
-
-def _device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
-    """Where it trains; or, where it will not, where it is built."""
+def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
+    """Returns the device that the recipe names. Args: rehearsed: in a dry run a CPU may stand in for a GPU."""
+    # A dry run may be made on a machine without the GPU that the recipe names.
     name = recipe.device
     if rehearsed and not torch.cuda.is_available():
         name = "cpu" if name.startswith("cuda") else name
@@ -353,152 +181,297 @@ def _device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
     return device
 
 
-def check_labels(mine: tasks.Target, held_out: data.Dataset) -> None:
-    """Raises DataError where a data set's labels are not what a network is made for."""
-    theirs = _target_of(held_out)
-    check_range(held_out)
-    if mine.kind != theirs.kind or (mine.kind == "value" and mine.numbers != theirs.numbers):
-        what = f"its labels ({theirs.kind}) are of another kind than those of the training data ({mine.kind})"
-        raise DataError(what, where=str(held_out.folder), fix="Pack both from one source.")
-    if mine.classes != theirs.classes:
-        extra = sorted(set(theirs.classes) - set(mine.classes))
-        lacking = sorted(set(mine.classes) - set(theirs.classes))
-        parts = [
-            f"{word} {', '.join(map(repr, names[:5]))}{' and more' if len(names) > 5 else ''}"
-            for word, names in (("has also", extra), ("lacks", lacking))
-            if names
-        ]
-        what = f"its classes are unlike those of the training data: it {' and '.join(parts) or 'has another order'}"
-        raise DataError(what, where=str(held_out.folder), fix="Pack both from one source: headway pack SRC DST.")
+@final
+class _SetupBuilder:
+    """Builds the parts of a setup, one method each, in the order of `build`.
 
-
-def check_range(dataset: data.Dataset) -> None:
-    """Raises DataError where a label is none of the classes: a loss would read beyond the network's outputs, which a
-    GPU does not survive."""
-    found, classes = dataset.label, len(dataset.classes)
-    if dataset.description.label_kind == "class" and len(found) and (found.min() < 0 or found.max() >= classes):
-        sample = int(np.flatnonzero((found < 0) | (found >= classes))[0])
-        what = (
-            f"sample {sample} ({dataset.name(sample)}) has the label {found[sample]}, and there are {classes} classes"
-        )
-        raise DataError(what, where=str(dataset.folder), fix="Pack the data again.")
-
-
-def _target(inputs: Inputs) -> tasks.Target:
-    if inputs.train is None:
-        assert inputs.synthetic is not None
-        return tasks.Target(kind="class", classes=tuple(map(str, range(inputs.synthetic.classes))), numbers=1)
-    return _target_of(inputs.train)
-
-
-def _target_of(dataset: data.Dataset) -> tasks.Target:
-    shape, description = dataset.label.shape, dataset.description
-    numbers = int(shape[1]) if len(shape) > 1 else 1
-    return tasks.Target(kind=description.label_kind, classes=description.classes, numbers=numbers)
-
-
-def _check_network(
-    model: torch.nn.Module,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    task: tasks.Task,
-    precision: Precision,
-    where: str = "",
-) -> list[str]:
-    """Puts two samples through network and task; returns the names of the task's metrics.
-
-    Args:
-        where: the recipe's key that makes the images be of this size; empty: the network is what is wrong.
+    The order matters: it decides which of several mistakes is reported, and the state of the random generators.
     """
-    what, shape = "the network", _shape(images)
-    model.eval()
+
+    def __init__(
+        self,
+        loaded: LoadedRecipe[TrainRecipe],
+        say: Say,
+        fresh: bool,
+        recorded: RecordedData | None,
+        ranks: Ranks | None,
+        rehearsal: Rehearsal | None,
+    ) -> None:
+        # Rates first: the batch decides epochs and learning rate, on which later steps rely.
+        self.loaded = resolve_rates(loaded)
+        self.say, self.fresh, self.recorded, self.ranks, self.rehearsal = say, fresh, recorded, ranks, rehearsal
+        for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
+            say(text)
+        self.trains = rehearsal is None
+        self.device = self._prepare_device()
+        self.loaded, self.inputs = open_inputs(
+            self.loaded, self.device, say=say, opened=recorded is None, rehearsal=rehearsal
+        )
+        # `loaded` changes as each further `auto` is resolved; `recipe` keeps them as they were given.
+        self.recipe = self.loaded.recipe
+        self.samples = self.inputs.samples if recorded is None else recorded.samples
+
+    def build(self) -> TrainSetup:
+        """Builds the setup, or closes the data and raises."""
+        try:
+            return self._build()
+        except BaseException:
+            self.inputs.close()
+            raise
+
+    def _build(self) -> TrainSetup:
+        recipe = self.recipe
+        self._check_data()
+        self._seed_generators()
+        target = self._read_target()
+        augment = self._build_augment(target)
+        task = self._build_task(target)
+        model = self._build_model(task)
+        self._check_combinations()
+        transform = self._import_transform()
+        # Without data there is nothing to try the network on: its recipe was resolved by an earlier run.
+        first = self._load_first_batch(augment) if self.recorded is None else None
+        if first is not None and self.fresh:
+            initialise = find_initialiser(recipe.model, model, base=self.loaded.base)
+            if initialise is not None:
+                initialise(first.images)
+        seconds = self._resolve_precision(model, task, first)
+        optimizer = build_optimizer(recipe.optimizer, model, self.samples / recipe.batch)
+        masters = MasterWeights(model, optimizer, TYPES[recipe.precision]) if recipe.half_weights else None
+        name: Any = self.loaded.recipe.precision
+        precision = Precision(name, self.device, seconds=seconds, masters=masters)
+        counts = None
+        if first is not None:
+            counts = self._try_network(model, task, precision, first)
+            self._resolve_micro_batch(model, precision, first)
+        plan, steps = self._plan_steps()
+        return TrainSetup(
+            loaded=self.loaded,
+            device=self.device,
+            inputs=self.inputs,
+            target=target,
+            task=task,
+            augment=augment,
+            transform=transform,
+            model=model,
+            forward=compile_model(model, recipe.compile, self.say),
+            counts=counts,
+            optimizer=optimizer,
+            masters=masters,
+            freezing=FreezeSchedule(model, recipe.model.freeze_after, self.samples),
+            schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=self.samples),
+            precision=precision,
+            epoch=self.samples,
+            plan=plan,
+            steps=steps,
+            lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
+        )
+
+    def _prepare_device(self) -> torch.device:
+        """Resolves `device`, makes it the current one and returns it."""
+        recipe, ranks = self.loaded.recipe, self.ranks
+        device = _resolve_device(recipe, rehearsed=not self.trains)
+        if recipe.compile == "graphs" and device.type == "cpu" and self.trains:
+            raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
+        # Trained weights may be used on a machine of another kind, so only a fresh run is bound to its device.
+        if self.fresh and recipe.device == "auto" and self.trains:
+            if device.type == "cpu" and recipe.precision == "fp16":
+                what = "fp16 on a CPU is emulated and slow, and PyTorch sees no GPU here"
+                raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
+            reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
+            self._resolve("device", device.type, reason)
+        if device.type == "cpu" and self.trains:
+            keep_freed_memory()
+        # A launcher may show each process all GPUs of the host, or only its own.
+        if ranks is not None and str(device) == "cuda":
+            device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+        # Streams, events and generators are created on the current device.
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        return device
+
+    def _check_data(self) -> None:
+        train, held_out = self.inputs.train, self.inputs.eval
+        if train is not None:
+            checks.check_label_range(train)
+            if held_out is not None:
+                checks.check_labels(TargetSpec.from_dataset(train), held_out)
+
+    def _seed_generators(self) -> None:
+        seed = self.recipe.seed
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+
+    def _read_target(self) -> TargetSpec:
+        """Returns the kind of labels: as recorded, of the training set, or of synthetic data."""
+        inputs = self.inputs
+        if self.recorded is not None:
+            return self.recorded.target
+        if inputs.train is not None:
+            return TargetSpec.from_dataset(inputs.train)
+        assert inputs.synthetic is not None
+        return TargetSpec(kind="class", classes=tuple(map(str, range(inputs.synthetic.classes))), numbers=1)
+
+    def _build_augment(self, target: TargetSpec) -> Augment:
+        recipe, device = self.recipe, self.device
+        return Augment(
+            recipe.augment,
+            device,
+            recipe.channels_last,
+            num_classes=len(target.classes) if target.kind == "class" else None,
+            # Augmentations that the loader does on the host are not done again on the device.
+            done_by_loader=recipe.augment.select_host_augmentations(device.type)
+            if recipe.data.train != SYNTHETIC
+            else frozenset(),
+            reuse_output=device.type == "cpu",
+        )
+
+    def _build_task(self, target: TargetSpec) -> Task:
+        if target.kind == "class" and len(target.classes) < 2:
+            what = f"the data has one class only ({', '.join(target.classes)}): there is nothing to tell apart"
+            fix = "Was a folder packed that lies one level too high?"
+            raise DataError(what, where=self.recipe.data.train, fix=fix)
+        task = build_task(self.recipe.task, target, self.loaded.base)
+        if self.recipe.task.factory == "auto":
+            # Recorded by import path, so that the run is rebuilt with this task whatever its labels are then.
+            name = f"{Task.__module__}:{type(task).__name__}"
+            self._resolve("task.factory", name, f"labels are {LABELS[target.kind]}")
+        return task
+
+    def _build_model(self, task: Task) -> torch.nn.Module:
+        recipe, ranks, say = self.recipe, self.ranks, self.say
+        parts = recipe.model if self.fresh else recipe.model.model_copy(update={"weights": None})
+        channels, base = self.inputs.channels, self.loaded.base
+        model = build_model(parts, num_outputs=task.outputs, in_channels=channels, base=base, say=say)
+        model = model.to(device=self.device)
+        # Built only to refuse patterns that match no layer, before there is a run folder.
+        ActivationPercentiles(model, recipe.observe.activations)
+        # The ranks have not met yet, so the layers get a group of this process alone; `Ranks.meet` gives them its own.
+        if ranks is not None and recipe.comm.batch_norm == "sync":
+            model = convert_sync(model, World.create_single(self.device).create_group(name="not met yet"))
+        if recipe.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        apply_activation_checkpointing(model, recipe.activation_checkpointing, say)
+        return model
+
+    def _check_combinations(self) -> None:
+        """Raises RecipeError for keys that cannot work with this precision, or on this device."""
+        recipe, ranks = self.recipe, self.ranks
+        if ranks is not None:
+            # The ranks measure the noise scale in their all-reduce, so they must know before they meet.
+            ranks.noise_scale = recipe.observe.noise_scale
+        if recipe.observe.noise_scale and recipe.precision == "fp16":
+            what = "gradients in fp16 do not tell the noise scale, as the loss scale changes between steps"
+            raise RecipeError(what, where="observe.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
+        if ranks is not None and recipe.comm.on_rank_failure == "continue" and self.device.type == "cuda":
+            what = "NCCL cannot continue after a process is lost"
+            raise RecipeError(what, where="comm.on_rank_failure", fix="Set it to restart or auto.")
+
+    def _import_transform(self) -> Callable[..., Any] | None:
+        name = self.recipe.transform
+        if name is None:
+            return None
+        transform: Callable[..., Any] = import_user_object(name, base=self.loaded.base, what="transform")
+        if not callable(transform):
+            raise RecipeError(f"{name!r} cannot be called", where="transform", fix="Name a function.")
+        return transform
+
+    def _load_first_batch(self, augment: Augment) -> _FirstBatch:
+        batch = self.inputs.read_first_batch(self.loaded.recipe)
+        # A copy, because synthetic batches are slices of one tensor.
+        return _FirstBatch(augment.normalise(batch.images), batch.labels.clone())
+
+    def _resolve_precision(
+        self, model: torch.nn.Module, task: Task, first: _FirstBatch | None
+    ) -> dict[PrecisionName, float] | None:
+        """Resolves `precision: auto`; returns the seconds that it measured."""
+        recipe, device = self.recipe, self.device
+        seconds = None
+        if recipe.precision == "auto":
+            if first is not None and self.trains:
+                # A network that fails in fp32 too must be reported as such, and not as slow.
+                checks.check_network(model, *first.take(2), task, Precision("fp32", device))
+                seconds = measure_precisions(model, first.images, recipe, device, self.ranks)
+            name, reason = choose_fastest([seconds] if seconds else [])
+            if not self.trains:
+                reason = "as a dry run measures nothing; the run chooses what is fastest on its device"
+            self.say(f"Precision: {name}, {reason}.")
+            self._resolve("precision", name, reason)
+        elif self.fresh and self.trains and (slower := describe_emulation(recipe.precision, device)):
+            self.say(slower)
+        return seconds
+
+    def _try_network(
+        self, model: torch.nn.Module, task: Task, precision: Precision, first: _FirstBatch
+    ) -> ModelSize | None:
+        """Puts two samples through network and task, in each image size that differs; counts the network."""
+        recipe, inputs = self.recipe, self.inputs
+        check = checks.check_network if self.trains else checks.check_network_shapes
+        images, labels = first.take(2)
+        names = check(model, images, labels, task, precision)
+        height, width = inputs.find_smallest_size(recipe)
+        # Progressive resolution starts with smaller images, on which the network may fail.
+        if (height, width) != inputs.size:
+            layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+            small = images[:, :, :height, :width].contiguous(memory_format=layout)
+            check(model, small, labels, task, precision, where="data.progressive.start")
+        counts = None
+        if self.trains:
+            counts = _count_network(model, first.images[:1], precision)
+            size = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
+            self.say(f"Network: {counts.describe()}{size}.")
+        checks.check_metrics(names, task)
+        checks.check_stop_at(recipe, names)
+        return counts
+
+    def _resolve_micro_batch(self, model: torch.nn.Module, precision: Precision, first: _FirstBatch) -> None:
+        recipe = self.recipe
+        if recipe.micro_batch != "auto" or not self.trains:
+            return
+        # The ranks agree on a precision later, and it may be a wider one than is fastest here.
+        context = precision.autocast if self.ranks is None else precision.autocast_widest
+        attempt = build_attempt(model, first.images, context)
+        micro_batch, reason = largest_micro_batch(recipe.largest_batch, self.device, attempt)
+        checks.check_ghost_groups(recipe, micro_batch)
+        self._resolve("micro_batch", micro_batch, reason)
+
+    def _plan_steps(self) -> tuple[BatchPlan, int]:
+        """Returns the sizes of the steps and their number; tells the user of anything unusual about them."""
+        recipe, ranks = self.recipe, self.ranks
+        plan, steps = plan_steps(recipe, self.samples)
+        check_length(recipe, steps)
+        if self.fresh:
+            messages = find_oddities(recipe, self.samples, plan, steps)
+            if (progressive := recipe.data.progressive) is not None:
+                epochs = plan.find_position(steps) / self.inputs.samples
+                messages.append(describe_sizes(list_sizes(progressive, self.inputs.size, epochs)))
+            if ranks is not None and (idle := checks.describe_idle_ghost(self.loaded.recipe, ranks.launched_size)):
+                messages.append(idle)
+            for text in messages:
+                self.say(text)
+        return plan, steps
+
+    def _resolve(self, key: str, value: Any, reason: str) -> None:
+        self.loaded = self.loaded.resolve(key, value, reason)
+
+
+class _FirstBatch(NamedTuple):
+    """Normalised images and their labels, for `init` and the checks of the network."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+    def take(self, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.images[:samples], self.labels[:samples]
+
+
+def _count_network(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> ModelSize:
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            with precision.autocast():
-                outputs = model(images)
-            gave = tuple(outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-            if gave != (task.outputs,):
-                said = f"it gives {gave} for a sample, the data needs ({task.outputs},)"
-                if where:
-                    raise RecipeError(f"{what} takes no images of {shape}: {said}", where=where, fix=ANY_SIZE)
-                fix = f"Make the network give {task.outputs} outputs; a factory that takes num_classes gets it."
-                raise RecipeError(said, where="model", fix=fix)
-            what = "the task"
-            outputs = outputs.float()
-            metrics = task.metrics(outputs, labels)
-            if "loss" in metrics:
-                raise RecipeError("a metric cannot be called 'loss'", where="task", fix="The loss is reported anyway.")
-            found = {"loss": task.loss(outputs, labels), **metrics}
-    except HeadwayError:
-        raise
-    except Exception as error:
-        said = f"{what} failed on images of {shape} (channels x height x width): {type(error).__name__}: {error}"
-        fix = ANY_SIZE if where else NARROW if precision.narrow and what == "the network" else ""
-        raise UserCodeError(said, where=where or what.removeprefix("the "), fix=fix) from error
-    finally:
-        model.train()
-    for name, value in found.items():
-        if not isinstance(value, torch.Tensor) or value.shape != (len(images),):
-            form = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
-            said = f"{name} has the {form} for {len(images)} samples"
-            raise RecipeError(said, where="task", fix="A task gives one number a sample.")
-    return list(found)
-
-
-def _check_without_values(
-    model: torch.nn.Module,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    task: tasks.Task,
-    precision: Precision,
-    where: str = "",
-) -> list[str]:
-    """The same, without a computation where network and task do not ask for values. Whatever fails is tried again with
-    them, and says what is wrong."""
-    with suppress(Exception), use_fake_tensors(model, images, labels) as (some_images, some_labels):
-        return _check_network(model, some_images, some_labels, task, precision, where)
-    return _check_network(model, images, labels, task, precision, where)
-
-
-def _counted(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> ModelSize:
-    try:
+        # Dropout draws numbers here, which the run must not miss.
         with torch.random.fork_rng(devices=[]), precision.autocast():
             return measure_model_size(model, images)
-    except Exception as error:  # of torch's counter: the network itself was tried before, and can be trained
+    # The error is one of torch's counter: the network itself was tried before, and can be trained.
+    except Exception as error:
         LOG.debug("multiply-adds were not counted: %s", error)
         return ModelSize(sum(value.numel() for value in model.parameters()), None)
-
-
-def _shape(images: torch.Tensor) -> str:
-    """`3x32x32`: channels, height and width."""
-    return "x".join(str(side) for side in images.shape[1:])
-
-
-def _check_metrics(names: list[str], task: tasks.Task) -> None:
-    for name in names[1:]:
-        if name in BESIDES_METRICS or not name.isidentifier():
-            fix = "Rename it: letters, digits and _, and none of the names that a record has already."
-            raise RecipeError(f"a metric cannot be called {name!r}", where="task", fix=fix)
-    if task.primary not in names:
-        said = f"its primary metric {task.primary!r} is not reported"
-        raise RecipeError(said, where="task", fix=suggest_nearest(task.primary, names))
-
-
-def _check_ghost(recipe: TrainRecipe, micro: int) -> None:
-    norm = recipe.model.batch_norm
-    if norm is not None and norm.ghost is not None and norm.ghost > micro:
-        what = f"groups of {norm.ghost} samples are asked for, and {micro} at once are all that fit into memory"
-        raise RecipeError(what, where="model.batch_norm.ghost", fix=f"Set it to at most {micro}.")
-
-
-def _say_ghost(recipe: TrainRecipe, ranks: int, say: Say) -> None:
-    norm, share = recipe.model.batch_norm, -(-recipe.largest_batch // ranks)
-    if norm is not None and norm.ghost is not None and norm.ghost > share:
-        said = f"Batch norm sees at most {share} samples at once on each of {ranks} processes, so that "
-        say(f"{said}model.batch_norm.ghost {norm.ghost} divides nothing. Set it to less, or remove it.")
-
-
-def _check_stop(recipe: TrainRecipe, metrics: list[str]) -> None:
-    for name in recipe.stop_at or {}:
-        if name not in metrics:
-            raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=suggest_nearest(name, metrics))

@@ -1,9 +1,9 @@
-"""How a network is called: as it is, compiled, or with activations that are computed again."""
+"""torch.compile and activation checkpointing, as a recipe asks for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, final
 
 import torch
 
@@ -11,39 +11,58 @@ from headway.core.errors import RecipeError, UsageError
 from headway.model.activation_checkpointing import checkpoint_activations
 from headway.model.graph_breaks import collect_break_notes, list_graph_breaks
 
-SHOWN = 3
-"""Names of modules that are said."""
+MAX_NAMES = 3
+"""Number of module names in a message; the others are counted."""
 
 
-def called(
+def compile_model(
     model: torch.nn.Module,
     how: bool | Literal["graphs", "max-autotune"],
     say: Callable[[str], object] = lambda text: None,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A network by the recipe's `compile`. Optimizers stay outside of what is compiled, and of graphs.
+    """Compiles a network as the recipe's `compile` says. The optimizer is not compiled.
 
     Args:
-        say: told, at the first call, of each line at which torch.compile breaks the network's graph.
+        how: False: the network itself. True: torch.compile. `graphs` and `max-autotune`: its modes of these names.
+        say: called at the first forward pass with each line that breaks the network's graph.
     """
     if how is False:
         return model
     if how is True:
-        return telling(torch.compile(model), model, say)
+        return report_graph_breaks(torch.compile(model), model, say)
     if how == "max-autotune":
-        return telling(torch.compile(model, mode="max-autotune-no-cudagraphs"), model, say)
-    compiled = telling(torch.compile(model, mode="reduce-overhead"), model, say)
+        return report_graph_breaks(torch.compile(model, mode="max-autotune-no-cudagraphs"), model, say)
+    # CUDA graphs replay kernels at fixed addresses; torch.compile manages their memory in this mode.
+    compiled = report_graph_breaks(torch.compile(model, mode="reduce-overhead"), model, say)
 
-    def replayed(images: torch.Tensor) -> torch.Tensor:
+    def replay(images: torch.Tensor) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()
-        return compiled(images).clone()  # the next replay writes where they lie
+        # A copy: the next replay overwrites the outputs of this one.
+        return compiled(images).clone()
 
-    return replayed
+    return replay
 
 
-def telling(
+@final
+class GraphBreakMessage(str):
+    """A message about a break of the compiled graph; `line` names the line of the network alone."""
+
+    line: str
+
+    def __new__(cls, line: str) -> GraphBreakMessage:
+        message = super().__new__(cls, f"torch.compile breaks the network's graph: {line}.")
+        message.line = line
+        return message
+
+
+def report_graph_breaks(
     compiled: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, say: Callable[[str], object]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The same; what torch notes at the first call, which compiles, is said. It notes it anyway."""
+    """Wraps a compiled network, so that the graph breaks of its first call are reported.
+
+    torch.compile notes them in any case, so this costs nothing.
+    """
+    # Only the first call compiles; later ones skip the listener, which costs some time.
     begun = False
 
     def forward(images: torch.Tensor) -> torch.Tensor:
@@ -54,21 +73,25 @@ def telling(
         with collect_break_notes() as notes:
             outputs = compiled(images)
         for one in list_graph_breaks(model, notes):
-            say(f"torch.compile breaks the network's graph: {one.describe()}.")
+            say(GraphBreakMessage(one.describe()))
         return outputs
 
     return forward
 
 
-def checkpoint_activations_of(
+def apply_activation_checkpointing(
     model: torch.nn.Module, asked: bool | tuple[str, ...], say: Callable[[str], object]
 ) -> None:
-    """Applies the recipe's `activation_checkpointing`. Raises RecipeError: the network has no such modules."""
+    """Applies activation checkpointing as the recipe's `activation_checkpointing` says.
+
+    Raises:
+        RecipeError: the network has no such modules.
+    """
     if asked is False:
         return
     try:
         names = checkpoint_activations(model, None if asked is True else asked)
     except UsageError as error:
         raise RecipeError(error.what, where="activation_checkpointing", fix=error.fix) from None
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    say(f"Computed again in the backward pass: {', '.join(names[:SHOWN])}{more}.")
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    say(f"Computed again in the backward pass: {', '.join(names[:MAX_NAMES])}{more}.")

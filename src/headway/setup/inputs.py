@@ -16,7 +16,7 @@ import torch
 from headway.core.cpu_count import choose_thread_count, count_usable_cores
 from headway.core.errors import DataError, RecipeError
 from headway.core.recipe import LoadedRecipe
-from headway.core.sample_counter import Counter
+from headway.core.sample_progress import SampleProgress
 from headway.data import dataset as data
 from headway.data import opening
 from headway.data.augment import measure_mean_std
@@ -35,22 +35,22 @@ from headway.setup.recipe import TrainRecipe
 
 Say = Callable[[str], object]
 
+# Predicate of a sentence about the data, by the name of its tier.
 TIER_PHRASES = {
     "none": "is read in place",
     "memory": "is kept in memory",
     "device": "is kept on the device",
     "disk": "is fetched into the local cache",
 }
-"""Predicate of a sentence about the data, by the name of its tier."""
 
+# Images over which mean and standard deviation are measured; packs store samples in random order.
 MEASURED_SAMPLES = 1024
-"""Images over which mean and standard deviation are measured; packs store samples in random order."""
 
+# Most images passed to a network's `init`.
 MAX_FIRST_SAMPLES = 2048
-"""Most images passed to a network's `init`."""
 
+# Images that are read if nothing will be trained.
 REHEARSAL_SAMPLES = 8
-"""Images that are read if nothing will be trained."""
 
 
 @final
@@ -71,13 +71,9 @@ class Inputs:
     """The data of one run. Close it after use.
 
     Attributes:
-        train: the training set; None if the data is synthetic, or none was opened.
-        eval: the evaluation set; None if there is none.
-        device: device that receives the batches.
+        train, eval: the data sets; None if the data is synthetic, or none was opened.
         size: (height, width) of the images at the end of training.
-        channels: 1 or 3.
         samples: size of the training set.
-        say: receives messages for the user.
         cache: cache mode of the recipe; `auto` stays `auto`.
         synthetic: the random images that replace the training set; None if it was opened, or nothing is trained.
         max_first_samples: most images that are read before the first step.
@@ -97,12 +93,14 @@ class Inputs:
     max_first_samples: int = MAX_FIRST_SAMPLES
     loader: Loader | None = None
     batch_source: Callable[[], Iterable[Batch]] | None = None
+    # By the id of the data set: training and evaluation loaders of a set share its tier.
     _tiers: dict[int, Tier] = field(default_factory=dict)
 
     def build_batches(
         self, recipe: TrainRecipe, plan: BatchPlan, position: int, rank: int = 0, world: int = 1
     ) -> Iterable[Batch]:
         """Builds the endless stream of a rank's training batches from a position on."""
+        # The doctor replays kept batches to measure the loop without its input.
         if self.batch_source is not None:
             return self.batch_source()
         if self.train is None:
@@ -149,13 +147,7 @@ class Inputs:
         return next(iter(self.build_training_loader(self.train, recipe, batch=some, stop=some, progressive=None)))
 
     def build_training_loader(self, dataset: data.Dataset, recipe: TrainRecipe, **changes: Any) -> Loader:
-        """Builds a loader of training batches with the recipe's augmentation.
-
-        Args:
-            dataset: the set to load.
-            recipe: gives the options.
-            changes: fields of `LoaderSpec` that differ from the recipe.
-        """
+        """Builds a loader of training batches with the recipe's augmentation and `changes`, fields of `LoaderSpec`."""
         host = recipe.augment.select_host_augmentations(self.device.type)
         spec = replace(
             self._make_spec(recipe),
@@ -172,6 +164,7 @@ class Inputs:
         self, recipe: TrainRecipe, dataset: data.Dataset, rank: int = 0, world: int = 1
     ) -> Loader:
         """Builds a loader that gives a data set once, in index order, centre-cropped: a rank's share of each batch."""
+        # A micro-batch on each rank is known to fit into memory, so it is the default.
         micro = recipe.micro_batch if isinstance(recipe.micro_batch, int) else None
         rank_batch = recipe.evaluate.batch or micro
         batch = min(rank_batch * world if rank_batch else recipe.batch, len(dataset))
@@ -193,6 +186,7 @@ class Inputs:
         assert self.train is not None
         count = self.measured_samples
         spec = replace(self._make_spec(recipe), batch=count, stop=count, prefetch_batches=1)
+        # Damaged images are zeros and would darken the mean.
         batch = next(iter(self._build_loader(self.train, recipe, spec)))
         return measure_mean_std(batch.images[torch.from_numpy(batch.served >= 0)])
 
@@ -203,6 +197,7 @@ class Inputs:
 
     def close(self) -> None:
         """Closes the tiers and the data sets."""
+        # Tiers first: their threads still read from the data sets.
         for tier in self._tiers.values():
             tier.close()
         self._tiers.clear()
@@ -252,7 +247,7 @@ class Inputs:
         if cache == "auto" and options.scaled:
             cache = "disk" if isinstance(dataset.source, RemoteShards) else "none"
         which = "training" if dataset is self.train else "evaluation"
-        with Counter(f"Filling the cache of the {which} data", "images", self.say) as progress:
+        with SampleProgress(f"Filling the cache of the {which} data", "images", self.say) as progress:
             return choose_tier(
                 dataset,
                 cache,
@@ -288,7 +283,7 @@ def _hash_texts(*texts: str) -> str:
 
 def open_dataset(base: Path, uri: str, say: Say) -> data.Dataset:
     """Opens a data set that a recipe names. A scan of foreign data shows its progress."""
-    with Counter(f"Scanning {uri}", "images", say) as progress:
+    with SampleProgress(f"Scanning {uri}", "images", say) as progress:
         return opening.open(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
 
 
@@ -303,9 +298,6 @@ def open_inputs(
     """Opens the data sets and resolves the recipe's open values: size, channels, cache, mean and standard deviation.
 
     Args:
-        loaded: the recipe.
-        device: device that receives the batches.
-        say: receives messages for the user.
         opened: False for the resolved recipe of a run whose data may be absent.
         rehearsal: given if nothing will be trained.
 
@@ -318,6 +310,7 @@ def open_inputs(
         synthetic = recipe.data.synthetic or SyntheticRecipe()
     elif rehearsal is not None and rehearsal.stated is not None:
         loaded, synthetic = _resolve_stated(loaded, rehearsal.stated)
+    # The stack closes everything opened so far if a later check refuses the recipe.
     with ExitStack() as on_error:
         if opened and synthetic is None:
             _check_cache(loaded)
@@ -326,6 +319,7 @@ def open_inputs(
                 held_out = on_error.enter_context(closing(open_dataset(loaded.base, recipe.data.eval, say)))
             if (largest := recipe.largest_batch) > len(train):
                 say(f"The batch of {largest} is larger than the data set of {len(train)}: each step spans epochs.")
+        # In this order: sizes decide whether pixels can be kept, and the tier serves the measurement of mean and std.
         loaded, size, channels, samples = _resolve_images(loaded, train, synthetic)
         inputs = on_error.enter_context(
             closing(
@@ -352,6 +346,7 @@ def open_inputs(
 
 def _check_cache(loaded: LoadedRecipe[TrainRecipe]) -> None:
     """Raises RecipeError if options of the disk cache are set and another cache is used."""
+    # A value that `auto` resolved is not the user's, so the disk options of a resumed run are no mistake.
     options, usual = loaded.recipe.data, DataRecipe(train=SYNTHETIC)
     if options.cache in ("auto", "disk") or loaded.origins["data.cache"].startswith("auto: "):
         return
@@ -369,6 +364,7 @@ def _check_sizes(recipe: TrainRecipe, inputs: Inputs) -> None:
         if side < min(inputs.size):
             what += " at the beginning of training"
         raise RecipeError(what, where="augment.translate", fix=f"Set it to at most {side - 1}.")
+    # Evaluation always has the full size, so its shift is compared with that.
     side, shift = min(inputs.size), recipe.evaluate.shift
     if shift >= side:
         what = f"a shift of {shift} is no less than the image's side of {side}"
@@ -394,6 +390,7 @@ def _resolve_places(loaded: LoadedRecipe[TrainRecipe], inputs: Inputs, *, filled
             inputs.say(f"Training data {TIER_PHRASES[tier.name]}: {reason}.")
             cores = count_usable_cores()
             inputs.say(describe_decoding(backend, recipe.data.threads or choose_thread_count(), cores))
+    # A rehearsal leaves `auto`: the device here need not be the one that trains.
     if recipe.augment.where == "auto" and filled:
         reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"
         loaded = loaded.resolve("augment.where", "host" if device.type == "cpu" else "device", reason)
@@ -412,6 +409,7 @@ def _resolve_images(
         assert recipe.data.size is not None
         assert recipe.data.channels is not None
         return loaded, _expand_size(recipe.data.size), recipe.data.channels, 0
+    # Each resolved value carries its reason, and the run keeps both.
     if recipe.data.channels is None:
         reason = "every training image is gray" if train.description.channels == 1 else "training images have colour"
         loaded = loaded.resolve("data.channels", train.description.channels, reason)
@@ -438,7 +436,7 @@ def _resolve_stated(
         raise RecipeError(what, where="data.size", fix="Set it, for example to 224.")
     channels = options.channels or 3
     if options.channels is None:
-        loaded = loaded.resolve("data.channels", channels, "images have colour, where nothing says otherwise")
+        loaded = loaded.resolve("data.channels", channels, "images have colour unless the recipe says otherwise")
     return loaded, stated.model_copy(update={"size": _expand_size(options.size), "channels": channels})
 
 
@@ -457,6 +455,7 @@ def _resolve_normalisation(loaded: LoadedRecipe[TrainRecipe], inputs: Inputs) ->
     if "auto" not in (recipe.mean, recipe.std):
         return loaded
     if inputs.train is None:
+        # Of uniformly random bytes.
         mean, std = (127.5,) * channels, (73.6,) * channels
         reason = "of uniformly random bytes"
     else:

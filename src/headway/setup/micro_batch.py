@@ -1,4 +1,4 @@
-"""`micro_batch: auto`: the largest part of a batch that goes through the network at once."""
+"""Resolves `micro_batch: auto`: the largest part of a batch that fits into memory at once."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from headway.core.errors import TrainingError
 from headway.core.free_memory import read_free_memory_bytes
 
 SHARE_OF_MEMORY = 0.5
-"""On a CPU, of the memory available, for what forward saves for backward; the rest is for gradients of activations,
-optimizer, data and others."""
+"""Share of the free memory for tensors that forward saves for backward. The rest is for gradients of activations, the
+optimizer, data and other programs."""
 
 
 def largest_micro_batch(batch: int, device: torch.device, attempt: Callable[[int], None]) -> tuple[int, str]:
-    """The batch itself where it fits, else batch / 2, / 3, ... (rounded up), and why.
+    """Returns the largest of batch, batch / 2, batch / 3, ... (rounded up) that fits, and the reason.
 
     Args:
         batch: samples of one step on this rank.
         attempt: runs forward and backward over so many samples, and leaves no trace.
-
-    On a GPU each size is tried until one does not run out of memory; on a CPU, where the kernel would kill the
-    process, the bytes that one sample keeps for backward are counted and the size computed.
     """
+    # On a GPU sizes are tried until one does not run out of memory. On a CPU the kernel would kill the process, so the
+    # size is computed from the bytes that a sample keeps for backward.
     if device.type == "cuda":
-        return _by_trial(batch, attempt)
-    saved = (bytes_saved(attempt, 4) - bytes_saved(attempt, 2)) // 2  # batch norm may want two samples at least
-    return fitting(batch, saved, device)
+        return _find_by_trial(batch, attempt)
+    # The difference leaves out constant parts. Batch norm needs two samples at least.
+    saved = (measure_saved_bytes(attempt, 4) - measure_saved_bytes(attempt, 2)) // 2
+    return estimate_micro_batch(batch, saved, device)
 
 
-def fitting(batch: int, saved: int, device: torch.device) -> tuple[int, str]:
-    """What fits, and why, by the bytes that one sample keeps for backward."""
+def estimate_micro_batch(batch: int, saved: int, device: torch.device) -> tuple[int, str]:
+    """Computes the micro-batch that fits, and the reason. Args: saved: bytes that one sample keeps for backward."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_free_memory_bytes()
     available = int(free * SHARE_OF_MEMORY)
     fits = max(1, available // max(1, saved))
@@ -40,8 +40,8 @@ def fitting(batch: int, saved: int, device: torch.device) -> tuple[int, str]:
     return -(-batch // parts), reason
 
 
-def bytes_saved(attempt: Callable[[int], None], samples: int) -> int:
-    """Bytes that forward over so many samples keeps for backward, each storage once."""
+def measure_saved_bytes(attempt: Callable[[int], None], samples: int) -> int:
+    """Measures the bytes that forward over so many samples keeps for backward, each storage once."""
     storages: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -53,7 +53,7 @@ def bytes_saved(attempt: Callable[[int], None], samples: int) -> int:
     return sum(storages.values())
 
 
-def _by_trial(batch: int, attempt: Callable[[int], None]) -> tuple[int, str]:
+def _find_by_trial(batch: int, attempt: Callable[[int], None]) -> tuple[int, str]:
     parts = 1
     while True:
         size = -(-batch // parts)

@@ -1,4 +1,4 @@
-"""Precision of forward and backward, and fp16's loss scale, which lives on the device."""
+"""Precision of forward and backward: autocast, loss scaling, and the choice behind `precision: auto`."""
 
 from __future__ import annotations
 
@@ -14,62 +14,62 @@ from headway.core.untrusted_json import is_number
 from headway.launch.ranks import Ranks
 from headway.optim import MasterWeights
 from headway.setup.recipe import TrainRecipe
-from headway.setup.trial import seconds_a_sample
+from headway.setup.trial import measure_seconds_per_sample
 
-Name = Literal["fp32", "bf16", "fp16"]
+PrecisionName = Literal["fp32", "bf16", "fp16"]
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-WORTH = 1.05
-"""How many times as fast as fp32 another precision has to be, to be taken by `auto`: it has fewer digits."""
+MIN_SPEEDUP = 1.05
+"""`auto` takes another precision than fp32 only if it is so many times as fast, as it has fewer digits."""
 
 
 @final
 class Precision:
-    """The autocast context, backward with the loss rule, and the optimizer's step.
+    """The autocast context, the backward pass with the loss rule, and the optimizer's step.
 
     Args:
         name: fp32, bf16 or fp16.
-        seconds: a sample takes in each precision here, where `auto` measured it.
-        masters: of a network that is itself 16 bit wide, and needs no autocast.
+        seconds: seconds per sample in each precision on this rank, if `auto` measured them.
+        masters: fp32 weights of a network with 16-bit weights, which needs no autocast.
 
     Attributes:
-        name: as given, or as the ranks agreed on.
-        reason: why they did.
-        narrow: the network is itself 16 bit wide.
-        recorded: what a run has that this process joins, where that is known: it counts where all ranks join.
+        name: the precision given, or the one that the ranks agreed on.
+        reason: why the ranks agreed on it.
+        is_narrow: the network itself has 16-bit weights.
+        recorded: the precision of the run that this process joins, if known. It counts if no rank has agreed before.
     """
 
     def __init__(
         self,
-        name: Name,
+        name: PrecisionName,
         device: torch.device,
         *,
-        seconds: Mapping[Name, float] | None = None,
+        seconds: Mapping[PrecisionName, float] | None = None,
         masters: MasterWeights | None = None,
     ) -> None:
         self._device, self._masters = device.type, masters
-        self.narrow = masters is not None
+        self.is_narrow = masters is not None
         self.reason = ""
         self._seconds, self._agreed = seconds, False
-        self.recorded: Name | None = None
-        self._become(name)
+        self.recorded: PrecisionName | None = None
+        self._set_name(name)
 
-    def _become(self, name: Name) -> None:
-        self.name: Name = name
-        # GradScaler keeps scale, growth and found-inf on the device; with torch's fused optimizers its step and update
-        # do not wait for it.
+    def _set_name(self, name: PrecisionName) -> None:
+        self.name: PrecisionName = name
+        # GradScaler keeps scale, growth and found-inf on the device; with torch's fused optimizers, step and update do
+        # not wait for it.
         self._scaler = torch.amp.GradScaler(self._device) if name == "fp16" else None
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Context of the forward pass."""
-        if self.name == "fp32" or self.narrow:
+        """Returns the context of the forward pass."""
+        if self.name == "fp32" or self.is_narrow:
             return nullcontext()
         return torch.autocast(self._device, TYPES[self.name])
 
-    def widest(self) -> AbstractContextManager[Any]:
-        """Context of a forward pass that keeps as much as training may: fp32 until the ranks have agreed on what `auto`
-        stands for, whatever was faster here."""
-        return nullcontext() if self.chosen and not self._agreed else self.autocast()
+    def autocast_widest(self) -> AbstractContextManager[Any]:
+        """Returns the context of a forward pass that keeps as much memory as training may need."""
+        # Until the ranks have agreed on a precision, that is fp32, even if another one is faster on this rank.
+        return nullcontext() if self.is_auto and not self._agreed else self.autocast()
 
     def backward(self, losses: torch.Tensor, weights: torch.Tensor) -> None:
         """Adds the gradient of sum(losses * weights); both of shape [b], weights = 1 / global batch (0 for masked)."""
@@ -80,9 +80,10 @@ class Precision:
     def step(
         self, optimizer: torch.optim.Optimizer, clip_norm: float | None, parameters: list[torch.nn.Parameter]
     ) -> None:
-        """Clips where asked, and steps; with fp16 a step with a non-finite gradient changes nothing."""
+        """Clips the gradient if asked, and steps. In fp16 a step with a non-finite gradient changes nothing."""
         if self._masters is not None:
             self._masters.take_gradients()
+        # The norm is that of the unscaled gradient.
         if self._scaler is not None and clip_norm is not None:
             self._scaler.unscale_(optimizer)
         if clip_norm is not None:
@@ -96,58 +97,64 @@ class Precision:
             self._masters.write_back()
 
     @property
-    def chosen(self) -> bool:
-        """Whether `auto` chose it, so that other ranks may have chosen otherwise."""
+    def is_auto(self) -> bool:
+        """True if `auto` chose the precision, so that other ranks may have chosen another one."""
         return self._seconds is not None
 
     def finding(self) -> Any:
-        """What the other ranks have to know to choose with this one, for JSON."""
+        """Returns the facts of this rank from which all ranks choose a precision, for JSON."""
         return {"agreed": self.name if self._agreed else self.recorded, "seconds": self._seconds}
 
     def agree(self, findings: Sequence[Any]) -> str:
-        """Takes what all ranks take, given the findings of all in one order: what some have agreed on before, else what
-        is the fastest on the slowest of them. Returns what there is to say of it."""
-        if not self.chosen or self._agreed:
+        """Chooses the same precision on all ranks, and returns a message if it differs from this rank's own.
+
+        The precision that some ranks agreed on before has priority; else the fastest on the slowest rank is taken.
+
+        Args:
+            findings: those of all ranks, in one order.
+        """
+        if not self.is_auto or self._agreed:
             return ""
         self._agreed = True
         before = [found["agreed"] for found in findings if found["agreed"]]
         if before:
             name, self.reason = before[0], "as the other ranks had agreed"
         else:
-            name, self.reason = fastest([found["seconds"] for found in findings if found["seconds"]])
+            name, self.reason = choose_fastest([found["seconds"] for found in findings if found["seconds"]])
         if name == self.name:
             return ""
-        self._become(name)
+        self._set_name(name)
         return f"Precision: {name}, {self.reason}."
 
     def state(self) -> dict[str, float]:
-        """Loss scale and its counters; waits for the device. Empty without loss scaling."""
+        """Returns the loss scale and its counters; empty without loss scaling. This waits for the device."""
         return dict(self._scaler.state_dict()) if self._scaler is not None else {}
 
     def load(self, state: dict[str, float], where: str = "") -> None:
-        """Goes on from such a state. Raises CheckpointError: it is none."""
+        """Restores such a state. Raises CheckpointError: it is damaged."""
         if self._scaler is None:
             return
-        # A scale of 0 or below, or a counter that is no whole number, would end in a step that is no step.
+        # A scale of 0 or below, or a fractional counter, would make the following steps meaningless.
         for name, mine in self._scaler.state_dict().items():
-            if name not in state or not is_number(state[name], 0, 1e38) or not (state[name] or name == TRACKER):
+            if name not in state or not is_number(state[name], 0, 1e38) or not (state[name] or name == GROWTH_TRACKER):
                 raise CheckpointError(f"its manifest has no good scalars.precision.{name}", where=where)
             if type(mine) is int and type(state[name]) is not int:
                 raise CheckpointError(f"its manifest has a fraction as scalars.precision.{name}", where=where)
         self._scaler.load_state_dict(state)
 
 
-TRACKER = "_growth_tracker"
-"""Of a GradScaler's state: the steps since its scale changed, the one number that may be 0."""
+GROWTH_TRACKER = "_growth_tracker"
+"""Key of a GradScaler's state: steps since its scale changed, the only number that may be 0."""
 
 
-def candidates(device: torch.device, *, scaled: bool = True) -> tuple[Name, ...]:
-    """What `auto` chooses among: fp32, and bf16 where the device has units for it; a processor without them takes up to
-    a hundred times as long. A GPU without them: fp16, which saves bytes at least.
+def list_candidates(device: torch.device, *, scaled: bool = True) -> tuple[PrecisionName, ...]:
+    """Lists the precisions among which `auto` chooses on a device.
 
     Args:
-        scaled: fp16 may be one; it needs a loss scale.
+        scaled: fp16 is allowed, which needs a loss scale.
     """
+    # bf16 only with hardware units: a processor without them takes up to a hundred times as long. GPUs before compute
+    # capability 8.0 get fp16 instead, which saves memory at least.
     if device.type == "cuda":
         if torch.cuda.get_device_capability(device) >= (8, 0):
             return ("fp32", "bf16")
@@ -157,40 +164,42 @@ def candidates(device: torch.device, *, scaled: bool = True) -> tuple[Name, ...]
     return ("fp32", "bf16") if flags & {"amx_bf16", "avx512_bf16", "bf16"} else ("fp32",)
 
 
-def emulated(name: Name, device: torch.device) -> str:
-    """What is to be said of a precision that was asked for, where the device has no units for it; else empty."""
-    if device.type != "cpu" or name in candidates(device):
+def describe_emulation(name: PrecisionName, device: torch.device) -> str:
+    """Returns a warning if the device has no hardware units for a precision; else an empty text."""
+    if device.type != "cpu" or name in list_candidates(device):
         return ""
     return f"Precision: {name} is emulated on this processor, which has no units for it, and slower; auto takes fp32."
 
 
-def here(
+def measure_precisions(
     model: torch.nn.Module, images: torch.Tensor, recipe: TrainRecipe, device: torch.device, ranks: Ranks | None
-) -> dict[Name, float]:
-    """Seconds that a sample's forward and backward take in each precision that `auto` chooses among, on this rank; see
-    `seconds_a_sample`. Nothing, for a process that joins a run: it takes what the others have. Where there is no choice
-    nothing is measured."""
+) -> dict[PrecisionName, float]:
+    """Measures the seconds that forward and backward take for a sample, in each precision that `auto` chooses among.
+
+    See `measure_seconds_per_sample`. A process that joins a run measures nothing and returns an empty dict, as it takes
+    the precision of the others. With one precision to choose from nothing is measured either.
+    """
     if ranks is not None and ranks.joins:
         return {}
     samples = recipe.batch // (1 if ranks is None else ranks.launched_size)
     if isinstance(recipe.micro_batch, int):
         samples = min(samples, recipe.micro_batch)
-    names = candidates(device, scaled=not recipe.observe.noise_scale)
+    names = list_candidates(device, scaled=not recipe.observe.noise_scale)
     if len(names) == 1:
         return dict.fromkeys(names, 0.0)
     contexts = {name: Precision(name, device).autocast for name in names}
-    return seconds_a_sample(model, images[: max(2, samples)], contexts)
+    return measure_seconds_per_sample(model, images[: max(2, samples)], contexts)
 
 
-def fastest(found: Sequence[Mapping[Name, float]]) -> tuple[Name, str]:
-    """The precision to take, and why.
+def choose_fastest(found: Sequence[Mapping[PrecisionName, float]]) -> tuple[PrecisionName, str]:
+    """Returns the precision that is fastest on the slowest rank, and the reason.
 
     Args:
-        found: seconds of a sample by precision, of each rank; inf where the network fails. A step takes as long as on
-            the slowest of them.
+        found: for each rank, the seconds per sample by precision; inf if the network fails in it.
     """
     if not found:
         return "fp32", "there was nothing to measure it with"
+    # A step takes as long as on the slowest rank.
     names = [name for name in found[0] if all(name in one for one in found)]
     slowest = {name: max(one[name] for one in found) for name in names}
     where = "here" if len(found) == 1 else "on the slowest rank"
@@ -200,8 +209,8 @@ def fastest(found: Sequence[Mapping[Name, float]]) -> tuple[Name, str]:
     if math.isinf(slowest[best]):
         return "fp32", f"the network fails in {best}"
     ratio = slowest["fp32"] / slowest[best]
-    if ratio >= WORTH:
+    if ratio >= MIN_SPEEDUP:
         return best, f"{ratio:.2g} times as fast as fp32 {where}"
-    if ratio > 1 / WORTH:
+    if ratio > 1 / MIN_SPEEDUP:
         return "fp32", f"{best} is {ratio:.2f} times as fast {where}, which is not worth its lost digits"
     return "fp32", f"{1 / ratio:.2g} times as fast as {best} {where}"

@@ -1,4 +1,4 @@
-"""A training batch as the network gets it."""
+"""Prepares training batches for the network: augmentation, the user's transform, micro-batches."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from headway.core.errors import UserCodeError
 from headway.core.random_keys import UInt64
 from headway.core.random_keys import make_keys as keys_of
 from headway.data.batch import Batch
-from headway.setup.build import Setup
+from headway.setup.build import TrainSetup
 
 
-def prepared(setup: Setup, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Its images and labels: augmented, normalised, and through the user's transform.
+def prepare_batch(setup: TrainSetup, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the images and labels of a batch: augmented, normalised, and passed through the user's transform.
 
     Args:
-        step: the first one is 1; for the error.
+        step: number of the step for the error message; the first one is 1.
 
     Raises:
         UserCodeError: the transform failed.
     """
+    # Keys are computed for every sample on the host, and only random augmentations and transforms use them.
     keys = batch.keys() if setup.augment.needs_keys or setup.transform else None
-    images, labels = augmented(setup, batch, keys)
+    images, labels = augment_batch(setup, batch, keys)
     if setup.transform is None:
         return images, labels
     try:
@@ -32,11 +33,11 @@ def prepared(setup: Setup, batch: Batch, step: int) -> tuple[torch.Tensor, torch
     return images, labels
 
 
-def augmented(setup: Setup, batch: Batch, keys: UInt64 | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch's images and labels, augmented and normalised.
+def augment_batch(setup: TrainSetup, batch: Batch, keys: UInt64 | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the images and labels of a batch, augmented and normalised.
 
     Args:
-        keys: uint64 [b], the samples' keys; None is enough where the augmentation is not `random`.
+        keys: the samples' keys, uint64 [b]. None if the augmentation is not `random`.
     """
     return setup.augment(
         batch.images,
@@ -48,9 +49,11 @@ def augmented(setup: Setup, batch: Batch, keys: UInt64 | None) -> tuple[torch.Te
     )
 
 
-def divided(setup: Setup, *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-    """Tensors of one step in micro-batches: parts as equal as can be, as batch norm wants no tail of one sample."""
-    micro, samples = setup.recipe.micro_batch, tensors[0].shape[0]  # len() of a tensor takes 2 us more
+def split_micro_batches(setup: TrainSetup, *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+    """Splits the tensors of one step into micro-batches of nearly equal size."""
+    # len() of a tensor takes 2 us more than its shape, and a slice of it 1.5 us: this runs in every step.
+    micro, samples = setup.recipe.micro_batch, tensors[0].shape[0]
     if not isinstance(micro, int) or micro >= samples:
-        return [tensors]  # a slice of a tensor takes 1.5 us
+        return [tensors]
+    # Nearly equal, because batch norm fails on a last part of one sample.
     return list(zip(*(tensor.tensor_split(-(-samples // micro)) for tensor in tensors), strict=True))

@@ -1,4 +1,4 @@
-"""What follows from a recipe's batch: the learning rate, the epochs, the steps; and what is said of a large one."""
+"""Values that follow from a recipe's batch: learning rate, epochs and steps; and warnings about large batches."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from headway.data.batch_plan import BatchPlan
 from headway.optim.batch_scaling import BatchScaledRecipe, require_number
 from headway.setup.recipe import TrainRecipe
 
-LARGE = 1024
-"""Batch above which a learning rate that never moves is warned of."""
-VERY_LARGE = 4096
-"""Batch above which an optimizer that takes all layers alike is warned of."""
-FEW = 10
-"""Steps of a run below which large ones are warned of."""
-OFF = 0.1
-"""Share of its epochs by which a run may end elsewhere than asked before it is said."""
+LARGE_BATCH = 1024
+"""Batch above which a constant learning rate causes a warning."""
+VERY_LARGE_BATCH = 4096
+"""Batch above which an optimizer without layer-wise rates causes a warning."""
+FEW_STEPS = 10
+"""Steps of a run below which a large batch causes a warning."""
+MAX_EPOCHS_OFF = 0.1
+"""Share of its epochs by which a run may be longer or shorter than asked without a warning."""
 
 
 def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe]:
-    """The recipe with numbers in place of {base, per, scale}.
+    """Replaces each {base, per, scale} of a recipe by its number.
 
-    Epochs that follow the batch take all moments of the run with them, so that each part of it has as many steps as
-    with the small batch (regime adaptation: Hoffer et al. 2017, arXiv 1705.08741).
+    If the epochs follow the batch, all other epochs of the recipe are scaled with them, so that each part of the run
+    has as many steps as with the small batch (regime adaptation: Hoffer et al. 2017, arXiv 1705.08741).
     """
     recipe = loaded.recipe
     values: dict[str, tuple[Any, str]] = {}
@@ -33,7 +33,8 @@ def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe
         value = lr.compute_value(batch)
         values["optimizer.lr"] = (value, lr.explain(batch))
         if schedule.warmup.start == "base":
-            start = min(1.0, lr.base / value)  # a batch below `per` has nothing to rise to
+            # With a batch below `per` the scaled rate is the lower one, and there is nothing to rise to.
+            start = min(1.0, lr.base / value)
             values["schedule.warmup_start"] = (
                 start,
                 f"base {lr.base:g} of a learning rate of {value:.6g}",
@@ -42,6 +43,7 @@ def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe
         values["epochs"] = (epochs.compute_value(batch), epochs.explain(batch))
         factor = epochs.compute_factor(batch)
         why = f"x {factor:.6g}, as the epochs of the run"
+        # The moments of the run that are given in epochs.
         given: dict[str, Any] = {
             **{f"schedule.{field}": value for field, value in schedule.epoch_fields.items()},
             "batch_growth.milestones_epochs": growth.milestones_epochs if growth is not None else (),
@@ -53,39 +55,41 @@ def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe
             given["data.progressive.from_epoch"] = progressive.from_epoch
             given["data.progressive.until_epoch"] = progressive.until_epoch
         for key, value in given.items():
+            # 0 and an empty tuple mean that the setting is off.
             if value and factor != 1:
                 scaled = [one * factor for one in value] if isinstance(value, tuple) else value * factor
                 values[key] = (scaled, why)
     return loaded.resolve_all(values) if values else loaded
 
 
-def oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
-    """What is hardly meant: very few steps, each of which is large; an end elsewhere than asked; a flat warm-up."""
+def find_oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
+    """Finds settings that are hardly meant: few and large steps, another length than asked, a flat warm-up."""
     out = []
     if recipe.schedule.warmup.epochs and recipe.schedule.warmup.start == 1:
         what = f"The warm-up of {recipe.schedule.warmup.epochs:g} epochs begins at the rate at which it ends"
         fix = "take a larger batch (base is the rate of `per`), or remove schedule.warmup_epochs"
         out.append(f"{what}, so that nothing rises: {fix}.")
     asked, ends = require_number(recipe.epochs, "epochs"), plan.find_position(steps) / samples
-    few = steps < FEW and plan.largest_batch > min(LARGE, samples)
-    if not few and abs(ends / asked - 1) <= OFF:
+    few = steps < FEW_STEPS and plan.largest_batch > min(LARGE_BATCH, samples)
+    if not few and abs(ends / asked - 1) <= MAX_EPOCHS_OFF:
         return out
+    # A batch that grows has several sizes; the largest is the one to be named.
     size = f"{'up to ' if plan.grows else ''}{plan.largest_batch:,}"
     each = plan.largest_batch / samples
     what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {each:.3g} epochs each"
-    if abs(ends / asked - 1) > OFF:
+    if abs(ends / asked - 1) > MAX_EPOCHS_OFF:
         what += f", and ends after {ends:.4g} epochs in place of {asked:.4g}, as every step is full"
     return [*out, f"{what}. {'So few steps hardly train: set' if few else 'Set'} batch to less, or train for longer."]
 
 
-def length(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
-    """The steps' sizes and their number, of a recipe whose rates are resolved, over a data set of so many samples."""
+def plan_steps(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
+    """Plans the sizes of the steps and their number. Args: recipe: its rates are resolved. samples: one epoch."""
     plan = BatchPlan(recipe.batch, recipe.batch_growth, epoch=samples)
     return plan, plan.round_to_steps(require_number(recipe.epochs, "epochs") * samples)
 
 
 def check_length(recipe: TrainRecipe, steps: int) -> None:
-    """Raises RecipeError for what would never be done in so few steps."""
+    """Raises RecipeError for settings that would never take effect in so few steps."""
     lookahead, ema, scale = recipe.optimizer.lookahead, recipe.model.ema, recipe.optimizer.steps_per_update
     if lookahead is not None and steps < lookahead.every_steps:
         what = f"it looks ahead every {lookahead.every_steps} steps, and the run has {steps}"
@@ -98,24 +102,31 @@ def check_length(recipe: TrainRecipe, steps: int) -> None:
         raise RecipeError(what, where="optimizer.batch_scale", fix="Set it to less, or train for longer.")
 
 
-def warnings(recipe: TrainRecipe) -> list[str]:
-    """What is known to go wrong with a batch of this size, in sentences with what mends it. A batch is what the weights
-    move by once, of `lbsgd` a macro-batch."""
+def find_batch_warnings(recipe: TrainRecipe) -> list[str]:
+    """Lists known problems with a batch of this size, each with its fix."""
+    # The batch by which the weights move once: for lbsgd that is a macro-batch of several steps.
     out = []
     optimizer, scale = recipe.optimizer, recipe.optimizer.steps_per_update
     steps = f" ({scale} steps of {{:,}})" if scale > 1 else ""
     batch, largest = recipe.batch * scale, recipe.largest_batch * scale
-    rise = min(5.0, require_number(recipe.epochs, "epochs") / 4)  # a warm-up that fits the run
-    if batch > LARGE and not recipe.schedule.changes_lr and not optimizer.changes_lr and recipe.batch_growth is None:
+    # A warm-up that fits into the run.
+    rise = min(5.0, require_number(recipe.epochs, "epochs") / 4)
+    if (
+        batch > LARGE_BATCH
+        and not recipe.schedule.changes_lr
+        and not optimizer.changes_lr
+        and recipe.batch_growth is None
+    ):
         out.append(
-            f"A batch of {batch:,}{steps.format(recipe.batch)} trains at one learning rate throughout: above {LARGE:,} "
-            "that often diverges early or ends at a lower accuracy. Set for example schedule: {name: cosine, "
-            f"warmup_epochs: {rise:.2g}}}."
+            f"A batch of {batch:,}{steps.format(recipe.batch)} trains at one learning rate throughout: above "
+            f"{LARGE_BATCH:,} that often diverges early or ends at a lower accuracy. Set for example "
+            f"schedule: {{name: cosine, warmup_epochs: {rise:.2g}}}."
         )
-    if largest > VERY_LARGE and not optimizer.is_layer_wise:
+    # Layer-wise rates (LARS, LAMB) were made for batches of this size.
+    if largest > VERY_LARGE_BATCH and not optimizer.is_layer_wise:
         fix = "optimizer.warmup to lars, or optimizer.name" if optimizer.name == "lbsgd" else "optimizer.name"
         out.append(
             f"A batch of {largest:,}{steps.format(recipe.largest_batch)} is taken by {optimizer.name}, which treats "
-            f"all layers alike: above {VERY_LARGE:,} that often loses accuracy. Set {fix} to lars or lamb."
+            f"all layers alike: above {VERY_LARGE_BATCH:,} that often loses accuracy. Set {fix} to lars or lamb."
         )
     return out

@@ -1,4 +1,4 @@
-"""The tree of a training recipe, composed of the parts that live beside the code they configure."""
+"""The training recipe: a tree of parts. Each part is defined beside the code that it configures."""
 
 from __future__ import annotations
 
@@ -18,54 +18,55 @@ from headway.optim.batch_scaling import BatchScaledRecipe, Scalable
 from headway.optim.optimizer_recipe import AnyOptimizerRecipe
 from headway.optim.schedule import AnyScheduleRecipe, ConstantScheduleRecipe
 
-NO_GRAPHS = "graphs are CUDA graphs, which a CPU has none of"
+NO_GRAPHS = "graphs are CUDA graphs, which need a GPU"
 
 
 class TaskRecipe(RecipePart):
-    """What makes a loss and metrics of the network's output."""
+    """The task, which turns the network's outputs into loss and metrics."""
 
     factory: str = "auto"
-    """Import path of a task; auto, by the labels: Classification, MultiLabel (several), Regression (numbers)."""
+    """Import path of a task. auto: by the labels, Classification, MultiLabel (several) or Regression (numbers)."""
     args: dict[str, Any] = {}
-    """Its keyword arguments, for example {label_smoothing: 0.1}."""
+    """Keyword arguments of the task, for example {label_smoothing: 0.1}."""
 
 
 class EvaluateRecipe(RecipePart):
-    """When the evaluation set is gone through."""
+    """Evaluations on the evaluation set."""
 
     every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Also after the last step."""
+    """Epochs between two evaluations; there is one after the last step too."""
     batch: int | None = Field(default=None, ge=1)
-    """Samples at once; unset: as in training, the micro-batch where there is one."""
+    """Samples at once. Unset: as in training, with its micro-batch if there is one."""
     flip: bool = False
-    """Every image also as its mirror image: the mean of the network's two outputs counts, in twice the time; `headway
-    predict` does it too. Of Krizhevsky et al. 2012, section 4.1."""
+    """Average the outputs for each image and its mirror image, in twice the time; `headway predict` does it too.
+    Krizhevsky et al. 2012, section 4.1."""
     shift: int = Field(default=0, ge=0)
-    """Every image also moved by so many pixels up and to the left, and down and to the right, its border filled by
-    reflection: the two together count as much as the image itself, in three times the time; with `flip`, all three
-    mirrored too. The multi-crop evaluation of airbench94 (Jordan 2024, arXiv 2404.00498) with 1."""
+    """Average the outputs for each image with those for two copies of it, moved by so many pixels up and left, and
+    down and right, in three times the time. The two copies together weigh as much as the image; the border is filled by
+    reflection. With `flip`, all three are mirrored too. 1 gives the evaluation of airbench94 (Jordan 2024, arXiv
+    2404.00498)."""
 
 
 class CheckpointRecipe(RecipePart):
-    """When the state is saved, so that a run can go on after a stop or a crash."""
+    """Checkpoints, from which a run continues after a stop or a crash."""
 
     every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Also after the last step and on SIGTERM or Ctrl-C."""
+    """Epochs between two checkpoints; there is one after the last step, and on SIGTERM or Ctrl-C, too."""
     every_steps: int | None = Field(default=None, ge=1)
-    """Instead of by epochs."""
+    """Steps between two checkpoints, in place of `every_epochs`."""
     keep: int = Field(default=2, ge=1)
-    """How many are kept; two, so that a damaged one does not lose the run."""
+    """Number of checkpoints kept. With two, a damaged one does not lose the run."""
     asynchronous: bool = True
-    """Written by a thread while training goes on, from a copy of the state in the host's memory. False: training waits,
-    and there is no copy."""
+    """Let a thread write checkpoints from a copy of the state in host memory, while training continues. False: training
+    waits, and there is no copy."""
     folder: str | None = Field(default=None, min_length=1)
-    """Where they go instead of checkpoints/ in the run folder: a folder, or an address that fsspec writes to, such as
-    s3://bucket/run. Of several hosts, each needs to see it; where one does not, rank 0 writes alone. No two runs can
-    have the same."""
+    """Folder for checkpoints in place of checkpoints/ in the run folder, or an address that fsspec writes to, such as
+    s3://bucket/run. Every host needs to see it; otherwise rank 0 writes alone. Two runs must not share it."""
 
     @field_validator("folder")
     @classmethod
-    def _outlives_the_process(cls, folder: str | None) -> str | None:
+    def _check_folder(cls, folder: str | None) -> str | None:
+        # fsspec may chain addresses with `::`, so that memory:// can stand inside.
         if folder is not None and re.search(r"(^|::)memory://", folder, re.IGNORECASE):
             raise ValueError(
                 f"{folder} is memory of the process, which ends with it, so that nothing could go on from there: "
@@ -75,93 +76,113 @@ class CheckpointRecipe(RecipePart):
 
 
 class TrainRecipe(RecipePart):
-    """Everything that one training run needs."""
+    """The recipe of a training run."""
 
     name: str = "run"
-    """Name of the run folder under runs/, where --run names none."""
+    """Name of the run folder under runs/, unless --run names another folder."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Of the order, the keys, and the generators of torch, numpy and Python."""
+    """Seed of the order, of the augmentation keys, and of the generators of torch, numpy and Python."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`; auto: cuda where there is one."""
+    """`cpu`, `cuda` or `cuda:1`; auto: cuda if PyTorch sees a GPU."""
     data: DataRecipe
     augment: AugmentRecipe = AugmentRecipe()
     transform: str | None = None
-    """Import path of your function transform(images, labels, keys) -> (images, labels), on a device batch after
-    normalisation (float [b, C, H, W]); `keys` (uint64 [b], numpy) give random numbers: see headway.core.random_keys.
-    Training only."""
+    """Import path of your function transform(images, labels, keys) -> (images, labels). It gets each training batch on
+    the device, after normalisation (float [b, C, H, W]); `keys` (uint64 [b], numpy) give random numbers: see
+    headway.core.random_keys."""
     model: ModelRecipe
     task: TaskRecipe = TaskRecipe()
     optimizer: AnyOptimizerRecipe
     schedule: AnyScheduleRecipe = ConstantScheduleRecipe()
     batch: int = Field(ge=1)
-    """Global batch: samples of one step, over all ranks. May be larger than the data set: it then spans epochs."""
+    """Global batch: samples of one step over all ranks. If it is larger than the data set, a step spans epochs."""
     batch_growth: BatchGrowthRecipe | None = None
-    """Let the batch grow in place of a learning rate that falls; see below."""
+    """Let the batch grow instead of letting the learning rate fall; see below."""
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
-    """Samples that go through the network at once; the rest of the step accumulates. Unset: the whole batch; auto: the
+    """Samples that go through the network at once; gradients accumulate over a step. Unset: the whole batch. auto: the
     largest that fits into memory. Batch norm sees one micro-batch at a time."""
     epochs: Scalable
-    """The run ends at the step nearest to so many epochs; every step is full. Or {base, per, scale}, which follows the
-    batch; see below."""
+    """Length of the run, which ends at the nearest whole step. Or {base, per, scale}, which follows the batch; see
+    below."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Of forward and backward; parameters stay fp32. auto: the faster of fp32 and bf16 (on a GPU without units for
-    bf16: fp16), as measured with this network at the start."""
+    """Precision of forward and backward; parameters stay fp32. auto: the faster of fp32 and bf16 (fp16 on a GPU without
+    units for bf16), as measured with this network at the start."""
     half_weights: bool = False
-    """With bf16 or fp16: parameters, activations and gradients are 16 bit wide, and the optimizer steps fp32 copies of
-    the parameters; see above."""
+    """With bf16 or fp16: also make parameters and gradients 16 bit wide, while the optimizer steps fp32 copies of the
+    parameters; see above."""
     channels_last: bool = True
     """Memory format of images and filters: faster for convolutions on CPUs and on GPUs with tensor cores."""
     compile: bool | Literal["graphs", "max-autotune"] = False
-    """torch.compile the network; the first step takes longer by the compilation. `graphs`: replay CUDA graphs too;
-    `max-autotune`: try several kernels for each operation, which takes minutes."""
+    """torch.compile the network, which makes the first step longer. `graphs`: replay CUDA graphs too. `max-autotune`:
+    try several kernels for each operation, which takes minutes."""
     activation_checkpointing: bool | tuple[str, ...] = False
-    """Modules whose activations are computed again in the backward pass and not kept: regular expressions (re.search on
-    a module's full name), or true for the blocks of our networks. Less memory, more time."""
+    """Modules whose activations are computed again in the backward pass instead of kept: regular expressions (re.search
+    on a module's full name), or true for the blocks of Headway's networks. Less memory, more time."""
     comm: CommRecipe = CommRecipe()
     evaluate: EvaluateRecipe = EvaluateRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     observe: ObserveRecipe = ObserveRecipe()
     log_every_steps: int = Field(default=50, ge=1)
-    """Steps between two waits for the device, where loss and metrics are read."""
+    """Steps between two records of loss and metrics. Reading them waits for the device."""
     stop_at: dict[str, Annotated[float, Field(allow_inf_nan=False)]] | None = None
-    """Stop once an evaluation reaches all of these, for example {accuracy: 0.98}; the summary has the time it took."""
+    """End the run once an evaluation reaches all of these, for example {accuracy: 0.98}. The summary has the time."""
     log_ids: bool = False
     """Write (position, asked, served) of every sample to ids.bin."""
     sinks: tuple[Literal["tensorboard", "mlflow", "wandb", "prometheus"], ...] = ()
-    """Where metrics go besides metrics.jsonl. The first three take the packages tensorboard, mlflow-skinny and wandb;
-    prometheus answers whoever asks at `observe.prometheus_address` and `observe.prometheus_port`."""
+    """Further outputs of metrics, besides metrics.jsonl. The first three need the packages tensorboard, mlflow-skinny
+    and wandb; prometheus serves them at `observe.prometheus_address` and `observe.prometheus_port`."""
 
     @field_validator("name")
     @classmethod
-    def _is_file_name(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         if not name or "/" in name or name.startswith("."):
             raise ValueError(f"{name!r} cannot name a folder")
         return name
 
     @field_validator("sinks")
     @classmethod
-    def _serve_what_is_configured(cls, sinks: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        observe = info.data.get("observe")  # absent where it is wrong itself
+    def _check_sinks(cls, sinks: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        # Absent if it was refused itself.
+        observe = info.data.get("observe")
         for name in ("prometheus_port", "prometheus_address"):
             if getattr(observe, name, None) is not None and "prometheus" not in sinks:
-                raise ValueError(f"observe.{name} is of the sink prometheus: add that, or remove {name}")
+                raise ValueError(f"observe.{name} is for the sink prometheus: add it to sinks, or remove {name}")
         return sinks
 
     @field_validator("activation_checkpointing")
     @classmethod
-    def _are_patterns(cls, found: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
+    def _check_patterns(cls, found: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
         check_patterns(*(() if isinstance(found, bool) else found))
         return found
 
     @model_validator(mode="after")
-    def _fits(self) -> TrainRecipe:
+    def _check_combinations(self) -> TrainRecipe:
+        # These checks compare keys of several parts; each part checks its own keys beside its code.
         if isinstance(self.micro_batch, int) and self.micro_batch > self.largest_batch:
             what = f"micro_batch {self.micro_batch} is larger than batch {self.largest_batch}"
             raise ValueError(f"{what}: set it to at most that")
         self._check_speed()
         if self.stop_at is not None and self.data.eval is None:
             raise ValueError("stop_at needs an evaluation set: set data.eval, or remove stop_at")
-        # Epochs that follow the batch take those of the schedules with them, so the bases are what is compared.
+        self._check_epochs()
+        if self.schedule.warmup.start == "base" and not isinstance(self.optimizer.lr, BatchScaledRecipe):
+            fix = "write for example optimizer.lr: {base: 0.1, per: 256}, or give schedule.warmup_start a number"
+            raise ValueError(f"schedule.warmup_start: base needs a learning rate that follows the batch: {fix}")
+        self._check_batch_norm()
+        if self.observe.noise_scale and self.batch < 4:
+            raise ValueError(
+                f"observe.noise_scale needs two halves of a batch, and batch is {self.batch}: set it to 4 or more"
+            )
+        if self.optimizer.lookahead is not None and self.model.ema is not None:
+            what = "optimizer.lookahead and model.ema both say which weights are evaluated"
+            raise ValueError(f"{what}: remove one of them")
+        if self.stop_at == {}:
+            raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
+        return self
+
+    def _check_epochs(self) -> None:
+        """Raises ValueError if something is to happen at an epoch after the end of the run."""
+        # If the epochs follow the batch, the other epochs are scaled with them, so the unscaled ones are compared.
         epochs = self.epochs.base if isinstance(self.epochs, BatchScaledRecipe) else self.epochs
         schedule, growth = self.schedule, self.batch_growth
         if schedule.warmup.epochs > epochs:
@@ -177,6 +198,7 @@ class TrainRecipe(RecipePart):
             },
             "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
         }.items():
+            # A milestone at the end itself would never take effect either.
             late = [epoch for epoch in milestones if epoch >= epochs]
             if late:
                 what = f"{key} has {late[0]:g}, and the run ends at epoch {epochs:g}"
@@ -187,25 +209,13 @@ class TrainRecipe(RecipePart):
             fields: settled,
             "data.progressive.until_epoch": 0 if progressive is None else progressive.until_epoch,
         }.items():
-            if end > epochs * (1 + 1e-9):  # of a sum, each part of which may have been scaled
+            # The end may be a sum of scaled epochs, with their rounding errors.
+            if end > epochs * (1 + 1e-9):
                 what = f"{key} is {end:g}, and the run ends at epoch {epochs:g}"
                 raise ValueError(f"{what}: set it to at most that, or train for longer")
-        if schedule.warmup.start == "base" and not isinstance(self.optimizer.lr, BatchScaledRecipe):
-            fix = "write for example optimizer.lr: {base: 0.1, per: 256}, or give schedule.warmup_start a number"
-            raise ValueError(f"schedule.warmup_start: base is that of a learning rate that follows the batch: {fix}")
-        self._check_batch_norm()
-        if self.observe.noise_scale and self.batch < 4:
-            raise ValueError(
-                f"observe.noise_scale needs two halves of a batch, not of {self.batch}: set it to 4 or more"
-            )
-        if self.optimizer.lookahead is not None and self.model.ema is not None:
-            what = "optimizer.lookahead and model.ema both say which weights are evaluated"
-            raise ValueError(f"{what}: remove one of them")
-        if self.stop_at == {}:
-            raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
-        return self
 
     def _check_speed(self) -> None:
+        """Checks precision, compilation and activation checkpointing against each other."""
         if self.precision == "fp16" and self.device == "cpu":
             raise ValueError("fp16 on a CPU is emulated and slow: set precision to bf16 or fp32")
         if self.half_weights and self.precision not in ("bf16", "fp16"):
@@ -214,17 +224,21 @@ class TrainRecipe(RecipePart):
         if self.compile == "graphs":
             if self.device == "cpu":
                 raise ValueError(f"compile: {NO_GRAPHS}: set it to true or false")
+            # All micro-batches replay one graph, whose gradients lie at fixed addresses.
             if self.micro_batch is not None:
                 what = "compile: graphs keeps gradients where the next micro-batch's replay writes"
                 raise ValueError(f"{what}: remove micro_batch, or set compile to true")
         if self.activation_checkpointing is not False and self.compile is not False:
-            what = "torch.compile chooses by itself what is kept for the backward pass"
+            what = "torch.compile decides itself which activations are kept for backward"
             raise ValueError(f"{what}: remove activation_checkpointing, or compile")
+        # An empty list would silently checkpoint nothing.
         if self.activation_checkpointing == ():
             fix = "write for example activation_checkpointing: ['^layer1'], or true"
             raise ValueError(f"activation_checkpointing names no module: {fix}")
 
     def _check_batch_norm(self) -> None:
+        """Checks the groups and statistics of batch norm against batch, micro-batch and evaluation set."""
+        # Ghost batch norm splits a batch into groups; synchronised batch norm joins those of all ranks.
         norm = self.model.batch_norm
         if norm is None:
             return

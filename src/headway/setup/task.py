@@ -1,4 +1,4 @@
-"""Task: what makes a loss and metrics of the network's output. Three of ours; the user's own by import path."""
+"""Task: turns the network's outputs into loss, metrics and predictions. A user's own task is named by import path."""
 
 from __future__ import annotations
 
@@ -16,24 +16,36 @@ from torch.nn import functional as F
 from headway.core.errors import HeadwayError, RecipeError, UserCodeError, suggest_nearest
 from headway.core.user_code import import_user_object
 from headway.data.columns import LabelKind
+from headway.data.dataset import Dataset
 from headway.setup.recipe import TaskRecipe
+
+LABELS: dict[LabelKind, str] = {"class": "classes", "multi": "sets of names", "value": "numbers"}
+"""Each kind of label in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
-    """What the labels of a data set are."""
+class TargetSpec:
+    """The kind of labels that a data set has, and how many numbers or classes."""
 
     kind: LabelKind
     classes: tuple[str, ...]
-    """Names of the classes, or of the numbers; empty for a single number."""
+    """Names of the classes or of the numbers; empty for a single number."""
     numbers: int
     """Numbers of a label: 1 for a class or a single number, else the length of the vector."""
 
+    @staticmethod
+    def from_dataset(dataset: Dataset) -> TargetSpec:
+        """Reads it off a data set."""
+        shape, description = dataset.label.shape, dataset.description
+        numbers = int(shape[1]) if len(shape) > 1 else 1
+        return TargetSpec(kind=description.label_kind, classes=description.classes, numbers=numbers)
+
 
 class Task(ABC):
-    """Everything is per sample: the Trainer sums and weighs, so that uneven ranks and masked samples come out right.
+    """Loss, metrics and predictions, all per sample.
 
-    A task by import path is called as `factory(target, **args)`.
+    The Trainer sums and weighs them, so that uneven ranks and masked samples come out right. A task by import path is
+    built as `factory(target, **args)`.
     """
 
     primary: str
@@ -43,33 +55,33 @@ class Task(ABC):
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """How many numbers the network must give for a sample; passed to its factory as num_classes."""
+        """Number of outputs that the network must give for a sample; passed to its factory as num_classes."""
 
     @abstractmethod
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Loss of each sample, shape [b]; outputs float32 [b, outputs], labels as the data set has them."""
+        """Returns the loss of each sample, shape [b]. Outputs: float32 [b, outputs]; labels: as in the data set."""
 
     @abstractmethod
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Metrics of each sample, shape [b]; what is reported is their mean. No host-device sync in here."""
+        """Returns metrics of each sample, shape [b]; their means are reported. Must not sync with the device."""
 
     @abstractmethod
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
-        """What `headway predict` writes of each sample: column -> value."""
+        """Returns the columns that `headway predict` writes for each sample."""
 
 
 class Classification(Task):
     """Softmax cross-entropy; metric `accuracy`.
 
     Args:
-        target: classes.
+        target: the classes.
         label_smoothing: share of the target spread over all classes (Szegedy et al. 2016, arXiv 1512.00567).
     """
 
     primary, higher_is_better = "accuracy", True
 
-    def __init__(self, target: Target, *, label_smoothing: float = 0.0) -> None:
-        _need(target, "class", "Classification")
+    def __init__(self, target: TargetSpec, *, label_smoothing: float = 0.0) -> None:
+        _expect_kind(target, "class", "Classification")
         if not 0 <= label_smoothing < 1:
             raise RecipeError(f"{label_smoothing} is no share in [0, 1)", where="task.args.label_smoothing")
         self._classes, self._smoothing = target.classes, label_smoothing
@@ -82,7 +94,8 @@ class Classification(Task):
         return F.cross_entropy(outputs, labels, reduction="none", label_smoothing=self._smoothing)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        if labels.ndim == 2:  # a transform has mixed classes: the largest share counts
+        # A transform has mixed classes; the class with the largest share counts.
+        if labels.ndim == 2:
             labels = labels.argmax(dim=1)
         return {"accuracy": (outputs.argmax(dim=1) == labels).float()}
 
@@ -93,12 +106,12 @@ class Classification(Task):
 
 
 class MultiLabel(Task):
-    """Binary cross-entropy, the mean over labels; metrics `label_accuracy` (labels right) and `exact` (all right)."""
+    """Binary cross-entropy, mean over the labels; metrics `label_accuracy` (labels right) and `exact` (all right)."""
 
     primary, higher_is_better = "label_accuracy", True
 
-    def __init__(self, target: Target) -> None:
-        _need(target, "multi", "MultiLabel")
+    def __init__(self, target: TargetSpec) -> None:
+        _expect_kind(target, "multi", "MultiLabel")
         self._classes = target.classes
 
     @property
@@ -113,6 +126,7 @@ class MultiLabel(Task):
         return {"label_accuracy": right.mean(dim=1), "exact": right.amin(dim=1)}
 
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
+        # A label is predicted above a probability of 0.5.
         rows = outputs.sigmoid().tolist()
         names = self._classes
         return [
@@ -123,13 +137,14 @@ class MultiLabel(Task):
 
 
 class Regression(Task):
-    """Squared error, the mean over the numbers; metric `absolute_error`."""
+    """Squared error, mean over the numbers; metric `absolute_error`."""
 
     primary, higher_is_better = "absolute_error", False
 
-    def __init__(self, target: Target) -> None:
-        _need(target, "value", "Regression")
+    def __init__(self, target: TargetSpec) -> None:
+        _expect_kind(target, "value", "Regression")
         self._numbers = target.numbers
+        # Columns of `headway predict`: the names in the data set, else `value` or numbers.
         self._names = target.classes or (("value",) if target.numbers == 1 else tuple(map(str, range(target.numbers))))
 
     @property
@@ -146,7 +161,7 @@ class Regression(Task):
         return [dict(zip(self._names, row, strict=True)) for row in outputs.tolist()]
 
 
-def _need(target: Target, kind: LabelKind, name: str) -> None:
+def _expect_kind(target: TargetSpec, kind: LabelKind, name: str) -> None:
     words = {"class": "a class", "multi": "several labels", "value": "numbers"}
     if target.kind != kind:
         fix = "Leave task.factory out, and it is chosen by the labels."
@@ -154,24 +169,27 @@ def _need(target: Target, kind: LabelKind, name: str) -> None:
         raise RecipeError(what, where="task", fix=fix)
 
 
-def build(recipe: TaskRecipe, target: Target, base: Path) -> Task:
-    """The task of a recipe.
+def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
+    """Builds the task of a recipe.
 
     Raises:
         RecipeError: there is no such task, its arguments do not fit, or the labels are of another kind.
-        UserCodeError: the user's own failed; the cause carries its traceback.
+        UserCodeError: the user's factory failed; the cause carries its traceback.
     """
     if recipe.factory == "auto":
         factory: Any = {"class": Classification, "multi": MultiLabel, "value": Regression}[target.kind]
     else:
         factory = import_user_object(recipe.factory, base=base, what="task.factory")
+    # A wrong argument of a built-in task is a mistake in the recipe; in a user's task it is one in the code.
     ours = isinstance(factory, type) and factory.__module__ == __name__
     try:
         task = factory(target, **recipe.args)
     except HeadwayError:
         raise
+    # Most often an argument that the task does not have.
     except TypeError as error:
         if ours:
+            # The misspelt argument, if there is one, with the nearest name as the fix.
             unknown = [key for key in recipe.args if key not in (known := signature(factory).parameters)]
             fix = suggest_nearest(unknown[0], [one for one in known if one != "target"]) if unknown else ""
             raise RecipeError(str(error).partition(") ")[2] or str(error), where="task.args", fix=fix) from None
@@ -184,16 +202,17 @@ def build(recipe: TaskRecipe, target: Target, base: Path) -> Task:
     return task
 
 
-def reaches(task: Task, name: str, value: float, goal: float) -> bool:
-    """Whether a mean of the metric `name`, or of the loss, is as good as a goal."""
+def reaches_goal(task: Task, name: str, value: float, goal: float) -> bool:
+    """Tells whether the mean of a metric, or of the loss, is as good as a goal."""
+    # The loss is always better when lower; other metrics than the primary one are taken as better when higher.
     lower_is_better = name == "loss" or (name == task.primary and not task.higher_is_better)
     return value <= goal if lower_is_better else value >= goal
 
 
-def better(task: Task, metrics: Mapping[str, float], best: Mapping[str, float]) -> bool:
-    """Whether an evaluation is better than the best before, by the primary metric; one that is no number is not. Of
-    equal ones the lower loss decides: a run that has diverged is as accurate as chance, as its untrained network is."""
+def is_better(task: Task, metrics: Mapping[str, float], best: Mapping[str, float]) -> bool:
+    """Tells whether an evaluation is better than the best one before, by the primary metric. NaN never is."""
     name = task.primary
+    # On a tie the lower loss decides: a diverged run is as accurate as its untrained network, both by chance.
     if metrics[name] == best[name]:
         return metrics["loss"] < best["loss"] or (math.isnan(best["loss"]) and not math.isnan(metrics["loss"]))
-    return not math.isnan(metrics[name]) and not reaches(task, name, best[name], metrics[name])
+    return not math.isnan(metrics[name]) and not reaches_goal(task, name, best[name], metrics[name])

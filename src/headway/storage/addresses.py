@@ -26,6 +26,7 @@ def parse_local_path(uri: str | os.PathLike[str], fix: str) -> Path:
 
 def redact_address(uri: str) -> str:
     """Returns an address as messages show it: without a password or a signed query."""
+    # Signed URLs carry their signature in the query.
     address, _, _ = uri.partition("?")
     scheme, mark, rest = address.partition("://")
     host, slash, path = rest.partition("/")

@@ -1,4 +1,4 @@
-"""Remote: files under one address that are read by ranges, whatever the network does meanwhile."""
+"""RemoteFolder: files under one address, read by ranges, with retries."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headway.storage.addresses import redact_address
 from headway.storage.transport import FileVersion, FsspecTransport, HttpTransport, StoppedError, Transport
 
 TIMEOUT_S = 30.0
-"""Longest silence: of a connection being made, and of an answer between two of its bytes."""
+"""Longest silence while connecting, or between two bytes of an answer."""
 ATTEMPTS = 8
-"""Attempts in a row that bring no byte, after which a read fails: with the pauses, about half a minute."""
+"""A read fails after so many attempts in a row without a byte: about half a minute with the pauses."""
 PAUSE_S = 0.25
-"""Before the second attempt; doubled for each further one."""
+"""Pause before the second attempt; doubled for each further one."""
 LONGEST_PAUSE_S = 10.0
 UNCHECKED_BYTES = 64 << 20
-"""Above it, what is free is asked for before memory is reserved; asking takes some 0.1 ms."""
+"""For longer reads, the free memory is checked before memory is reserved; the check takes some 0.1 ms."""
 
 
 @final
@@ -32,14 +32,14 @@ class RemoteFolder:
 
     Args:
         uri: of a folder: http://, https://, or any that fsspec knows.
-        sizes: bytes that files must have, by name, where that is known.
+        sizes: bytes that files must have, by name, if known.
         timeout_s, attempts, pause_s: see TIMEOUT_S, ATTEMPTS, PAUSE_S.
 
     Attributes:
-        shown: the address as sentences name it, without a password.
+        display_uri: the address for messages, without a password.
 
     Raises:
-        UsageError: nothing installed can read such an address.
+        UsageError: no installed package can read such an address.
     """
 
     def __init__(
@@ -52,23 +52,25 @@ class RemoteFolder:
         pause_s: float = PAUSE_S,
     ) -> None:
         self.uri = uri.rstrip("/")
-        self.shown = redact_address(self.uri)
+        self.display_uri = redact_address(self.uri)
         self._sizes = dict(sizes or {})
         self._settings = {"timeout_s": timeout_s, "attempts": attempts, "pause_s": pause_s}
         self._attempts, self._pause_s = attempts, pause_s
+        # fsspec reads http as well, but a cut would cost the whole range.
         kind = HttpTransport if uri.partition("://")[0].lower() in ("http", "https") else FsspecTransport
         self._transport: Transport = kind(self.uri, timeout_s)
         self._versions: dict[str, FileVersion] = {}
         self._stopped = threading.Event()
 
     def reopen(self, sizes: Mapping[str, int]) -> RemoteFolder:
-        """The same address with connections of its own, for files of these sizes."""
+        """Returns the same address with connections of its own, for files of these sizes."""
         other = RemoteFolder(self.uri, sizes=sizes, **self._settings)  # type: ignore[arg-type]
+        # The copy refuses a file that has changed since the first opening, too.
         other._versions.update(self._versions)
         return other
 
     def read_version(self, name: str) -> FileVersion:
-        """A file's mark as it is now.
+        """Returns the present version of a file.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -82,15 +84,16 @@ class RemoteFolder:
         return found
 
     def read(self, name: str, start: int, length: int) -> NDArray[np.uint8]:
-        """Bytes [start, start + length) of a file. What was cut is taken up again at the byte where it was cut.
+        """Reads bytes [start, start + length) of a file. A read that was cut continues where it was cut.
 
         Raises:
-            DataError: the file is not there, has changed, or cannot be read after `attempts` in a row without a byte.
-            StoppedError: the Remote was closed meanwhile.
+            DataError: the file is missing, has changed, or `attempts` in a row brought no byte.
+            StoppedError: the RemoteFolder was closed meanwhile.
         """
         free = read_free_memory_bytes() if length > UNCHECKED_BYTES else length
-        if length > free:  # as the server, or a column of it, claims: nothing is reserved on its word
-            what = f"{length:,} bytes are to be read, and memory is free for {free:,}"
+        # The length comes from the server or from a column: no memory is reserved on its word.
+        if length > free:
+            what = f"{length:,} bytes must be read, and {free:,} bytes of memory are free"
             raise DataError(what, where=self._get_path(name), fix="Check the file, or free memory.")
         out = np.empty(length, np.uint8)
         done = failed = 0
@@ -99,22 +102,24 @@ class RemoteFolder:
                 raise StoppedError
             try:
                 part = self._transport.read(name, start + done, out.data[done:])
-                if part.mark is None and part.count and name not in self._versions:
+                # fsspec does not tell the version with the bytes, so it is asked for once a file.
+                if part.version is None and part.count and name not in self._versions:
                     self.read_version(name)
             except FileNotFoundError:
                 raise DataError(
                     "there is no such file", where=self._get_path(name), fix="Copy it there again."
                 ) from None
-            if part.mark is not None:
-                self._check_unchanged(name, part.mark)
+            if part.version is not None:
+                self._check_unchanged(name, part.version)
             done += part.count
+            # Any progress resets the count: a slow network is not a broken one.
             failed = 0 if part.count else failed + 1
             if done < length and part.reason:
                 self._pause(name, failed, part.reason, part.pause_s)
         return out
 
     def stop(self) -> None:
-        """Ends reads that are under way in other threads: they raise StoppedError."""
+        """Ends the reads of other threads, which raise StoppedError."""
         self._stopped.set()
         self._transport.stop()
 
@@ -123,17 +128,18 @@ class RemoteFolder:
         self._transport.close()
 
     def _get_path(self, name: str) -> str:
-        return f"{self.shown}/{name}"
+        return f"{self.display_uri}/{name}"
 
-    def _check_unchanged(self, name: str, mark: FileVersion) -> None:
-        size = self._sizes.get(name, mark.size)
-        if size != mark.size:
-            what = f"the file has {mark.size:,} bytes and should have {size:,}"
+    def _check_unchanged(self, name: str, version: FileVersion) -> None:
+        size = self._sizes.get(name, version.size)
+        if size != version.size:
+            what = f"the file has {version.size:,} bytes and should have {size:,}"
             raise DataError(what, where=self._get_path(name), fix="Copy it there again, or pack again.")
-        before = self._versions.setdefault(name, mark)
-        if before != mark:
-            versions = f"before: {_describe_version(before)}; now: {_describe_version(mark)}"
-            what = f"the file changed while it was in use ({versions})"
+        # Bytes of two versions of a file must never be mixed.
+        before = self._versions.setdefault(name, version)
+        if before != version:
+            then, now = _describe_version(before), _describe_version(version)
+            what = f"the file changed while it was in use (before: {then}; now: {now})"
             raise DataError(
                 what, where=self._get_path(name), fix="Put changed data at another address, and start again."
             )
@@ -142,10 +148,11 @@ class RemoteFolder:
         if failed >= self._attempts:
             what = f"the file cannot be read: {reason} ({failed} attempts)"
             raise DataError(what, where=self._get_path(name), fix="Check the network and the server, and start again.")
+        # The random factor keeps many clients from returning at the same moment.
         pause_s = max(asked_s, self._pause_s * 2 ** max(0, failed - 1) * random.uniform(0.5, 1.0))
         if self._stopped.wait(min(LONGEST_PAUSE_S, pause_s)):
             raise StoppedError
 
 
-def _describe_version(mark: FileVersion) -> str:
-    return f"{mark.size:,} bytes" + (f", {mark.tag}" if mark.tag else "")
+def _describe_version(version: FileVersion) -> str:
+    return f"{version.size:,} bytes" + (f", {version.tag}" if version.tag else "")

@@ -1,8 +1,8 @@
-"""Transport: one attempt at the bytes of a remote file, by HTTP or through fsspec.
+"""Transport: one attempt to read bytes of a remote file, by HTTP or through fsspec.
 
-http and https are spoken here, over connections that are kept: a cut answer keeps the bytes that came, so the next
-request begins after them. Everything else goes through fsspec, whose reads give all bytes or none; they are asked for
-in pieces, so that a cut costs one piece.
+http and https are implemented here, over connections that stay open: fsspec's HTTP gives all bytes of a range or none,
+while here a cut answer keeps the bytes that came, and the next request begins after them. Everything else goes through
+fsspec, in pieces, so that a cut costs one piece.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from headway.storage.addresses import redact_address
 _PIECE_BYTES = 4 << 20
 _REDIRECTS = 5
 _SIZE_DIGITS, _TAG_CHARACTERS = 18, 1024
-"""Most of what a server may say of a file."""
+"""Limits of a server's claims about a file."""
 _TRANSIENT_STATUSES = frozenset({408, 425, 429, *range(500, 600)})
 
 
 class StoppedError(Exception):
-    """The Remote was closed while it read."""
+    """The RemoteFolder was closed during a read."""
 
 
 class FileVersion(NamedTuple):
-    """What changes when a file does: its size in bytes, and its entity tag or time; empty where there is none."""
+    """A file's size in bytes and its entity tag or time (empty if unknown): it changes when the file does."""
 
     size: int
     tag: str
@@ -43,38 +43,38 @@ class FileVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadAttempt:
-    """What one attempt brought: so many bytes, then why it ended early (empty: it did not)."""
+    """Result of one attempt: the number of bytes that came, and why it ended early (empty if it did not)."""
 
     count: int
     reason: str = ""
-    mark: FileVersion | None = None
+    version: FileVersion | None = None
     pause_s: float = 0.0
-    """The server's wish before the next attempt."""
+    """The pause that the server asks for before the next attempt."""
 
 
 class Transport(ABC):
-    """One way to reach files. An error that no later attempt would mend is raised as DataError or UsageError."""
+    """One way to reach files. Errors that no later attempt can mend are raised as DataError or UsageError."""
 
     @abstractmethod
     def read_version(self, name: str) -> FileVersion | str:
-        """The mark of a file now, or why this attempt failed. Raises FileNotFoundError."""
+        """Returns the present version of a file, or why this attempt failed. Raises FileNotFoundError."""
 
     @abstractmethod
     def read(self, name: str, start: int, into: memoryview) -> ReadAttempt:
-        """One attempt at the bytes of a file from `start` on. Raises FileNotFoundError."""
+        """Makes one attempt to read the bytes of a file from `start` on. Raises FileNotFoundError."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends what other threads are waiting for, where that can be done."""
+        """Ends the waits of other threads, if possible."""
 
     @abstractmethod
     def close(self) -> None:
-        """Closes connections; no other thread may be reading."""
+        """Closes the connections; no other thread may be reading."""
 
 
 @final
 class HttpTransport(Transport):
-    """Ranges over HTTP/1.1; each thread has its own connections, which are kept."""
+    """Range requests over HTTP/1.1; each thread keeps its own connections."""
 
     def __init__(self, uri: str, timeout_s: float) -> None:
         self._folder, self._timeout_s = urllib.parse.urlsplit(uri), timeout_s
@@ -85,24 +85,28 @@ class HttpTransport(Transport):
         weakref.finalize(self, _close_all, self._all)
 
     def read_version(self, name: str) -> FileVersion | str:
-        """Returns the mark of a file; see `Transport.read_version`."""
+        """Returns the version of a file; see `Transport.read_version`."""
         part = self.read(name, 0, memoryview(bytearray(1)))
-        return part.mark or part.reason
+        return part.version or part.reason
 
     def read(self, name: str, start: int, into: memoryview) -> ReadAttempt:
         """Reads bytes of a file; see `Transport.read`."""
-        count, mark = 0, None
+        count, version = 0, None
         try:
+            # The range ends with the buffer, so one request never brings more than asked.
             answer = self._send_request(self._build_url(name), start, start + len(into) - 1)
+            # These may pass: timeouts, too many requests, and errors of the server.
             if answer.status in _TRANSIENT_STATUSES:
                 self._drop()
                 return ReadAttempt(
                     0, f"the server answered {answer.status} {answer.reason}", pause_s=_read_retry_after(answer)
                 )
-            mark = self._parse_version(answer, name, start)
+            version = self._parse_version(answer, name, start)
+            # Bytes go straight into the buffer of the caller.
             while count < len(into) and (got := answer.readinto(into[count:])):
                 count += got
-            if count == len(into) and not answer.isclosed():  # it holds more than was asked for
+            # The answer has more bytes than the range: reusing the connection would read them.
+            if count == len(into) and not answer.isclosed():
                 self._drop()
         except ssl.SSLCertVerificationError as error:
             what = f"the server's certificate is refused ({error.verify_message})"
@@ -112,11 +116,11 @@ class HttpTransport(Transport):
             self._drop()
             if isinstance(error, FileNotFoundError):
                 raise
-            return ReadAttempt(count, _describe_error(error), mark)
+            return ReadAttempt(count, _describe_error(error), version)
         if count < len(into):
             self._drop()
-            return ReadAttempt(count, "the connection was cut", mark)
-        return ReadAttempt(count, "", mark)
+            return ReadAttempt(count, "the connection was cut", version)
+        return ReadAttempt(count, "", version)
 
     def stop(self) -> None:
         """Closes the connections, which ends reads in other threads."""
@@ -125,7 +129,8 @@ class HttpTransport(Transport):
             for connection in self._all:
                 if connection.sock is not None:
                     with suppress(OSError):
-                        connection.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+                        # Closing alone would not wake the thread that waits for it.
+                        connection.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -137,6 +142,7 @@ class HttpTransport(Transport):
 
     def _send_request(self, url: urllib.parse.SplitResult, first: int, last: int) -> http.client.HTTPResponse:
         for _ in range(_REDIRECTS):
+            # A compressed answer would have other offsets.
             headers = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"} | _build_auth_header(url)
             connection, used = self._get_connection(url.scheme, url.netloc.rpartition("@")[2])
             target = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
@@ -147,17 +153,19 @@ class HttpTransport(Transport):
                 self._drop()
                 if not used:
                     raise
-                continue  # the server has closed a connection that lay idle
+                # The server closed a connection that was idle: try again with a new one.
+                continue
             where = answer.getheader("Location")
             if answer.status not in (301, 302, 303, 307, 308) or not where:
                 return answer
-            self._drop()  # not its body, which may have no end
+            # Closed without reading the body, which may be endless.
+            self._drop()
             url = urllib.parse.urlsplit(urllib.parse.urljoin(url.geturl(), where))
-        fix = "Give the address that it means."
-        raise DataError("the server redirects without end", where=redact_address(url.geturl()), fix=fix)
+        fix = "Give the final address."
+        raise DataError("the server redirects in a circle", where=redact_address(url.geturl()), fix=fix)
 
     def _get_connection(self, scheme: str, host: str) -> tuple[http.client.HTTPConnection, bool]:
-        """This thread's connection to a host, and whether it was open before."""
+        """Returns this thread's connection to a host, and True if it was open already."""
         mine: dict[tuple[str, str], http.client.HTTPConnection] = self._mine.__dict__.setdefault("connections", {})
         connection = mine.get((scheme, host))
         if connection is None:
@@ -168,19 +176,22 @@ class HttpTransport(Transport):
             connection.connect()
         with self._lock:
             self._all.add(connection)
-            if self._stopped:  # meanwhile; `stop` has not seen it
+            # `stop` ran meanwhile and has not seen this connection.
+            if self._stopped:
                 raise StoppedError
         return connection, used
 
     def _drop(self) -> None:
-        """Closes the connection that this thread used last; it connects anew when it is used again."""
+        """Closes the connection that this thread used last; its next use connects again."""
         for part in (self._mine.__dict__.pop("answer", None), self._mine.last):
-            if part is not None:  # an answer that ends its connection owns the socket
+            # An answer that ends its connection owns the socket, so both are closed.
+            if part is not None:
                 part.close()
 
     def _parse_version(self, answer: http.client.HTTPResponse, name: str, start: int) -> FileVersion:
         where = redact_address(self._build_url(name).geturl())
         tag = answer.getheader("ETag") or answer.getheader("Last-Modified") or ""
+        # A server that ignores the range answers 200 with the whole file.
         held = answer.getheader("Content-Range", "")
         size = held.rpartition("/")[2]
         if answer.status == 206 and held.startswith(f"bytes {start}-") and size.isdecimal():
@@ -206,7 +217,8 @@ class FsspecTransport(Transport):
     """Any file system of fsspec."""
 
     def __init__(self, uri: str, timeout_s: float) -> None:
-        import fsspec.asyn  # here, since most programs read no remote files
+        # Imported here, since most programs read no remote files.
+        import fsspec.asyn
         import fsspec.core
 
         try:
@@ -222,43 +234,49 @@ class FsspecTransport(Transport):
         self._sync = fsspec.asyn.sync
 
     def read_version(self, name: str) -> FileVersion | str:
-        """Returns the mark of a file; see `Transport.read_version`."""
+        """Returns the version of a file; see `Transport.read_version`."""
         try:
+            # fsspec caches listings, which would hide that a file has changed.
             self._files.invalidate_cache()
             found = self._call_fsspec("info", f"{self._root}/{name}")
         except (FileNotFoundError, PermissionError) as error:
             raise self._convert_error(name, error) from None
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:
+            # Each file system raises errors of its own.
             return _describe_error(error)
         keys = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
         return FileVersion(int(found["size"]), next((str(found[key]) for key in keys if found.get(key)), ""))
 
     def read(self, name: str, start: int, into: memoryview) -> ReadAttempt:
         """Reads bytes of a file; see `Transport.read`."""
+        # fsspec returns all bytes of a call or none.
         asked = min(len(into), _PIECE_BYTES)
         try:
             data = self._call_fsspec("cat_file", f"{self._root}/{name}", start=start, end=start + asked)
         except (FileNotFoundError, PermissionError) as error:
             raise self._convert_error(name, error) from None
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:
+            # Each file system raises errors of its own.
             return ReadAttempt(0, _describe_error(error))
         if len(data) > asked:
-            what = f"{len(data):,} bytes came where {asked:,} were asked for"
+            what = f"{len(data):,} bytes came for a range of {asked:,}"
             raise DataError(what, where=f"{self._root}/{name}", fix="Serve it from a store that answers ranges.")
         into[: len(data)] = data
         if data:
             return ReadAttempt(len(data))
-        now = self.read_version(name)  # it may have become shorter
+        # The file may have become shorter.
+        now = self.read_version(name)
         return ReadAttempt(0, "no bytes came") if isinstance(now, str) else ReadAttempt(0, "no bytes came", now)
 
     def stop(self) -> None:
-        """A call that is under way ends by itself."""
+        """Does nothing: a running call ends by itself."""
 
     def close(self) -> None:
-        """Connections are kept by fsspec."""
+        """Does nothing: fsspec keeps its connections."""
 
     def _call_fsspec(self, name: str, path: str, **arguments: Any) -> Any:
-        if self._files.async_impl:  # the others have no time limit of ours, and are local or have their own
+        # File systems that are not asynchronous are local, or have time limits of their own.
+        if self._files.async_impl:
             function = getattr(self._files, f"_{name}")
             return self._sync(self._files.loop, function, path, timeout=self._timeout_s, **arguments)
         return getattr(self._files, name)(path, **arguments)
@@ -271,7 +289,7 @@ class FsspecTransport(Transport):
 
 
 def _build_auth_header(url: urllib.parse.SplitResult) -> dict[str, str]:
-    """What USER:PASSWORD@ in an address means; a redirection to another address does not carry it on."""
+    """Returns the header for USER:PASSWORD@ in an address; a redirect to another address does not carry it on."""
     if url.username is None:
         return {}
     pair = f"{urllib.parse.unquote(url.username)}:{urllib.parse.unquote(url.password or '')}"
@@ -294,5 +312,6 @@ def _describe_error(error: Exception) -> str:
         return "no answer came in time"
     if isinstance(error, (http.client.RemoteDisconnected, http.client.IncompleteRead)):
         return "the connection was cut"
+    # The first line is the message; some libraries add a page of XML.
     text = describe_os_error(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

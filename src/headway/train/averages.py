@@ -1,4 +1,4 @@
-"""Averages: what is evaluated and saved in the place of the newest weights and of moving statistics."""
+"""Averaged weights and recomputed batch-norm statistics, which are evaluated and saved in place of the newest ones."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from headway.launch.ranks import Ranks, running_statistics
 from headway.model.batch_norm import recompute_statistics
 from headway.model.ema import Ema
 from headway.optim import Lookahead
-from headway.setup.build import Setup
-from headway.setup.prepare import divided, prepared
+from headway.setup.build import TrainSetup
+from headway.setup.prepare import prepare_batch, split_micro_batches
 
 PREFIX = "statistics/"
 
 
 @final
-class Averages:
-    """The moving average of the weights, or Lookahead's slow ones, and the statistics of batch norm over the newest
-    batches, as the recipe asks for them. Where it asks for none, the network is evaluated as it is.
+class WeightAverages:
+    """The weights and statistics for evaluations and for the best weights, as the recipe asks for them.
 
-    Training goes on as if no evaluation had been: within `shown` the network is another one, and then itself again.
+    The weights are a moving average (`model.ema`), Lookahead's slow weights, or the newest ones. The statistics are
+    those of batch norm, over the newest batches (`model.batch_norm.recompute_batches`) or as training left them.
+    Training does not see them: they are in the network only inside `swap_in`.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: TrainSetup) -> None:
         ema, lookahead = setup.recipe.model.ema, setup.recipe.optimizer.lookahead
         norm = setup.recipe.model.batch_norm
         self._setup = setup
+        # With half_weights the fp32 masters are averaged: 16-bit weights would lose what a slow average adds.
         whole = setup.masters or setup.model
         self._weights: Ema | Lookahead | None = None
         if ema is not None:
@@ -49,15 +51,15 @@ class Averages:
             )
         self._batches = None if norm is None else norm.recompute_batches
         self._running = running_statistics(setup.model) if self._batches else []
-        self._found: list[torch.Tensor] = []
+        self._statistics: list[torch.Tensor] = []
 
     @property
-    def recomputes(self) -> bool:
-        """Whether `recompute` has to come before an evaluation."""
+    def needs_statistics(self) -> bool:
+        """True if `recompute_statistics` must run before an evaluation."""
         return self._batches is not None
 
-    def stepped(self, step: int) -> None:
-        """After every step."""
+    def update(self, step: int) -> None:
+        """Updates the averages; called after every step."""
         if isinstance(self._weights, Lookahead):
             if self._weights.update(step) and self._setup.masters is not None:
                 self._setup.masters.write_back()
@@ -65,13 +67,15 @@ class Averages:
             self._weights.update(step)
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Within it the network is as it is evaluated and saved."""
-        with self._averaged(), _put(self._running if self._found else [], self._found):
+    def swap_in(self) -> Iterator[None]:
+        """Puts the averages into the network for the duration of the block."""
+        with self._swap_in_weights(), _copy_temporarily(self._running if self._statistics else [], self._statistics):
             yield
 
-    def recompute(self, step: int, ranks: Ranks | None = None) -> None:
-        """Computes the statistics of batch norm over the newest training batches: each rank's share, then their mean.
+    def recompute_statistics(self, step: int, ranks: Ranks | None = None) -> None:
+        """Recomputes the statistics of batch norm over the newest training batches.
+
+        Each rank takes its share of the batches; the result is the mean over the ranks.
 
         Raises:
             CommunicationError: a rank was lost.
@@ -79,18 +83,20 @@ class Averages:
         setup = self._setup
         assert self._batches is not None
         rank, world = (0, 1) if ranks is None else (ranks.world.rank, ranks.world.size)
+        # Early in a run there are fewer batches than asked for.
         first = max(0, step - self._batches)
-        loader = setup.inputs.loader  # the run's own, which tells how its input does
+        # `setup.batches` replaces this loader, and the statistics of the run's input are read from it.
+        loader = setup.inputs.loader
         stream: Any = iter(setup.batches(setup.plan.find_position(first), rank, world))
         before = [value.clone() for value in self._running]
         try:
-            with self._averaged(), torch.no_grad(), recompute_statistics(setup.model):
+            with self._swap_in_weights(), torch.no_grad(), recompute_statistics(setup.model):
                 for number, batch in enumerate(islice(stream, step - first), first + 1):
-                    images, _ = prepared(setup, batch, number)
-                    for (part,) in divided(setup, images):
+                    images, _ = prepare_batch(setup, batch, number)
+                    for (part,) in split_micro_batches(setup, images):
                         with setup.precision.autocast():
                             setup.model(part)
-                # Before the newest weights come back: running statistics are averaged with the weights, and do too.
+                # Copied before the block ends: the running statistics are swapped back together with the weights.
                 found = [value.clone() for value in self._running]
         finally:
             setup.inputs.loader = loader
@@ -103,30 +109,31 @@ class Averages:
             every = [load_tensors(data) for data in ranks.world.control.gather_bytes(save_tensors(mine))]
             for place, value in enumerate(found):
                 value.copy_(torch.stack([one[str(place)] for one in every]).mean(0))
-        self._found = found
+        self._statistics = found
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What goes into a checkpoint, or to another rank."""
+        """Returns the tensors for a checkpoint or another rank."""
         weights = {} if self._weights is None else self._weights.state()
-        return weights | {f"{PREFIX}{place}": value for place, value in enumerate(self._found)}
+        return weights | {f"{PREFIX}{place}": value for place, value in enumerate(self._statistics)}
 
-    def load(self, tensors: Mapping[str, torch.Tensor], where: str) -> None:
-        """Goes on from such a state. Raises CheckpointError: it is another network's."""
+    def load_state(self, tensors: Mapping[str, torch.Tensor], where: str) -> None:
+        """Restores such a state. Raises CheckpointError: it belongs to another network."""
         if self._weights is not None:
             self._weights.load(tensors)
         found = {name: value for name, value in tensors.items() if name.startswith(PREFIX)}
         wanted = {f"{PREFIX}{place}": one for place, one in enumerate(self._running)}
         if found and (fault := find_mismatch(found, wanted)):
             raise CheckpointError(f"its statistics of batch norm do not fit: {fault}", where=where)
-        self._found = [found[name].to(one) for name, one in wanted.items()] if found else []
+        self._statistics = [found[name].to(one) for name, one in wanted.items()] if found else []
 
     @contextmanager
-    def _averaged(self) -> Iterator[None]:
+    def _swap_in_weights(self) -> Iterator[None]:
         if self._weights is None:
             yield
             return
         masters = self._setup.masters
         try:
+            # 16-bit weights are written from the fp32 masters, before and after.
             with self._weights.swap_weights():
                 if masters is not None:
                     masters.write_back()
@@ -137,7 +144,8 @@ class Averages:
 
 
 @contextmanager
-def _put(into: list[torch.Tensor], values: list[torch.Tensor]) -> Iterator[None]:
+def _copy_temporarily(into: list[torch.Tensor], values: list[torch.Tensor]) -> Iterator[None]:
+    # The values of training, which come back at the end.
     kept = [value.clone() for value in into]
     if values:
         torch._foreach_copy_(into, values)

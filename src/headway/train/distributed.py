@@ -1,4 +1,4 @@
-"""Training by several processes of ours: a recipe, or a run that goes on, becomes the command of each worker."""
+"""Training by several processes that Headway launches: builds the command of each worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headway.setup.recipe import TrainRecipe
 from headway.train import runs
 
 
-def train(
+def train_on_ranks(
     recipe: Path | None,
     overrides: Sequence[str],
     folder: Path | None,
@@ -30,27 +30,25 @@ def train(
     respawn: bool,
     options: Sequence[str],
 ) -> int:
-    """Trains a recipe into a new run folder, or goes on with one, by several processes; returns the exit status.
-
-    The recipe is read here first, so that what is wrong with it is said once; so is the name of the run folder chosen,
-    which all processes have to know. The folder itself is made by rank 0.
+    """Trains a recipe into a new run folder, or resumes one, with several processes; returns the exit status.
 
     Args:
-        recipe, overrides, folder: as for `runs.train`. resume: the run folder to go on with, instead of them.
+        recipe, overrides, folder: as for `runs.train`. resume: the run folder to resume instead.
         procs, hosts: as on the command line; see `hosts_of`.
-        respawn: lost processes are replaced.
-        options: of the command line, handed on to each process.
+        respawn: replace lost processes.
+        options: options of the command line that each process gets too.
 
     Raises:
-        UsageError: of the recipe, the hosts, or since a launcher has started this process. CommunicationError: see
-            `launch`.
+        UsageError: recipe or hosts are wrong, or a launcher started this process. CommunicationError: see `launch`.
     """
     on = hosts_of(procs, hosts)
     if (above := read_launcher_environment()) is not None:
         fix = "Leave --procs and --hosts out: the launcher says how many processes there are."
         raise UsageError(f"this process was started by a launcher ({above.launcher}) and cannot be one", fix=fix)
+    # The recipe is read here first, so that a mistake in it is reported once and not by every process. The name of the
+    # run folder is chosen here too, as all processes must know it; rank 0 creates the folder.
     if resume is not None:
-        tree = runs.reload(RunFolder.open(resume)).recipe
+        tree = runs.reload_recipe(RunFolder.open(resume)).recipe
         folder, verb = resume, ["--resume", str(resume)]
     elif recipe is not None:
         tree = read_recipe(recipe, overrides, TrainRecipe).recipe
@@ -63,26 +61,28 @@ def train(
     command = ["-m", "headway", "train", *options]
     again = ["--resume", str(folder)]
 
-    def restarted() -> list[str]:
+    def build_restart_command() -> list[str]:
+        # Processes may be lost before rank 0 has created the run folder.
         return [*command, *(again if RunFolder(folder).recipe_path.exists() else verb)]
 
-    places = ["--hosts", hosts] if hosts is not None else ["--procs", str(procs)]
-    go_on = shlex.join(["headway", "train", *again, *places])
+    ranks = ["--hosts", hosts] if hosts is not None else ["--procs", str(procs)]
+    go_on = shlex.join(["headway", "train", *again, *ranks])
     return launch(
         [*command, *verb],
         on,
-        again=restarted,
+        again=build_restart_command,
         environ={RESUME_COMMAND: go_on},
         how=f"Go on from the last checkpoint: {go_on}",
         timeout_s=tree.comm.timeout_s,
         respawn=respawn,
-        on_rank_failure=_on_rank_failure(tree),
+        on_rank_failure=_resolve_on_rank_failure(tree),
     )
 
 
-def _on_rank_failure(recipe: TrainRecipe) -> Literal["continue", "restart"]:
-    """On GPUs ranks meet through NCCL, which survives no loss."""
+def _resolve_on_rank_failure(recipe: TrainRecipe) -> Literal["continue", "restart"]:
+    """Resolves `comm.on_rank_failure: auto`."""
     if recipe.comm.on_rank_failure != "auto":
         return recipe.comm.on_rank_failure
+    # On GPUs the ranks communicate through NCCL, which cannot continue after a loss.
     on_gpu = recipe.device.startswith("cuda") or (recipe.device == "auto" and torch.cuda.is_available())
     return "restart" if on_gpu else "continue"

@@ -1,4 +1,4 @@
-"""Evaluation: the set once in index order, the last batch short, each sample counted once."""
+"""Evaluation: one pass over a data set in index order, each sample counted once. The last batch may be short."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from headway.core.errors import DataError
 from headway.data import dataset as data
 from headway.data.batch import Batch
 from headway.launch.ranks import Ranks
-from headway.setup.build import Setup
+from headway.setup.build import TrainSetup
 
-PLACES, PREDICTED = "places of samples", "classes predicted"
-"""Arrays beside those of metrics, whose names are identifiers and no words that a record has."""
+POSITIONS, PREDICTED = "places of samples", "classes predicted"
+"""Arrays gathered with those of the metrics. Their names have spaces, which the names of metrics cannot have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
-        metrics: means over the samples counted: `loss` and the task's.
-        samples: numbers of the samples counted, int64 [n] (masked ones are left out).
-        damaged: how many were left out.
-        losses: loss of each, float32 [n].
-        predicted: class of each, int64 [n]; None where labels are no classes.
+        metrics: means of `loss` and of the task's metrics over the samples counted.
+        samples: indices of the samples counted, int64 [n]; masked ones are left out.
+        damaged: number of samples left out.
+        losses: loss of each sample, float32 [n].
+        predicted: predicted class of each sample, int64 [n]; None if labels are not classes.
     """
 
     metrics: dict[str, float]
@@ -41,44 +41,53 @@ class Evaluation:
     predicted: NDArray[np.int64] | None
 
 
-def batches_of(
-    setup: Setup, dataset: data.Dataset, rank: int = 0, world: int = 1
+def evaluate_batches(
+    setup: TrainSetup, dataset: data.Dataset, rank: int = 0, world: int = 1
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, Batch]]:
-    """(outputs, labels, batch) of every batch of a data set, or of a rank's share of it, without gradients, the
-    network in evaluation mode."""
+    """Yields (outputs, labels, batch) for a data set, or for a rank's share of it.
+
+    The network is in evaluation mode, and gradients are off.
+    """
     recipe = setup.recipe
     loader = setup.inputs.build_evaluation_loader(recipe, dataset, rank, world)
+    # The network is left as it was found, also after an error.
     training = setup.model.training
     setup.model.eval()
     try:
         with torch.no_grad():
             for batch in loader:
-                if not len(batch.images):  # the last batch may have fewer samples than there are ranks
+                # The last batch may have fewer samples than there are ranks.
+                if not len(batch.images):
                     continue
                 images = setup.augment.normalise(batch.images)
-                yield outputs_of(setup, images), batch.labels, batch
+                yield compute_outputs(setup, images), batch.labels, batch
     finally:
         setup.model.train(training)
 
 
-def outputs_of(setup: Setup, images: torch.Tensor) -> torch.Tensor:
-    """What the network gives of normalised images, as float32 [b, outputs]; with `evaluate.flip` or `evaluate.shift`
-    the mean, by the weights of `views`, of what it gives of each view."""
+def compute_outputs(setup: TrainSetup, images: torch.Tensor) -> torch.Tensor:
+    """Computes the network's outputs for normalised images, as float32 [b, outputs].
+
+    With `evaluate.flip` or `evaluate.shift` it returns their weighted mean over the views of `build_views`.
+    """
     options, mean = setup.recipe.evaluate, torch.empty(0)
-    for weight, view in views(images, flip=options.flip, shift=options.shift):
+    for weight, view in build_views(images, flip=options.flip, shift=options.shift):
         with setup.precision.autocast():
             outputs = setup.forward(view).float()
         mean = outputs * weight if not len(mean) else mean.add_(outputs, alpha=weight)
     return mean
 
 
-def views(images: torch.Tensor, *, flip: bool, shift: int) -> Iterator[tuple[float, torch.Tensor]]:
-    """(weight, images) of each view at test time, the weights' sum 1: the images themselves 1/2, and 1/4 each moved by
-    `shift` pixels up and left, and down and right, the border filled by reflection; with `flip` half of it mirrored.
+def build_views(images: torch.Tensor, *, flip: bool, shift: int) -> Iterator[tuple[float, torch.Tensor]]:
+    """Yields (weight, images) for each view at test time. The weights add up to 1.
+
+    With `shift`, the images themselves weigh 1/2, and their copies moved by `shift` pixels up and left, and down and
+    right, 1/4 each; the border is filled by reflection. With `flip`, half of each weight goes to the mirror image.
 
     Args:
-        images: [b, C, H, W], H and W above `shift`; memory format and type stay.
+        images: [b, C, H, W], H and W above `shift`; memory format and type are kept.
     """
+    # Only slices and flips: no interpolation, so the pixels stay those of the data set.
     moved = [(1.0, images)]
     if shift:
         up = torch.cat([images[:, :, shift:], images[:, :, -shift - 1 : -1].flip(2)], 2)
@@ -90,33 +99,35 @@ def views(images: torch.Tensor, *, flip: bool, shift: int) -> Iterator[tuple[flo
         yield from ((weight / 2, one), (weight / 2, one.flip(3))) if flip else ((weight, one),)
 
 
-def evaluate(setup: Setup, dataset: data.Dataset, ranks: Ranks | None = None) -> Evaluation:
-    """Loss and metrics of the network over a data set; damaged samples are left out (or stop it, as `on_bad` says).
+def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = None) -> Evaluation:
+    """Computes loss and metrics over a data set. Damaged samples are left out, or raise if `on_bad` is `stop`.
 
     Args:
-        ranks: each takes its share; all of them get the whole evaluation.
+        ranks: each rank evaluates its share, and all of them return the whole evaluation.
 
     Raises:
         DataError: more than `max_bad_share` of the samples are damaged. CommunicationError: a rank was lost.
     """
     rank, world = (0, 1) if ranks is None else (ranks.world.rank, ranks.world.size)
-    # A task of the user's may give something else than a number a class.
+    # A user's task may have other outputs than one per class, even if the labels are classes.
     by_class = setup.target.kind == "class" and setup.task.outputs == len(setup.target.classes)
-    places: list[NDArray[np.int64]] = []
+    positions: list[NDArray[np.int64]] = []
     found: dict[str, list[torch.Tensor]] = {}
-    for outputs, labels, batch in batches_of(setup, dataset, rank, world):
-        places.append(np.stack([batch.positions, batch.served]))
+    for outputs, labels, batch in evaluate_batches(setup, dataset, rank, world):
+        positions.append(np.stack([batch.positions, batch.served]))
+        # Values stay on the device until the whole set is through.
         found.setdefault("loss", []).append(setup.task.loss(outputs, labels).float())
         for name, values in setup.task.metrics(outputs, labels).items():
             found.setdefault(name, []).append(values.float())
         if by_class:
             found.setdefault(PREDICTED, []).append(outputs.argmax(dim=1))
     arrays = {name: torch.cat(parts).cpu().numpy() for name, parts in found.items()}
-    if places:
-        arrays[PLACES] = np.concatenate(places, axis=1).T
+    if positions:
+        arrays[POSITIONS] = np.concatenate(positions, axis=1).T
     if ranks is not None:
-        arrays = _joined(ranks.world.control.gather_bytes(save_arrays(arrays)), list(arrays))
-    samples = arrays.pop(PLACES)[:, 1]
+        arrays = _merge_ranks(ranks.world.control.gather_bytes(save_arrays(arrays)), list(arrays))
+    samples = arrays.pop(POSITIONS)[:, 1]
+    # Masked samples have been served as -1.
     counted = samples >= 0
     damaged, limit = int((~counted).sum()), setup.recipe.data.max_bad_share
     if damaged > limit * len(samples) or not counted.any():
@@ -133,8 +144,9 @@ def evaluate(setup: Setup, dataset: data.Dataset, ranks: Ranks | None = None) ->
     )
 
 
-def _joined(shares: list[bytes], names: list[str]) -> dict[str, NDArray[Any]]:
-    """The arrays of all ranks in the order of the set, as one rank alone finds them: a mean then has the same bits."""
+def _merge_ranks(shares: list[bytes], names: list[str]) -> dict[str, NDArray[Any]]:
+    """Merges the arrays of all ranks in the order of the data set."""
+    # In that order the means have the same bits as on a single rank.
     parts = [found for share in shares if (found := load_arrays(share))]
-    order = np.argsort(np.concatenate([found[PLACES][:, 0] for found in parts]))
+    order = np.argsort(np.concatenate([found[POSITIONS][:, 0] for found in parts]))
     return {name: np.concatenate([found[name] for found in parts])[order] for name in names or parts[0]}

@@ -1,4 +1,4 @@
-"""Panels of an evaluation: the confusion matrix and the images that were predicted worst."""
+"""Report panels of an evaluation: the confusion matrix and the worst-predicted images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headway.train.evaluate import Evaluation
 
 WORST = 24
 THUMBNAIL = 128
-"""Longest side of a thumbnail in pixels; smaller images stay as they are."""
+"""Longest side of a thumbnail in pixels; smaller images keep their size."""
 
 
 def write_panels(run: RunFolder, panels: Sequence[Panel]) -> None:
@@ -29,14 +29,20 @@ def write_panels(run: RunFolder, panels: Sequence[Panel]) -> None:
 
 
 def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: str) -> list[Panel]:
-    """Confusion matrix (where labels are classes) and the worst-predicted images; `weights` says which were used."""
+    """Builds the panel of the worst-predicted images and, if labels are classes, the confusion matrix.
+
+    Args:
+        weights: says in the notes which weights were evaluated.
+    """
+    # A loss that is not a number is the worst of all.
     order = np.argsort(-np.nan_to_num(evaluation.losses, nan=np.inf), kind="stable")[:WORST]
+    # Only these few images are decoded again.
     pictures = []
     for place in order:
         sample = int(evaluation.samples[place])
         predicted = None if evaluation.predicted is None else int(evaluation.predicted[place])
         note = f"loss {evaluation.losses[place]:.3g}, {dataset.name(sample)}"
-        pictures.append((_thumbnail(dataset, sample), _caption(dataset, sample, predicted), note))
+        pictures.append((_encode_thumbnail(dataset, sample), _write_caption(dataset, sample, predicted), note))
     out = [
         panel.images(
             "worst",
@@ -45,12 +51,13 @@ def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: s
             section="Evaluation",
             order=420,
             width="full",
-            note=f"Highest loss on {_where(dataset)} with {weights}; wrong labels show here.",
+            note=f"Highest loss on {_format_location(dataset)} with {weights}; wrong labels show here.",
         )
     ]
     if evaluation.predicted is not None:
         count = len(dataset.classes)
         truth = np.asarray(dataset.label[evaluation.samples])
+        # One count per pair of true and predicted class, the pair coded as a single number.
         cells = np.bincount(truth * count + evaluation.predicted, minlength=count * count).reshape(count, count)
         right = int(np.trace(cells))
         out.append(
@@ -62,19 +69,19 @@ def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: s
                 section="Evaluation",
                 order=410,
                 width="full",
-                note=f"{right:,} of {int(cells.sum()):,} images of {_where(dataset)} right with {weights}; "
+                note=f"{right:,} of {int(cells.sum()):,} images of {_format_location(dataset)} right with {weights}; "
                 "rows are the true classes.",
             )
         )
     return out
 
 
-def _where(dataset: Dataset) -> str:
-    """The last two names of a data set's path, which tell it from others."""
+def _format_location(dataset: Dataset) -> str:
+    """Returns the last two names of a data set's path, for example `cifar10/eval`."""
     return "/".join(dataset.folder.resolve().parts[-2:])
 
 
-def _caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
+def _write_caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
     label = dataset.label[sample]
     if predicted is not None:
         truth = int(label)
@@ -86,11 +93,12 @@ def _caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
     return ", ".join(f"{value:.4g}" for value in np.atleast_1d(label))
 
 
-def _thumbnail(dataset: Dataset, sample: int) -> str:
+def _encode_thumbnail(dataset: Dataset, sample: int) -> str:
     image = read_image(dataset, sample)
     if max(image.size) > THUMBNAIL:
         image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
     out = io.BytesIO()
+    # JPEG artefacts would show in very small images, and PNG costs few bytes there.
     if max(image.size) <= 64:
         image.save(out, "PNG")
         return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""What goes on beside a trainer while it trains: its load is sampled, and its numbers are served."""
+"""Monitors of a run: samples the load of host and GPU, and serves the newest numbers to Prometheus."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from headway.observe.prometheus import ADDRESS, PORT, PrometheusEndpoint
 from headway.train.trainer import Trainer
 
 TAIL_BYTES = 1 << 16
-"""Of metrics.jsonl, for its newest records: some hundreds."""
+"""Length of the end of metrics.jsonl that is read for the newest records; it holds some hundreds."""
 
 
 @contextmanager
-def beside(trainer: Trainer) -> Iterator[None]:
-    """The time in which a trainer runs: samples what its recipe's part `observe` asks for into the run folder, as
-    `host.rows` and `gpu.rows`, and serves its numbers where `sinks` has `prometheus`. Of several ranks, the one that
-    leads does.
+def run_monitors(trainer: Trainer) -> Iterator[None]:
+    """Runs the monitors of a trainer for the duration of the block, on the lead of several ranks.
+
+    With `observe.utilisation`, the load is sampled into `host.rows` and `gpu.rows` of the run folder. With the sink
+    `prometheus`, the newest numbers are served.
 
     Raises:
         UsageError: the port of Prometheus is taken.
@@ -40,19 +41,20 @@ def beside(trainer: Trainer) -> Iterator[None]:
     with ExitStack() as stack:
         if recipe.observe.utilisation:
             sampler = LoadSampler(
-                _sources(trainer.setup.device), partial(_write, trainer), trainer.clock.total_seconds()
+                _open_sources(trainer.setup.device), partial(_append_row, trainer), trainer.clock.total_seconds()
             )
             stack.enter_context(sampler)
         if "prometheus" in recipe.sinks:
+            # The absolute name of the run folder tells several runs apart.
             labels = {"run": trainer.run_folder.folder.resolve().name}
-            gauges = partial(_gauges, trainer, sampler)
+            gauges = partial(_collect_gauges, trainer, sampler)
             address = recipe.observe.prometheus_address or ADDRESS
             port = recipe.observe.prometheus_port or PORT
-            stack.enter_context(PrometheusEndpoint(address, port, gauges, labels, leads=lambda: trainer.leads))
+            stack.enter_context(PrometheusEndpoint(address, port, gauges, labels, leads=lambda: trainer.is_lead))
         yield
 
 
-def _sources(device: torch.device) -> list[LoadSource]:
+def _open_sources(device: torch.device) -> list[LoadSource]:
     host = HostLoadSource(list_usable_cpus())
     if device.type != "cuda":
         return [host]
@@ -60,9 +62,10 @@ def _sources(device: torch.device) -> list[LoadSource]:
     return [host] if gpu is None else [host, gpu]
 
 
-def _write(trainer: Trainer, source: LoadSource, row: LoadRow) -> None:
-    """Appends a row, at the step that the trainer has come to: a resumed run cuts off what came after its own."""
-    if trainer.leads:
+def _append_row(trainer: Trainer, source: LoadSource, row: LoadRow) -> None:
+    """Appends a row at the trainer's current step."""
+    # Every rank samples, as any rank may become the lead. A resumed run cuts the rows back by their step.
+    if trainer.is_lead:
         step, values = trainer.step, np.array([row], np.float32)
         position = trainer.setup.plan.find_position(step)
         row_file.append_row(
@@ -70,18 +73,18 @@ def _write(trainer: Trainer, source: LoadSource, row: LoadRow) -> None:
         )
 
 
-def _gauges(trainer: Trainer, sampler: LoadSampler | None) -> dict[str, float]:
-    """What is known now: where the run is, its newest records, and its load."""
+def _collect_gauges(trainer: Trainer, sampler: LoadSampler | None) -> dict[str, float]:
+    """Returns the current position of the run, its newest records, and its load, by name."""
     epoch = trainer.position / trainer.setup.epoch
     found: dict[str, float] = {"step": trainer.step, "steps": trainer.setup.steps, "epoch": epoch}
-    for record in _newest(trainer.run_folder.metrics_path):
+    for record in _read_newest_records(trainer.run_folder.metrics_path):
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
         found |= {f"{record['kind']}_{name}": value for name, value in numbers.items() if name != "position"}
     return found if sampler is None else found | sampler.latest
 
 
-def _newest(path: Path) -> list[dict[str, Any]]:
-    """The last records of metrics.jsonl, oldest first; torn lines are passed over."""
+def _read_newest_records(path: Path) -> list[dict[str, Any]]:
+    """Returns the newest records of metrics.jsonl, oldest first."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -90,6 +93,7 @@ def _newest(path: Path) -> list[dict[str, Any]]:
         return []
     records = []
     for line in lines:
+        # The first line may be cut by TAIL_BYTES, and the last one is being written.
         try:
             record = parse_object(line)
         except ValueError:

@@ -1,4 +1,4 @@
-"""`predict`: what a trained network says of image files."""
+"""`headway predict`: puts image files through a trained network."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from headway.data.formats.pack_source import is_image
 from headway.data.host_transform import HostTransform
 from headway.data.records import Records
 from headway.data.reference import FORMATS
-from headway.setup.build import Setup
-from headway.train.evaluate import outputs_of
+from headway.setup.build import TrainSetup
+from headway.train.evaluate import compute_outputs
 
 
-def image_files(paths: Sequence[Path]) -> list[Path]:
-    """The files named, and the images (by their ending) inside the folders named, sorted.
+def list_image_files(paths: Sequence[Path]) -> list[Path]:
+    """Lists the files named, and the images (by their file ending) inside the folders named, sorted.
 
     Raises:
         UsageError: a path does not exist, or there is no file.
@@ -48,45 +48,46 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     return out
 
 
-def _refuse(error: DataError) -> None:
+def _raise_error(error: DataError) -> None:
     raise error
 
 
 def predict(
-    setup: Setup, files: Sequence[Path], batch: int = 64, *, bad: Callable[[DataError], None] = _refuse
+    setup: TrainSetup, files: Sequence[Path], batch: int = 64, *, on_bad: Callable[[DataError], None] = _raise_error
 ) -> Iterator[dict[str, Any]]:
-    """One row a file: `path` and the task's columns.
+    """Yields one row per file: `path` and the task's columns.
 
     Args:
-        bad: is given what is wrong with a file, which has no row then; by default it is raised.
+        on_bad: called with the error of a file that cannot be read, which then has no row. By default it is raised.
 
     Raises:
         DataError: a file is no image; or none of them is.
     """
+    # Never switched back: a network that predicts is not trained.
     setup.model.eval()
-    options, said = setup.recipe.data, 0
+    options, rows = setup.recipe.data, 0
     with closing(build_decoder(options.threads, options.decoder)) as decoder:
         for low in range(0, len(files), batch):
-            part, found = pixels(setup, decoder, files[low : low + batch], bad)
+            part, found = read_pixels(setup, decoder, files[low : low + batch], on_bad)
             if not part:
                 continue
             images = setup.augment.normalise(torch.from_numpy(found).to(setup.device))
             with torch.no_grad():
-                outputs = outputs_of(setup, images)
+                outputs = compute_outputs(setup, images)
             for file, row in zip(part, setup.task.predict(outputs), strict=True):
-                said += 1
+                rows += 1
                 yield {"path": str(file), **row}
-    if not said:
+    if not rows:
         raise DataError(f"of {len(files):,} files none is an image that can be read")
 
 
-def pixels(
-    setup: Setup, decoder: Decoder, files: Sequence[Path], bad: Callable[[DataError], None] = _refuse
+def read_pixels(
+    setup: TrainSetup, decoder: Decoder, files: Sequence[Path], on_bad: Callable[[DataError], None] = _raise_error
 ) -> tuple[list[Path], NDArray[np.uint8]]:
-    """(files that are images, these as an evaluation sees them: uint8 [k, H, W, C]).
+    """Returns the files that are images, and their pixels as an evaluation sees them, uint8 [k, H, W, C].
 
     Args:
-        bad: as of `predict`.
+        on_bad: see `predict`.
 
     Raises:
         DataError: a file is no image.
@@ -94,9 +95,9 @@ def pixels(
     options, opened, records, sides = setup.recipe.data, [], [], []
     for file in files:
         try:
-            record, side = _opened(file)
+            record, side = _read_image(file)
         except DataError as error:
-            bad(error)
+            on_bad(error)
         else:
             opened.append(file)
             records.append(record)
@@ -104,44 +105,53 @@ def pixels(
     transform = HostTransform(
         size=setup.size, channels=setup.channels, crop=options.crop.to_center(), scaled=options.scaled
     )
+    # The same crop and resize as in an evaluation, so that predictions and metrics agree.
     width, height = np.array(sides, np.uint32).reshape(-1, 2).T
     out = np.empty((len(opened), *setup.size, setup.channels), np.uint8)
     boxes = transform.compute_boxes(np.empty(0, np.uint64), width, height, setup.size)
+    # Decoding goes on after a damaged image; its status says so.
     status = decoder.decode(DecodeRequest(Records.from_buffers(records), boxes, out, scaled=transform.scaled))
     for place in np.flatnonzero(status):
-        bad(DataError("this image is damaged", where=str(opened[place]), fix=SKIP))
+        on_bad(DataError("this image is damaged", where=str(opened[place]), fix=SKIP))
     return [file for file, wrong in zip(opened, status, strict=True) if not wrong], out[status == 0]
 
 
 SKIP = "Leave such files out with --skip-bad."
 
 
-def _opened(file: Path) -> tuple[bytes, tuple[int, int]]:
-    """(all of a file, (width, height) in pixels)."""
+def _read_image(file: Path) -> tuple[bytes, tuple[int, int]]:
+    """Returns all bytes of an image file, and its (width, height) in pixels."""
     try:
         record = read_regular(file)
         with Image.open(io.BytesIO(record), formats=FORMATS) as image:
             return record, image.size
     except UnidentifiedImageError:
         raise DataError("this file is no image", where=str(file), fix=SKIP) from None
-    except Exception as error:  # Pillow's plugins raise anything from OSError to struct.error on damaged bytes
+    # Pillow's plugins raise anything from OSError to struct.error on damaged bytes.
+    except Exception as error:
         raise DataError(f"this image cannot be opened ({error})", where=str(file), fix=SKIP) from None
 
 
 def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) -> int:
-    """Writes rows as CSV or JSONL to a file (by its ending; whole or not at all) or the screen; returns how many."""
+    """Writes rows as CSV or JSONL to a file, whole or not at all, or to the screen; returns their number.
+
+    The ending of `out` decides the format; on the screen `as_json` does.
+    """
     if out is None:
-        shown = escape_controls if sys.stdout.isatty() else None  # what reads it from a pipe gets the names as they are
-        return _write(rows, sys.stdout, as_json, shown)
+        # Control characters in file names are escaped on a terminal only; a program gets the names unchanged.
+        shown = escape_controls if sys.stdout.isatty() else None
+        return _write_table(rows, sys.stdout, as_json, shown)
     if out.suffix not in (".csv", ".jsonl"):
         raise UsageError("the output's ending is neither .csv nor .jsonl", where=str(out))
     text = io.StringIO(newline="")
-    count = _write(rows, text, out.suffix == ".jsonl")
+    count = _write_table(rows, text, out.suffix == ".jsonl")
     write_atomically(out, text.getvalue())
     return count
 
 
-def _write(rows: Iterable[dict[str, Any]], file: Any, as_json: bool, shown: Callable[[str], str] | None = None) -> int:
+def _write_table(
+    rows: Iterable[dict[str, Any]], file: Any, as_json: bool, shown: Callable[[str], str] | None = None
+) -> int:
     count, table = 0, None
     for row in rows:
         count += 1
@@ -149,9 +159,11 @@ def _write(rows: Iterable[dict[str, Any]], file: Any, as_json: bool, shown: Call
             file.write(json.dumps(row) + "\n")
             continue
         if table is None:
+            # The first row decides the columns; a task gives every row the same.
             table = csv.DictWriter(file, list(row), lineterminator="\n")
             table.writeheader()
-        cells = {k: ";".join(v) if isinstance(v, list) else v for k, v in row.items()}  # as pack reads them
+        # `headway pack` reads several labels in this form.
+        cells = {k: ";".join(v) if isinstance(v, list) else v for k, v in row.items()}
         if shown is not None:
             cells = {k: shown(v) if isinstance(v, str) else v for k, v in cells.items()}
         table.writerow(cells)

@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, log lines elsewhere. Both cost a comparison of clocks on most steps."""
+"""Progress displays: a bar on a terminal, log lines elsewhere. On most steps they only compare two clocks."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from headway.launch.ranks import Ranks
 from headway.train.trainer import Display, Trainer
 
 REFRESH_S = 0.5
-"""Between two pictures of the bar; one takes about 2 ms to draw."""
+"""Seconds between two refreshes of the bar; one takes about 2 ms."""
 LINE_S = 5.0
-"""Least time between two log lines of training; evaluations always get theirs."""
+"""Least seconds between two lines about training; every evaluation has a line."""
 
 
-def duration(seconds: float) -> str:
-    """`8.1s`, `3m07s` or `2h05m`."""
+def format_duration(seconds: float) -> str:
+    """Formats seconds as `8.1s`, `3m07s` or `2h05m`."""
     if seconds < 60:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
-def show(console: Console | None = None, ranks: Ranks | None = None) -> Display:
-    """The display that suits where the output goes; of several ranks the one that speaks shows it."""
+def build_display(console: Console | None = None, ranks: Ranks | None = None) -> Display:
+    """Builds the display that suits the output; on several ranks only the lead shows it."""
     console = console or Console(stderr=True)
-    display: Bar | Lines = Bar(console) if console.is_terminal else Lines()
-    return display if ranks is None else OneOfMany(ranks, display)
+    display = ProgressBar(console) if console.is_terminal else LogLines()
+    return display if ranks is None else LeadRankDisplay(ranks, display)
 
 
-class Silent(Display):
+@final
+class SilentDisplay(Display):
     """Shows nothing."""
 
     def step(self, trainer: Trainer) -> None:
@@ -44,10 +45,10 @@ class Silent(Display):
 
 
 @final
-class OneOfMany(Display):
-    """Shows what it is given while this process speaks for all ranks; another one may when that one is lost."""
+class LeadRankDisplay(Display):
+    """Shows the progress on the lead of several ranks. If that is lost, the next lead shows it."""
 
-    def __init__(self, ranks: Ranks, display: Bar | Lines) -> None:
+    def __init__(self, ranks: Ranks, display: Display) -> None:
         self._ranks, self._display = ranks, display
 
     def step(self, trainer: Trainer) -> None:
@@ -59,13 +60,12 @@ class OneOfMany(Display):
             self._display.record(record)
 
     def stop(self) -> None:
-        """Leaves the terminal as it was."""
-        if isinstance(self._display, Bar):
-            self._display.stop()
+        self._display.stop()
 
 
-class Bar(Display):
-    """Epoch, step, images/s, loss, accuracy, time to go and waiting share, in place."""
+@final
+class ProgressBar(Display):
+    """A bar with epoch, step, images/s, loss, accuracy, time to go and waiting share, redrawn in place."""
 
     def __init__(self, console: Console) -> None:
         self._next = 0.0
@@ -77,14 +77,17 @@ class Bar(Display):
             BarColumn(bar_width=24),
             TextColumn("step {task.completed:.0f}/{task.total:.0f}  {task.fields[text]}"),
             console=console,
-            auto_refresh=False,  # no thread of its own: it would take the interpreter's lock from the loop
+            # A refresh thread would take the interpreter's lock from the training loop.
+            auto_refresh=False,
         )
         self._task = self._progress.add_task("train", epoch="0", text="", total=1)
 
     def step(self, trainer: Trainer) -> None:
         now = perf_counter()
+        # The last step is always drawn, so that the bar ends at 100 %.
         if now < self._next and trainer.step < trainer.setup.steps and not trainer.finished:
             return
+        # images/s and time to go count from the first refresh, after compilation and the first batch.
         if self._rate is None:
             self._progress.start()
             self._rate = (now, trainer.position)
@@ -95,7 +98,8 @@ class Bar(Display):
         if done and since > 0:
             parts.append(f"{done / since:,.0f} images/s")
             left = setup.plan.find_position(setup.steps) - trainer.position
-            parts.append(f"{duration(left * since / done)} to go")
+            parts.append(f"{format_duration(left * since / done)} to go")
+        # There is no loss before the first record.
         if "loss" in self._last:
             parts.append(f"loss {self._last['loss']:.4f}")
             loader = setup.inputs.loader
@@ -119,12 +123,12 @@ class Bar(Display):
             self._evaluated = record
 
     def stop(self) -> None:
-        """Leaves the terminal as it was."""
         self._progress.stop()
 
 
-class Lines(Display):
-    """One line an evaluation, and one a few seconds of training."""
+@final
+class LogLines(Display):
+    """Prints a line per evaluation, and one every few seconds of training."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -134,21 +138,23 @@ class Lines(Display):
 
     def record(self, record: dict[str, Any]) -> None:
         now = perf_counter()
-        if record["kind"] == "divergence":  # the run itself says it
+        # The Trainer itself tells the user of a divergence.
+        if record["kind"] == "divergence":
             return
         if record["kind"] == "train":
             if now < self._next:
                 return
             self._next = now + LINE_S
+        # The clock and the position say little in a line; damaged samples are shown once there are some.
         shown = {k: v for k, v in record.items() if k not in HIDDEN and (k != "damaged" or v)}
-        numbers = "  ".join(f"{name} {_short(name, value)}" for name, value in shown.items())
+        numbers = "  ".join(f"{name} {_format_value(name, value)}" for name, value in shown.items())
         print(f"{record['kind']:<8}  epoch {record['epoch']:.2f}  {numbers}", file=sys.stderr, flush=True)
 
 
 HIDDEN = ("kind", "epoch", "position", "seconds")
 
 
-def _short(name: str, value: Any) -> str:
+def _format_value(name: str, value: Any) -> str:
     if name == "images_s":
         return f"{value:,.0f}"
     if name == "wait_share":

@@ -1,4 +1,4 @@
-"""Runs: a recipe becomes a run folder, started, resumed or repeated."""
+"""Runs: trains a recipe into a run folder; resumes, repeats and evaluates runs."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from headway.core.untrusted_json import is_whole_number
 from headway.data.decode import resolve_backend
 from headway.launch.ranks import Ranks
 from headway.model import pretrained
-from headway.setup.build import LABELS, Known, Setup, check_labels, set_up
+from headway.setup.build import RecordedData, TrainSetup, build_setup
+from headway.setup.checks import check_labels
 from headway.setup.inputs import Say, open_dataset
 from headway.setup.recipe import TrainRecipe
-from headway.setup.task import Target
+from headway.setup.task import LABELS, TargetSpec
 from headway.train.evaluate import evaluate as evaluate_set
 from headway.train.evaluation_panels import build_evaluation_panels, write_panels
-from headway.train.leftovers import OF_THE_MACHINE
-from headway.train.monitors import beside
-from headway.train.progress import show
-from headway.train.tracing import Traced
+from headway.train.monitors import run_monitors
+from headway.train.progress import build_display
+from headway.train.recovery import MACHINE_KEYS
+from headway.train.tracing import TracingDisplay
 from headway.train.trainer import Trainer
 
 CLOCK_EXCLUDES = (
@@ -45,88 +46,97 @@ CLOCK_EXCLUDES = (
     "network and its init; "
     "it includes the first batch, compilation, evaluations, checkpoints and logging"
 )
-WIDE: dict[str, Any] = {"precision": "fp32", "half_weights": False}
-"""What makes a network float32 whatever it was trained in; its weights are saved so."""
+FLOAT32: dict[str, Any] = {"precision": "fp32", "half_weights": False}
+"""Overrides that build a network in float32 whatever it was trained in. Weights are saved in float32."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a run ended. `interrupted`: by SIGTERM or Ctrl-C, its state saved. `speaks`: this process says it for all."""
+class RunResult:
+    """The result of a run that ended.
+
+    Attributes:
+        was_interrupted: SIGTERM or Ctrl-C ended it, and its state is saved.
+        is_lead: this process tells the user the result, for all ranks.
+    """
 
     run: RunFolder
     summary: dict[str, Any]
-    interrupted: bool
-    speaks: bool = True
+    was_interrupted: bool
+    is_lead: bool = True
 
 
-def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: Say) -> Ended:
+def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: Say) -> RunResult:
     """Trains a recipe into a new run folder (default: runs/NAME).
 
-    In each of several processes that a launcher started, this trains with the others; rank 0 writes the run folder.
+    In each process of a launcher, this trains with the other processes; rank 0 writes the run folder.
 
     Raises:
-        HeadwayError: see `set_up` and `Trainer`; the run folder exists.
+        HeadwayError: see `build_setup` and `Trainer`; the run folder exists.
     """
     loaded = load_recipe(recipe, overrides)
     ranks = Ranks.from_environment(loaded.recipe.comm, say)
     if ranks is None:
-        return _begin(loaded, folder, say=say)
+        return _start_run(loaded, folder, say=say)
     if folder is None:
         fix = "Name it: headway train RECIPE --run-folder FOLDER."
-        raise UsageError("several processes have to know one run folder", where="--run-folder", fix=fix)
-    with _together(ranks, RunFolder(folder)):
+        raise UsageError("several processes need one run folder", where="--run-folder", fix=fix)
+    with _join_ranks(ranks, RunFolder(folder)):
+        # Refused here, before data are opened: a step needs one sample per rank at least.
         ranks.share(loaded.recipe.batch)
+        # A launcher that restarts all processes gives them the command line of the first start.
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if again and RunFolder(folder).recipe_path.exists():
             return _resume(RunFolder.open(folder), ranks.say, ranks)
-        return _begin(loaded, folder, say=ranks.say, ranks=ranks)
+        return _start_run(loaded, folder, say=ranks.say, ranks=ranks)
 
 
-def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[Ended]:
-    """The same recipe with seeds s, s + 1, ...; one run folder each, numbered inside `folder`."""
+def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[RunResult]:
+    """Trains a recipe with seeds s, s + 1, ...; one run folder each, numbered inside `folder`."""
     loaded = load_recipe(recipe, overrides)
     parent = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
-    ended = []
+    results = []
     for number in range(times):
+        # All folders are checked first, so that the last of several long runs does not fail on its name.
         RunFolder.expect_free(parent / str(number + 1))
     for number in range(times):
         one = loaded
         if number:
             one = loaded.resolve("seed", loaded.recipe.seed + number, f"--repeat, run {number + 1}")
+        # Runs must not share a folder for checkpoints.
         if folder_of_all := loaded.recipe.checkpoint.folder:
             own = f"{folder_of_all}/{number + 1}"
             one = one.resolve("checkpoint.folder", own, f"--repeat, run {number + 1}")
-        ended.append(_begin(one, parent / str(number + 1), say=say))
-        if ended[-1].interrupted:
+        results.append(_start_run(one, parent / str(number + 1), say=say))
+        if results[-1].was_interrupted:
             break
-    return ended
+    return results
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half width of its 95 % interval by Student's t; half width NaN for one value."""
+def compute_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the mean and the half width of its 95 % interval by Student's t; for one value the half width is NaN."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, math.nan
     return mean, compute_student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def resume(folder: Path, *, say: Say) -> Ended:
-    """Goes on with a run from its newest good checkpoint; from the beginning where there is none.
+def resume(folder: Path, *, say: Say) -> RunResult:
+    """Continues a run from its newest good checkpoint, or from the beginning if it has none.
 
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
     """
     run = RunFolder.open(folder)
-    loaded = reload(run)
+    loaded = reload_recipe(run)
     ranks = Ranks.from_environment(loaded.recipe.comm, say)
     if ranks is None:
         return _resume(run, say)
-    with _together(ranks, run):
+    with _join_ranks(ranks, run):
         return _resume(run, ranks.say, ranks)
 
 
-def ended(folder: Path, *, say: Say) -> Ended | None:
-    """How a run ended that is at its end; None where there is something left to do.
+def find_finished_run(folder: Path, *, say: Say) -> RunResult | None:
+    """Returns the result of a run that is at its end; None if there is something left to do.
 
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
@@ -135,27 +145,33 @@ def ended(folder: Path, *, say: Say) -> Ended | None:
     summary = run.read_summary()
     if not summary.get("finished"):
         return None
-    checkpoint = _checkpoints(run, reload(run)).newest(say)
+    # The summary may say `finished` while the last checkpoint was lost with its folder.
+    checkpoint = _open_checkpoints(run, reload_recipe(run)).newest(say)
     if checkpoint is None or checkpoint.step != summary["step"]:
         return None
     say(f"{run.folder} is at its end, step {checkpoint.step} of {summary['steps']}: nothing is left to do.")
-    return Ended(run, summary, interrupted=False)
+    return RunResult(run, summary, was_interrupted=False)
 
 
 @contextmanager
-def _together(ranks: Ranks, run: RunFolder) -> Iterator[None]:
-    """The time that this process spends with the others. An error of its own is that of the run: it leaves in order,
-    and its exit status says the rest. Where what joins it to the others fails, it is lost, and they go on."""
+def _join_ranks(ranks: Ranks, run: RunFolder) -> Iterator[None]:
+    """Keeps this process among the ranks for the duration of the block.
+
+    After an error of the run (recipe, data, numbers) it leaves in order, and raises the error afterwards. After a
+    communication error it counts as lost, and the others continue without it.
+    """
+    # Raised after this process has left in order, so that the others do not take it for lost.
     own: HeadwayError | None = None
     try:
         with ranks:
             try:
                 yield
             except CommunicationError as error:
-                raise (_without_launcher(error, run) if _is_orphan(ranks) else error) from error.__cause__
+                raise (_explain_lost_launcher(error, run) if _is_orphan(ranks) else error) from error.__cause__
             except HeadwayError as error:
                 own = error
-    except CommunicationError:  # also of leaving in order
+    # Leaving in order communicates too.
+    except CommunicationError:
         if own is None:
             raise
     if own is not None:
@@ -163,6 +179,7 @@ def _together(ranks: Ranks, run: RunFolder) -> Iterator[None]:
 
 
 def _is_orphan(ranks: Ranks) -> bool:
+    """Tells whether the launcher of this process can no longer be reached."""
     try:
         ranks.check()
     except (GenerationEndedError, FencedError):
@@ -172,13 +189,13 @@ def _is_orphan(ranks: Ranks) -> bool:
     return False
 
 
-def _without_launcher(error: CommunicationError, run: RunFolder) -> CommunicationError:
+def _explain_lost_launcher(error: CommunicationError, run: RunFolder) -> CommunicationError:
     fix = f"The run has ended; go on with its last checkpoint: {run.resume_command}"
     return CommunicationError(error.what, where=error.where, fix=fix)
 
 
-def _meet(trainer: Trainer) -> None:
-    """Comes together with the other ranks. A newcomer that does not fit is lost, and they go on without it."""
+def _meet_ranks(trainer: Trainer) -> None:
+    """Meets the other ranks. A newcomer with another recipe counts as lost, and they continue without it."""
     try:
         trainer.meet()
     except UsageError as error:
@@ -187,131 +204,148 @@ def _meet(trainer: Trainer) -> None:
         raise CommunicationError(error.what, where=error.where, fix=error.fix) from error
 
 
-def _resume(run: RunFolder, say: Say, ranks: Ranks | None = None) -> Ended:
-    with _held(run, ranks):
-        return _go_on(reload(run), run, say, ranks)
+def _resume(run: RunFolder, say: Say, ranks: Ranks | None = None) -> RunResult:
+    with _lock_folder(run, ranks):
+        return _continue_run(reload_recipe(run), run, say, ranks)
 
 
-def _go_on(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, say: Say, ranks: Ranks | None) -> Ended:
+def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, say: Say, ranks: Ranks | None) -> RunResult:
+    # The number of threads changes the order of sums on a CPU, and with it the last digits.
     threads, had = torch.get_num_threads(), run.read_provenance(torch_threads=int)["torch_threads"]
     if threads != had:
         say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
-    checkpoint = _checkpoints(run, loaded).newest(say)
-    setup = set_up(loaded, say=say, fresh=checkpoint is None, ranks=ranks)
+    checkpoint = _open_checkpoints(run, loaded).newest(say)
+    setup = build_setup(loaded, say=say, fresh=checkpoint is None, ranks=ranks)
     leads = ranks is None or ranks.speaks
-    with closing(setup.inputs), _naming_the_disk(run):
+    with closing(setup.inputs), _explain_disk_errors(run):
         if checkpoint is None:
-            say("This run has no checkpoint yet: it begins anew.")
+            say("This run has no checkpoint yet: it starts from the beginning.")
             if leads:
                 run.truncate_logs(0)
                 _record_recipe(run, setup, ranks)
-        display = Traced(show(ranks=ranks), run, setup.recipe.observe.trace_steps)
+        display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
         with closing(Trainer(setup, run, display, ranks)) as trainer:
             if checkpoint is not None:
                 trainer.resume(checkpoint)
                 done = " It is at its end: nothing is left to do." if trainer.finished else ""
                 say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
             if not trainer.finished and leads:
-                (run.folder / "summary.json").unlink(missing_ok=True)  # it tells of a run that had stopped
+                # The old summary is about a run that had stopped.
+                (run.folder / "summary.json").unlink(missing_ok=True)
             if ranks is not None:
-                _meet(trainer)
+                _meet_ranks(trainer)
             if trainer.finished and (summary := run.read_summary()).get("finished"):
-                return Ended(run, summary, interrupted=False, speaks=leads)
-            return _go(trainer, display)
+                return RunResult(run, summary, was_interrupted=False, is_lead=leads)
+            return _run_trainer(trainer, display)
 
 
-def reload(run: RunFolder) -> LoadedRecipe[TrainRecipe]:
-    """The resolved recipe of a run, with the origins it had; `auto` again where that is of the machine."""
+def reload_recipe(run: RunFolder) -> LoadedRecipe[TrainRecipe]:
+    """Reads the resolved recipe of a run. Keys whose `auto` depends on the machine are `auto` again."""
     about = run.read_provenance(origins=dict, base=str)
     loaded = LoadedRecipe(read_recipe(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
-    for key in OF_THE_MACHINE:
+    # The run may continue on another machine, where another device or cache is right.
+    for key in MACHINE_KEYS:
         if loaded.origins.get(key, "").startswith("auto: "):
-            loaded = loaded.resolve(key, "auto", "chosen anew where the run goes on")
+            loaded = loaded.resolve(key, "auto", "resolved again as the run continues")
     return loaded
 
 
 def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRecipe]:
-    """A recipe; the paths in that of a run folder start where the run's own recipe lay."""
+    """Reads a recipe. Paths in the recipe of a run folder are relative to the original recipe's folder."""
     loaded = read_recipe(recipe, overrides, TrainRecipe)
     run = RunFolder(recipe.parent)
+    # The recipe of a run folder was written there; its relative paths still start at the original one.
     if recipe.name == run.recipe_path.name and (run.folder / "provenance.json").exists():
         return replace(loaded, base=Path(run.read_provenance(base=str)["base"]))
     return loaded
 
 
-def _begin(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None) -> Ended:
+def _start_run(
+    loaded: LoadedRecipe[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None
+) -> RunResult:
     leads = ranks is None or ranks.speaks
     if leads and folder is not None:
         RunFolder.expect_free(folder)
-    setup = set_up(loaded, say=say, ranks=ranks)
+    setup = build_setup(loaded, say=say, ranks=ranks)
     with closing(setup.inputs):
         folder = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
         run = RunFolder.create(folder) if leads else RunFolder(folder)
         if leads:
-            _checkpoints(run, setup.loaded).expect_none()
+            # With checkpoint.folder, another run may have saved there.
+            _open_checkpoints(run, setup.loaded).expect_none()
             _record_recipe(run, setup, ranks)
-        display = Traced(show(ranks=ranks), run, setup.recipe.observe.trace_steps)
-        with _held(run, ranks), _naming_the_disk(run), closing(Trainer(setup, run, display, ranks)) as trainer:
+        display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
+        with (
+            _lock_folder(run, ranks),
+            _explain_disk_errors(run),
+            closing(Trainer(setup, run, display, ranks)) as trainer,
+        ):
             if ranks is not None:
-                _meet(trainer)
-                if leads and setup.agreed is not setup.loaded:
+                _meet_ranks(trainer)
+                # The ranks may have agreed on another precision than this one had measured.
+                if leads and setup.agreed_recipe is not setup.loaded:
                     _record_recipe(run, setup, ranks)
-            return _go(trainer, display)
+            return _run_trainer(trainer, display)
 
 
-def _checkpoints(run: RunFolder, loaded: LoadedRecipe[TrainRecipe]) -> Checkpoints:
+def _open_checkpoints(run: RunFolder, loaded: LoadedRecipe[TrainRecipe]) -> Checkpoints:
     options = loaded.recipe.checkpoint
     return Checkpoints.locate(run.folder, options.keep, options.folder, loaded.base)
 
 
 @contextmanager
-def _held(run: RunFolder, ranks: Ranks | None) -> Iterator[None]:
-    """Only one process, or one of several ranks, trains in a run folder."""
+def _lock_folder(run: RunFolder, ranks: Ranks | None) -> Iterator[None]:
+    """Locks the run folder for the duration of the block, on the lead of several ranks."""
     if ranks is not None and not ranks.speaks:
         yield
         return
+    # The operating system releases the lock if this process is killed.
     with run.lock():
         yield
 
 
-def _record_recipe(run: RunFolder, setup: Setup, ranks: Ranks | None) -> None:
+def _record_recipe(run: RunFolder, setup: TrainSetup, ranks: Ranks | None) -> None:
     more = {
+        # Facts about machine and data, for the report and for building the network without its data.
         "ranks": 1 if ranks is None else ranks.launched_size,
         "device": torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "cpu",
         "torch_threads": torch.get_num_threads(),
         "fingerprint": setup.train.fingerprint if setup.train is not None else "synthetic",
         "target": asdict(setup.target),
         "samples": setup.epoch,
-        **_counts(setup),
+        **_describe_network_size(setup),
     }
-    loaded = setup.agreed
+    loaded = setup.agreed_recipe
     run.write_json("provenance", collect_provenance(loaded.origins, loaded.base, **more))
     write_atomically(run.recipe_path, loaded.to_yaml())
 
 
-def _counts(setup: Setup) -> dict[str, Any]:
+def _describe_network_size(setup: TrainSetup) -> dict[str, Any]:
     return {} if setup.counts is None else asdict(setup.counts)
 
 
-def _go(trainer: Trainer, display: Traced) -> Ended:
+def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
     try:
-        with _until_signalled(trainer), beside(trainer):
+        # The trainer closes its files before the summary is written, also after an error.
+        with _stop_on_signals(trainer), run_monitors(trainer):
             trainer.run()
     finally:
         trainer.close()
         display.stop()
-    summary = _summary(trainer)
+    summary = _summarise(trainer)
     if trainer.ranks is None:
-        _tell(trainer, summary)
+        _write_results(trainer, summary)
     else:
+        # The launcher restarts nothing if the run is at its end.
         trainer.ranks.done = trainer.finished
-        trainer.end(lambda: _tell(trainer, summary))
-    return Ended(trainer.run_folder, summary, interrupted=not trainer.finished, speaks=trainer.leads)
+        trainer.recovery.finish(lambda: _write_results(trainer, summary))
+    return RunResult(trainer.run_folder, summary, was_interrupted=not trainer.finished, is_lead=trainer.is_lead)
 
 
-def _tell(trainer: Trainer, summary: dict[str, Any]) -> None:
+def _write_results(trainer: Trainer, summary: dict[str, Any]) -> None:
     _write_panels(trainer)
-    trainer.run_folder.write_json("summary", summary)  # the last file: where it says finished, nothing is missing
+    # The summary is the last file: if it says `finished`, nothing is missing.
+    trainer.run_folder.write_json("summary", summary)
 
 
 def _write_panels(trainer: Trainer) -> None:
@@ -319,7 +353,8 @@ def _write_panels(trainer: Trainer) -> None:
     if setup.eval is None:
         return
     if evaluation is None and trainer.finished and not (run.panels / "worst.json").exists():
-        with trainer.shown():  # killed between its last checkpoint and its panels
+        # The process was killed between its last checkpoint and its panels.
+        with trainer.use_averages():
             evaluation = evaluate_set(setup, setup.eval)
     if evaluation is not None:
         which = f"the weights of epoch {trainer.position / setup.epoch:.4g}"
@@ -327,11 +362,13 @@ def _write_panels(trainer: Trainer) -> None:
 
 
 @contextmanager
-def _naming_the_disk(run: RunFolder) -> Iterator[None]:
+def _explain_disk_errors(run: RunFolder) -> Iterator[None]:
+    """Turns errors of writing into the run folder into messages."""
     try:
         yield
     except OSError as error:
         what, where = "the disk is full", str(run.folder)
+        # Errors of other files, for example of the data set, keep their own message.
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             where = str(error.filename)
             if error.filename is None or run.folder.absolute() not in Path(where).absolute().parents:
@@ -342,19 +379,24 @@ def _naming_the_disk(run: RunFolder) -> Iterator[None]:
         raise HeadwayError(what, where=where, fix=fix) from error
 
 
-def _until_signalled(trainer: Trainer) -> AbstractContextManager[None]:
-    """SIGTERM and Ctrl-C end the run at the next step's boundary, its state saved; a second Ctrl-C at once."""
+def _stop_on_signals(trainer: Trainer) -> AbstractContextManager[None]:
+    """Makes SIGTERM and Ctrl-C save the state and end the run at the next step's boundary.
+
+    A second Ctrl-C ends it at once.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         if trainer.stopping and number == signal.SIGINT:
             raise KeyboardInterrupt
+        # Only a flag: the loop reads it between two steps, and ranks exchange it with the gradients.
         trainer.stopping = True
 
     return handle_signals(stop, signal.SIGTERM, signal.SIGINT)
 
 
-def _summary(trainer: Trainer) -> dict[str, Any]:
+def _summarise(trainer: Trainer) -> dict[str, Any]:
     setup, seconds = trainer.setup, trainer.clock.seconds
+    # The first batch includes the start of the loader's threads.
     rest = sum(seconds.get(stage, 0.0) for stage in ("evaluate", "checkpoint", "first batch"))
     training = max(trainer.clock.total_seconds() - rest, 1e-9)
     images = trainer.position
@@ -366,12 +408,13 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "seconds": trainer.clock.total_seconds(),
         "seconds_by_stage": seconds,
         "clock_excludes": CLOCK_EXCLUDES,
-        **_counts(setup),
+        **_describe_network_size(setup),
         "images_s": images / training,
         "wait_share": seconds.get("wait", 0.0) / training,
         "damaged_samples": trainer.damaged,
-        "value_reads": trainer.reads.to_json(),
+        "host_syncs": trainer.host_syncs.to_json(),
     }
+    # Synthetic data have no loader.
     if setup.inputs.loader is not None:
         stats = setup.inputs.loader.stats()
         summary["input"] = {**stats.to_json(), "batches": stats.batches, "cores": count_usable_cores()}
@@ -383,13 +426,13 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
 
 
 def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
-    """Metrics of a run's best weights over its evaluation set, or over another packed folder.
+    """Evaluates a run's best weights over its evaluation set, or over another packed folder; returns the metrics.
 
     Raises:
         UsageError: the run has no weights yet, or there is nothing to evaluate on.
     """
     run = RunFolder.open(folder)
-    setup = trained(run, say=say)
+    setup = load_trained(run, say=say)
     if data is None and setup.recipe.data.eval is None:
         raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
     base, uri = (Path(), data) if data is not None else (setup.loaded.base, str(setup.recipe.data.eval))
@@ -405,43 +448,48 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
     return result
 
 
-def trained(run: RunFolder, *, say: Say, wide: bool = False) -> Setup:
-    """The setup of a run with its best weights; its data need not be there, nor its GPU, nor the native core.
+def load_trained(run: RunFolder, *, say: Say, wide: bool = False) -> TrainSetup:
+    """Builds the setup of a run, with its best weights. Its data, GPU and the native core need not be there.
 
     Args:
-        wide: in float32, also a network that was trained with 16-bit weights: as its masters are.
+        wide: build the network in float32, even if it was trained with 16-bit weights.
 
     Raises:
-        UsageError: it has none yet. HeadwayError: they are damaged.
+        UsageError: the run has no weights yet. HeadwayError: they are damaged.
     """
     if not run.weights_path.exists():
         fix = "They are written by its first evaluation or checkpoint."
         raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)
-    about, loaded = run.read_provenance(target=dict, samples=int), reload(run)
+    # The recorded target and size replace the training data, which may be gone.
+    about, loaded = run.read_provenance(target=dict, samples=int), reload_recipe(run)
+    # A run that was trained on a GPU can be evaluated on a CPU, in float32.
     if loaded.recipe.device.startswith("cuda") and not torch.cuda.is_available():
-        instead: dict[str, Any] = {"device": "cpu", **WIDE}
+        instead: dict[str, Any] = {"device": "cpu", **FLOAT32}
         if loaded.recipe.compile == "graphs":
             instead["compile"] = True
         loaded = loaded.resolve_all({key: (value, "no GPU here") for key, value in instead.items()})
     if wide:
-        loaded = loaded.resolve_all({key: (value, "measured in float32") for key, value in WIDE.items()})
+        loaded = loaded.resolve_all({key: (value, "measured in float32") for key, value in FLOAT32.items()})
     if loaded.recipe.data.decoder == "native" and resolve_backend() != "native":
         say("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
         reason = "the native core is not here"
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
-    known = Known(target=_target_of(about["target"], run), samples=about["samples"])
-    setup = set_up(loaded, say=say, fresh=False, known=known)
+    recorded = RecordedData(target=_read_target(about["target"], run), samples=about["samples"])
+    setup = build_setup(loaded, say=say, fresh=False, recorded=recorded)
+    # Weights left out mean that the network changed after the run, for example in the user's code.
     left_out = pretrained.load_weights(setup.model, run.weights_path)
     if left_out:
         raise HeadwayError("weights.safetensors does not fit the run's network", where=str(run.folder))
     return setup
 
 
-def _target_of(entry: dict[str, Any], run: RunFolder) -> Target:
+def _read_target(entry: dict[str, Any], run: RunFolder) -> TargetSpec:
+    """Reads the target from provenance.json. Raises HeadwayError: it is damaged."""
     found: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
     kind, classes, numbers = found
     named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
+    # The file may come from elsewhere, so its types are checked before they are used.
     if kind not in LABELS or not named or not is_whole_number(numbers, 1, 1 << 31):
         fix = "Copy the run folder again."
         raise HeadwayError("provenance.json has no good target", where=str(run.folder), fix=fix)
-    return Target(kind=kind, classes=tuple(classes), numbers=numbers)
+    return TargetSpec(kind=kind, classes=tuple(classes), numbers=numbers)

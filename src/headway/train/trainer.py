@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -17,32 +16,34 @@ from headway.checkpoint.checkpoints import Checkpoint, Checkpoints, restore, sta
 from headway.checkpoint.compatibility import expect_position, expect_same_data, expect_scalars
 from headway.comm.reducer import StepReduction
 from headway.core.clock import Clock
-from headway.core.errors import CommunicationError, GenerationEndedError, UsageError
 from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
 from headway.data.upload import to_device
-from headway.launch.handover import State
 from headway.launch.ranks import Ranks
 from headway.observe.host_syncs import HostSyncCounter
 from headway.optim import draw_gradient_noise, set_lr
-from headway.setup.build import Setup
-from headway.setup.prepare import divided, prepared
-from headway.setup.task import better, reaches
-from headway.train.averages import Averages
+from headway.setup.build import TrainSetup
+from headway.setup.prepare import prepare_batch, split_micro_batches
+from headway.setup.task import is_better, reaches_goal
+from headway.train.averages import WeightAverages
 from headway.train.evaluate import Evaluation, evaluate
-from headway.train.leftovers import Past, identity
-from headway.train.metrics import Ledger
-from headway.train.nonfinite import stopped
+from headway.train.metrics import MetricsAccumulator
+from headway.train.nonfinite import nonfinite_error
+from headway.train.recovery import Recovery
 
 
 class Display(Protocol):
-    """Whoever shows the progress of a run."""
+    """Shows the progress of a run. Displays that wrap another one pass every call on to it."""
 
     def step(self, trainer: Trainer) -> None:
         """Called after every step; must be cheap."""
 
     def record(self, record: dict[str, Any]) -> None:
         """Called with every record of metrics.jsonl."""
+
+    def stop(self) -> None:
+        """Called once at the end of the run; leaves the terminal as it was. Most displays have nothing to do."""
+        return
 
 
 class Trainer:
@@ -53,442 +54,323 @@ class Trainer:
 
     Attributes:
         step, position: steps done and samples served.
-        stopping: set it, and the run saves a checkpoint and ends at the next step's boundary.
+        stopping: set it to True, and the run saves a checkpoint and ends at the next step's boundary.
         finished: the run is at its end, or has reached `stop_at`.
         best: metrics of the best evaluation so far, with its step and epoch.
-        metrics: those of the last one.
-        evaluation: the last one.
-        precision: that of the setup.
+        metrics: metrics of the newest evaluation.
+        evaluation: the newest evaluation.
+        precision: the precision of the setup.
         reached_s: seconds of the clock until `stop_at` was reached.
-        reads, past: of values in the steps, counted once; what the run has left on the disk.
-        say: tells the user of a run that diverges, or a checkpoint that is late.
+        accumulator: losses and damaged samples since the last record, and the logs of the run.
+        recovery: the actions due between steps, and what happens after a rank is lost.
+        host_syncs: counts the tensor values that the steps read in Python.
+        saver, saved_step: writes checkpoints; the step of the newest one.
+        say: tells the user that the run diverges, or that a checkpoint is late.
     """
 
-    def __init__(self, setup: Setup, run: RunFolder, display: Display, ranks: Ranks | None = None) -> None:
-        recipe = setup.recipe
+    def __init__(self, setup: TrainSetup, run: RunFolder, display: Display, ranks: Ranks | None = None) -> None:
         self.setup, self.run_folder, self._display, self.ranks = setup, run, display, ranks
         self.precision = setup.precision
         self.step = self.position = 0
         self.stopping = self.finished = False
         self.best: dict[str, float] | None = None
         self.metrics: dict[str, float] | None = None
-        self.reached_s: float | None = None
         self.evaluation: Evaluation | None = None
-        self.clock, self.reads = Clock(), HostSyncCounter()
-        self._ledger = Ledger(setup, run, ranks, display.record)
-        options = recipe.checkpoint
-        self._checkpoints = Checkpoints.locate(run.folder, options.keep, options.folder, setup.loaded.base)
+        self.reached_s: float | None = None
+        self.saved_step: int | None = None
         self.say = print if ranks is None else ranks.say
-        self._diverged = ""
-        self._saver = BackgroundSaver(
+        self.clock, self.host_syncs = Clock(), HostSyncCounter()
+        self.accumulator = MetricsAccumulator(setup, run, ranks, display.record)
+        options = setup.recipe.checkpoint
+        self._checkpoints = Checkpoints.locate(run.folder, options.keep, options.folder, setup.loaded.base)
+        self.saver = BackgroundSaver(
             self._checkpoints, asynchronous=options.asynchronous, say=self.say, resume_command=run.resume_command
         )
-        self._averages = Averages(setup)
-        self._lock = ExitStack()
-        self._stream: Iterator[Batch] | None = None
+        self._averages = WeightAverages(setup)
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
-        self._weights = torch.empty(0)
+        self._stream: Iterator[Batch] | None = None
+        self._sample_weights = torch.empty(0)
         self._last_outputs: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._saved_step: int | None = None
-        self._chores: list[str] = []
-        self._buffers = list(setup.model.buffers()) if ranks is not None else []
-        self._kept = [buffer.clone() for buffer in self._buffers]
-        self._progress = 0 if ranks is None or ranks.speaks else -1
-        self.past = Past(setup, run, self._checkpoints)
-        if ranks is not None and ranks.joins:
-            self.precision.recorded = self.past.precision()
-
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Goes back to where a checkpoint was saved; the logs are cut back to it.
-
-        Raises:
-            CheckpointError: it belongs to another network, or is damaged. TrainingError: to other data or decoder.
-        """
-        scalars = checkpoint.scalars
-        expect_scalars(scalars, str(checkpoint.path))
-        expect_same_data(scalars["data"], self.setup.inputs.build_state(self.setup.recipe), str(checkpoint.path))
-        self._load(checkpoint)
-        self._saved_step = self.step
-        self._ledger.restart_rate(self.step, self.clock)
-        self._ledger.resume(self.position, self.step, scalars["damaged"])
-        self.finished = self.step >= self.setup.steps or self.reached_s is not None
-
-    def _load(self, checkpoint: Checkpoint) -> None:
-        scalars, where = checkpoint.scalars, str(checkpoint.path)
-        expect_scalars(scalars, where)
-        expect_position(scalars["position"], checkpoint.step, self.setup.plan, where)
-        restore(checkpoint, self.setup.model, self.setup.optimizer, self.setup.masters)
-        self._averages.load(checkpoint.tensors, where)
-        self.setup.precision.load(scalars["precision"], where)
-        self.step, self.position = checkpoint.step, scalars["position"]
-        self.best, self.metrics = scalars["best"], scalars["metrics"]
-        self.reached_s = scalars["reached_s"]
-        self._ledger.observer.take(scalars.get("observer"), where)
-        self.clock = Clock(scalars["seconds"])
+        self._divergence = ""
+        # Last, because it reads the parts above.
+        self.recovery = Recovery(self, self._checkpoints)
 
     def run(self, steps: int | None = None) -> None:
-        """Trains to the end of the run, or for so many steps."""
+        """Trains to the end of the run, or for at most `steps` steps."""
         last = self.setup.steps if steps is None else min(self.setup.steps, self.step + steps)
+        recovery = self.recovery
         self.clock.start()
         while True:
-            try:
-                if not self._chores:
-                    ending = self.stopping if self.ranks is None else self._ledger.ending
-                    if self.finished or self.step >= last or (ending and self._saved_step == self.step):
-                        if not self._saver.is_pending:
+            # If a rank is lost, this block ends early: the ranks meet again, and the next pass continues from there.
+            with recovery:
+                if not recovery.actions:
+                    if self._is_over(last):
+                        # The run ends only when its last checkpoint is written.
+                        if not self.saver.is_pending:
                             break
-                        self._chores.append("settle")
-                    elif ending:
-                        self._chores += [*self._logging(), "checkpoint"]
+                        recovery.actions.append("settle")
+                    elif self._must_stop:
+                        recovery.actions += [*self._list_log_actions(), "checkpoint"]
                     else:
-                        self.reads.run_step(self._one_step, self._chores)
-                while self._chores:
-                    self._do(chore := self._chores[0])
-                    if chore != "regroup":
-                        self._chores.remove(chore)  # only now: what a lost rank interrupts is begun again
-                        self._progress += 1
-            except CommunicationError as error:
-                self._go_on_after(error)
+                        self.host_syncs.run_step(self._train_step, recovery.actions)
+                recovery.run_actions(self._run_action)
             self._display.step(self)
             self.clock.lap("log")
 
-    def _one_step(self) -> None:
-        setup, clock, recipe = self.setup, self.clock, self.setup.recipe
+    def _train_step(self) -> None:
+        """Makes one step over one global batch, and queues the actions that are due after it."""
+        setup, before = self.setup, self.position
+        batch = self._next_batch()
+        batch_size = setup.plan.get_batch_size(before)
+        self._set_schedules(batch_size)
+        # Logged before the step: a rank that is killed in it has then said which samples it got.
+        if setup.recipe.log_ids:
+            self.accumulator.log_ids(batch)
+        with self.recovery.undo_on_loss():
+            self._forward_backward(batch)
+            reduction = self._reduce(batch)
+        # The reduction succeeded on all ranks: from here on the step cannot be undone.
+        setup.precision.step(setup.optimizer, setup.recipe.optimizer.clip_norm, self._parameters)
+        setup.optimizer.zero_grad(set_to_none=True)
+        self.accumulator.add_step(self.step + 1, batch, batch_size, reduction)
+        self.step, self.position = self.step + 1, before + batch_size
+        self._averages.update(self.step)
+        self.recovery.advance()
+        self.clock.lap("optimizer")
+        self.recovery.actions += self._list_due_actions(before)
+
+    # The parts of a step, in their order.
+
+    def _next_batch(self) -> Batch:
+        """Returns the next batch of this rank; opens the loader at the current position if there is none."""
         if self._stream is None:
-            self._stream = iter(setup.batches(self.position, *self._place()))
+            self._stream = iter(self.setup.batches(self.position, *self._rank_and_world))
             batch = next(self._stream)
-            clock.lap("first batch")
+            self.clock.lap("first batch")
         else:
             batch = next(self._stream)
-            clock.lap("wait")
-        size = setup.plan.get_batch_size(self.position)
-        if self._weights.shape[0] != size:
-            self._weights = torch.full((size,), 1 / size, device=setup.device)
+            self.clock.lap("wait")
+        return batch
+
+    def _set_schedules(self, batch_size: int) -> None:
+        """Sets all that depends on the position: the batch size, learning rate, frozen layers and generators."""
+        setup = self.setup
+        # The weights of samples change only when the batch grows.
+        if self._sample_weights.shape[0] != batch_size:
+            self._sample_weights = torch.full((batch_size,), 1 / batch_size, device=setup.device)
         set_lr(setup.optimizer, setup.lr_at(self.position))
         setup.freezing.freeze_until(self.position)
-        if recipe.log_ids:
-            self._ledger.served(batch)
-        verdict = None
-        if self.ranks is None:
-            self._forward_backward(batch)
-        else:
-            verdict = self._together(self.ranks, batch)
-        setup.precision.step(setup.optimizer, recipe.optimizer.clip_norm, self._parameters)
-        setup.optimizer.zero_grad(set_to_none=True)
-        self._ledger.stepped(self.step + 1, batch, size, verdict)
-        before, self.position = self.position, self.position + size
-        self.step += 1
-        self._averages.stepped(self.step)
-        self._progress += 1
-        clock.lap("optimizer")
-        chores = []
-        if setup.eval is not None and self._due(before, recipe.evaluate.every_epochs):
-            chores += ["statistics", "evaluate"] if self._averages.recomputes else ["evaluate"]
-        if self._checkpoint_due(before):
-            chores.append("checkpoint")
-        if chores or self.step % recipe.log_every_steps == 0:
-            chores[:0] = self._logging()
-        self._chores += chores
-        if self._ledger.regrouping:
-            self._chores.append("regroup")
-
-    def _logging(self) -> list[str]:
-        """The chores of a logging step: at most one exchange between ranks each, see `progress`."""
-        return ["log", "agree"] if self.setup.recipe.observe.on_divergence == "stop" else ["log"]
-
-    def _do(self, chore: str) -> None:
-        """Something between two steps: log, agree (on stopping, where it diverges), statistics (of batch norm),
-        evaluate, checkpoint, settle (wait until it is written), or regroup."""
-        if chore == "log":
-            self._record()
-        elif chore == "agree":
-            self._stop_diverged()
-        elif chore == "statistics":
-            self._averages.recompute(self.step, self.ranks)
-        elif chore == "evaluate":
-            self._evaluate()
-            if self.finished and "checkpoint" not in self._chores:
-                self._chores.append("checkpoint")
-        elif chore == "checkpoint":
-            self._save()
-        elif chore == "settle":
-            self._saver.wait()
-            if self.ranks is not None:
-                self.ranks.check()
-        else:
-            self._saver.wait()  # what is not whole yet would be given up
-            self.meet()
-        self.clock.lap({"settle": "checkpoint", "statistics": "evaluate", "agree": "log"}.get(chore, chore))
-        if chore in ("evaluate", "checkpoint", "settle"):
-            self._ledger.restart_rate(self.step, self.clock)
-
-    def _place(self) -> tuple[int, int]:
-        """(rank, number of ranks)."""
-        return (0, 1) if self.ranks is None else (self.ranks.world.rank, self.ranks.world.size)
-
-    def close(self) -> None:
-        """Ends the loader's threads and closes the logs."""
-        self._close_stream()
-        self._saver.close()
-        self._ledger.log.close()
-        self._lock.close()
-
-    def _close_stream(self) -> None:
-        if self._stream is not None and hasattr(self._stream, "close"):
-            self._stream.close()
-        self._stream = None
-
-    # With other ranks.
-
-    def meet(self) -> None:
-        """Comes together with the other ranks, at the start or after some were lost, in one state.
-
-        Raises:
-            UsageError: another recipe or other data there. FencedError, CommunicationError: see `Ranks.meet`.
-        """
-        ranks = self.ranks
-        assert ranks is not None
-        led = self._ledger.log.leads
-        self._close_stream()
-        self.setup.freezing.thaw()
-        met = ranks.meet(self.setup.model, self.setup.device, self)
-        self._saver.meet(ranks.exchange(), ranks.confirmer())
-        self._ledger.log.confirm = ranks.confirmer()
-        if met.unsaved and "checkpoint" not in self._chores:
-            self._chores.insert(0, "checkpoint")
-        self._ledger.log.cut_ids(self.position)
-        if ranks.speaks:
-            for name in ranks.lost:
-                self.run_folder.seal_ids(self.position, name)
-            if not led:
-                self.run_folder.seal_all_ids(self.position, besides=met.names)
-                with suppress(UsageError):  # of one that sleeps
-                    self._lock.enter_context(self.run_folder.lock())
-                self._ledger.lead(self.position, self.step)
-                if self.best is not None and self.best["step"] == self.step:
-                    self._write_weights()  # who led before may not have come to it
-        ranks.lost = ()
-        self._ledger.regrouping = False
-        self._chores = [chore for chore in self._chores if chore != "regroup"]
-
-    def end(self, tell: Callable[[], None]) -> None:
-        """Calls `tell` on the rank that leads, and holds the others until then; if it is lost, another one does it."""
-        ranks = self.ranks
-        assert ranks is not None
-        while True:
-            try:
-                if ranks.speaks:
-                    tell()
-                    ranks.exchange().publish("end", b"")
-                else:
-                    ranks.exchange().collect("end", [0], lambda: None)
-                return
-            except CommunicationError as error:
-                self._go_on_after(error)
-
-    def _together(self, ranks: Ranks, batch: Batch) -> StepReduction:
-        """A step with the others: it comes about on all ranks, or the network is as it was before."""
-        if self._buffers:
-            torch._foreach_copy_(self._kept, self._buffers)
-        ranks.seed(self.setup.recipe.seed, self.position)
-        try:
-            self._forward_backward(batch)
-            loss = self._ledger.loss_of_step(len(self._weights))
-            verdict = ranks.finish(loss, bad=len(batch.bad), stopping=self.stopping)
-        except CommunicationError:
-            self._ledger.drop_step()
-            if self._buffers:
-                torch._foreach_copy_(self._buffers, self._kept)
-            self.setup.model.zero_grad(set_to_none=True)
-            raise
-        self.clock.lap("reduce")
-        return verdict
-
-    def _go_on_after(self, error: CommunicationError) -> None:
-        """Continues with the remaining ranks after one was lost, or raises the error."""
-        if self.ranks is None:
-            raise error
-        if not isinstance(seen := self.ranks.reason(error), GenerationEndedError):
-            raise seen from error
-        self.meet()
-        self.clock.lap("regroup")
-
-    def identity(self) -> dict[str, Any]:
-        """Returns the settings that must be equal on all ranks."""
-        return identity(self.setup)
-
-    def progress(self) -> int:
-        """Steps and chores done; -1 without a state. It tells a rank that has ended an exchange from one where that has
-        failed, so no chore has two of them."""
-        return self._progress
-
-    def unsaved(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._saver.is_writing
-
-    def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
-        """Goes on from a checkpoint, or from the beginning, as the rank that gives its state to the others."""
-        if checkpoint is not None:
-            self.resume(checkpoint)
-        self._progress, self._chores = progress, []
-
-    def state(self) -> State:
-        """All that another rank needs to go on from here."""
-        scalars = {
-            **self._scalars(),
-            "step": self.step,
-            "progress": self._progress,
-            "chores": self._chores,
-            "saved_step": self._saved_step,
-            "finished": self.finished,
-            "ledger": self._ledger.state(),
-        }
-        return scalars, self._tensors()
-
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        setup = self.setup
-        return state_of(setup.model, setup.optimizer, setup.masters) | self._averages.state()
-
-    def take(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
-        """Goes on from the state of another rank."""
-        self._load(Checkpoint(Path("the state of another rank"), scalars["step"], scalars, tensors))
-        self._ledger.take(scalars["ledger"])
-        self._progress, self._chores = scalars["progress"], scalars["chores"]
-        self._saved_step, self.finished = scalars["saved_step"], scalars["finished"]
+        if self.ranks is not None:
+            # Seeded per position and rank: a repeated or resumed step draws the same numbers.
+            self.ranks.seed(setup.recipe.seed, self.position)
 
     def _forward_backward(self, batch: Batch) -> None:
+        """Adds the gradient of this rank's samples, one micro-batch after another."""
         setup, clock = self.setup, self.clock
-        images, labels = prepared(setup, batch, self.step + 1)
-        weights, masked = self._weights, bool(batch.bad) and bool((batch.served < 0).any())
-        if self.ranks is not None:
-            weights = weights[: images.shape[0]]  # of a rank's share
-        if masked:
-            mask = to_device((batch.served >= 0).astype(np.float32), weights.device)
-            weights = weights * mask
-        noisy = weights
-        if (strength := setup.recipe.optimizer.gradient_noise) is not None:
-            factors = draw_gradient_noise(batch.keys(), strength * len(self._weights) ** 0.5)
-            noisy = weights * to_device(factors, weights.device)
+        images, labels = prepare_batch(setup, batch, self.step + 1)
+        weights, noisy_weights, masked = self._weigh_samples(batch, images.shape[0])
         clock.lap("augment")
-        parts = divided(setup, images, labels, weights, noisy)
-        self._ledger.observer.begin(self.step + 1, parts, self._place()[1])
-        for number, (part, part_labels, part_weights, part_noisy) in enumerate(parts, 1):
+        parts = split_micro_batches(setup, images, labels, weights, noisy_weights)
+        self.accumulator.observer.begin_step(self.step + 1, parts, self._rank_and_world[1])
+        for number, (part, part_labels, part_weights, part_noisy_weights) in enumerate(parts, 1):
             with setup.precision.autocast():
                 outputs = setup.forward(part)
             clock.lap("forward")
-            outputs = outputs.float()  # the loss is computed in fp32, whatever the precision
+            # The loss is computed in fp32 in every precision.
+            outputs = outputs.float()
             losses = setup.task.loss(outputs, part_labels)
             clock.lap("loss")
+            # Gradients are final in the last micro-batch only; there the all-reduce overlaps with backward.
             if self.ranks is not None and number == len(parts):
-                self.ranks.arm(len(batch.images) / len(self._weights))
-            setup.precision.backward(losses, part_noisy)
+                self.ranks.arm(len(batch.images) / len(self._sample_weights))
+            setup.precision.backward(losses, part_noisy_weights)
             clock.lap("backward")
-            found = losses.detach()
-            self._ledger.add(found * part_weights * len(self._weights) if masked else found)
+            losses = losses.detach()
+            self.accumulator.add_losses(losses * part_weights * len(self._sample_weights) if masked else losses)
         self._last_outputs = outputs.detach(), part_labels
 
-    def _due(self, before: int, every_epochs: float) -> bool:
+    def _weigh_samples(self, batch: Batch, samples: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """Returns the weight of each sample in the gradient, without and with gradient noise, and if some are masked.
+
+        Args:
+            samples: number of samples on this rank.
+        """
+        # Most batches have no damaged sample, and are not searched for masked ones.
+        weights, masked = self._sample_weights, bool(batch.bad) and bool((batch.served < 0).any())
+        if self.ranks is not None:
+            weights = weights[:samples]
+        if masked:
+            weights = weights * to_device((batch.served >= 0).astype(np.float32), weights.device)
+        if (strength := self.setup.recipe.optimizer.gradient_noise) is None:
+            return weights, weights, masked
+        factors = draw_gradient_noise(batch.keys(), strength * len(self._sample_weights) ** 0.5)
+        return weights, weights * to_device(factors, weights.device), masked
+
+    def _reduce(self, batch: Batch) -> StepReduction | None:
+        """Waits until the gradients are summed over all ranks; returns None for a process that trains alone."""
+        if self.ranks is None:
+            return None
+        # The sum of the losses travels with the gradients.
+        loss = self.accumulator.pop_step_loss(len(self._sample_weights))
+        reduction = self.ranks.finish(loss, bad=len(batch.bad), stopping=self.stopping)
+        self.clock.lap("reduce")
+        return reduction
+
+    # The actions between two steps. Each contains one collective at most, see `Recovery.progress`.
+
+    def _list_due_actions(self, before: int) -> list[str]:
+        """Returns the actions due after the newest step, in order. Args: before: the position before that step."""
+        recipe, actions = self.setup.recipe, list[str]()
+        if self.setup.eval is not None and self._is_due(before, recipe.evaluate.every_epochs):
+            # Recomputing statistics and evaluating are a collective each, so they are two actions.
+            actions += ["statistics", "evaluate"] if self._averages.needs_statistics else ["evaluate"]
+        if self._is_checkpoint_due(before):
+            actions.append("checkpoint")
+        if actions or self.step % recipe.log_every_steps == 0:
+            # The log goes first: it checks the loss before an evaluation or checkpoint uses the weights.
+            actions[:0] = self._list_log_actions()
+        if self.accumulator.must_regroup:
+            actions.append("regroup")
+        return actions
+
+    def _list_log_actions(self) -> list[str]:
+        return ["log", "agree"] if self.setup.recipe.observe.on_divergence == "stop" else ["log"]
+
+    def _is_due(self, before: int, every_epochs: float) -> bool:
         interval = every_epochs * self.setup.epoch
         return self.step == self.setup.steps or math.floor(self.position / interval) > math.floor(before / interval)
 
-    def _checkpoint_due(self, before: int) -> bool:
+    def _is_checkpoint_due(self, before: int) -> bool:
         options = self.setup.recipe.checkpoint
         if options.every_steps is not None:
             return self.step == self.setup.steps or self.step % options.every_steps == 0
-        return self._due(before, options.every_epochs)
+        return self._is_due(before, options.every_epochs)
 
-    @property
-    def damaged(self) -> int:
-        """How often a damaged sample came up."""
-        return self._ledger.damaged
+    def _run_action(self, name: str) -> None:
+        action, stage = self.ACTIONS[name]
+        action(self)
+        self.clock.lap(stage)
+        # images/s and the waiting share are about training alone.
+        if name in ("evaluate", "checkpoint", "settle"):
+            self.accumulator.restart_rate(self.step, self.clock)
 
-    @property
-    def leads(self) -> bool:
-        """Whether this process writes what is written once."""
-        return self.ranks is None or self.ranks.speaks
-
-    def _record(self) -> None:
-        """Reads losses since the last record (this waits for the device), checks them, and writes a record."""
-        losses = self._ledger.losses()
+    def _log(self) -> None:
+        """Reads the losses since the last record (this waits for the device), checks them, and writes a record."""
+        accumulator = self.accumulator
+        losses = accumulator.read_losses()
         if not len(losses):
             return
-        self.clock.lap("log")  # what the host has waited for is of the steps that this record is of
-        said = self._ledger.look(self.step, losses)
+        # The wait for the device belongs to the steps of this record, so it ends its lap before the record is written.
+        self.clock.lap("log")
+        divergence = accumulator.check_divergence(self.step, losses)
         if not np.isfinite(losses).all():
+            # The first of the steps since the last record.
             first = self.step - len(losses) + 1 + int(np.flatnonzero(~np.isfinite(losses))[0])
-            self._stop(f"the loss is not finite at step {first}", first, self._ledger.observer.culprit())
-        self._ledger.record(self.step, losses, self._last_outputs, self.clock)
-        if said:
-            self._ledger.diverged(self.step, self.clock, said)
-            if self.setup.recipe.observe.on_divergence != "stop":  # which says it as it ends the run
-                self.say(said)
-            self._diverged = said
+            self._raise_nonfinite(f"the loss is not finite at step {first}", first, accumulator.observer.find_culprit())
+        accumulator.write_train_record(self.step, losses, self._last_outputs, self.clock)
+        if divergence:
+            accumulator.write_divergence(self.step, self.clock, divergence)
+            # With on_divergence: stop, the error that ends the run says it.
+            if self.setup.recipe.observe.on_divergence != "stop":
+                self.say(divergence)
+            self._divergence = divergence
 
-    def _check_parameters(self) -> None:
-        """A finite loss can have made them infinite: neither the best weights nor a checkpoint may be replaced then."""
-        if not torch.stack([parameter.isfinite().all() for parameter in self._parameters]).all():
-            self._stop(f"the weights are not finite at step {self.step}", self.step, self._ledger.observer.culprit())
-
-    def _stop(self, what: str, step: int, culprit: str = "") -> NoReturn:
-        lr = self.setup.lr_at(self.setup.plan.find_position(step - 1))
-        self.close()
-        raise stopped(what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name)
-
-    def _stop_diverged(self) -> None:
-        """All ranks stop where the one that leads has seen the run diverge; each has looked at its own numbers."""
-        said = self._diverged
+    def _stop_if_diverged(self) -> None:
+        """Stops all ranks if the lead saw the run diverge; each rank has looked at its own numbers only."""
+        divergence = self._divergence
         if self.ranks is not None:
-            said = self.ranks.world.control.broadcast_bytes(said.encode()).decode()
-        if said:
-            self._stop(said.rstrip("."), self.step)
+            divergence = self.ranks.world.control.broadcast_bytes(divergence.encode()).decode()
+        if divergence:
+            self._raise_nonfinite(divergence.rstrip("."), self.step)
+
+    def _recompute_statistics(self) -> None:
+        self._averages.recompute_statistics(self.step, self.ranks)
 
     def _evaluate(self) -> None:
+        """Evaluates, keeps the weights if they are the best, and ends the run if `stop_at` is reached."""
         setup = self.setup
         assert setup.eval is not None
         self._check_parameters()
         started = perf_counter()
-        with self.shown():
+        with self.use_averages():
             self.evaluation = evaluate(setup, setup.eval, self.ranks)
         metrics = self.metrics = self.evaluation.metrics
         seconds = self.clock.total_seconds() + perf_counter() - started
-        self._ledger.write(
-            {
-                "kind": "evaluate",
-                "step": self.step,
-                "position": self.position,
-                "epoch": self.position / setup.epoch,
-                **metrics,
-                "damaged": self.evaluation.damaged,
-                "seconds": seconds,
-            },
-        )
-        if self.best is None or better(setup.task, metrics, self.best):
+        progress = {"step": self.step, "position": self.position, "epoch": self.position / setup.epoch}
+        damaged = self.evaluation.damaged
+        self.accumulator.write({"kind": "evaluate", **progress, **metrics, "damaged": damaged, "seconds": seconds})
+        if self.best is None or is_better(setup.task, metrics, self.best):
+            # The best weights are the network as evaluated, with averages.
             self.best = {**metrics, "step": self.step, "epoch": self.position / setup.epoch}
-            self._write_weights()
+            self.write_weights()
         goals = setup.recipe.stop_at
-        if goals and all(reaches(setup.task, name, metrics[name], goal) for name, goal in goals.items()):
+        if goals and all(reaches_goal(setup.task, name, metrics[name], goal) for name, goal in goals.items()):
             self.reached_s = seconds
             self.finished = True
+        if self.finished and "checkpoint" not in self.recovery.actions:
+            self.recovery.actions.append("checkpoint")
 
-    def shown(self) -> AbstractContextManager[None]:
-        """Within it the network has the weights and statistics that are evaluated and saved."""
-        return self._averages.shown()
-
-    def _write_weights(self) -> None:
-        with self.shown():
-            self._ledger.log.weights(self.setup.state_dict())
-
-    def _save(self) -> None:
-        setup = self.setup
+    def _save_checkpoint(self) -> None:
+        """Begins to save a checkpoint; a thread writes it while training continues."""
         self._check_parameters()
-        self.finished = self.finished or self.step >= setup.steps
-        if setup.eval is None:
-            self._write_weights()
-        self._ledger.log.flush()
-        self._saver.save(self.step, self._tensors(), self._scalars())
-        self._saved_step = self.step
+        self.finished = self.finished or self.step >= self.setup.steps
+        if self.setup.eval is None:
+            self.write_weights()
+        # The logs go first: a resumed run cuts them back to the checkpoint, and must find them complete up to it.
+        self.accumulator.log.flush()
+        self.saver.save(self.step, self.collect_tensors(), self.collect_scalars())
+        self.saved_step = self.step
 
-    def _scalars(self) -> dict[str, Any]:
+    def _settle(self) -> None:
+        """Waits until the newest checkpoint is written, on all ranks."""
+        self.saver.wait()
+        if self.ranks is not None:
+            self.ranks.check()
+
+    def _regroup(self) -> None:
+        """Lets the ranks that wait join the run."""
+        # The ranks of this generation can finish a checkpoint together only now.
+        self.saver.wait()
+        self.meet()
+
+    ACTIONS: ClassVar[dict[str, tuple[Callable[[Trainer], None], str]]] = {
+        "log": (_log, "log"),
+        "agree": (_stop_if_diverged, "log"),
+        "statistics": (_recompute_statistics, "evaluate"),
+        "evaluate": (_evaluate, "evaluate"),
+        "checkpoint": (_save_checkpoint, "checkpoint"),
+        "settle": (_settle, "checkpoint"),
+        "regroup": (_regroup, "regroup"),
+    }
+    """Method and clock stage of each action, by its name in `Recovery.actions`."""
+
+    def _check_parameters(self) -> None:
+        """Raises TrainingError if a weight is not finite, before the best weights or a checkpoint are replaced.
+
+        The loss may still be finite: it was computed before the step that made the weights infinite.
+        """
+        if not torch.stack([parameter.isfinite().all() for parameter in self._parameters]).all():
+            culprit = self.accumulator.observer.find_culprit()
+            self._raise_nonfinite(f"the weights are not finite at step {self.step}", self.step, culprit)
+
+    def _raise_nonfinite(self, what: str, step: int, culprit: str = "") -> NoReturn:
+        lr = self.setup.lr_at(self.setup.plan.find_position(step - 1))
+        self.close()
+        raise nonfinite_error(what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name)
+
+    def use_averages(self) -> AbstractContextManager[None]:
+        """Gives the network, for the duration of the block, the weights and statistics that are evaluated and saved."""
+        return self._averages.swap_in()
+
+    def write_weights(self) -> None:
+        """Replaces the best weights in the run folder."""
+        with self.use_averages():
+            self.accumulator.log.write_weights(self.setup.state_dict())
+
+    # The state of the run, for checkpoints and for other ranks.
+
+    def collect_scalars(self) -> dict[str, Any]:
+        """Returns the scalars of a checkpoint, for JSON."""
         return {
             "position": self.position,
             "data": self.setup.inputs.build_state(self.setup.recipe),
@@ -496,7 +378,86 @@ class Trainer:
             "best": self.best,
             "metrics": self.metrics,
             "reached_s": self.reached_s,
-            "damaged": self._ledger.damaged,
-            "observer": self._ledger.observer.state(),
+            "damaged": self.accumulator.damaged,
+            "observer": self.accumulator.observer.state(),
             "seconds": self.clock.seconds,
         }
+
+    def collect_tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the tensors of a checkpoint, not copied."""
+        setup = self.setup
+        return state_of(setup.model, setup.optimizer, setup.masters) | self._averages.state()
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Loads the state of a checkpoint, or of another rank. The logs stay as they are.
+
+        Raises:
+            CheckpointError: it belongs to another network, or is damaged.
+        """
+        scalars, where = checkpoint.scalars, str(checkpoint.path)
+        expect_scalars(scalars, where)
+        expect_position(scalars["position"], checkpoint.step, self.setup.plan, where)
+        restore(checkpoint, self.setup.model, self.setup.optimizer, self.setup.masters)
+        self._averages.load_state(checkpoint.tensors, where)
+        self.setup.precision.load(scalars["precision"], where)
+        self.step, self.position = checkpoint.step, scalars["position"]
+        self.best, self.metrics = scalars["best"], scalars["metrics"]
+        self.reached_s = scalars["reached_s"]
+        self.accumulator.observer.load_state(scalars.get("observer"), where)
+        # A new clock continues from the seconds of the checkpoint.
+        self.clock = Clock(scalars["seconds"])
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Goes back to the step at which a checkpoint was saved; the logs are cut back to it.
+
+        Raises:
+            CheckpointError: it belongs to another network, or is damaged. TrainingError: to other data or decoder.
+        """
+        scalars = checkpoint.scalars
+        expect_scalars(scalars, str(checkpoint.path))
+        expect_same_data(scalars["data"], self.setup.inputs.build_state(self.setup.recipe), str(checkpoint.path))
+        self.load(checkpoint)
+        self.saved_step = self.step
+        self.accumulator.restart_rate(self.step, self.clock)
+        self.accumulator.cut_back(self.position, self.step, scalars["damaged"])
+        self.finished = self.step >= self.setup.steps or self.reached_s is not None
+
+    def meet(self) -> None:
+        """Meets the other ranks before the first step; see `Recovery.meet`."""
+        self.recovery.meet()
+
+    def close_stream(self) -> None:
+        """Ends the loader's threads. The next step opens a loader at its position."""
+        if self._stream is not None and hasattr(self._stream, "close"):
+            self._stream.close()
+        self._stream = None
+
+    def close(self) -> None:
+        """Ends the loader's threads and closes the logs."""
+        self.close_stream()
+        self.saver.close()
+        self.accumulator.log.close()
+        self.recovery.close()
+
+    def _is_over(self, last: int) -> bool:
+        stopped = self._must_stop and self.saved_step == self.step
+        return self.finished or self.step >= last or stopped
+
+    @property
+    def _must_stop(self) -> bool:
+        """True once the run must end at the next step's boundary; all ranks learn it in the same step."""
+        return self.stopping if self.ranks is None else self.accumulator.must_stop
+
+    @property
+    def _rank_and_world(self) -> tuple[int, int]:
+        return (0, 1) if self.ranks is None else (self.ranks.world.rank, self.ranks.world.size)
+
+    @property
+    def damaged(self) -> int:
+        """Number of times that a damaged sample came up."""
+        return self.accumulator.damaged
+
+    @property
+    def is_lead(self) -> bool:
+        """True for the one process of a run that writes its records, weights and summary."""
+        return self.ranks is None or self.ranks.speaks

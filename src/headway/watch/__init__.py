@@ -1,7 +1,8 @@
-"""Watches any PyTorch training loop through hooks: `with headway.watch.watch(loader, model, optimizer) as seen`.
+"""Watches any PyTorch training loop: `with headway.watch.watch(loader, model, optimizer) as seen`.
 
-In: a loader, networks and optimizers of the user's own script. Out: an `Observed`, with a verdict of `headway.doctor`.
-Read `watching.py` first; `hooks.py` marks the stages, `findings.py` turns marks into numbers and advice.
+In: a loader, networks and optimizers of the user's script. Out: a `LoopObservation` with a verdict of `headway.doctor`.
+Open `loop_watch.py` first; `hooks.py` marks the stages, `findings.py` turns marks into numbers and advice, and
+`script_child.py` finds the loop of a script by itself.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.lazy_exports import build_lazy_exports
-from headway.doctor.loop_observation import Observed as Observed
+from headway.doctor.loop_observation import LoopObservation as LoopObservation
 
 if TYPE_CHECKING:
-    from headway.watch.watching import Watch as Watch
-    from headway.watch.watching import watch as watch
+    from headway.watch.loop_watch import LoopWatch as LoopWatch
+    from headway.watch.loop_watch import watch as watch
 
-_HOMES = {"Watch": "watching", "watch": "watching"}
+_HOMES = {"LoopWatch": "loop_watch", "watch": "loop_watch"}
 
 
 __getattr__, __dir__ = build_lazy_exports(__name__, _HOMES)

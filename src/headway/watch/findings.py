@@ -1,4 +1,4 @@
-"""From the numbers of a watch to what it says: patterns, advice, what cannot be told."""
+"""Turns the numbers of a watch into its report: limit, patterns, advice, and what stays unknown."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Any
 
 import numpy as np
 
-from headway.doctor.loop_advice import WORTH, Adviser
-from headway.doctor.loop_observation import Facts, Observed, PatternSeen, RankTime, percent
-from headway.doctor.loop_verdict import Costs, costs, judge, too_few
+from headway.doctor.loop_advice import WORTH, LoopAdviser
+from headway.doctor.loop_observation import LoopFacts, LoopObservation, LoopPattern, RankTime, format_share
+from headway.doctor.loop_verdict import LoopCosts, compute_costs, describe_too_few_steps, judge_loop
 from headway.observe import patterns
 from headway.observe.patterns import MAX_CHANCE, RecurringPattern
 from headway.observe.step_marks import STAGES, WAIT, WARM_UP_STEPS, LoopStart, Numbers, StepSeries
 
+# Share of the time from which a pattern of the waits is reported.
 SEEN = 0.01
-"""Share of the time that waits have to take before a pattern of theirs is worth a line."""
+# Change of a step's time over a watch that is reported.
 DRIFTED = 0.1
-"""Change of a step's time over a watch that is worth a line."""
+# If the median wait is below this share of the mean, the workers keep up but the queue runs dry at times.
 BURSTS = 0.1
-"""Where the median wait is less than so much of the mean, the workers keep up, and the queue runs dry at times."""
 
 
-def concluded(
+def conclude_watch(
     series: StepSeries,
     starts: Sequence[LoopStart],
-    facts: Facts,
+    facts: LoopFacts,
     *,
     ranks: Sequence[RankTime] = (),
     windows: Numbers | None = None,
-) -> Observed:
-    """What a watch says.
+) -> LoopObservation:
+    """Builds the report of a watch.
 
     Args:
         windows: [windows, ranks] own seconds of a step of all ranks; None: one rank, or they were not gathered.
     """
-    found = costs(series, starts, facts)
+    found = compute_costs(series, starts, facts)
     between = [one.before_s for one in starts if one.before_s is not None]
     given: dict[str, Any] = {
         "device": facts.device,
@@ -48,15 +48,19 @@ def concluded(
     if found is None:
         steps = int((series.index > 0).sum())
         nothing: dict[str, Any] = dict.fromkeys(("step_s", "p99_s", "samples_s", "wait_share", "wait_low", "wait_high"))
-        return Observed(kind=None, sentence=too_few(steps, WARM_UP_STEPS), steps=steps, **given, **nothing)
+        return LoopObservation(
+            kind=None, sentence=describe_too_few_steps(steps, WARM_UP_STEPS), steps=steps, **given, **nothing
+        )
+    # First steps of epochs have their own costs: they count as `first batch` only.
     steady = series.select(series.index > 0)
-    judged = judge(found, facts)
-    seen, period = _patterns(series, steady, found, facts, windows)
+    judged = judge_loop(found, facts)
+    seen, period = _find_patterns(series, steady, found, facts, windows)
+    # Bursts: the queue is full most of the time and runs dry now and then.
     median_wait_s = float(np.median(steady.seconds[:, WAIT]))
     bursts = median_wait_s < BURSTS * found.wait * found.step_s and all(one.kind != "workers" for one in seen)
-    adviser = Adviser(judged.kind, found, facts, bursts=bursts, period=period)
+    adviser = LoopAdviser(judged.kind, found, facts, bursts=bursts, period=period)
     known_low = not np.isnan(found.low)
-    return Observed(
+    return LoopObservation(
         kind=judged.kind,
         sentence=judged.sentence,
         gain=judged.gain,
@@ -69,31 +73,31 @@ def concluded(
         wait_high=found.high if known_low else None,
         stages=found.stages,
         first_batch_s=found.first_s,
-        syncs=found.syncs if facts.asynchronous else None,
-        sync_share=found.sync if facts.asynchronous else None,
+        syncs=found.syncs if facts.is_asynchronous else None,
+        sync_share=found.sync if facts.is_asynchronous else None,
         reads=float(steady.reads.mean()),
         read_at=tuple(name for name, _ in facts.places),
         starved=found.starved,
         patterns=tuple(seen),
         advice=() if facts.elsewhere else adviser.advise(),
-        unknown=tuple(_unknown(found, facts, starts)),
+        unknown=tuple(_list_unknown(found, facts, starts)),
         **given,
     )
 
 
-def _patterns(
-    series: StepSeries, steady: StepSeries, found: Costs, facts: Facts, windows: Numbers | None
-) -> tuple[list[PatternSeen], tuple[int, str | None] | None]:
-    """(all patterns, what the stalls' period is and is known as)."""
+def _find_patterns(
+    series: StepSeries, steady: StepSeries, found: LoopCosts, facts: LoopFacts, windows: Numbers | None
+) -> tuple[list[LoopPattern], tuple[int, str | None] | None]:
+    """Returns all patterns, and the period of the stalls with the known interval of that length."""
     out = []
     waits, own = steady.seconds[:, WAIT], steady.seconds.sum(1) - steady.seconds[:, WAIT]
     workers = facts.workers if facts.torch_loader else None
     if found.wait >= SEEN and (one := patterns.find_worker_period(waits, steady.index, workers)):
-        out.append(PatternSeen(kind="workers", sentence=_of_workers(one, workers), p_value=one.p_value))
+        out.append(LoopPattern(kind="workers", sentence=_describe_workers(one, workers), p_value=one.p_value))
     if found.first_s is not None and found.first_s > found.step_s:
-        share = f", {percent(found.first)} of the time" if found.first else ""
-        what = f"the first batch of an epoch takes {found.first_s:.3g} s longer than another one{share}"
-        out.append(PatternSeen(kind="first batch", sentence=what, p_value=None))
+        share = f", {format_share(found.first)} of the time" if found.first else ""
+        what = f"the first batch of an epoch takes {found.first_s:.3g} s longer than the others{share}"
+        out.append(LoopPattern(kind="first batch", sentence=what, p_value=None))
     period: tuple[int, str | None] | None = None
     again = patterns.find_period(own)
     accumulates = float(steady.updates.mean())
@@ -101,71 +105,69 @@ def _patterns(
     if facts.batches:
         known["the epoch"] = facts.batches
     if 0 < accumulates < 0.9:
+        # Gradient accumulation makes every n-th step longer.
         known["the optimizer's step"] = round(1 / accumulates)
     if again is not None:
         name = patterns.match_interval(again.period, known)
         period = again.period, name
         named = "" if name is None else f", as often as {name}"
-        what = f"one step in {again.period} takes the loop {_instead(again)}{named}"
-        out.append(PatternSeen(kind="period", sentence=what, p_value=again.p_value))
+        what = f"one step in {again.period} takes {_compare_times(again)}{named}"
+        out.append(LoopPattern(kind="period", sentence=what, p_value=again.p_value))
     drift = patterns.find_drift(waits + own)
     if drift is not None and drift.p_value < MAX_CHANCE and abs(drift.change) >= DRIFTED:
         way = "longer" if drift.change > 0 else "shorter"
-        what = f"steps get {way}: by {percent(abs(drift.change))} of the median over what was watched"
-        out.append(PatternSeen(kind="drift", sentence=what, p_value=drift.p_value))
+        what = f"steps get {way}: by {format_share(abs(drift.change))} of the median during the watch"
+        out.append(LoopPattern(kind="drift", sentence=what, p_value=drift.p_value))
     if windows is not None and (slow := patterns.find_slow_rank(windows, found.step_s)):
-        out.append(PatternSeen(kind="slow rank", sentence=_of_rank(slow), p_value=None))
+        out.append(LoopPattern(kind="slow rank", sentence=_describe_slow_rank(slow), p_value=None))
     return out, period
 
 
-def _of_workers(one: RecurringPattern, workers: int | None) -> str:
-    what = f"one batch in {one.period} is waited for {_instead(one)}"
+def _describe_workers(one: RecurringPattern, workers: int | None) -> str:
+    what = f"one batch in {one.period} makes the loop wait {_compare_times(one)}"
     if workers is None:
-        return f"{what}, as if {one.period} workers brought theirs together"
-    return f"{what}: the {workers} workers bring theirs together, and are too slow"
+        return f"{what}, as if {one.period} workers delivered at the same time"
+    return f"{what}: the {workers} workers deliver at the same time, and are too slow"
 
 
-def _instead(one: RecurringPattern) -> str:
+def _compare_times(one: RecurringPattern) -> str:
     return f"{1e3 * one.large:.3g} ms, the others {1e3 * one.rest:.3g} ms"
 
 
-def _of_rank(slow: patterns.SlowRank) -> str:
-    behind = f"is behind the others by {percent(slow.behind)} of a step"
+def _describe_slow_rank(slow: patterns.SlowRank) -> str:
+    behind = f"is behind the others by {format_share(slow.behind)} of a step"
     if slow.always:
-        return f"rank {slow.rank} {behind}, in {percent(slow.share)} of the windows: look at its host"
+        return f"rank {slow.rank} {behind}, in {format_share(slow.share)} of the windows: check its host"
     if slow.always is None:
-        return f"rank {slow.rank} {behind}; too few steps to tell whether it always is"
-    return f"the slowest rank {behind}, and it is another one each time: the input is slow on all of them"
+        return f"rank {slow.rank} {behind}; there are too few steps to tell whether it always is"
+    return f"the slowest rank {behind}, and it changes: the input is slow on all ranks"
 
 
-def _unknown(found: Costs, facts: Facts, starts: Sequence[LoopStart]) -> list[str]:
+def _list_unknown(found: LoopCosts, facts: LoopFacts, starts: Sequence[LoopStart]) -> list[str]:
     out = []
     seen = {one.stage for one in found.stages}
-    if facts.asynchronous:
-        what = (
-            "forward, loss, backward and optimizer are the time to hand the work over, or to wait for room in the queue"
-        )
+    if facts.is_asynchronous:
+        what = "forward, loss, backward and optimizer show the time to launch work or to wait for room in the queue"
         out.append(f"{what}: not the device's own time")
         if found.starved is None:
-            out.append("whether the device ran out of work: this kind of device does not say without waiting for it")
+            out.append("whether the device was idle: this kind of device cannot be queried without a sync")
     missing = [stage for stage in STAGES if stage not in (*seen, "wait", "loss", "other")]
     if "backward" in missing and "forward" not in missing:
         missing.remove("backward")
-        out.append("no backward pass was seen: it is in another stage")
+        out.append("no backward pass was seen: its time is in another stage")
     if missing:
-        out.append(f"{' and '.join(missing)} {'was' if len(missing) == 1 else 'were'} not seen: in the stage other")
+        verb = "was" if len(missing) == 1 else "were"
+        out.append(f"{' and '.join(missing)} {verb} not seen: the time is in the stage other")
     if facts.compiled:
-        out.append("values that are read inside of compiled code: they are not counted")
+        out.append("syncs inside of compiled code: they are not counted")
     if facts.exchange:
         out.append(
-            facts.exchange if found.exchange is None else f"{facts.exchange}; it takes {percent(found.exchange)}"
+            facts.exchange if found.exchange is None else f"{facts.exchange}; it takes {format_share(found.exchange)}"
         )
     if not facts.torch_loader:
-        out.append("how the loader works: it is no torch DataLoader, so what its waits are made of is not known")
+        out.append("how the loader works: it is not a torch DataLoader, so the cause of its waits is unknown")
     if found.wait >= WORTH:
-        out.append(
-            "reading, decoding and collating: all of it is one wait here; headway doctor RECIPE measures each alone"
-        )
+        out.append("reading, decoding and collating: here they are one wait; headway doctor RECIPE measures each alone")
     if all(one.first_s is None or one.begins for one in starts):
-        out.append("what the beginning of an epoch takes: no second one began")
+        out.append("the time of an epoch's beginning: no second epoch began")
     return out

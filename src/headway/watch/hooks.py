@@ -1,4 +1,4 @@
-"""Hooks on networks and optimizers that mark where forward and the optimizer's step begin and end."""
+"""Hooks on networks and optimizers that mark the begin and end of forward and of the optimizer's step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.observe.step_marks import StepMarks
 class Hooks:
     """Hangs hooks on networks and optimizers; `remove` takes them off.
 
-    Only passes that keep a graph for backward count as forward: an evaluation inside of the loop is its own code.
+    Only passes that keep a graph for backward count as forward: an evaluation inside of the loop is other code.
 
     Args:
         models: outermost networks, as the loop calls them.
@@ -30,49 +30,53 @@ class Hooks:
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], marks: StepMarks
     ) -> None:
         self.autocast: bool | None = None
+        # Functions that take one hook off each.
         self._remove: list[Callable[[], object]] = []
-        before, after = _Hook(self._look, marks.begin_forward), _Hook(lambda: None, marks.end_forward)
+        before, after = _Hook(self._read_autocast, marks.begin_forward), _Hook(lambda: None, marks.end_forward)
 
-        def began(*_: object) -> None:
+        def mark_begin(*_: object) -> None:
             if not is_compiling():
                 marks.begin_step()
 
-        def ended(*_: object) -> None:
+        def mark_end(*_: object) -> None:
             if not is_compiling():
                 marks.end_step()
 
         for model in models:
             compiled = vars(model).get("_compiled_call_impl")
-            if compiled is not None:  # model.compile() traces hooks too, which see nothing then
-                vars(model)["_compiled_call_impl"] = _timed(compiled, before, after)
+            if compiled is not None:
+                # model.compile() traces hooks too, and they do nothing then: the compiled call is wrapped instead.
+                vars(model)["_compiled_call_impl"] = _mark_call(compiled, before, after)
                 self._remove.append(partial(vars(model).__setitem__, "_compiled_call_impl", compiled))
                 continue
             self._remove.append(model.register_forward_pre_hook(before, prepend=True).remove)
             self._remove.append(model.register_forward_hook(after).remove)
         for optimizer in optimizers:
-            self._remove.append(optimizer.register_step_pre_hook(began).remove)
-            self._remove.append(optimizer.register_step_post_hook(ended).remove)
+            # Hooks of each optimizer, not global ones: other optimizers of the process are not part of this loop.
+            self._remove.append(optimizer.register_step_pre_hook(mark_begin).remove)
+            self._remove.append(optimizer.register_step_post_hook(mark_end).remove)
 
     def remove(self) -> None:
+        """Takes all hooks off."""
         while self._remove:
             self._remove.pop()()
 
-    def _look(self) -> None:
-        """At what the first forward pass alone can tell."""
+    def _read_autocast(self) -> None:
+        """Notes at the first forward pass whether autocast is on."""
         self.autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 @final
 class _Hook:
-    """A hook that a copy of the network does not take along: copy.deepcopy (as for averaged weights) and torch.save of
-    a whole network would else copy the watch, with all that it holds."""
+    """A hook that copies of the network do not take along: copy.deepcopy (averaged weights) and torch.save of a whole
+    network would otherwise copy the watch and everything it holds."""
 
     def __init__(self, first: Callable[[], None], mark: Callable[[], None]) -> None:
         self._first: Callable[[], None] | None = first
         self._mark = mark
 
     def __call__(self, *_: object) -> None:
-        # Inside of a function that is compiled whole nothing may look at a clock.
+        # A function that is compiled as a whole must not read a clock.
         if not is_compiling() and is_grad_enabled():
             if self._first is not None:
                 self._first()
@@ -80,18 +84,18 @@ class _Hook:
             self._mark()
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return _no_hook, ()
+        return _build_empty_hook, ()
 
 
-def _no_hook() -> Callable[..., None]:
-    return _nothing
+def _build_empty_hook() -> Callable[..., None]:
+    return _do_nothing
 
 
-def _nothing(*_: object) -> None:
-    """The hook of a copy."""
+def _do_nothing(*_: object) -> None:
+    """Stands for the hook in a copy."""
 
 
-def _timed(compiled: Callable[..., Any], before: _Hook, after: _Hook) -> Callable[..., Any]:
+def _mark_call(compiled: Callable[..., Any], before: _Hook, after: _Hook) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         before()
         try:

@@ -1,8 +1,8 @@
-"""Inside of the process of a script that is watched: runs it as Python would, and finds its training loop.
+"""Runs a watched script inside its own process, as Python would, and finds its training loop.
 
 The loop is the one over the first torch DataLoader on whose batches an optimizer steps, or over one that the script
-makes anew of the same data set in each epoch. Its networks are the outermost modules with weights of that optimizer.
-Once they are known, `headway.watch.watch` does the rest.
+creates anew from the same data set in each epoch. Its networks are the outermost modules that have weights of that
+optimizer. Once they are known, `headway.watch.watch` does the rest.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from torch.utils.data import DataLoader
 
 from headway.core.files import write_atomically
 from headway.observe.step_marks import WARM_UP_STEPS
-from headway.watch.watching import Watch, WatchedIterator
+from headway.watch.loop_watch import LoopWatch, WatchedIterator
 
+# Seconds that an optimizer may step outside of any loop over a DataLoader before the script is ended.
 LOST_S = 30.0
-"""That an optimizer may step, outside of any loop over a DataLoader, before the script is ended there;"""
+# It must also step more often than this: one step may take long.
 FEW = 3
-"""but it has to step more often than this: one step may take long."""
 
 
 @final
-class Enough(BaseException):
-    """Ends the script from inside of its loop; no Exception, so that a script that catches those does not catch it."""
+class WatchEnded(BaseException):
+    """Ends the script from inside of its loop. Not an Exception, so that `except Exception` in the script does not
+    catch it."""
 
 
 @final
-class Session:
+class ScriptSession:
     """Watches one script.
 
     Args:
-        steps, seconds: after which it is enough; None: no limit.
+        steps, seconds: limits of the watch; None: no limit.
     """
 
     def __init__(self, result: Path, steps: int | None, seconds: float | None) -> None:
@@ -54,7 +55,7 @@ class Session:
         self._newest: DataLoader[Any] | None = None
         self._models: dict[int, nn.Module] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
-        self._watch: Watch[Any] | None = None
+        self._watch: LoopWatch[Any] | None = None
         self._depth, self._updates = 0, 0
         self._first_step = self._began = 0.0
         self._look_out: list[Callable[[], object]] = []
@@ -62,74 +63,79 @@ class Session:
         self._original = DataLoader.__iter__
 
     def begin(self) -> None:
-        """Looks out for the loop."""
-        warnings.filterwarnings("ignore", message="Using `torch.compile")  # it warns of the hooks that look out
+        """Installs the hooks that look for the loop."""
+        # torch.compile warns about the global module hooks below.
+        warnings.filterwarnings("ignore", message="Using `torch.compile")
+        # Every loop over any DataLoader passes here, before it is known which one trains.
         original, session = self._original, self
 
-        def iterated(loader: DataLoader[Any]) -> Iterator[Any]:
-            return session.iterated(loader, partial(original, loader))
+        def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
+            return session.iterate(loader, partial(original, loader))
 
-        DataLoader.__iter__ = iterated  # type: ignore[method-assign,assignment]
-        entered = register_module_forward_pre_hook(self._entered)
-        left = register_module_forward_hook(self._left, always_call=True)
+        DataLoader.__iter__ = iterate  # type: ignore[method-assign,assignment]
+        entered = register_module_forward_pre_hook(self._on_forward_begin)
+        left = register_module_forward_hook(self._on_forward_end, always_call=True)
         self._look_out = [entered.remove, left.remove]
-        self._remove = [register_optimizer_step_pre_hook(self._stepped).remove]
+        self._remove = [register_optimizer_step_pre_hook(self._on_optimizer_step).remove]
 
     def end(self) -> None:
-        """Takes off what looks for the loop; a watch that there is goes on."""
+        """Removes the hooks that look for the loop; a watch that has begun continues."""
         for hooks in (self._look_out, self._remove):
             while hooks:
                 hooks.pop()()
 
-    def tell(self, **said: Any) -> None:
-        """Writes the result, once."""
+    def write_result(self, **said: Any) -> None:
+        """Writes the result file, once."""
         if not self._result.exists():
             write_atomically(self._result, json.dumps(said))
 
-    def tell_what_was_seen(self) -> None:
-        """The verdict, or that there was no loop."""
+    def write_verdict(self) -> None:
+        """Writes the verdict, or that there was no loop."""
         if self._watch is not None:
-            self.tell(observed=self._watch.verdict().to_json())
+            self.write_result(observed=self._watch.verdict().to_json())
             return
-        stepped = f"its optimizer stepped {self._updates} times" if self._updates else "no optimizer of torch stepped"
+        stepped = f"its optimizer stepped {self._updates} times" if self._updates else "no torch optimizer stepped"
         times = "never" if self._loader is None else "at most once"
         what = "no training loop over a torch.utils.data.DataLoader was seen in this process"
-        self.tell(missing=f"{what}: {stepped}, {times} in a loop over one")
+        self.write_result(missing=f"{what}: {stepped}, {times} in a loop over one")
 
-    def iterated(self, loader: DataLoader[Any], make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """In the place of iter(loader)."""
-        if self._watch is not None and self._is_the_one(loader):
-            return Found(self, loader, self._watch.iterate(make), watched=True)
-        return Found(self, loader, make(), watched=False)
+    def iterate(self, loader: DataLoader[Any], make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Replaces iter(loader)."""
+        if self._watch is not None and self._is_watched_loader(loader):
+            return LoopProxy(self, loader, self._watch.iterate(make), watched=True)
+        return LoopProxy(self, loader, make(), watched=False)
 
-    def asked(self, loader: DataLoader[Any]) -> None:
-        """A loop asks for its next batch."""
-        if self._watch is None and self._optimizers and self._is_the_one(loader):
+    def on_request(self, loader: DataLoader[Any]) -> None:
+        """Called when a loop asks for its next batch."""
+        if self._watch is None and self._optimizers and self._is_watched_loader(loader):
+            # The optimizer has stepped once, so every network of a step has been called.
             own = {
                 id(one) for opt in self._optimizers.values() for group in opt.param_groups for one in group["params"]
             }
             trained = [one for one in self._models.values() if any(id(weight) in own for weight in one.parameters())]
             while self._look_out:
+                # The global hooks slow every module down, so they go as soon as the loop is known.
                 self._look_out.pop()()
             models = trained or [one for one in self._models.values() if any(True for _ in one.parameters())]
-            self._watch, self._began = Watch(loader, models, list(self._optimizers.values()), {}), monotonic()
+            self._watch, self._began = LoopWatch(loader, models, list(self._optimizers.values()), {}), monotonic()
         if self._watch is not None:
             steps = self._steps is not None and self._watch.steps >= self._steps + WARM_UP_STEPS
             if steps or (self._seconds is not None and monotonic() - self._began >= self._seconds):
-                self._enough()
+                self._end_script()
 
-    def came(self, loader: DataLoader[Any]) -> None:
-        """A loop got a batch."""
+    def on_batch(self, loader: DataLoader[Any]) -> None:
+        """Called when a loop got a batch."""
         self._newest = loader
 
-    def watched(self, loader: DataLoader[Any], inner: Iterator[Any], served: int) -> WatchedIterator[Any] | None:
-        """The same iterator, watched from here on; None: it is not the one."""
-        if self._watch is None or not self._is_the_one(loader):
+    def take_over(self, loader: DataLoader[Any], inner: Iterator[Any], served: int) -> WatchedIterator[Any] | None:
+        """Returns the iterator watched from here on; None: it is not over the watched loader."""
+        if self._watch is None or not self._is_watched_loader(loader):
             return None
         return self._watch.iterate(lambda: inner, index=served - 1)
 
-    def _is_the_one(self, loader: DataLoader[Any]) -> bool:
-        """Whether it is the loop's loader, or was made as that one was: of the same data set, drawn in the same way."""
+    def _is_watched_loader(self, loader: DataLoader[Any]) -> bool:
+        """Checks whether a loader is the loop's, or was made in the same way: same data set, batch size and kind of
+        sampler."""
         one = self._loader
         return loader is one or (
             one is not None
@@ -138,54 +144,60 @@ class Session:
             and type(loader.sampler) is type(one.sampler)
         )
 
-    def _enough(self) -> NoReturn:
+    def _end_script(self) -> NoReturn:
         if self._watch is not None:
             self._watch.close()
-        self.tell_what_was_seen()
-        raise Enough
+        self.write_verdict()
+        raise WatchEnded
 
-    def _entered(self, module: nn.Module, _: object) -> None:
+    def _on_forward_begin(self, module: nn.Module, _: object) -> None:
         if not torch.compiler.is_compiling():
+            # Depth 1: an outermost call. Inner modules are parts of a network that is counted already.
             self._depth += 1
             if self._depth == 1 and torch.is_grad_enabled():
                 self._models[id(module)] = module
 
-    def _left(self, *_: object) -> None:
+    def _on_forward_end(self, *_: object) -> None:
         if not torch.compiler.is_compiling():
             self._depth -= 1
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _on_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._updates += 1
         now = monotonic()
         self._first_step = self._first_step or now
         if self._watch is not None:
             late = self._seconds is not None and now - self._began > self._seconds + LOST_S
         else:
+            # An optimizer belongs to the loop that got the newest batch.
             if self._newest is not None:
                 self._loader = self._newest if self._loader is None else self._loader
                 self._optimizers[id(optimizer)] = optimizer
             late = self._updates > FEW and now - self._first_step > LOST_S
-        if late:  # it does not ask for batches where it could be ended
-            self._enough()
+        if late:
+            # The script asks for no more batches, which is the usual moment to end it.
+            self._end_script()
 
 
 @final
-class Found:
+class LoopProxy:
     """One loop over a DataLoader of the script."""
 
-    def __init__(self, session: Session, loader: DataLoader[Any], inner: Iterator[Any], *, watched: bool) -> None:
+    def __init__(self, session: ScriptSession, loader: DataLoader[Any], inner: Iterator[Any], *, watched: bool) -> None:
         self._session, self._loader, self._inner, self._watched, self._served = session, loader, inner, watched, 0
 
-    def __iter__(self) -> Found:
+    def __iter__(self) -> LoopProxy:
         return self
 
     def __next__(self) -> Any:
-        self._session.asked(self._loader)
-        if not self._watched and (other := self._session.watched(self._loader, self._inner, self._served)) is not None:
+        self._session.on_request(self._loader)
+        if (
+            not self._watched
+            and (other := self._session.take_over(self._loader, self._inner, self._served)) is not None
+        ):
             self._inner, self._watched = other, True
         batch = next(self._inner)
         self._served += 1
-        self._session.came(self._loader)
+        self._session.on_batch(self._loader)
         return batch
 
     def __getattr__(self, name: str) -> Any:
@@ -195,30 +207,30 @@ class Found:
 
 
 def main(result: str, limits: str, script: str, *arguments: str) -> None:
-    """Runs the script; its result is in the file `result`."""
-    session = Session(Path(result), **json.loads(limits))
+    """Runs the script and writes its result to the file `result`."""
+    session = ScriptSession(Path(result), **json.loads(limits))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     session.begin()
     try:
         runpy.run_path(script, run_name="__main__")
-    except Enough:
+    except WatchEnded:
         pass
     except SystemExit as left:
         if left.code not in (None, 0):
             if not isinstance(left.code, int):
                 print(left.code, file=sys.stderr)
-            session.tell(failed=f"it left with status {left.code if isinstance(left.code, int) else 1}")
+            session.write_result(failed=f"it left with status {left.code if isinstance(left.code, int) else 1}")
     except Exception as error:
-        traceback.print_exception(type(error), error, _of_script(error.__traceback__, script))
-        session.tell(failed=f"{type(error).__name__}: {error}")
+        traceback.print_exception(type(error), error, _skip_own_frames(error.__traceback__, script))
+        session.write_result(failed=f"{type(error).__name__}: {error}")
     finally:
         session.end()
-    session.tell_what_was_seen()
+    session.write_verdict()
 
 
-def _of_script(trace: TracebackType | None, script: str) -> TracebackType | None:
-    """The traceback from the script's own first frame on, as Python shows it."""
+def _skip_own_frames(trace: TracebackType | None, script: str) -> TracebackType | None:
+    """Returns the traceback from the script's first frame on, as Python shows it."""
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
     return trace

@@ -43,7 +43,7 @@ class Ranks:
 
     def ask(self, rank: int, *requests: Request) -> None:
         for request in requests:
-            self.ends[rank].send("request", request=request.packed())
+            self.ends[rank].send("request", request=request.to_fields())
 
     def told(self, rank: int, kind: str) -> dict[str, Any]:
         unread = self._unread[rank]
@@ -54,7 +54,7 @@ class Ranks:
         return message
 
     def response(self, rank: int) -> Response:
-        return Response.unpacked(self.told(rank, "go")["response"])
+        return Response.from_fields(self.told(rank, "go")["response"])
 
     def responses(self, *names: str, done: bool = True) -> list[Response]:
         """The same on all ranks, in the same order; in total these names."""
@@ -198,7 +198,7 @@ def test_what_is_no_message_ends_the_job_in_a_sentence(message: dict[str, Any]) 
     ranks = Ranks(2)
     ranks.ends[1].send(**message)
     for rank in range(2):
-        assert ranks.told(rank, "fail")["why"].startswith("rank 1 sent what is no message (")
+        assert ranks.told(rank, "fail")["why"].startswith("rank 1 sent an invalid message (")
     ranks.close()
 
 
@@ -234,9 +234,9 @@ def test_messages_survive_the_journey(first: Request, second: Request) -> None:
     def journey(fields: list[Any]) -> Any:
         return json.loads(json.dumps(fields))
 
-    assert Request.unpacked(journey(first.packed())) == first
+    assert Request.from_fields(journey(first.to_fields())) == first
     response = Response(0, "alltoall", ("a", "b"), "no", "tree", (((1, 2), (3,)), ()), (first, second), 7)
-    assert Response.unpacked(journey(response.packed())) == response
+    assert Response.from_fields(journey(response.to_fields())) == response
     assert find_disagreement({0: first, 1: first}, someone_joined=True) == ""
     same = (first.op, first.shapes, first.prescale) == (second.op, second.shapes, second.prescale)
     assert (find_disagreement({0: first, 1: second}, someone_joined=False) == "") is same

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import warnings
 from functools import reduce
 
 import pytest
@@ -281,3 +282,26 @@ def not_a_power_of_two(rank: Rank) -> None:
 
 def test_adasum_wants_a_power_of_two() -> None:
     run_ranks(3, not_a_power_of_two)
+
+
+def test_an_unknown_process_set_is_refused(job: None) -> None:
+    unknown = hvd.ProcessSet([0])
+    unknown.process_set_id = 7
+    tensor = torch.ones(4)
+    for case in (hvd.alltoall, hvd.allgather, hvd.allreduce, lambda one, **kw: hvd.broadcast(one, 0, **kw)):
+        refused(ValueError, lambda case=case: case(tensor, process_set=unknown), "there is no process set 7")
+
+
+def test_warnings_point_to_the_caller(job: None) -> None:
+    tensor, parameter = torch.ones(3), torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1), [("p", parameter)])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for single in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allreduce_async_):
+            single(tensor, average=True)
+        for grouped in (hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allreduce_async):
+            grouped([tensor], average=True)
+        parameter.sum().backward()
+        optimizer.synchronize()
+        optimizer.step()
+    assert [warning.filename for warning in said] == [__file__] * 8

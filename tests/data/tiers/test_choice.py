@@ -107,9 +107,9 @@ def test_the_impossible_is_refused_with_the_way_out(data: Dataset, unlike: Datas
     pack = r"Pack them to one size \(headway pack --transform, with ImageOps\.fit\)"
     with pytest.raises(UsageError, match=rf"data\.cache: a device keeps decoded images of one size.*{pack}"):
         choose_tier(unlike, "device")
-    with pytest.raises(UsageError, match=r"data\.cache: the set lies on a local disk already.*Leave data\.cache out"):
+    with pytest.raises(UsageError, match=r"data\.cache: the set is on a local disk already.*Leave data\.cache out"):
         choose_tier(data, "disk")
-    with pytest.raises(UsageError, match=r"'memry' is no place for a cache.*Did you mean 'memory'"):
+    with pytest.raises(UsageError, match=r"'memry' is not a cache.*Did you mean 'memory'"):
         choose_tier(data, "memry")  # type: ignore[arg-type]
 
 

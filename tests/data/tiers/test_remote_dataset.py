@@ -87,7 +87,7 @@ def test_a_pack_cannot_name_files_outside_of_the_cache(tmp_path: Path, name: str
     _, description, _ = load_columns(path)
     shards = (replace(description.shards[0], name=name), *description.shards[1:])
     save_file(load_file(path), path, metadata=replace(description, shards=shards).to_metadata())
-    with serving(folder) as server, pytest.raises(DataError, match="is no name of a shard"):
+    with serving(folder) as server, pytest.raises(DataError, match="is not the name of a shard"):
         open_remote(server.uri, tmp_path / "cache")
 
 

@@ -1,7 +1,11 @@
 """Horovod's names for PyTorch: `import headway.comm.hvd as hvd` runs a script that was written for `horovod.torch`.
 
-Operations are matched by name between ranks, whatever the order in which these submit them; what differs and what is
-absent stands in docs/horovod.md.
+In: named collectives from any thread of each rank. Out: their results, executed when all ranks have submitted them,
+in any order. docs/horovod.md lists the differences from Horovod.
+
+Open `ops` first (the collectives with handles), then `engine` (one rank's side) and `negotiator` (rank 0's thread that
+decides what is executed when). `collectives` moves the data, over the core's groups and its Communicator.
+`differentiable` has the collectives with gradients, `optimizer` DistributedOptimizer, `elastic` changes of the workers.
 """
 
 from headway.comm.hvd import elastic as elastic

@@ -1,4 +1,4 @@
-"""Adasum: a sum of gradients that adds what is orthogonal and averages what is parallel (arXiv 2006.02924).
+"""Adasum: a sum of gradients that adds orthogonal parts and averages parallel ones (arXiv 2006.02924).
 
 Two vectors a and b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b; more vectors go pairwise, in a binary tree.
 """
@@ -15,12 +15,12 @@ from headway.core.world import Group
 def adasum_all_reduce(buffer: torch.Tensor, counts: Sequence[int], group: Group) -> None:
     """Combines a buffer over the ranks of a group, in place: each tensor in it by its own coefficients.
 
-    In log2(N) steps two ranks exchange their whole vectors; all ranks have the same bits afterwards.
+    In log2(N) steps two ranks swap their whole vectors; all ranks have the same bits afterwards.
 
     Args:
         buffer: floating point, flat, of any length.
-        counts: elements of each tensor that lies in it.
-        group: a power of two of ranks.
+        counts: elements of each tensor in the buffer.
+        group: its size is a power of two.
     """
     distance = 1
     while distance < group.size:
@@ -37,7 +37,8 @@ def adasum_all_reduce(buffer: torch.Tensor, counts: Sequence[int], group: Group)
 
 
 def combine_pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Adasum of two vectors; the coefficients and the sum are computed in float64."""
+    """Combines two vectors; the coefficients and the sum are computed in float64."""
+    # A zero vector is parallel to everything: its coefficient does not matter, but must be finite.
     wide_a, wide_b = a.double(), b.double()
     half = wide_a.dot(wide_b) / 2
     of_a, of_b = (torch.where(square > 0, half / square, 0) for square in (wide_a.dot(wide_a), wide_b.dot(wide_b)))

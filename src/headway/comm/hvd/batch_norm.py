@@ -1,4 +1,4 @@
-"""SyncBatchNorm under Horovod's name: its exchanges are named operations like all others."""
+"""SyncBatchNorm under Horovod's name: its collectives are named operations like all others."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from headway.comm.hvd.reduce_op import Sum
 from headway.core.world import Group
 
 
-def SyncBatchNorm(  # noqa: N802 - Horovod's name
+# The function has Horovod's name.
+def SyncBatchNorm(  # noqa: N802
     num_features: int,
     eps: float = 1e-5,
     momentum: float | None = 0.1,
     affine: bool = True,
     track_running_stats: bool = True,
 ) -> batch_norm.SyncBatchNorm:
-    """A batch norm over the samples of all ranks, on CPU or CUDA; arguments are those of torch.nn.BatchNorm2d.
+    """Builds a batch norm over the samples of all ranks, on CPU or CUDA; arguments as for torch.nn.BatchNorm2d.
 
-    It follows the job through `shutdown` and `init`, and through changes of the workers.
+    It keeps working through `shutdown` and `init`, and through changes of the workers.
     """
+    # Not a group of the world: that ends with the job, and the ranks would have to agree on the order of operations.
     ranks = cast(Group, _NamedCollectives())
     return batch_norm.SyncBatchNorm(num_features, eps, momentum, affine, track_running_stats, group=ranks)
 
 
 @final
 class _NamedCollectives:
-    """What a batch norm needs of a Group, as operations that the ranks agree on before."""
+    """The part of Group that a batch norm uses, as operations that the ranks match by name."""
 
     @property
     def size(self) -> int:
@@ -47,4 +49,4 @@ class _NamedCollectives:
 @final
 class _FinishedWork:
     def wait(self) -> None:
-        """It has ended."""
+        """Returns at once: the collective has completed."""

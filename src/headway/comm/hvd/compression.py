@@ -1,4 +1,4 @@
-"""What gradients look like while they travel."""
+"""Compression of gradients that are sent."""
 
 from __future__ import annotations
 
@@ -9,39 +9,28 @@ from torch import Tensor
 
 
 class Compressor(Protocol):
-    """Two functions; a class with them as static methods, or an object, may be given wherever `compression` is."""
+    """The two functions of a compression: static methods of a class, or methods of an object."""
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """What travels, and what `decompress` needs to know."""
+        """Returns the tensor to send, and the context that `decompress` needs."""
         ...
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
-        """The tensor back."""
+        """Restores the tensor."""
         ...
-
-
-@final
-class NoneCompressor:
-    """Tensors travel as they are."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, None]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        return tensor
 
 
 @final
 class CastCompressor:
-    """Floating-point tensors travel in another type, and are summed in it; others as they are."""
+    """Sends and sums floating-point tensors in another type, None for their own; others are sent unchanged."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype | None) -> None:
         self._dtype = dtype
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, torch.dtype]:
-        return (tensor.to(self._dtype) if tensor.is_floating_point() else tensor), tensor.dtype
+        # Integers keep their values: a cast would round them.
+        casts = self._dtype is not None and tensor.is_floating_point()
+        return (tensor.to(self._dtype) if casts else tensor), tensor.dtype
 
     def decompress(self, tensor: Tensor, ctx: torch.dtype) -> Tensor:
         return tensor.to(ctx)
@@ -49,8 +38,8 @@ class CastCompressor:
 
 @final
 class Compression:
-    """The forms there are: `none`, `fp16`, and `bf16`, which keeps the range of float32 and loses precision."""
+    """The built-in compressions: `none`, `fp16`, and `bf16`, which keeps the range of float32 and loses precision."""
 
-    none = NoneCompressor
+    none = CastCompressor(None)
     fp16 = CastCompressor(torch.float16)
     bf16 = CastCompressor(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Messages between a rank and the negotiator, over a socket. Between processes a Channel carries them."""
+"""Messages between a rank and the negotiator, over a socket. Between processes a Channel seals them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CHUNK = 1 << 18
 
 PURPOSE = "hvd"
 
+# The longest message: a response that names some hundred thousand tensors.
 LIMIT_BYTES = 1 << 28
-"""The longest message: a response that names some hundred thousand tensors."""
 
 
 @final
 class Connection:
-    """One end. Any thread may send; one thread receives.
+    """One end of a connection. Any thread may send; one thread receives.
 
     A forked child closes its copy: otherwise a data loader's worker would keep the connection of a killed rank alive,
     and nobody would notice its death.
@@ -37,12 +37,12 @@ class Connection:
         return self._end.fileno()
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Where the other end is gone nothing happens: whoever receives here is told."""
+        """Sends a message; does nothing if the other end is gone, which the receiving thread notices."""
         with self._lock, contextlib.suppress(OSError):
             self._end.sendall(self._channel.seal(encode(kind, **fields)))
 
     def receive(self) -> list[Message] | None:
-        """Waits for bytes; the messages that are whole now, or None where the other end is gone."""
+        """Waits for bytes; returns the messages that are complete now, or None if the other end is gone."""
         try:
             found = self._end.recv(CHUNK)
             return [decode(one) for one in self._channel.feed(found)] if found else None
@@ -50,12 +50,12 @@ class Connection:
             return None
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages until the other end is gone."""
+        """Yields messages until the other end is gone."""
         while (messages := self.receive()) is not None:
             yield from messages
 
     def hang_up(self) -> None:
-        """Ends the connection; whoever receives here or at the other end is told so. From any thread."""
+        """Ends the connection, from any thread; both receivers notice it."""
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 
@@ -64,9 +64,10 @@ class Connection:
 
 
 def connect_pair(secret: bytes) -> tuple[Connection, Connection]:
-    """A connection within this process."""
+    """Makes a connection within this process."""
     ends = socket.socketpair()
     channels = [Channel(secret, PURPOSE, accepts=accepts, limit_bytes=LIMIT_BYTES) for accepts in (True, False)]
+    # The handshake of the two channels, without the sockets.
     while not all(channel.ready for channel in channels):
         for channel, other in (channels, channels[::-1]):
             said = bytes(channel.out)
@@ -76,6 +77,7 @@ def connect_pair(secret: bytes) -> tuple[Connection, Connection]:
     return one, two
 
 
+# The connections of this process, for `_close_copies`.
 _OPEN: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 

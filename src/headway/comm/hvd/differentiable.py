@@ -1,4 +1,4 @@
-"""The collectives that autograd sees: their gradients are collectives too."""
+"""The collectives with gradients, which are collectives themselves."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from headway.comm.hvd import context, ops
 from headway.comm.hvd.compression import Compression, Compressor
 from headway.comm.hvd.process_sets import ProcessSet, global_process_set
 from headway.comm.hvd.reduce_op import Average, ReduceOp, Sum, resolve_op
+
+# The reduction, (prescale, postscale), and the ranks.
+ReductionOptions = tuple[ReduceOp, tuple[float, float], ProcessSet]
 
 
 def allreduce(
@@ -27,16 +30,13 @@ def allreduce(
     """Reduces a tensor over the ranks; arguments and errors are those of allreduce_async.
 
     Args:
-        compression: how it travels.
+        compression: of the tensors that are sent.
 
     Returns:
         a tensor of the same shape and type.
     """
-    packed, form = compression.compress(tensor)
-    reduced: Tensor = _Allreduce.apply(
-        packed, name, resolve_op(op, average), prescale_factor, postscale_factor, process_set
-    )  # type: ignore[no-untyped-call]
-    return compression.decompress(reduced, form)
+    options = resolve_op(op, average), (prescale_factor, postscale_factor), process_set
+    return _apply(_Allreduce, False, [tensor], name, compression, options)[0]
 
 
 def grouped_allreduce(
@@ -49,30 +49,28 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """As allreduce, for several tensors."""
-    packed, forms = zip(*map(compression.compress, tensors), strict=True)
-    options = name, resolve_op(op, average), prescale_factor, postscale_factor, process_set
-    reduced = _GroupedAllreduce.apply(*options, *packed)  # type: ignore[no-untyped-call]
-    return [compression.decompress(one, form) for one, form in zip(reduced, forms, strict=True)]
+    """Reduces several tensors; see allreduce."""
+    options = resolve_op(op, average), (prescale_factor, postscale_factor), process_set
+    return _apply(_Allreduce, True, tensors, name, compression, options)
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """Joins the tensors of all ranks along the first dimension, in which they may differ."""
-    gathered: Tensor = _Allgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call]
-    return gathered
+    gathered: tuple[Tensor] = _Allgather.apply(False, name, process_set, tensor)  # type: ignore[no-untyped-call]
+    return gathered[0]
 
 
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
-    """As allgather, for several tensors."""
-    return list(_GroupedAllgather.apply(name, process_set, *tensors))  # type: ignore[no-untyped-call]
+    """Joins several tensors; see allgather."""
+    return list(_Allgather.apply(True, name, process_set, *tensors))  # type: ignore[no-untyped-call]
 
 
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """The tensor of one rank of the job; arguments and errors are those of broadcast_async."""
+    """Returns the tensor of one rank of the job; arguments and errors are those of broadcast_async."""
     found: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
     return found
 
@@ -83,10 +81,10 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Sends rows to each rank and joins what comes; arguments and errors are those of alltoall_async.
+    """Sends rows to each rank and joins the rows received; arguments and errors are those of alltoall_async.
 
     Returns:
-        the rows received; with `splits` also how many came from each rank.
+        the rows received; with `splits` also the number of rows from each rank.
     """
     rows, counts = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
     return rows if splits is None else (rows, counts)
@@ -101,11 +99,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Reduces a tensor over the ranks and gives this one its rows; see reducescatter_async."""
-    packed, form = compression.compress(tensor)
-    options = name, op, process_set, prescale_factor, postscale_factor
-    reduced: Tensor = _Reducescatter.apply(packed, *options)  # type: ignore[no-untyped-call]
-    return compression.decompress(reduced, form)
+    """Reduces a tensor over the ranks and returns this rank's rows; see reducescatter_async."""
+    options = op, (prescale_factor, postscale_factor), process_set
+    return _apply(_Reducescatter, False, [tensor], name, compression, options)[0]
 
 
 def grouped_reducescatter(
@@ -117,74 +113,62 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """As reducescatter, for several tensors."""
+    """Reduces and scatters several tensors; see reducescatter."""
+    options = op, (prescale_factor, postscale_factor), process_set
+    return _apply(_Reducescatter, True, tensors, name, compression, options)
+
+
+# Each autograd function serves the single and the grouped form; `grouped` says which, since ranks match operations by
+# names that differ between the two. Each returns a tuple.
+
+
+def _apply(
+    function: Any,
+    grouped: bool,
+    tensors: Sequence[Tensor],
+    name: str | None,
+    compression: Compressor,
+    options: ReductionOptions,
+) -> list[Tensor]:
     packed, forms = zip(*map(compression.compress, tensors), strict=True)
-    options = name, op, process_set, prescale_factor, postscale_factor
-    reduced = _GroupedReducescatter.apply(*options, *packed)  # type: ignore[no-untyped-call]
+    reduced = function.apply(grouped, name, options, *packed)
     return [compression.decompress(one, form) for one, form in zip(reduced, forms, strict=True)]
+
+
+def _wait_for_tuple(handle: int, grouped: bool) -> tuple[Tensor, ...]:
+    found = ops.synchronize(handle)
+    return tuple(found) if grouped else (found,)
 
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, *options: Any) -> Any:
-        ctx.options = options
-        return ops.synchronize(ops.allreduce_async(tensor, None, name, *options))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        op, prescale, postscale, process_set = ctx.options
-        reduced = allreduce(
-            grad.contiguous(), op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set
-        )
-        return reduced, None, None, None, None, None
-
-
-class _GroupedAllreduce(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, name: str | None, op: ReduceOp, pre: float, post: float, process_set: ProcessSet, *tensors: Tensor
-    ) -> Any:
-        ctx.options = op, pre, post, process_set
-        return ops.synchronize(ops.grouped_allreduce_async(tensors, None, name, op, pre, post, process_set))
+    def forward(ctx: Any, grouped: bool, name: str | None, options: ReductionOptions, *tensors: Tensor) -> Any:
+        ctx.options = grouped, None, options
+        handle = ops.submit_reduction("allreduce", tensors, name, *options, grouped=grouped)
+        return _wait_for_tuple(handle, grouped)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        op, pre, post, process_set = ctx.options
-        reduced = grouped_allreduce(
-            _make_contiguous(grads), op=op, prescale_factor=pre, postscale_factor=post, process_set=process_set
-        )
-        return None, None, None, None, None, *reduced
+        reduced = _Allreduce.apply(*ctx.options, *_make_contiguous(grads))  # type: ignore[no-untyped-call]
+        return None, None, None, *reduced
 
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Any:
-        ctx.rows, ctx.process_set = tensor.shape[0], process_set
-        return ops.synchronize(ops.allgather_async(tensor, name, process_set))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _select_own_rows([grad], [ctx.rows], ctx.process_set)[0], None, None
-
-
-class _GroupedAllgather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any, grouped: bool, name: str | None, process_set: ProcessSet, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.rows, ctx.process_set = [tensor.shape[0] for tensor in tensors], process_set
-        return ops.synchronize(ops.grouped_allgather_async(tensors, name, process_set))
+        return _wait_for_tuple(ops.submit("allgather", tensors, [], name, process_set, grouped=grouped), grouped)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, *_select_own_rows(grads, ctx.rows, ctx.process_set)
-
-
-def _select_own_rows(grads: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[Tensor]:
-    """The average over ranks of the gradients of gathered tensors, at the rows that came from this rank."""
-    averaged = grouped_allreduce(_make_contiguous(grads), op=Average, process_set=process_set)
-    table = allgather(torch.tensor([rows]), process_set=process_set)
-    mine = process_set.rank() or 0
-    firsts = table[:mine].sum(0).tolist()
-    return [grad.narrow(0, first, count) for grad, first, count in zip(averaged, firsts, rows, strict=True)]
+        # As in Horovod: the average of the ranks' gradients, at the rows that came from this rank.
+        averaged = grouped_allreduce(_make_contiguous(grads), op=Average, process_set=ctx.process_set)
+        table = allgather(torch.tensor([ctx.rows]), process_set=ctx.process_set)
+        firsts = table[: ctx.process_set.rank() or 0].sum(0).tolist()
+        own = [grad.narrow(0, first, count) for grad, first, count in zip(averaged, firsts, ctx.rows, strict=True)]
+        return None, None, None, *own
 
 
 class _Broadcast(torch.autograd.Function):
@@ -195,6 +179,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        # As in Horovod: the average of the ranks' gradients, on the root alone.
         averaged = allreduce(grad.contiguous(), op=Average, process_set=ctx.process_set)
         return averaged if context.rank() == ctx.root else torch.zeros_like(averaged), None, None, None
 
@@ -206,13 +191,16 @@ class _Alltoall(torch.autograd.Function):
     ) -> Any:
         rows, counts = ops.synchronize(ops.alltoall_async(tensor, splits, name, process_set))
         ctx.counts, ctx.rows, ctx.process_set = counts, tensor.shape[0], process_set
+        # Counts are integers.
         ctx.mark_non_differentiable(counts)
         return rows, counts
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+        # The rows go back to the ranks that they came from.
         back, _ = alltoall(grad.contiguous(), ctx.counts, process_set=ctx.process_set)
-        unsent = ctx.rows - len(back)  # rows that no split took have no gradient
+        # Rows that no split took have no gradient.
+        unsent = ctx.rows - len(back)
         if unsent:
             back = torch.cat([back, back.new_zeros(unsent, *back.shape[1:])])
         return back, None, None, None
@@ -220,33 +208,18 @@ class _Alltoall(torch.autograd.Function):
 
 class _Reducescatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, *options: Any) -> Any:
+    def forward(ctx: Any, grouped: bool, name: str | None, options: ReductionOptions, *tensors: Tensor) -> Any:
         ctx.options = options
-        return ops.synchronize(ops.reducescatter_async(tensor, name, *options))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _gather_gradients([grad], ctx.options)[0], None, None, None, None, None
-
-
-class _GroupedReducescatter(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, name: str | None, op: ReduceOp, process_set: ProcessSet, pre: float, post: float, *tensors: Tensor
-    ) -> Any:
-        ctx.options = op, process_set, pre, post
-        return ops.synchronize(ops.grouped_reducescatter_async(tensors, name, op, process_set, pre, post))
+        handle = ops.submit_reduction("reducescatter", tensors, name, *options, grouped=grouped)
+        return _wait_for_tuple(handle, grouped)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, None, None, None, *_gather_gradients(grads, ctx.options)
-
-
-def _gather_gradients(grads: Sequence[Tensor], options: tuple[Any, ...]) -> list[Tensor]:
-    """As Horovod has it: the gradient of the average is gathered, that of the sum is that times the ranks."""
-    op, process_set, pre, post = options
-    factor = (process_set.size() if op == Sum else 1) * pre * post
-    return grouped_allgather([(grad * factor).contiguous() for grad in grads], process_set=process_set)
+        # As in Horovod: the gradient of the average is gathered, that of the sum is that times the ranks.
+        op, (prescale, postscale), process_set = ctx.options
+        factor = (process_set.size() if op == Sum else 1) * prescale * postscale
+        back = grouped_allgather(_make_contiguous([grad * factor for grad in grads]), process_set=process_set)
+        return None, None, None, *back
 
 
 def _make_contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:

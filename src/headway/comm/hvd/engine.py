@@ -1,4 +1,4 @@
-"""The engine of one rank: takes named operations from any thread, and carries them out when all ranks have them."""
+"""The engine of one rank: takes named operations from any thread, and executes them when all ranks have them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.comm.communicator import Communicator
 from headway.comm.hvd.collectives import ProcessSetCollectives
 from headway.comm.hvd.connection import LIMIT_BYTES, PURPOSE, Connection, connect_pair
 from headway.comm.hvd.errors import HorovodInternalError
-from headway.comm.hvd.executor import Finish, ProcessSetExecutor, SubmittedOperation
+from headway.comm.hvd.executor import Finish, ProcessSetExecutor, SubmittedOperation, do_nothing
 from headway.comm.hvd.negotiator import ALL, Negotiator
 from headway.comm.hvd.requests import Kind, Request, Response
 from headway.comm.hvd.settings import DYNAMIC, Settings
@@ -27,22 +27,22 @@ from headway.core.hosts import find_interface_address
 from headway.core.world import World
 
 SHUT_DOWN = (
-    "the job has been shut down: another rank has finished, or has ended with an exception, which then is in its output"
+    "the job has been shut down: another rank has finished, or has ended with an exception, which its output then shows"
 )
 
 
 @final
 class Engine:
-    """One rank's side. All ranks make theirs together, and it is over on all of them when one shuts down or fails.
+    """The engine of one rank. All ranks build theirs together; it ends on all of them when one shuts down or fails.
 
     Args:
         communicator: of the world; the engine closes both.
-        choose: the algorithm of a sum of so many bytes over all ranks; asked on rank 0.
+        choose: bytes of a sum over all ranks -> algorithm; called on rank 0.
 
     Attributes:
-        timeline: of rank 0; those of the others stay empty.
+        timeline: recorded on rank 0; on the others it stays empty.
         sets: the ranks of each process set, by its id.
-        cuda: the device of this rank's latest CUDA tensor; there it brings zeros after it has joined.
+        cuda: device of this rank's latest CUDA tensor; that of its zeros after it has joined.
     """
 
     def __init__(
@@ -56,35 +56,41 @@ class Engine:
         self._lock = threading.Lock()
         self._pending: dict[tuple[int, str], SubmittedOperation] = {}
         self._handles: dict[int, tuple[SubmittedOperation, bool]] = {}
+        # Entry of each handle that was not waited for, and whether its result is a single tensor.
         self._numbers = itertools.count(1)
         self._unnamed, self._joins = Counter[tuple[int, str]](), 0
         self._why, self._failed = "", False
-        self._lanes: dict[int, ProcessSetExecutor] = {}
+        self._executors: dict[int, ProcessSetExecutor] = {}
         self._collectives: dict[int, ProcessSetCollectives] = {}
-        self._made = itertools.count()
+        self._group_numbers = itertools.count()
         self._communicator = communicator
         self.cuda = torch.device("cuda", 0)
         connections, self._connection = _connect(world, settings.timeout_s)
-        self._add(ALL, range(world.size), communicator)
+        self._add_set(ALL, range(world.size), communicator)
         self._negotiator = Negotiator(connections, settings, self.timeline, choose) if connections else None
         self._reader = threading.Thread(target=self._read, name="headway-hvd-reader", daemon=True)
         self._reader.start()
 
     @property
-    def failed(self) -> bool:
-        """Whether a rank was lost or a transfer failed: then there is no coming together without a launcher of ours."""
+    def has_failed(self) -> bool:
+        """A rank was lost or a transfer failed: only our launcher can bring the ranks together again."""
         return self._failed
 
-    def name(self, kind: str, process_set: int, given: str | None) -> str:
-        """The name that ranks find each other by: with a number where the caller gave none.
-
-        Ranks that joined early have counted fewer; so all begin to count anew at each join.
-        """
+    def build_name(self, kind: str, process_set: int, given: str | None) -> str:
+        """Builds the name by which ranks match an operation; numbered if the caller gave none."""
         if given:
             return f"{kind}.{given}"
+        # A rank that joined early has counted fewer: the count restarts on all ranks at each join.
         with self._lock:
             self._unnamed[process_set, kind] += 1
             return f"{kind}.noname.{self._joins}.{self._unnamed[process_set, kind]}"
+
+    def get_members(self, kind: str, process_set: int) -> tuple[int, ...]:
+        """Returns the ranks of a process set. ValueError: there is none; the message names the operation `kind`."""
+        members = self.sets.get(process_set)
+        if members is None:
+            raise ValueError(f"{kind}: there is no process set {process_set}; was it removed?")
+        return members
 
     def submit(
         self,
@@ -94,53 +100,45 @@ class Engine:
         *,
         single: bool = True,
     ) -> int:
-        """Asks for an operation; returns its handle.
+        """Submits an operation; returns its handle.
 
         Args:
-            single: `wait` gives the one tensor of the result, not the tuple.
+            single: `wait` returns the one tensor of the result instead of the tuple.
 
         Raises:
-            HorovodInternalError: the engine is over. ValueError: the set is unknown or without this rank, or an
+            HorovodInternalError: the engine has ended. ValueError: the set is unknown or without this rank, or an
                 operation of this name is pending.
         """
         entry = SubmittedOperation(request, inputs, outputs)
         if request.device == "cuda":
             self.cuda = inputs[0].device
+        # Checked and noted under one lock, so that two threads cannot submit the same name.
         key = request.process_set, request.name
         with self._lock:
             if self._why:
                 raise HorovodInternalError(self._why)
-            if request.process_set not in self.sets:
-                raise ValueError(f"{request.kind}: there is no such process set; was it removed?")
-            if request.process_set not in self._lanes:
+            members = self.get_members(request.kind, request.process_set)
+            if request.process_set not in self._executors:
                 what = f"{request.kind}: rank {self.world.rank} is not a member of the process set"
-                raise ValueError(f"{what} {list(self.sets[request.process_set])}")
+                raise ValueError(f"{what} {list(members)}")
             if key in self._pending:
                 what = f"{request.name} is already under way on this rank"
                 raise ValueError(f"{what}; wait for it first, or give this one another name")
             self._pending[key] = entry
             handle = next(self._numbers)
             self._handles[handle] = entry, single
-        self._connection.send("request", request=request.packed())
+        self._connection.send("request", request=request.to_fields())
         return handle
 
     def poll(self, handle: int) -> bool:
-        """Whether `wait` would return at once.
-
-        Raises:
-            ValueError: there is no such handle, or it was waited for already.
-        """
+        """Returns whether `wait` would return at once. ValueError: no such handle, or waited for already."""
         with self._lock:
             if handle not in self._handles:
                 raise ValueError(f"handle {handle} was never given, or was waited for already")
             return self._handles[handle][0].wait(0)
 
     def wait(self, handle: int) -> Any:
-        """The result of an operation; None where it was waited for already.
-
-        Raises:
-            HorovodInternalError: it failed.
-        """
+        """Waits for an operation; returns its result, None if waited for already. HorovodInternalError: it failed."""
         with self._lock:
             found = self._handles.get(handle)
         if found is None:
@@ -151,20 +149,23 @@ class Engine:
             self._handles.pop(handle, None)
         if entry.error:
             raise HorovodInternalError(entry.error)
-        if entry.request.device == "cuda":  # its memory was allocated on another stream
+        # The caching allocator has to know it: the memory was allocated on another stream.
+        if entry.request.device == "cuda":
             for tensor in entry.result:
                 if tensor.is_cuda:
                     tensor.record_stream(torch.cuda.current_stream(tensor.device))
         return entry.result[0] if single and entry.result else entry.result
 
     def shut_down(self) -> None:
-        """Ends the engines of all ranks; what the ranks agreed on before is still carried out."""
+        """Ends the engines of all ranks; operations that the ranks have agreed on are executed first."""
+        # A stop goes over the negotiator, which tells all ranks; after a failure it has told them already.
         if self._failed:
             self._connection.hang_up()
         else:
             self._connection.send("stop")
         self._reader.join(self._settings.timeout_s)
-        if self._reader.is_alive():  # a rank is stopped, or cannot be reached
+        # A rank is stopped, or cannot be reached.
+        if self._reader.is_alive():
             self._end_pending("the ranks could not shut down together", failed=True)
             self._connection.hang_up()
             self._reader.join()
@@ -172,48 +173,51 @@ class Engine:
             self._negotiator.close()
 
     def fail(self, why: str) -> None:
-        """Ends the engines of all ranks at once: whatever is under way fails. From any thread."""
+        """Ends the engines of all ranks at once, from any thread: all pending operations fail."""
         self._end_pending(why, failed=True)
         self._connection.send("fail", why=why)
 
-    # The reader's thread, and the lanes'.
+    # Called in the threads of the reader and of the executors.
 
     def _read(self) -> None:
         drain: threading.Thread | None = None
         for message in self._connection:
             if message["kind"] == "go":
-                response = Response.unpacked(message["response"])
-                self._lanes[response.process_set].put(response, self._claim(response))
+                response = Response.from_fields(message["response"])
+                self._executors[response.process_set].put(response, self._claim_operations(response))
             elif message["kind"] == "stop":
                 self._end_pending(SHUT_DOWN, failed=False)
+                # In a thread of its own: this one has to hear of a failure meanwhile.
                 drain = threading.Thread(target=self._drain, name="headway-hvd-drain", daemon=True)
                 drain.start()
             elif message["kind"] == "fail":
                 self._end_pending(message["why"], failed=True)
                 break
-            else:  # over: all ranks have drained their lanes
+            # The message `over`: all ranks have drained their executors.
+            else:
                 break
         else:
             self._end_pending("rank 0 is lost: its connection ended", failed=True)
         if drain is not None:
             drain.join()
-        self._close_lanes()
+        self._close_executors()
         self._connection.close()
         self._communicator.close()
         self.world.close()
         self.timeline.stop()
 
     def _drain(self) -> None:
-        self._close_lanes()
+        self._close_executors()
         self._connection.send("ended")
 
-    def _close_lanes(self) -> None:
-        self._lanes[ALL].close()  # it is the one that adds and removes the others
-        for lane in self._lanes.values():
-            lane.close()
+    def _close_executors(self) -> None:
+        # The one of all ranks first: it adds and removes the others.
+        self._executors[ALL].close()
+        for executor in self._executors.values():
+            executor.close()
 
     def _end_pending(self, why: str, *, failed: bool) -> None:
-        """Nothing new is taken, and what was not handed out fails; where something failed also what was."""
+        # Operations that were not handed out yet fail; those under way do so only after a failure.
         with self._lock:
             self._why = self._why or why
             self._failed = self._failed or failed
@@ -226,23 +230,20 @@ class Engine:
         for entry in left:
             entry.end(self._why)
 
-    def _broken(self, error: BaseException) -> None:
-        self.fail(f"rank {self.world.rank}: {error}")
-
-    def _claim(self, response: Response) -> list[SubmittedOperation]:
-        """The entries of a response: this rank's own, or zeros where it has joined."""
+    def _claim_operations(self, response: Response) -> list[SubmittedOperation]:
+        # This rank's own operations, or zeros if it has joined.
         entries = []
         with self._lock:
             for number, name in enumerate(response.names):
                 entry = self._pending.pop((response.process_set, name), None)
                 if entry is None and response.like:
-                    entry = self._zeros(response.like[number])
+                    entry = self._build_zeros(response.like[number])
                 if entry is not None:
                     entries.append(entry)
         return entries
 
-    def _zeros(self, request: Request) -> SubmittedOperation:
-        """What a rank that has joined brings to a reduction."""
+    def _build_zeros(self, request: Request) -> SubmittedOperation:
+        # `like` gives types and shapes: this rank may never have seen such a tensor.
         device = self.cuda if request.device == "cuda" else torch.device("cpu")
         pairs = zip(request.types, request.shapes, strict=True)
         zeros = [torch.zeros(shape, dtype=getattr(torch, kind), device=device) for kind, shape in pairs]
@@ -252,11 +253,12 @@ class Engine:
         self, collectives: ProcessSetCollectives, response: Response, entries: list[SubmittedOperation]
     ) -> Finish:
         kind: Kind = response.kind
+        # Sets change here, in the executor of all ranks, so that all ranks change them in the same order.
         if kind == "add_set":
-            self._add(response.value, entries[0].request.splits, None)
+            self._add_set(response.value, entries[0].request.splits, None)
             entries[0].result = (response.value,)
         elif kind == "remove_set":
-            self._remove(entries[0].request.root)
+            self._remove_set(entries[0].request.root)
         elif kind == "join":
             with self._lock:
                 self._joins += 1
@@ -264,46 +266,44 @@ class Engine:
             entries[0].result = (response.value,)
         elif kind != "barrier":
             return collectives.begin(response, entries)
-        return _nothing
+        return do_nothing
 
-    def _done(self, response: Response, began_s: float) -> None:
+    def _report_done(self, response: Response, began_s: float) -> None:
         if self._negotiator is not None:
             for name in response.names:
-                self.timeline.done(name, response.kind, began_s)
+                self.timeline.record_done(name, response.kind, began_s)
+        # One rank of the set is enough to let the negotiator hand out the next round.
         if self.world.rank == self.sets[response.process_set][0]:
             self._connection.send("done", process_set=response.process_set)
 
-    def _add(self, number: int, ranks: Sequence[int], communicator: Communicator | None) -> None:
-        made = next(self._made)
+    def _add_set(self, number: int, ranks: Sequence[int], communicator: Communicator | None) -> None:
+        # Counted on all ranks: ids of sets are used again, and names of groups must not be.
+        group_number = next(self._group_numbers)
         if self.world.rank in ranks:
-            collectives = ProcessSetCollectives(self.world, f"hvd-{made}", ranks, communicator)
+            collectives = ProcessSetCollectives(self.world, f"hvd-{group_number}", ranks, communicator)
             self._collectives[number] = collectives
-            self._lanes[number] = ProcessSetExecutor(
+            self._executors[number] = ProcessSetExecutor(
                 number,
                 begin=lambda response, entries: self._begin(collectives, response, entries),
-                done=self._done,
-                broken=self._broken,
+                on_done=self._report_done,
+                on_broken=lambda error: self.fail(f"rank {self.world.rank}: {error}"),
             )
         self.sets[number] = tuple(ranks)
 
-    def _remove(self, number: int) -> None:
+    def _remove_set(self, number: int) -> None:
         with self._lock:
-            lane = self._lanes.pop(number, None)
+            executor = self._executors.pop(number, None)
             left = [self._pending.pop(key) for key in list(self._pending) if key[0] == number]
         for entry in left:
             entry.end("its process set was removed")
-        if lane is not None:
-            lane.close()
+        if executor is not None:
+            executor.close()
             self._collectives.pop(number).close()
         self.sets.pop(number, None)
 
 
-def _nothing() -> None:
-    pass
-
-
 def _connect(world: World, timeout_s: float) -> tuple[dict[int, Connection], Connection]:
-    """This rank's connection to the negotiator; on rank 0 first those of all ranks to it."""
+    # Returns on rank 0 the negotiator's connections to all ranks, and on every rank its own to the negotiator.
     if world.rank:
         host, port = world.control.broadcast_bytes(None).decode().rsplit(" ", 1)
         try:
@@ -322,20 +322,21 @@ def _connect(world: World, timeout_s: float) -> tuple[dict[int, Connection], Con
 
 
 def _accept_ranks(world: World, timeout_s: float) -> dict[int, Connection]:
-    """The connections of the other ranks to this one, each of which has said who it is."""
+    # The first message of a connection is the rank at its other end.
     found: dict[int, ChannelPeer] = {}
 
-    def heed(peer: ChannelPeer, message: bytes) -> None:
+    def note_rank(peer: ChannelPeer, message: bytes) -> None:
         found.setdefault(int(message[:8]), peer)
 
     address = find_interface_address(world.interface)
-    server = ChannelServer(address, 0, world.secret, PURPOSE, on_message=heed, limit_bytes=LIMIT_BYTES)
+    server = ChannelServer(address, 0, world.secret, PURPOSE, on_message=note_rank, limit_bytes=LIMIT_BYTES)
     try:
         world.control.broadcast_bytes(f"{address} {server.port}".encode())
         until_s = monotonic() + timeout_s
         while found.keys() != set(range(1, world.size)):
             if monotonic() > until_s:
-                raise CommunicationError("some ranks did not connect to rank 0")
+                missing = sorted(set(range(1, world.size)) - found.keys())
+                raise CommunicationError(f"ranks {missing} did not connect to rank 0 within {timeout_s:g} s")
             server.poll(until_s - monotonic())
         ends = {rank: Connection(*server.detach(peer)) for rank, peer in found.items()}
     finally:

@@ -1,11 +1,7 @@
-"""A lane: one process set on one rank. It carries responses out in the order in which the negotiator gave them.
-
-Two threads: one begins transfers, one finishes them, so that the next buffer is filled while the last one travels.
-"""
+"""Executes the responses of one process set on one rank, in the order in which the negotiator gave them."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,20 +10,21 @@ from typing import Any, final
 import torch
 
 from headway.comm.hvd.requests import Request, Response
+from headway.comm.phase_thread import PhaseThread
 
+# Waits for a transfer and puts its results in place.
 Finish = Callable[[], None]
-"""Waits for a transfer and puts its results where they belong."""
 
 
 @final
 class SubmittedOperation:
-    """One operation that this rank has submitted, or has to take part in.
+    """One operation that this rank has submitted, or takes part in with zeros.
 
     Attributes:
-        inputs: what it reads; nobody may change it before the end.
-        outputs: what it writes, of the same shapes; empty where these are not known before.
-        result: a tuple of tensors; of join and add_set: of a number; of the others None.
-        ready: on CUDA: when the inputs are computed.
+        inputs: tensors that it reads; they must not change before the end.
+        outputs: tensors that it writes, of the same shapes; empty if shapes are not known before.
+        result: a tuple of tensors; for join and add_set of a number; for the others None.
+        ready: on CUDA, the event after which the inputs are computed.
     """
 
     __slots__ = ("_ended", "error", "inputs", "outputs", "ready", "request", "result")
@@ -41,25 +38,34 @@ class SubmittedOperation:
         self._ended = threading.Event()
 
     def end(self, error: str = "") -> None:
-        """The first one counts."""
+        """Marks it as ended, well or with an error."""
+        # Only the first call counts: a transfer may still end well after its job has failed.
         if not self._ended.is_set():
             self.error = error
             self._ended.set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it has ended, well or not; waits for it so long."""
+        """Waits until it has ended, at most `seconds`; returns whether it has."""
         return self._ended.wait(seconds)
 
 
 @final
+class _Transfer:
+    def __init__(self, response: Response, entries: list[SubmittedOperation]) -> None:
+        self.response, self.entries = response, entries
+        self.finish: Finish = do_nothing
+        self.began_s = 0.0
+
+
+@final
 class ProcessSetExecutor:
-    """The responses of one process set.
+    """Executes the responses of one process set.
 
     Args:
         number: the set's id.
         begin: begins a transfer.
-        done: is called after each response, with the time of `perf_counter` at which it began.
-        broken: is called with the error of a transfer; nothing more is carried out.
+        on_done: called after each response, with the time of `perf_counter` at which it began.
+        on_broken: called with the error of a transfer; nothing more is executed.
     """
 
     def __init__(
@@ -67,55 +73,45 @@ class ProcessSetExecutor:
         number: int,
         *,
         begin: Callable[[Response, list[SubmittedOperation]], Finish],
-        done: Callable[[Response, float], None],
-        broken: Callable[[BaseException], None],
+        on_done: Callable[[Response, float], None],
+        on_broken: Callable[[BaseException], None],
     ) -> None:
-        self._begin, self._done, self._broken = begin, done, broken
-        self._given: queue.SimpleQueue[tuple[Response, list[SubmittedOperation]] | None] = queue.SimpleQueue()
-        self._begun: queue.SimpleQueue[tuple[Response, list[SubmittedOperation], Finish, float] | None] = (
-            queue.SimpleQueue()
+        self._begin_transfer, self._on_done, self._on_broken = begin, on_done, on_broken
+        self._is_broken = False
+        # Two threads: the next buffer is filled while the last one travels.
+        self._finishing = PhaseThread(f"hvd-finish-{number}", self._finish, then=self._report, on_error=self._break_off)
+        self._beginning = PhaseThread(
+            f"hvd-begin-{number}", self._begin, then=self._finishing.put, on_error=self._break_off
         )
-        self._threads = [
-            threading.Thread(target=work, name=f"headway-hvd-{name}-{number}", daemon=True)
-            for name, work in (("begin", self._begin_all), ("finish", self._finish_all))
-        ]
-        for thread in self._threads:
-            thread.start()
 
     def put(self, response: Response, entries: list[SubmittedOperation]) -> None:
-        """Hands it a response, and the entries of its names."""
-        self._given.put((response, entries))
+        """Queues a response, with the operations of its names."""
+        self._beginning.put(_Transfer(response, entries))
 
     def close(self) -> None:
-        """Carries out what it was given, and ends its threads."""
-        self._given.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        """Executes the queued responses, and ends its threads."""
+        self._beginning.close()
+        self._finishing.close()
 
-    def _begin_all(self) -> None:
-        while (item := self._given.get()) is not None:
-            response, entries = item
-            began_s = time.perf_counter()
-            try:
-                finish: Finish = do_nothing if response.error else self._begin(response, entries)
-            except BaseException as error:  # whoever waits for it must hear of it, whatever it is
-                self._broken(error)
-                break
-            self._begun.put((response, entries, finish, began_s))
-        self._begun.put(None)
+    def _begin(self, transfer: _Transfer) -> None:
+        transfer.began_s = time.perf_counter()
+        if not (transfer.response.error or self._is_broken):
+            transfer.finish = self._begin_transfer(transfer.response, transfer.entries)
 
-    def _finish_all(self) -> None:
-        while (item := self._begun.get()) is not None:
-            response, entries, finish, began_s = item
-            try:
-                finish()
-            except BaseException as error:
-                self._broken(error)
-                return
-            for entry in entries:
-                entry.end(response.error)
-            self._done(response, began_s)
+    def _finish(self, transfer: _Transfer) -> None:
+        if not self._is_broken:
+            transfer.finish()
+
+    def _report(self, transfer: _Transfer) -> None:
+        # After a failure the engine ends the operations, with the reason.
+        if not self._is_broken:
+            for entry in transfer.entries:
+                entry.end(transfer.response.error)
+            self._on_done(transfer.response, transfer.began_s)
+
+    def _break_off(self, _: _Transfer, error: BaseException) -> None:
+        self._is_broken = True
+        self._on_broken(error)
 
 
 def do_nothing() -> None:

@@ -1,4 +1,4 @@
-"""`init` and `shutdown`: how this process and the others come together, and part."""
+"""`init` and `shutdown`: how the processes of a job connect, and part."""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ from headway.comm.links import measure_links
 from headway.core.errors import CommunicationError, GenerationEndedError
 from headway.core.launcher_environment import read_launcher_environment
 from headway.core.rendezvous import Rendezvous
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 CPU = torch.device("cpu")
 
+# How long the launcher may take to explain why a meeting failed; it notices silence after 10 s.
 EXPLANATION_S = 15.0
-"""How long the launcher may take to say why a meeting failed; it notices silence after 10 s."""
 
+# The meeting of the first `init`. It holds the store that the worlds of later ones use, until the process ends.
 _met: Rendezvous | None = None
-"""Of the first `init`: it holds the store where the worlds of later ones meet, to the end of the process."""
+
+# Calls of `init` without a launcher of ours.
 _times = 0
-"""Calls of `init` that found no launcher of ours."""
-_member: CoordinatorClient | None = None
-"""This process as our launcher knows it; from the first `init` to the end of the process."""
+
+# The connection to our launcher, from the first `init` until the process ends.
+_client: CoordinatorClient | None = None
 
 
 def init(
     comm: Iterable[int] | None = None, process_sets: Iterable[ProcessSet] | Literal["dynamic"] | None = None
 ) -> None:
-    """Meets the other processes of the job. Once is enough; a second call does nothing.
+    """Connects to the other processes of the job. A second call does nothing.
 
     A process that no launcher started is a job of one.
 
     Args:
         comm: all ranks, or None; part of them, and MPI's communicators, are refused.
-        process_sets: sets to make at once; the same on all ranks, in the same order. `dynamic` makes none.
+        process_sets: sets to add at once; the same on all ranks, in the same order. `dynamic` adds none.
 
     Raises:
         ValueError: another `comm`, or the same set twice. UsageError: the launcher's variables contradict each other.
@@ -64,21 +66,22 @@ def init(
         communicator = Communicator(world)
         engine = Engine(world, communicator, settings, _build_chooser(communicator, settings))
     except BaseException:
+        # Abort first: the other ranks may wait in a collective for this one.
         world.abort("this process did not get through init")
         if communicator is not None:
             communicator.close()
         world.close()
         raise
-    if _member is not None:
-        _member.watch_generation(world.generation, lambda: engine.fail("a worker was lost"))
+    if _client is not None:
+        _client.watch_generation(world.generation, lambda: engine.fail("a worker was lost"))
     context.replace_job(context.HorovodJob(engine, places))
-    atexit.unregister(_at_exit)
-    atexit.register(_at_exit)
+    atexit.unregister(_leave_at_exit)
+    atexit.register(_leave_at_exit)
     sets.register_all(() if process_sets is None or isinstance(process_sets, str) else process_sets)
 
 
 def shutdown() -> None:
-    """Ends the job on all ranks: what is pending anywhere fails. `init` may be called again afterwards, on all."""
+    """Ends the job on all ranks: pending operations fail. `init` may be called again afterwards, on all ranks."""
     job = context.replace_job(None)
     if job is not None:
         sets.forget_all()
@@ -86,90 +89,88 @@ def shutdown() -> None:
 
 
 def has_newcomers() -> bool:
-    """Whether new workers wait for the others to come together again, as far as this process knows."""
-    return _member is not None and _member.has_newcomers
+    """Returns whether new workers wait to join, as far as this process knows."""
+    return _client is not None and _client.has_newcomers
 
 
 def can_reinitialise() -> bool:
-    """Whether the workers that are there can come together after a collective failed."""
-    return _member is not None or not context.get_engine().failed
+    """Returns whether the remaining workers can connect again after a collective failed."""
+    return _client is not None or not context.get_engine().has_failed
 
 
 def reinitialise() -> None:
-    """Ends the job, and begins anew with the workers that there are now.
+    """Ends the job, and begins anew with the present workers. It raises as `init` does.
 
     Raises:
-        FencedError: the others have gone on without this process. CommunicationError: they cannot be reached.
+        FencedError: the others have gone on without this process.
     """
+    # Another worker may be lost while they connect: then they connect once more.
     while True:
         shutdown()
         try:
             init()
             return
         except CommunicationError:
-            if _member is None or not _is_worker_lost(_member):
+            if _client is None or not _is_worker_lost(_client):
                 raise
 
 
-def _is_worker_lost(member: CoordinatorClient) -> bool:
-    """Whether a meeting failed because somebody was lost meanwhile, so that there will be another one.
-
-    Raises:
-        FencedError, CommunicationError: this process is out, or the launcher is gone.
-    """
+def _is_worker_lost(client: CoordinatorClient) -> bool:
+    # A meeting may fail because another worker was lost: then the launcher says so, and there will be a next one.
     until = time.monotonic() + EXPLANATION_S
-    while not member.has_changed and time.monotonic() < until:
+    while not client.has_changed and time.monotonic() < until:
         time.sleep(0.01)
     try:
-        member.check()
+        client.check()
     except GenerationEndedError:
         return True
     return False
 
 
 def _join_world(settings: Settings) -> tuple[World, tuple[int, int]]:
-    """The world, and this process's (local rank, local size)."""
-    global _met, _times, _member
+    # Three ways: by our launcher, alone, or by another launcher's variables, such as torchrun's. The world, and this
+    # process's (local rank, local size).
+    global _met, _times, _client
     found = read_launcher_environment()
-    if _member is None:
-        _member = CoordinatorClient.from_environment()
-    if _member is not None:
-        return _join_generation(_member, settings)
+    if _client is None:
+        _client = CoordinatorClient.from_environment()
+    if _client is not None:
+        return _join_generation(_client, settings)
     _times += 1
     if found is None or found.size == 1:
         return World.create_single(CPU), (0, 1)
     limits: dict[str, Any] = {"timeout_s": settings.timeout_s, "interface": settings.interface}
     if _met is None:
         world = World.join(found, CPU, **limits)
-        _met, world.meeting = world.meeting, None
+        _met, world.rendezvous = world.rendezvous, None
     else:
         assert found.address is not None
         # The first world took the number of the launcher's attempt.
-        generation = _met.attempt + _times - 1
-        limits |= {"master": found.address, "secret": _met.secret, "generation": generation}
-        world = World.create(_met.store, found.rank, found.size, CPU, **limits)
+        membership = Membership(found.rank, found.size, generation=_met.attempt + _times - 1)
+        limits |= {"master": found.address, "secret": _met.secret}
+        world = World.create(_met.store, membership, CPU, **limits)
     if found.local_rank is None or found.local_size is None:
         return world, (world.local_rank, world.local_size)
     return world, (found.local_rank, found.local_size)
 
 
-def _join_generation(member: CoordinatorClient, settings: Settings) -> tuple[World, tuple[int, int]]:
-    info = member.wait_for_generation()
-    world = member.build_world(
+def _join_generation(client: CoordinatorClient, settings: Settings) -> tuple[World, tuple[int, int]]:
+    info = client.wait_for_generation()
+    world = client.build_world(
         info, CPU, why="a worker was lost", timeout_s=settings.timeout_s, interface=settings.interface
     )
     return world, (info.local_ranks[info.rank], world.local_size)
 
 
 def _gather_places(world: World, place: tuple[int, int]) -> list[tuple[int, int]]:
-    """What every rank knows of its place, in the order of ranks."""
+    # The (local rank, local size) of all ranks, in their order.
     rows = [row.decode().split() for row in world.control.gather_bytes(f"{place[0]} {place[1]}".encode())]
     by_rank = {rank: (int(local), int(size)) for rank, (local, size) in zip(world.control.ranks, rows, strict=True)}
     return [by_rank[rank] for rank in range(world.size)]
 
 
 def _build_chooser(communicator: Communicator, settings: Settings) -> Callable[[int], Algorithm]:
-    """How sums over all ranks go: by host if the user says so, else by whatever the measured links make fastest."""
+    # By host if the user says so, else the fastest by the measured links.
     world = communicator.world
     if len(world.hosts) == 1 or settings.hierarchical is False:
         return lambda nbytes: "ring"
@@ -185,22 +186,23 @@ def _check_comm(comm: Any, size: int) -> None:
     if comm is None:
         return
     if not isinstance(comm, Iterable):
-        raise ValueError("comm is no list of ranks; MPI is not used here, so that its communicators mean nothing")
+        raise ValueError("comm has to be a list of ranks; MPI's communicators are not supported")
     ranks = sorted(comm)
     if ranks and ranks != list(range(size)):
         raise ValueError(f"comm={ranks} is not all of the {size} ranks; use a ProcessSet for a part of them")
 
 
-def _at_exit() -> None:
-    """Leaves the others in order; where an exception ended the program they take this process for lost."""
-    global _met, _member
+def _leave_at_exit() -> None:
+    # Leaves the others in order; after an uncaught exception they take this process for lost.
+    global _met, _client
     shutdown()
     if _met is not None:
         meeting, _met = _met, None
         meeting.close()
-    if _member is not None:
-        member, _member = _member, None
+    if _client is not None:
+        client, _client = _client, None
+        # Set by the interpreter when an uncaught exception ends the program.
         if not hasattr(sys, "last_value"):
             with suppress(CommunicationError):
-                member.leave(done=True)
-        member.close()
+                client.leave(done=True)
+        client.close()

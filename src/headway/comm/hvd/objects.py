@@ -1,7 +1,7 @@
-"""Python objects between ranks. They are pickled and signed.
+"""Sends Python objects between ranks, pickled and signed.
 
-A pickle runs whatever code its writer likes: only one that a process of the job has signed with the run's secret is
-read, and none where that secret is public.
+A pickle runs whatever code its writer likes. So a rank only reads pickles that a process of the job has signed with the
+run's secret, and none if that secret is public.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from headway.core.errors import UsageError
 from headway.core.rendezvous import is_public_secret
 
 try:
-    from cloudpickle import dumps  # type: ignore[import-not-found,import-untyped,unused-ignore] # lambdas too
+    # It pickles lambdas, too.
+    from cloudpickle import dumps  # type: ignore[import-not-found,import-untyped,unused-ignore]
 except ImportError:
     from pickle import dumps
 
+# Before each pickle: its signature and its length.
 HEADER = struct.Struct("!32sQ")
-"""Before each pickle: its signature and its length."""
 
 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The object of one rank on all; on that rank the object itself.
+    """Returns the object of one rank on all; on that rank the object itself.
 
     Args:
         root_rank: a rank of the job, not of the process set.
@@ -44,12 +45,13 @@ def broadcast_object(
     if root_rank not in (process_set.ranks or ()):
         raise ValueError(f"broadcast_object: root rank {root_rank} is not in {process_set}")
     is_root = context.rank() == root_rank
+    # A gather in which only the root has bytes: the others need not know the length before.
     gathered = differentiable.allgather(_pack(obj) if is_root else _pack(), name, process_set)
     return obj if is_root else _unpack(gathered)[0]
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """The objects of all ranks, in their order. Raises as `broadcast_object` does."""
+    """Returns the objects of all ranks, in their order. Raises as `broadcast_object` does."""
     _check_secret()
     return _unpack(differentiable.allgather(_pack(obj), name))
 
@@ -57,7 +59,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 def _check_secret() -> None:
     # On all ranks alike, before any of them waits for another: all have the same secret.
     if is_public_secret(context.get_engine().world.secret):
-        what = "Python objects are not exchanged between several hosts without a secret: a pickle can run any code"
+        what = "Python objects are not sent between several hosts without a secret: a pickle can run any code"
         fix = "Set HEADWAY_SECRET to the same text on every host, for example the output of `openssl rand -hex 32`."
         raise UsageError(what, fix=fix)
 
@@ -71,9 +73,9 @@ def _pack(*objects: Any) -> torch.Tensor:
 
 
 def _unpack(gathered: torch.Tensor) -> list[Any]:
-    """The objects, none of which is unpickled before all signatures are right."""
     data = memoryview(gathered.numpy().tobytes())
     pickles = []
+    # All signatures first: nothing is unpickled before all of them are right.
     while data:
         signature, length = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0)
         pickled = data[HEADER.size : HEADER.size + length]

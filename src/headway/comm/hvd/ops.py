@@ -1,9 +1,10 @@
-"""The collectives that return a handle, or fill a tensor in place; those that autograd sees are in `differentiable`."""
+"""The collectives that return a handle or work in place. Those with gradients are in `differentiable`."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -14,8 +15,13 @@ from headway.comm.hvd.process_sets import ProcessSet, global_process_set
 from headway.comm.hvd.reduce_op import Adasum, Average, ReduceOp, Sum, resolve_op
 from headway.comm.hvd.requests import ITEM_BYTES, SUMMABLE, Kind, Op, Request
 
+P = ParamSpec("P")
+
+# By the numbers of ReduceOp.
 OPS: tuple[Op, ...] = ("average", "sum", "adasum", "min", "max", "product")
-"""By the numbers of ReduceOp."""
+
+
+# The signatures are Horovod's, up to the names of the arguments.
 
 
 def allreduce_async(
@@ -29,21 +35,20 @@ def allreduce_async(
 ) -> int:
     """Begins to reduce a tensor over the ranks; returns a handle for `poll` and `synchronize`.
 
-    Ranks are matched by `name`, whatever the order in which they come; without one, by their count of nameless ones.
+    Ranks are matched by `name`, in any order of submission; without a name, by their count of nameless operations.
 
     Args:
-        tensor: contiguous; not changed, and not to be changed before the end.
-        average: deprecated; `op` says it.
+        tensor: contiguous; not changed, and must not be changed before the end.
+        average: deprecated; use `op`.
         op: Average (the default), Sum, Min, Max, Product or Adasum.
-        prescale_factor, postscale_factor: multiply each rank's tensor before, and the result.
+        prescale_factor, postscale_factor: multiply each rank's tensor before the reduction, and the result.
 
     Raises:
         ValueError: a type that cannot be reduced, a tensor that is not contiguous, a name under way already, or a
             process set without this rank. HorovodInternalError: before `init`, or after the job was shut down.
     """
-    outputs = [torch.empty_like(tensor, requires_grad=False)]
     factors = prescale_factor, postscale_factor
-    return _reduce("allreduce", [tensor], outputs, name, resolve_op(op, average), factors, process_set)
+    return submit_reduction("allreduce", [tensor], name, resolve_op(op, average), factors, process_set)
 
 
 def allreduce_async_(
@@ -55,25 +60,9 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As allreduce_async, in place."""
+    """Begins to reduce a tensor in place; see allreduce_async."""
     factors = prescale_factor, postscale_factor
-    return _reduce("allreduce", [tensor], [tensor], name, resolve_op(op, average), factors, process_set)
-
-
-def allreduce_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Tensor:
-    """As allreduce_async_, and waits for it."""
-    result: Tensor = synchronize(
-        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
-    return result
+    return submit_reduction("allreduce", [tensor], name, resolve_op(op, average), factors, process_set, in_place=True)
 
 
 def grouped_allreduce_async(
@@ -85,10 +74,9 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As allreduce_async, for several tensors that are reduced when all ranks have all of them."""
-    outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
+    """Begins to reduce several tensors, when all ranks have submitted all of them; see allreduce_async."""
     factors = prescale_factor, postscale_factor
-    return _reduce("allreduce", tensors, outputs, name, resolve_op(op, average), factors, process_set, grouped=True)
+    return submit_reduction("allreduce", tensors, name, resolve_op(op, average), factors, process_set, grouped=True)
 
 
 def grouped_allreduce_async_(
@@ -100,35 +88,16 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As grouped_allreduce_async, in place."""
-    factors = prescale_factor, postscale_factor
-    return _reduce("allreduce", tensors, tensors, name, resolve_op(op, average), factors, process_set, grouped=True)
-
-
-def grouped_allreduce_(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[Tensor, ...]:
-    """As grouped_allreduce_async_, and waits for it."""
-    result: tuple[Tensor, ...] = synchronize(
-        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
-    return result
+    """Begins to reduce several tensors in place; see grouped_allreduce_async."""
+    op, factors = resolve_op(op, average), (prescale_factor, postscale_factor)
+    return submit_reduction("allreduce", tensors, name, op, factors, process_set, grouped=True, in_place=True)
 
 
 def sparse_allreduce_async(
     tensor: Tensor, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """Begins to add up sparse tensors, by gathering indices and values; returns a function that waits for the result.
-
-    Args:
-        op: Average, or anything else for the sum.
-    """
+    """Begins to sum sparse tensors, or to average them; returns a function that waits for the result."""
+    # Ranks have different indices, so that values cannot be summed place by place; equal indices may come twice.
     indices = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
     values = allgather_async(tensor._values().contiguous(), f"{name}.values", process_set)
 
@@ -144,29 +113,27 @@ def sparse_allreduce_async(
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Begins to join the tensors of all ranks along the first dimension, in which they may differ; returns a handle.
 
-    Raises:
-        ValueError, HorovodInternalError: see allreduce_async.
+    It raises as allreduce_async does.
     """
-    return _submit("allgather", [tensor], [], name, process_set)
+    return submit("allgather", [tensor], [], name, process_set)
 
 
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """As allgather_async, for several tensors."""
-    return _submit("allgather", tensors, [], name, process_set, grouped=True)
+    """Begins to join several tensors; see allgather_async."""
+    return submit("allgather", tensors, [], name, process_set, grouped=True)
 
 
 def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begins to give all ranks the tensor of one; returns a handle.
+    """Begins to send one rank's tensor to all ranks; returns a handle.
 
     Args:
         root_rank: a rank of the job, not of the process set.
 
-    Raises:
-        ValueError, HorovodInternalError: see allreduce_async; the root is not in the process set.
+    It raises as allreduce_async does, and ValueError if the root is not in the process set.
     """
     return _broadcast(tensor, torch.empty_like(tensor, requires_grad=False), root_rank, name, process_set)
 
@@ -174,16 +141,8 @@ def broadcast_async(
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """As broadcast_async, in place."""
+    """Begins to broadcast in place; see broadcast_async."""
     return _broadcast(tensor, tensor, root_rank, name, process_set)
-
-
-def broadcast_(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Tensor:
-    """As broadcast_async_, and waits for it."""
-    result: Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
-    return result
 
 
 def alltoall_async(
@@ -192,33 +151,34 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begins to send rows of a tensor to each rank, and to join what comes from each; returns a handle.
+    """Begins to send rows of a tensor to each rank, and to join the rows received; returns a handle.
 
-    `synchronize` gives (rows received, how many came from each rank).
+    `synchronize` returns (rows received, number of rows from each rank).
 
     Args:
-        splits: int32; how many rows go to each rank of the set. Default: equally many.
+        splits: int32; number of rows for each rank of the set. Default: equal numbers.
 
     Raises:
         ValueError: splits of another type or number, more rows than there are, or rows that cannot be split equally;
             and see allreduce_async.
     """
-    ranks = len(context.get_engine().sets.get(_get_id(process_set), ()))
+    ranks = len(_get_members("alltoall", process_set))
+    # Without splits the counts are an empty tensor, which gives the type of the received counts.
     counts = splits if isinstance(splits, Tensor) else torch.tensor([] if splits is None else splits, dtype=torch.int32)
     rows = tensor.shape[0] if tensor.dim() else 0
     if counts.dtype != torch.int32 or counts.dim() > 1:
-        raise ValueError("alltoall: splits are 32-bit integers, one for each rank")
+        raise ValueError("alltoall: splits have to be 32-bit integers, one for each rank")
     if splits is None or not len(counts):
         if rows % ranks:
-            raise ValueError(f"alltoall: {rows} rows cannot be split equally over {ranks} ranks; say splits=")
+            raise ValueError(f"alltoall: {rows} rows cannot be split equally over {ranks} ranks; give splits=")
         each = [rows // ranks] * ranks
     else:
         each = counts.tolist()
         if len(each) != ranks:
-            raise ValueError(f"alltoall: {len(each)} splits for {ranks} ranks")
+            raise ValueError(f"alltoall: {len(each)} splits for {ranks} ranks; give one for each rank")
         if sum(each) > rows or min(each) < 0:
-            raise ValueError(f"alltoall: splits {each} of a tensor of {rows} rows")
-    return _submit("alltoall", [tensor], [counts], name, process_set, splits=tuple(each), grouped=True)
+            raise ValueError(f"alltoall: splits {each} of a tensor of {rows} rows; give at most {rows} in total")
+    return submit("alltoall", [tensor], [counts], name, process_set, splits=tuple(each), grouped=True)
 
 
 def reducescatter_async(
@@ -231,13 +191,12 @@ def reducescatter_async(
 ) -> int:
     """Begins to reduce a tensor over the ranks, and to give each rank its part of the rows; returns a handle.
 
-    The first ranks get one row more where they cannot all get as many.
+    If the rows cannot be split equally, the first ranks get one more.
 
-    Raises:
-        HorovodInternalError: op is not Average or Sum. ValueError, HorovodInternalError: see allreduce_async.
+    It raises as allreduce_async does, and HorovodInternalError if op is not Average or Sum.
     """
     factors = prescale_factor, postscale_factor
-    return _reduce("reducescatter", [tensor], [], name, op, factors, process_set)
+    return submit_reduction("reducescatter", [tensor], name, op, factors, process_set)
 
 
 def grouped_reducescatter_async(
@@ -248,22 +207,18 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """As reducescatter_async, for several tensors."""
+    """Begins to reduce and scatter several tensors; see reducescatter_async."""
     factors = prescale_factor, postscale_factor
-    return _reduce("reducescatter", tensors, [], name, op, factors, process_set, grouped=True)
+    return submit_reduction("reducescatter", tensors, name, op, factors, process_set, grouped=True)
 
 
 def poll(handle: int) -> bool:
-    """Whether `synchronize` would return at once.
-
-    Raises:
-        ValueError: there is no such handle, or it was waited for already.
-    """
+    """Returns whether `synchronize` would return at once. ValueError: no such handle, or waited for already."""
     return context.get_engine().poll(handle)
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an operation; its tensor or tensors, or None where the handle was waited for already.
+    """Waits for an operation; returns its tensor or tensors, or None if the handle was waited for already.
 
     Raises:
         HorovodInternalError: it failed on all ranks, which disagree about it or have lost one of them.
@@ -272,15 +227,16 @@ def synchronize(handle: int) -> Any:
 
 
 def join(device: int = -1) -> int:
-    """Waits until all ranks have called it; meanwhile this one takes part in the others' allreduces with zeros.
+    """Waits until all ranks have called it; meanwhile this rank adds zeros to the others' allreduces.
 
     Args:
-        device: where zeros for CUDA tensors are made; default: where this rank's latest ones were.
+        device: CUDA device of the zeros; default: that of this rank's latest CUDA tensor.
 
     Returns:
         the rank that came last.
     """
     engine = context.get_engine()
+    # Horovod's -1 stands for no device.
     if device >= 0:
         engine.cuda = torch.device("cuda", device)
     last: int = engine.wait(engine.submit(Request(0, "join", "join")))
@@ -293,46 +249,37 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     engine.wait(engine.submit(Request(number, "barrier", "barrier")))
 
 
-def _reduce(
+def submit_reduction(
     kind: Kind,
     tensors: Sequence[Tensor],
-    outputs: Sequence[Tensor],
     name: str | None,
     op: ReduceOp,
     factors: tuple[float, float],
     process_set: ProcessSet,
     *,
     grouped: bool = False,
+    in_place: bool = False,
 ) -> int:
-    if kind == "reducescatter" and op not in (Average, Sum):
-        raise HorovodInternalError("reducescatter knows Average and Sum")
+    """Submits an allreduce or a reducescatter; returns its handle.
+
+    Args:
+        factors: prescale, postscale.
+        grouped: the result is a tuple, and ranks match it with grouped operations only.
+        in_place: an allreduce writes into `tensors`.
+    """
+    outputs: Sequence[Tensor] = ()
+    if kind == "reducescatter":
+        if op not in (Average, Sum):
+            raise HorovodInternalError("reducescatter supports Average and Sum only")
+    else:
+        outputs = tensors if in_place else [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
     if op == Adasum:
         _check_adasum(tensors, process_set)
     fields: dict[str, Any] = {"op": OPS[op], "prescale": float(factors[0]), "postscale": float(factors[1])}
-    return _submit(kind, tensors, outputs, name, process_set, grouped=grouped, **fields)
+    return submit(kind, tensors, outputs, name, process_set, grouped=grouped, **fields)
 
 
-def _check_adasum(tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
-    if process_set is not global_process_set:
-        raise NotImplementedError("Adasum is done over all ranks, not over a process set")
-    if not all(tensor.is_floating_point() for tensor in tensors):
-        raise ValueError("Adasum is for floating-point tensors")
-    by_host = tensors[0].is_cuda and context.nccl_built()
-    if by_host and not context.is_homogeneous():
-        raise NotImplementedError("Adasum on NCCL wants as many processes on each host as on the others")
-    number, what = (context.cross_size(), "hosts") if by_host else (context.size(), "ranks")
-    if number & (number - 1):
-        raise NotImplementedError(f"Adasum wants a power of two of {what}, not {number}")
-
-
-def _broadcast(tensor: Tensor, output: Tensor, root: int, name: str | None, process_set: ProcessSet) -> int:
-    members = context.get_engine().sets.get(_get_id(process_set), ())
-    if members and root not in members:
-        raise ValueError(f"broadcast: root rank {root} is not one of {list(members)}")
-    return _submit("broadcast", [tensor], [output], name, process_set, root=int(root))
-
-
-def _submit(
+def submit(
     kind: Kind,
     tensors: Sequence[Tensor],
     outputs: Sequence[Tensor],
@@ -342,28 +289,66 @@ def _submit(
     grouped: bool = False,
     **fields: Any,
 ) -> int:
+    """Checks the tensors of an operation and submits it; returns its handle. `fields` are those of the Request."""
+    # Errors of this rank alone are raised here, before any other rank hears of the operation.
     engine, number = context.get_engine(), _get_id(process_set)
     known = SUMMABLE if kind in ("allreduce", "reducescatter") else ITEM_BYTES
     types = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
-    for tensor, kind_of in zip(tensors, types, strict=True):
-        if kind_of not in known or tensor.layout != torch.strided:
+    for tensor, type_name in zip(tensors, types, strict=True):
+        if type_name not in known or tensor.layout != torch.strided:
             raise ValueError(f"{kind}: tensors of type {tensor.type()} are not supported")
         if not tensor.is_contiguous():
             raise ValueError(f"{kind}: the tensor is not contiguous; call .contiguous() on it")
     if len({tensor.device for tensor in tensors}) != 1:
-        raise ValueError(f"{kind}: wants at least one tensor, and all on one device")
+        raise ValueError(f"{kind}: give at least one tensor, and all on one device")
+    # alltoall returns a tuple, yet has no grouped form.
     label = f"grouped_{kind}" if grouped and kind != "alltoall" else kind
-    request = Request(
-        number,
-        engine.name(label, number, name),
-        kind,
-        types,
-        tuple(tuple(tensor.shape) for tensor in tensors),
-        tensors[0].device.type,
-        **fields,
-    )
+    unique, shapes = engine.build_name(label, number, name), tuple(tuple(tensor.shape) for tensor in tensors)
+    request = Request(number, unique, kind, types, shapes, tensors[0].device.type, **fields)
+    # Detached: autograd sees these operations in `differentiable` only.
     sources = [tensor.detach() for tensor in tensors]
     return engine.submit(request, sources, [output.detach() for output in outputs], single=not grouped)
+
+
+def _check_adasum(tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
+    if process_set is not global_process_set:
+        raise NotImplementedError("Adasum works over all ranks, not over a process set")
+    if not all(tensor.is_floating_point() for tensor in tensors):
+        raise ValueError("Adasum supports floating-point tensors only")
+    # On NCCL it averages inside hosts, and combines over hosts.
+    by_host = tensors[0].is_cuda and context.nccl_built()
+    if by_host and not context.is_homogeneous():
+        raise NotImplementedError("Adasum on NCCL needs as many processes on each host as on the others")
+    # Pairs of equal partners in every step.
+    number, what = (context.cross_size(), "hosts") if by_host else (context.size(), "ranks")
+    if number & (number - 1):
+        raise NotImplementedError(f"Adasum needs a power of two of {what}, not {number}")
+
+
+def _broadcast(tensor: Tensor, output: Tensor, root: int, name: str | None, process_set: ProcessSet) -> int:
+    members = _get_members("broadcast", process_set)
+    if root not in members:
+        raise ValueError(f"broadcast: root rank {root} is not one of {list(members)}")
+    return submit("broadcast", [tensor], [output], name, process_set, root=int(root))
+
+
+def _build_waiting(begin: Callable[P, int]) -> Callable[P, Any]:
+    @functools.wraps(begin)
+    def wait(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return synchronize(begin(*args, **kwargs))
+
+    wait.__name__ = begin.__name__.replace("_async", "")
+    return wait
+
+
+# In place, and waiting: they return the tensor or the tuple of tensors.
+allreduce_ = _build_waiting(allreduce_async_)
+grouped_allreduce_ = _build_waiting(grouped_allreduce_async_)
+broadcast_ = _build_waiting(broadcast_async_)
+
+
+def _get_members(kind: str, process_set: ProcessSet) -> tuple[int, ...]:
+    return context.get_engine().get_members(kind, _get_id(process_set))
 
 
 def _get_id(process_set: ProcessSet) -> int:

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: a torch optimizer whose steps take gradients, or updates, of all ranks."""
+"""DistributedOptimizer: a torch optimizer whose steps use the gradients, or updates, of all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from headway.comm.hvd.process_sets import ProcessSet, global_process_set
 from headway.comm.hvd.reduce_op import Adasum, Average, ReduceOp
 
 
-def DistributedOptimizer(  # noqa: N802 - Horovod's name
+# The function has Horovod's name.
+def DistributedOptimizer(  # noqa: N802
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     compression: Compressor = Compression.none,
@@ -32,43 +33,44 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Makes an optimizer reduce its gradients over the ranks before each step, beginning while `backward` runs.
 
-    It gets the methods `synchronize()`, which waits for the gradients, to clip them for example;
-    `skip_synchronize()`, a context in which `step` then takes them as they are; and
+    It gets the methods `synchronize()`, which waits for the gradients, for example to clip them;
+    `skip_synchronize()`, a context in which `step` then uses them as they are; and
     `set_backward_passes_per_step(passes)`.
 
     Args:
         named_parameters: `model.named_parameters()`; names have to be unique, and cover all parameters.
-        compression: how gradients travel.
+        compression: of the gradients that are sent.
         backward_passes_per_step: backward passes whose gradients are accumulated before they are reduced.
         op: Average, Sum, Min, Max, Product; with Adasum each rank takes its own step, and the updates are combined.
         gradient_predivide_factor: the average is divided by it before the sum, and by ranks / factor after it.
-        num_groups: deprecated; `groups` says it.
-        groups: how many bundles, or lists of parameters, are reduced together; by default each goes when it is ready.
-        sparse_as_dense: sparse gradients are reduced as dense ones, and made sparse again.
-        process_set: the ranks; outside of it the optimizer works alone.
+        num_groups: deprecated; use `groups`.
+        groups: number of bundles, or lists of parameters, that are reduced together; default: each when it is ready.
+        sparse_as_dense: reduce sparse gradients as dense ones, and make them sparse again.
+        process_set: the ranks; on other ranks the optimizer works alone.
 
     Returns:
         the optimizer itself.
 
     Raises:
         ValueError: names that are not unique or do not cover the parameters, a factor with another op than Average,
-            no passes, wrong groups, or an optimizer that went through this already. NotImplementedError: Adasum with a
+            no passes, wrong groups, or an optimizer that is distributed already. NotImplementedError: Adasum with a
             process set, or with a number of ranks that is no power of two.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor is for op=Average")
+        raise ValueError("gradient_predivide_factor works with op=Average only")
     if num_groups:
-        warnings.warn("`num_groups` is deprecated; say `groups`", DeprecationWarning, stacklevel=2)
+        warnings.warn("`num_groups` is deprecated; use `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     if backward_passes_per_step <= 0:
-        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: set at least 1")
     if hasattr(optimizer, "skip_synchronize"):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     names = _name_parameters(optimizer, named_parameters)
+    # One process of an elastic job may get company later.
     alone = context.size() == 1 and not context.is_elastic()
     if op == Adasum and context.size() > 1:
         if process_set is not global_process_set:
-            raise NotImplementedError("Adasum is done over all ranks, not over a process set")
+            raise NotImplementedError("Adasum works over all ranks, not over a process set")
         _AdasumUpdates(optimizer, names, compression).attach()
         return optimizer
     takes_part = bool(process_set.included()) and not alone
@@ -83,8 +85,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
-    gradients.hook()
-    optimizer.register_step_pre_hook(gradients.before_step)
+    # A state that is loaded replaces the step under way: its reductions are forgotten.
+    gradients.register_hooks()
+    optimizer.register_step_pre_hook(gradients.prepare_step)
     optimizer.register_load_state_dict_pre_hook(lambda *_: gradients.reset())
     _add_methods(
         optimizer, gradients.synchronize, gradients.skip_synchronize, gradients.set_passes, gradients.check_idle
@@ -100,7 +103,7 @@ def _name_parameters(
         return {p: f"noname.{i}.{j}" for i, group in enumerate(groups) for j, p in enumerate(group["params"])}
     named = list(named_parameters)
     if any(not isinstance(entry, tuple) for entry in named):
-        raise ValueError("named_parameters are pairs of a name and a parameter, as model.named_parameters() gives")
+        raise ValueError("named_parameters has to give pairs of name and parameter, as model.named_parameters() does")
     twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
     if twice:
         raise ValueError(f"names of parameters have to be unique; these are not: {', '.join(sorted(twice))}")
@@ -112,7 +115,7 @@ def _name_parameters(
 
 
 def _add_methods(optimizer: Any, synchronize: Any, skip_synchronize: Any, set_passes: Any, check_idle: Any) -> None:
-    """The methods that a Horovod script calls on its optimizer."""
+    # The methods that a Horovod script calls on its optimizer. On the instance: its class stays what it was.
     clear = optimizer.zero_grad
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:
@@ -125,7 +128,7 @@ def _add_methods(optimizer: Any, synchronize: Any, skip_synchronize: Any, set_pa
 
 @final
 class _AdasumUpdates:
-    """Each rank steps with its own gradients; what that changed is combined by Adasum, and added to the start."""
+    """Combines the updates of the ranks: each rank steps with its own gradients, and Adasum combines the changes."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: dict[Tensor, str], compression: Compressor) -> None:
         self._optimizer, self._names, self._compression = optimizer, names, compression
@@ -133,18 +136,19 @@ class _AdasumUpdates:
 
     def attach(self) -> None:
         optimizer = self._optimizer
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
-        _add_methods(optimizer, lambda: None, self._skip, lambda passes: None, lambda: None)
+        optimizer.register_step_pre_hook(self._save_starts)
+        optimizer.register_step_post_hook(self._combine_updates)
+        _add_methods(optimizer, lambda: None, self._refuse_skip, lambda passes: None, lambda: None)
 
-    def _before(self, *_: Any) -> None:
+    def _save_starts(self, *_: Any) -> None:
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad:
                     self._starts[parameter] = parameter.detach().clone()
 
     @torch.no_grad()
-    def _after(self, *_: Any) -> None:
+    def _combine_updates(self, *_: Any) -> None:
+        # All at once, so that the small ones share a buffer.
         under_way = []
         for parameter, start in self._starts.items():
             packed, form = self._compression.compress((parameter - start).contiguous())
@@ -154,5 +158,5 @@ class _AdasumUpdates:
             parameter.copy_(start.add_(self._compression.decompress(ops.synchronize(handle), form)))
         self._starts.clear()
 
-    def _skip(self) -> AbstractContextManager[NoReturn]:
+    def _refuse_skip(self) -> AbstractContextManager[NoReturn]:
         raise AssertionError("with Adasum there is nothing to skip: updates are combined, not gradients")

@@ -1,4 +1,4 @@
-"""A network's and an optimizer's state from one rank to all."""
+"""Broadcasts the state of a network and of an optimizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.comm.hvd.objects import broadcast_object
 def broadcast_parameters(
     params: Mapping[str, Tensor] | list[Tensor] | list[tuple[str, Tensor]], root_rank: int
 ) -> None:
-    """Gives all ranks one rank's tensors, in place.
+    """Broadcasts one rank's tensors to all ranks, in place.
 
     Args:
         params: `model.state_dict()`, or a list of `model.named_parameters()` or `model.parameters()`.
@@ -33,7 +33,8 @@ def broadcast_parameters(
     handles = []
     for name, tensor in named:
         plain = tensor.detach()
-        buffer = plain.contiguous()  # channels-last weights are not
+        # Channels-last weights are not contiguous.
+        buffer = plain.contiguous()
         handles.append((ops.broadcast_async_(buffer, root_rank, name), plain, buffer))
     for handle, plain, buffer in handles:
         ops.synchronize(handle)
@@ -44,18 +45,19 @@ def broadcast_parameters(
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Gives all ranks one rank's optimizer state: its tensors and numbers, and the options of its parameter groups.
+    """Broadcasts one rank's optimizer state: tensors, numbers, and the options of its parameter groups.
 
-    No step is taken to bring state into being where there is none: state that the root lacks the others lose.
+    It takes no step to create missing state: state that the root lacks is dropped on the others.
 
     Args:
-        model: not needed here.
+        model: not used; part of Horovod's signature.
 
     Raises:
         ValueError: the optimizer is LBFGS, whose state has no fixed form.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("the state of LBFGS cannot be broadcast")
+        raise ValueError("the state of LBFGS cannot be broadcast; use another optimizer")
+    # First the structure, pickled; then the tensors, each as a broadcast of its own.
     tensors: list[Tensor] = []
     is_root = context.rank() == root_rank
     shape = broadcast_object(_extract_tensors(optimizer.state_dict(), tensors) if is_root else None, root_rank)
@@ -69,14 +71,12 @@ def broadcast_optimizer_state(
 
 
 class _TensorPlaceholder:
-    """Stands for a tensor in a state dict that travels."""
-
     def __init__(self, tensor: Tensor) -> None:
         self.dtype, self.shape, self.device = tensor.dtype, tuple(tensor.shape), tensor.device.type
 
 
 def _extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """The value with a place for each tensor; the tensors are appended to the list."""
+    # The value with placeholders for its tensors, which are appended to the list.
     if isinstance(value, Tensor):
         tensors.append(value.detach().contiguous())
         return _TensorPlaceholder(value)
@@ -88,7 +88,7 @@ def _extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _insert_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """The value with a new tensor in each place, in the same order; the tensors are appended to the list."""
+    # The value with new tensors for its placeholders, which are appended to the list in the same order.
     if isinstance(value, _TensorPlaceholder):
         tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.device))
         return tensors[-1]

@@ -1,4 +1,4 @@
-"""Process sets: parts of the ranks that do collectives among themselves."""
+"""Process sets: subsets of the ranks with collectives of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.comm.hvd.requests import Request
 
 @final
 class ProcessSet:
-    """Some ranks. Hand it to `init` or `add_process_set`, and then to any collective.
+    """A subset of the ranks. Pass it to `init` or `add_process_set`, and then to any collective.
 
     Args:
         ranks_or_comm: ranks, in any order; MPI's communicators are refused.
@@ -22,7 +22,7 @@ class ProcessSet:
         ranks: in ascending order.
 
     Raises:
-        ValueError: what is given are no ranks.
+        ValueError: `ranks_or_comm` is no list of ranks.
     """
 
     process_set_id: int | None = None
@@ -30,57 +30,53 @@ class ProcessSet:
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         if not isinstance(ranks_or_comm, Iterable):
-            raise ValueError("a ProcessSet is made of a list of ranks; MPI's communicators mean nothing here")
+            raise ValueError("a ProcessSet needs a list of ranks; MPI's communicators are not supported")
         ranks = list(ranks_or_comm)
         if any(not isinstance(rank, int) for rank in ranks):
-            raise ValueError(f"a ProcessSet is made of a list of ranks, not of {ranks}")
+            raise ValueError(f"a ProcessSet needs a list of ranks, not {ranks}")
         self.ranks = sorted(ranks)
 
     def size(self) -> int | None:
-        """Number of its ranks; None where it is not registered."""
+        """Returns the number of its ranks; None if it is not registered."""
         if self.process_set_id is None:
             return None
-        return len(self._registered())
+        return len(self._get_registered())
 
     def rank(self) -> int | None:
-        """This process's place in it; None where the set is not registered.
-
-        Raises:
-            ValueError: this process is not in it.
-        """
+        """Returns this process's place in it; None if it is not registered. ValueError: this process is not in it."""
         if self.process_set_id is None:
             return None
-        ranks = self._registered()
+        ranks = self._get_registered()
         if context.rank() not in ranks:
             raise ValueError(f"rank {context.rank()} is not in {self}")
         return ranks.index(context.rank())
 
     def included(self) -> bool | None:
-        """Whether this process is in it; None where its ranks are not known yet."""
+        """Returns whether this process is in it; None while its ranks are not known."""
         return None if self.ranks is None else context.rank() in self.ranks
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
-    def _registered(self) -> Sequence[int]:
+    def _get_registered(self) -> Sequence[int]:
         ranks = context.get_engine().sets.get(self.process_set_id) if self.process_set_id is not None else None
         if ranks is None:
-            raise ValueError(f"{self} is not registered in this job")
+            raise ValueError(f"{self} is not registered in this job; call add_process_set first")
         return ranks
 
 
+# All ranks; the default of every collective. Its ranks are filled in by `init`.
 global_process_set = ProcessSet([])
-"""All ranks; the default of every collective."""
 global_process_set.process_set_id = ALL
 
-_given: list[ProcessSet] = []
+# Sets of this job, to be forgotten at `shutdown`.
+_registered: list[ProcessSet] = []
 
 
 def register_all(process_sets: Iterable[ProcessSet]) -> None:
-    """What `init` does: the set of all ranks gets them, and the given sets are made.
+    """Fills in the set of all ranks, and adds the given sets. Called by `init`.
 
-    Raises:
-        ValueError: the same set twice.
+    It raises ValueError for the same set twice.
     """
     global_process_set.ranks = list(range(context.size()))
     for number, one in enumerate(process_sets):
@@ -91,14 +87,14 @@ def register_all(process_sets: Iterable[ProcessSet]) -> None:
 
 
 def forget_all() -> None:
-    """What `shutdown` does: sets of this job mean nothing in the next one."""
-    for one in _given:
+    """Unregisters the sets of this job, whose ids mean nothing in the next one. Called by `shutdown`."""
+    for one in _registered:
         one.process_set_id = None
-    _given.clear()
+    _registered.clear()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a set; all ranks of the job call it, those outside of the set too.
+    """Registers a set; all ranks of the job call it, those outside of the set, too.
 
     Raises:
         ValueError: a set of these ranks exists, or a rank does not. HorovodInternalError: the ranks name other sets.
@@ -106,22 +102,24 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     engine, ranks = context.get_engine(), tuple(one.ranks or ())
     if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(engine.sets[ALL]):
-        raise ValueError(f"{list(ranks)} are no ranks of a job of {engine.world.size}, each once")
+        raise ValueError(f"{list(ranks)} are not ranks of a job of {engine.world.size}, each once")
     if ranks in engine.sets.values():
         raise ValueError(f"there is a process set of the ranks {list(ranks)} already")
-    handle = engine.submit(Request(ALL, engine.name("add_set", ALL, None), "add_set", splits=ranks))
+    # The negotiator gives the id, the same on all ranks.
+    handle = engine.submit(Request(ALL, engine.build_name("add_set", ALL, None), "add_set", splits=ranks))
     one.process_set_id = engine.wait(handle)
-    _given.append(one)
+    _registered.append(one)
     return one
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a set; all ranks of the job call it. False for the set of all ranks, and for one that is no more."""
+    """Removes a set; all ranks of the job call it. False for the set of all ranks, and for one not registered."""
+    # The engine removes the set in the order of operations, after those that were submitted to it before.
     number, engine = process_set.process_set_id, context.get_engine()
     if number is None or number == ALL or number not in engine.sets:
         return False
     process_set.process_set_id = None
-    if process_set in _given:
-        _given.remove(process_set)
-    engine.wait(engine.submit(Request(ALL, engine.name("remove_set", ALL, None), "remove_set", root=number)))
+    if process_set in _registered:
+        _registered.remove(process_set)
+    engine.wait(engine.submit(Request(ALL, engine.build_name("remove_set", ALL, None), "remove_set", root=number)))
     return True

@@ -1,7 +1,8 @@
-"""How values of several ranks become one."""
+"""The reductions of values over ranks."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from enum import IntEnum
 from typing import final
@@ -23,14 +24,24 @@ Average, Sum, Adasum, Min, Max, Product = ReduceOp
 
 
 def resolve_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    """What `op`, or the older `average`, means; the average where neither is given.
+    """Resolves `op` and the older `average` to a reduction; Average if neither is given.
 
     Raises:
-        ValueError: both are given, or `op` is none.
+        ValueError: both are given, or `op` is no ReduceOp.
     """
     if average is not None:
         if op is not None:
             raise ValueError("give `op` or `average`, not both; `op` is the newer one")
-        warnings.warn("`average` is deprecated; say op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=4)
+        text = "`average` is deprecated; use op=hvd.Average or op=hvd.Sum"
+        warnings.warn(text, DeprecationWarning, stacklevel=find_stacklevel())
         return Average if average else Sum
     return Average if op is None else ReduceOp(op)
+
+
+def find_stacklevel() -> int:
+    """Returns the stacklevel at which a warning of the calling function points to the user's code."""
+    # The first frame outside of this package, whichever of its functions call each other.
+    package, level = __name__.rpartition(".")[0], 1
+    while sys._getframe(level).f_globals.get("__name__", "").startswith(package):
+        level += 1
+    return level

@@ -1,8 +1,4 @@
-"""What a rank asks for, what it is told to do, and whether the ranks mean the same.
-
-A Request describes one named operation of one rank; it travels to the negotiator. A Response names operations that
-all ranks of a process set have asked for; it travels back to all of them. Both are one JSON array each.
-"""
+"""Requests of ranks, responses of the negotiator, and the check that the ranks of a set agree."""
 
 from __future__ import annotations
 
@@ -13,11 +9,15 @@ from typing import Any, Literal, final, get_args
 
 from headway.core.untrusted_json import is_any_number, is_whole_number
 
+# A Request describes one named operation of one rank; it is sent to the negotiator. A Response names operations that
+# all ranks of a process set have requested; it is sent back to all of them. Each is one JSON array.
+
 Kind = Literal[
     "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "add_set", "remove_set"
 ]
 Op = Literal["average", "sum", "adasum", "min", "max", "product"]
 
+# Element types that can be moved, by torch's names.
 ITEM_BYTES = {
     "float64": 8,
     "int64": 8,
@@ -30,19 +30,18 @@ ITEM_BYTES = {
     "uint8": 1,
     "bool": 1,
 }
-"""Types of elements that can be moved, by torch's names."""
 
+# Element types that can be reduced.
 SUMMABLE = ("float64", "int64", "float32", "int32", "float16", "bfloat16", "int8", "uint8")
-"""Those that can be reduced."""
 
+# Kinds whose tensors may differ in their first dimension from rank to rank.
 ROWWISE = ("allgather", "alltoall")
-"""Kinds whose tensors may differ in their first dimension from rank to rank."""
 
 
 @final
 @dataclass(frozen=True)
 class Request:
-    """One operation as one rank wants it.
+    """One operation as one rank requests it.
 
     Attributes:
         process_set: its id.
@@ -51,7 +50,7 @@ class Request:
         device: `cpu` or `cuda`.
         op, prescale, postscale: of reductions.
         root: of broadcasts; a rank of the world.
-        splits: of alltoall: rows for each rank of the set; of add_set: its ranks.
+        splits: for alltoall, rows for each rank of the set; for add_set, its ranks.
     """
 
     process_set: int
@@ -68,28 +67,29 @@ class Request:
 
     @property
     def nbytes(self) -> int:
-        """Of all its tensors."""
+        """Bytes of all its tensors."""
         return sum(ITEM_BYTES[kind] * prod(shape) for kind, shape in zip(self.types, self.shapes, strict=True))
 
     @property
-    def fuses_with(self) -> tuple[Any, ...]:
-        """Requests that are equal in this can share a buffer."""
+    def fusion_key(self) -> tuple[Any, ...]:
+        """Requests with equal keys can share a buffer."""
         return self.kind, self.device, self.op, self.prescale, self.postscale, self.root
 
-    def packed(self) -> list[Any]:
+    def to_fields(self) -> list[Any]:
+        """Returns the fields as a JSON array; `from_fields` reads it."""
         return list(astuple(self))
 
     @staticmethod
-    def unpacked(fields: Any) -> Request:
-        """The request of `packed`. Raises ValueError: it is none."""
+    def from_fields(fields: Any) -> Request:
+        """Reads the fields of `to_fields`. Raises ValueError for anything else."""
         try:
             number, name, kind, types, shapes, device, op, prescale, postscale, root, splits = fields
             dims = tuple(map(tuple, shapes))
             out = Request(number, name, kind, tuple(types), dims, device, op, prescale, postscale, root, tuple(splits))
         except (TypeError, ValueError):
             raise ValueError("a request of another form") from None
-        for what, right in _FORM:
-            if not right(out):
+        for what, is_right in _CHECKS:
+            if not is_right(out):
                 raise ValueError(f"a request with a wrong {what}")
         return out
 
@@ -97,15 +97,15 @@ class Request:
 @final
 @dataclass(frozen=True)
 class Response:
-    """Operations of one kind that the ranks of a process set carry out now.
+    """Operations of one kind that the ranks of a process set execute now.
 
     Attributes:
-        error: why they fail instead; empty where they do not.
+        error: the reason why they fail instead; empty if they do not.
         algorithm: of sums over all ranks on CPU.
-        rows: of allgather, for each name and tensor: rows from each rank. Of alltoall, for each name and rank: rows
-            that it sends to each rank.
-        like: what each name stands for, where ranks have joined: they take part with zeros of these shapes.
-        value: of join: the rank that joined last; of add_set: the set's id.
+        rows: for allgather, by name and tensor: rows from each rank. For alltoall, by name and rank: rows that it sends
+            to each rank.
+        like: a request of each name, if ranks have joined: these take part with zeros of its shapes.
+        value: for join the rank that joined last; for add_set the set's id.
     """
 
     process_set: int
@@ -117,19 +117,22 @@ class Response:
     like: tuple[Request, ...] = ()
     value: int = 0
 
-    def packed(self) -> list[Any]:
-        like = [request.packed() for request in self.like]
+    def to_fields(self) -> list[Any]:
+        """Returns the fields as a JSON array; `from_fields` reads it."""
+        like = [request.to_fields() for request in self.like]
         return [self.process_set, self.kind, self.names, self.error, self.algorithm, self.rows, like, self.value]
 
     @staticmethod
-    def unpacked(fields: Sequence[Any]) -> Response:
+    def from_fields(fields: Sequence[Any]) -> Response:
+        """Reads the fields of `to_fields`, without checks: they come from rank 0."""
         set_id, kind, names, error, algorithm, rows, like, value = fields
         table = tuple(tuple(map(tuple, one)) for one in rows)
-        return Response(set_id, kind, tuple(names), error, algorithm, table, tuple(map(Request.unpacked, like)), value)
+        requests = tuple(map(Request.from_fields, like))
+        return Response(set_id, kind, tuple(names), error, algorithm, table, requests, value)
 
 
 def collect_rows(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The `rows` of one name that all members of a set have asked for, in the order of the members."""
+    """Collects the `rows` of one name that all members of a set have requested, in the order of the members."""
     first = requests[members[0]]
     if first.kind == "allgather":
         return tuple(tuple(requests[rank].shapes[i][0] for rank in members) for i in range(len(first.shapes)))
@@ -137,16 +140,16 @@ def collect_rows(requests: Mapping[int, Request], members: Sequence[int]) -> tup
 
 
 def find_disagreement(requests: Mapping[int, Request], someone_joined: bool) -> str:
-    """Why these requests of one name, by rank, cannot be carried out together; empty where they can.
+    """Finds the reason why the requests of one name, by rank, cannot be executed together; empty if they can.
 
     Args:
         someone_joined: ranks of the set have joined, so that zeros must do in their place.
     """
     (first_rank, first), *others = sorted(requests.items())
-    for what, of in _ASPECTS:
-        mine = of(first)
+    for what, read in _ASPECTS:
+        mine = read(first)
         for rank, request in others:
-            if (theirs := of(request)) != mine:
+            if (theirs := read(request)) != mine:
                 return f"{first.name}: mismatched {what}: rank {first_rank} has {mine}, rank {rank} has {theirs}"
     if first.kind in (*ROWWISE, "reducescatter") and any(not shape for shape in first.shapes):
         return f"{first.name}: {first.kind} splits or joins the first dimension, and a scalar has none"
@@ -156,7 +159,8 @@ def find_disagreement(requests: Mapping[int, Request], someone_joined: bool) -> 
     return ""
 
 
-_FORM: tuple[tuple[str, Callable[[Request], bool]], ...] = (
+# A request comes over a connection, so that nothing about it can be taken for granted.
+_CHECKS: tuple[tuple[str, Callable[[Request], bool]], ...] = (
     ("process set", lambda request: is_whole_number(request.process_set)),
     ("name", lambda request: isinstance(request.name, str)),
     ("kind", lambda request: request.kind in get_args(Kind)),
@@ -169,17 +173,17 @@ _FORM: tuple[tuple[str, Callable[[Request], bool]], ...] = (
     ("root rank", lambda request: is_whole_number(request.root)),
     ("split", lambda request: all(map(is_whole_number, request.splits))),
 )
-"""What a request that came over a connection has to be."""
 
 
 def _format_compared_shapes(request: Request) -> str:
-    """With the dimensions that may differ left open: `[*, 3, 224]`."""
+    # With `*` for a dimension that may differ: `[*, 3, 224]`.
     shapes = [list(map(str, shape)) for shape in request.shapes]
     if request.kind in ROWWISE:
         shapes = [["*", *shape[1:]] if shape else [] for shape in shapes]
     return ", ".join(f"[{', '.join(shape)}]" for shape in shapes)
 
 
+# In the order in which they are compared: the first mismatch is reported.
 _ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
     ("operations", lambda request: request.kind),
     ("reduction operations", lambda request: request.op),

@@ -1,4 +1,4 @@
-"""What the engine reads from the environment, under Horovod's names."""
+"""Settings of the engine, from environment variables with Horovod's names."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import final
 from headway.core.errors import UsageError
 
 MEBIBYTE = 1 << 20
+
+# HOROVOD_TIMELINE=DYNAMIC records nothing until `start_timeline` names a file.
 DYNAMIC = "DYNAMIC"
-"""A HOROVOD_TIMELINE of this name records nothing until `start_timeline` names a file."""
 
 
 @final
 @dataclass(frozen=True)
 class Settings:
-    """How the ranks agree on what to do next, and how long they wait.
+    """Settings of negotiation, and timeouts.
 
     Attributes:
-        fusion_bytes: how much goes into one fused buffer; 0: nothing is fused.
-        cycle_s: the least time between two rounds of work handed out.
-        stall_s: after it a tensor that some rank has not submitted is warned of; None: never.
-        stall_shutdown_s: after it such a tensor ends the job; None: never.
+        fusion_bytes: most bytes of a fused buffer; 0: nothing is fused.
+        cycle_s: least time between two rounds that are handed out.
+        stall_s: warn of a tensor that some rank has not submitted for this long; None: never.
+        stall_shutdown_s: end the job for such a tensor after this long; None: never.
         timeout_s: of a transfer under way, and of meeting the other ranks.
-        timeline: the file of the timeline; `DYNAMIC`: none yet; empty: none.
-        mark_cycles: whether the timeline shows when work was handed out.
-        hierarchical: True, False: whether sums go by host; None: whatever is faster by the measured links.
-        interface: the network interface; None: that of the route to the others.
+        timeline: file of the timeline; `DYNAMIC`: none yet; empty: none.
+        mark_cycles: the timeline shows when rounds were handed out.
+        hierarchical: True, False: sums go by host, or not; None: the faster way by the measured links.
+        interface: network interface; None: the one that leads to the others.
     """
 
     fusion_bytes: int = 128 * MEBIBYTE
@@ -43,11 +44,7 @@ class Settings:
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
-        """From the environment.
-
-        Raises:
-            UsageError: a value that is no number, or a negative one.
-        """
+        """Reads the settings from the environment. UsageError: a value is no number, or negative."""
         off = _read_flag(environ, "HOROVOD_STALL_CHECK_DISABLE") or False
         stall_s = _read_number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", Settings.stall_s or 0.0)
         shutdown_s = _read_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0)
@@ -55,7 +52,7 @@ class Settings:
             fusion_bytes=int(_read_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_bytes)),
             cycle_s=_read_number(environ, "HOROVOD_CYCLE_TIME", Settings.cycle_s * 1e3) / 1e3,
             stall_s=None if off or not stall_s else stall_s,
-            # Horovod's own rule: one that is shorter than the time to the warning does nothing.
+            # Horovod's own rule: a shutdown time below the warning time does nothing.
             stall_shutdown_s=shutdown_s if shutdown_s and not off and shutdown_s >= stall_s else None,
             timeout_s=_read_number(environ, "HOROVOD_GLOO_TIMEOUT_SECONDS", Settings.timeout_s),
             timeline=environ.get("HOROVOD_TIMELINE", ""),
@@ -74,7 +71,7 @@ def _read_number(environ: Mapping[str, str], name: str, default: float) -> float
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise UsageError(f"{name}={text!r} is no number from 0 on", fix="Mend it, or unset it.")
+        raise UsageError(f"{name}={text!r} is no number from 0 on", fix="Set it to such a number, or unset it.")
     return value
 
 

@@ -15,9 +15,10 @@ from typing import Any, final
 
 @final
 class Timeline:
-    """Records while a file is open. Any thread may report; the file is whole JSON after every event."""
+    """Records events while a file is open. Any thread may call it; the file is complete JSON after every event."""
 
     def __init__(self) -> None:
+        # The negotiator, the executors and the user's threads record.
         self._lock = threading.Lock()
         self._file: Any = None
         self._rows: dict[str, int] = {}
@@ -25,10 +26,11 @@ class Timeline:
         self._marks_cycles, self._start_s = False, 0.0
 
     def start(self, path: str | Path, mark_cycles: bool = False) -> None:
-        """Records into a new file; one that is being written is closed."""
+        """Starts to record into a new file; closes the one that is open."""
         self.stop()
         with self._lock:
-            self._file = open(path, "wb")  # noqa: SIM115 - stop() closes it
+            # Closed by stop().
+            self._file = open(path, "wb")  # noqa: SIM115
             self._file.write(b"[]")
             self._rows, self._asked, self._marks_cycles = {}, {}, mark_cycles
             self._start_s = time.perf_counter()
@@ -36,32 +38,33 @@ class Timeline:
             self._write(name="process_name", ph="M", pid=0, args={"start_time_since_epoch_in_micros": start_us})
 
     def stop(self) -> None:
+        """Closes the file, if one is open."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
                 self._file = None
 
-    def asked(self, name: str, rank: int) -> None:
-        """A rank has asked for an operation."""
+    def record_request(self, name: str, rank: int) -> None:
+        """Records that a rank has requested an operation."""
         with self._lock:
             if self._file is not None:
                 self._asked.setdefault(name, self._now_us())
-                self._write(name=f"{rank}", ph="i", s="p", pid=self._row(name), tid=0, ts=self._now_us())
+                self._write(name=f"{rank}", ph="i", s="p", pid=self._get_row(name), tid=0, ts=self._now_us())
 
-    def agreed(self, name: str, kind: str) -> None:
-        """All ranks have asked for it."""
+    def record_agreement(self, name: str, kind: str) -> None:
+        """Records that all ranks have requested an operation."""
         with self._lock:
             if self._file is not None and name in self._asked:
-                self._span(f"NEGOTIATE_{kind.upper()}", name, self._asked.pop(name))
+                self._write_span(f"NEGOTIATE_{kind.upper()}", name, self._asked.pop(name))
 
-    def done(self, name: str, kind: str, since_s: float) -> None:
-        """It was carried out, beginning at a time of `perf_counter`."""
+    def record_done(self, name: str, kind: str, since_s: float) -> None:
+        """Records that an operation was executed, from `since_s` (`perf_counter`) until now."""
         with self._lock:
             if self._file is not None:
-                self._span(kind.upper(), name, (since_s - self._start_s) * 1e6)
+                self._write_span(kind.upper(), name, (since_s - self._start_s) * 1e6)
 
-    def cycle(self) -> None:
-        """Work is handed out."""
+    def record_cycle(self) -> None:
+        """Records that a round is handed out."""
         with self._lock:
             if self._file is not None and self._marks_cycles:
                 self._write(name="CYCLE_START", ph="i", s="g", pid=0, tid=0, ts=self._now_us())
@@ -69,10 +72,10 @@ class Timeline:
     def _now_us(self) -> float:
         return (time.perf_counter() - self._start_s) * 1e6
 
-    def _span(self, what: str, name: str, since_us: float) -> None:
-        self._write(name=what, ph="X", pid=self._row(name), tid=0, ts=since_us, dur=self._now_us() - since_us)
+    def _write_span(self, what: str, name: str, since_us: float) -> None:
+        self._write(name=what, ph="X", pid=self._get_row(name), tid=0, ts=since_us, dur=self._now_us() - since_us)
 
-    def _row(self, name: str) -> int:
+    def _get_row(self, name: str) -> int:
         row = self._rows.get(name)
         if row is None:
             row = self._rows[name] = len(self._rows) + 1
@@ -80,7 +83,7 @@ class Timeline:
         return row
 
     def _write(self, **event: Any) -> None:
-        """In the place of the closing bracket, and the bracket again."""
+        # Over the closing bracket, which follows again: a killed run leaves complete JSON.
         self._file.seek(-1, 1)
         first = self._file.tell() == 1
         self._file.write((b"\n" if first else b",\n") + json.dumps(event).encode() + b"]")

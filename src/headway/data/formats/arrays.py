@@ -1,13 +1,13 @@
-"""Arrays of images: IDX (MNIST and its like), and `.npy`.
+"""Arrays of images: IDX (MNIST), and `.npy`.
 
-IDX: u16 zero, u8 type, u8 number of dimensions, a big endian u32 for each, then the numbers. Images are unsigned
-bytes, [n, h, w] or [n, h, w, c]; their labels lie beside them in a file of the same name with `labels` for `images` and
-`idx1` for `idx3`. Either may be compressed (`.gz`).
+IDX: u16 zero, u8 type, u8 number of dimensions, a big-endian u32 for each, then the numbers. Images are unsigned
+bytes, [n, h, w] or [n, h, w, c]. Their labels are in a file beside them, of the same name with `labels` for `images`
+and `idx1` for `idx3`. Either file may be compressed (`.gz`).
 
-`.npy`: images are uint8 [n, h, w], [n, h, w, c] or [n, c, h, w] with c of 1 or 3, in C order; of four axes the last is
-that of the channels, unless its size is neither 1 nor 3 and the second's is. Their labels, of shape [n] or [n, k], lie
-beside NAME.npy in NAME.labels.npy, NAME_labels.npy, a file of the same name with `labels` for `images`, or labels.npy.
-Nothing is unpickled.
+`.npy`: images are uint8 [n, h, w], [n, h, w, c] or [n, c, h, w] with c of 1 or 3, in C order. The last of four axes is
+the channel axis, unless its size is neither 1 nor 3 and that of the second is. Labels of shape [n] or [n, k] are in
+NAME.labels.npy, NAME_labels.npy, a file of the same name with `labels` for `images`, or labels.npy. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PARTS = {"t10k": "test"}
 _SHAPES = "[n, h, w], [n, h, w, c] or [n, c, h, w] with 1 or 3 channels"
 
 PartOpeners = dict[str, Callable[[], ForeignRecords]]
-"""Of a folder or an archive, what opens each part of it."""
+"""The parts of a folder or an archive by name, each with the function that opens it."""
 
 
 class _Array(NamedTuple):
@@ -59,7 +59,7 @@ class _Array(NamedTuple):
 
 
 def find_idx_parts(files: Mapping[str, ByteRange]) -> PartOpeners:
-    """The parts of a folder in the layout of MNIST: `train-images-idx3-ubyte` is train, and `t10k-` is test."""
+    """Returns the parts of a folder in MNIST's layout: `train-images-idx3-ubyte` is train, `t10k-` is test."""
     matches = {name: _IDX_NAME.fullmatch(name) for name in sorted(files)}
     return {
         _PARTS.get(match["part"], match["part"] or "images"): functools.partial(open_idx, files[name].path)
@@ -69,7 +69,7 @@ def find_idx_parts(files: Mapping[str, ByteRange]) -> PartOpeners:
 
 
 def find_npy_parts(files: Mapping[str, ByteRange]) -> PartOpeners:
-    """The parts of a folder of images.npy, or of train_images.npy, test_images.npy."""
+    """Returns the parts of a folder with images.npy, or with train_images.npy and test_images.npy."""
     matches = {name: _NPY_NAME.fullmatch(name) for name in sorted(files)}
     return {
         match["part"] or "images": functools.partial(open_npy, files[name].path)
@@ -79,22 +79,23 @@ def find_npy_parts(files: Mapping[str, ByteRange]) -> PartOpeners:
 
 
 def is_idx(head: bytes) -> bool:
-    """Whether a file that begins so holds images in IDX."""
+    """Returns True if a file that begins with these bytes contains images in IDX."""
     return len(head) >= 4 and head[:3] == b"\0\0\x08" and head[3] in (3, 4)
 
 
 def open_idx(path: Path) -> ForeignRecords:
-    """The images of an IDX file. Raises DataError."""
+    """Returns the images of an IDX file. Raises DataError."""
+    # One of the two files may be compressed and the other not.
     beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
     other = beside.with_suffix("") if beside.suffix == ".gz" else beside.with_name(f"{beside.name}.gz")
     labels = next((found for found in (beside, other) if found.is_file() and found != path), None)
     if labels is None:
-        raise DataError("there are no labels beside it", where=str(path), fix=f"Put them into {beside}.")
+        raise DataError("its labels are missing", where=str(path), fix=f"Put them into {beside}.")
     return _build_array_records(_locate_idx_array(path), _locate_idx_array(labels), "idx", (path, labels))
 
 
 def open_npy(path: Path) -> ForeignRecords:
-    """The images of an `.npy` file. Raises DataError."""
+    """Returns the images of an `.npy` file. Raises DataError."""
     stem = path.name.removesuffix(".npy")
     names = (f"{stem}.labels.npy", f"{stem}_labels.npy", path.name.replace("images", "labels"), "labels.npy")
     labels = next(
@@ -102,7 +103,7 @@ def open_npy(path: Path) -> ForeignRecords:
     )
     if labels is None:
         fix = f"Put them into {path.with_name(names[0])}."
-        raise DataError("there are no labels beside it", where=str(path), fix=fix)
+        raise DataError("its labels are missing", where=str(path), fix=fix)
     return _build_array_records(
         _locate_npy_array(ByteRange.from_file(path)),
         _locate_npy_array(ByteRange.from_file(labels)),
@@ -114,19 +115,22 @@ def open_npy(path: Path) -> ForeignRecords:
 def _build_array_records(images: _Array, labels: _Array, format: str, watched: tuple[Path, Path]) -> ForeignRecords:
     where = str(watched[0])
     if images.kind != np.uint8 or not 3 <= len(images.shape) <= 4:
-        what = f"images are uint8 {_SHAPES}, and these are {images.kind} {list(images.shape)}"
+        what = f"images are uint8 {_SHAPES}, not {images.kind} {list(images.shape)}"
         fix = (
             "Save all of them, one after the other." if images.kind == np.uint8 else "Save them as bytes from 0 to 255."
         )
         raise DataError(what, where=where, fix=fix)
     n, *shape = images.shape
+    # 3 as the last size wins: [n, 3, 3, 3] is channels last.
     planar = len(shape) == 3 and shape[2] not in (1, 3) and shape[0] in (1, 3)
     channels = shape.pop(0 if planar else 2) if len(shape) == 3 else 1
+    # A record has a 32-bit length.
     if channels not in (1, 3) or min(shape) < 1 or math.prod(shape) * channels >= 1 << 32:
-        what, fix = f"these are no images: their shape is {list(images.shape)}", f"Save them as {_SHAPES}."
+        what, fix = f"this is not an array of images: its shape is {list(images.shape)}", f"Save them as {_SHAPES}."
         if len(images.shape) == 4 and 4 in (images.shape[3], images.shape[1]):
             fix = f"Drop the alpha channel: images[{'..., ' if images.shape[3] == 4 else ':, '}:3]."
         raise DataError(what, where=where, fix=fix)
+    # A count that differs means that one of the files belongs to another set.
     if len(labels.shape) not in (1, 2) or labels.shape[0] != n:
         what = f"there are {n:,} images, and labels of shape {list(labels.shape)} in {watched[1]}"
         fix = f"Put one label (or one row of k labels) for each image into {watched[1].name}, or copy both files again."
@@ -149,22 +153,26 @@ def _build_labels(values: NDArray[Any], where: str) -> LabelColumn:
 
 def _locate_idx_array(path: Path) -> _Array:
     piece = ByteRange.from_file(unpack_gzip(path) if path.suffix == ".gz" else path)
+    # At most 255 dimensions of 4 bytes follow the 4 bytes of the header.
     head = piece.view()[: 4 + 4 * 255].tobytes()
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES or len(head) < 4 + 4 * head[3]:
-        raise DataError("this is no IDX file", where=str(path))
+        raise DataError("this is not an IDX file", where=str(path))
     shape = struct.unpack_from(f">{head[3]}I", head, 4)
     return _check_complete(_Array(piece, np.dtype(_IDX_TYPES[head[2]]), shape, 4 + 4 * head[3]), path)
 
 
 def _locate_npy_array(piece: ByteRange) -> _Array:
-    # A header says its length in 2 bytes, or in 4; numpy reads none of more than 10,000.
+    # The length of a header has 2 or 4 bytes; numpy refuses headers over 10,000 bytes.
     file = io.BytesIO(piece.view()[: 1 << 17].tobytes())
     try:
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
-        with warnings.catch_warnings(action="ignore"):  # of what Python 2 wrote
+        # numpy warns about headers written by Python 2.
+        with warnings.catch_warnings(action="ignore"):
             shape, fortran, kind = read(file)
-    except Exception as error:  # it evaluates a literal, which fails in all the ways that Python's syntax has
-        raise DataError("this is no .npy file, or its header is damaged", where=str(piece)) from error
+    except Exception as error:
+        # numpy evaluates the header as a Python literal, which can fail in many ways.
+        raise DataError("this is not an .npy file, or its header is damaged", where=str(piece)) from error
+    # Arrays of objects are pickles, which are never loaded.
     if kind.hasobject or min(shape, default=0) < 0:
         raise DataError(f"an array of {kind} {list(shape)}", where=str(piece), fix="Save an array of numbers.")
     if fortran and len(shape) > 1:
@@ -173,9 +181,9 @@ def _locate_npy_array(piece: ByteRange) -> _Array:
 
 
 def _check_complete(array: _Array, path: Path) -> _Array:
-    # What follows the array is not its: a shard of a pack ends with the pack's number.
+    # Bytes after the array are allowed: a shard of a pack ends with a trailer.
     needed = array.offset + math.prod(array.shape) * array.kind.itemsize
     if array.piece.size < needed:
-        what = f"the file has {array.piece.size:,} bytes, and its header speaks of {needed:,}"
+        what = f"the file has {array.piece.size:,} bytes, and its header promises {needed:,}"
         raise DataError(what, where=str(path), fix="Copy it again.")
     return array

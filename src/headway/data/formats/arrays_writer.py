@@ -1,7 +1,8 @@
-"""Writes raw pixels as `.npy` shards, which numpy maps: uint8 [n, h, w, c] where all sizes of a shard agree, else flat.
+"""Writes raw pixels as `.npy` shards, which numpy can map.
 
-A flat shard is uint8 [bytes]: the pixels of one image after another, each [h, w, c]. Labels lie beside a shard in
-`NAME.labels.npy`, int64 [n], float32 [n] or float32 [n, k]; a trailer stands behind the array.
+A shard is uint8 [n, h, w, c] if all its images share one size; else it is flat, uint8 [bytes], the pixels of one image
+after another. Labels are beside it in `NAME.labels.npy`, int64 [n], float32 [n] or float32 [n, k]. A trailer follows
+the array.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from headway.data.formats.recordio import RecordPlace
 from headway.data.formats.trailer import build_trailer
 
 HEADER_BYTES = 128
-"""Of the `.npy` header: room for any shape that is possible here; a multiple of 64, as the format asks."""
+"""Room for the header of any shape here; a multiple of 64, as the `.npy` format asks."""
 
 _BUFFER_BYTES = 1 << 20
 
@@ -32,6 +33,7 @@ class ArraysWriter:
         self._path, self._pack_id = path, pack_id
         self._shapes: set[tuple[int, ...]] = set()
         self._labels: list[Any] = []
+        # The header is written last; its place is reserved.
         self.size_bytes = self._file.write(bytes(HEADER_BYTES))
 
     def append(self, image: NDArray[np.uint8], label: Any, index: int) -> RecordPlace:
@@ -43,10 +45,12 @@ class ArraysWriter:
         return RecordPlace(offset, image.nbytes, False)
 
     def close(self) -> None:
-        """Writes the header, whose shape is known only now, and the labels; brings both files to the disk."""
+        """Writes the labels and the header, whose shape is known only now; brings both files to the disk."""
         shape: tuple[int, ...] = (self.size_bytes - HEADER_BYTES,)
+        # numpy users can index images of one size; a flat array still holds any sizes.
         if len(self._shapes) == 1:
             shape = (len(self._labels), *self._shapes.pop())
+        # numpy ignores bytes after the array.
         self.size_bytes += self._file.write(build_trailer(self._pack_id))
         self._file.seek(0)
         self._file.write(_build_header(shape))
@@ -66,5 +70,6 @@ class ArraysWriter:
 
 def _build_header(shape: tuple[int, ...]) -> bytes:
     text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    # Version 1.0 of the format: 2 bytes of header length.
     magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
     return magic + text.ljust(HEADER_BYTES - 11) + b"\n"

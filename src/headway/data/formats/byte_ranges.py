@@ -1,4 +1,4 @@
-"""Pieces of files: a whole file, or a member of an archive, where it lies."""
+"""ByteRange: a whole file, or a member of an archive, read in place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ByteRange:
 
     @staticmethod
     def from_file(path: Path) -> ByteRange:
-        """Raises DataError where there is no such file."""
+        """Returns the range of a whole file. Raises DataError if it does not exist."""
         try:
             return ByteRange(path, 0, path.stat().st_size)
         except OSError as error:
@@ -34,11 +34,12 @@ class ByteRange:
 
     @property
     def name(self) -> str:
-        """Without folders."""
+        """The name without folders."""
         return os.path.basename(self.member) or self.path.name
 
     def view(self) -> memoryview:
-        """Its bytes, mapped. Raises DataError where the file is empty or cannot be read."""
+        """Returns its bytes, mapped. Raises DataError if the file is empty or cannot be read."""
+        # A slice of the view keeps the whole mapping alive.
         return map_path(self.path)[self.offset : self.offset + self.size]
 
     def __str__(self) -> str:
@@ -47,9 +48,9 @@ class ByteRange:
 
 @final
 class FolderFiles(Mapping[str, ByteRange]):
-    """Files of one folder by name, each looked at when it is asked for: a dangling link among them harms no other.
+    """Files of one folder by name. Each is opened on request, so one dangling link does not affect the others.
 
-    Asking for one that is not there or cannot be read raises DataError.
+    A file that cannot be read raises DataError.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
@@ -68,21 +69,24 @@ class FolderFiles(Mapping[str, ByteRange]):
 
 
 def map_path(path: Path) -> memoryview:
-    """The bytes of a file, mapped for as long as the view or a part of it is in use; see `headway.data.mapping`.
+    """Returns the bytes of a file, mapped as long as the view or a part of it is in use; see `headway.data.mapping`.
 
     Raises DataError.
     """
     try:
         with open_regular(path) as file:
+            # The descriptor is closed at once; the mapping stays.
             return map_file(file, path)
-    except ValueError as error:  # an empty file cannot be mapped
+    except ValueError as error:
+        # mmap refuses an empty file.
         raise DataError("the file is empty", where=str(path)) from error
     except OSError as error:
         raise build_read_error(path, error) from error
 
 
 def build_read_error(path: Path, error: OSError) -> HeadwayError:
-    """The sentence about a file that cannot be opened."""
+    """Returns the error for a file that cannot be opened."""
+    # The limit of open files is a setting of the machine, not damage.
     if error.errno in (errno.EMFILE, errno.ENFILE):
         fix = "Allow more (ulimit -n), or pack the data into fewer, larger shards."
         return HeadwayError("too many files are open", where=str(path), fix=fix)
@@ -90,7 +94,7 @@ def build_read_error(path: Path, error: OSError) -> HeadwayError:
 
 
 def read_head(path: Path, count: int) -> bytes:
-    """The first bytes of a file. Raises DataError."""
+    """Returns the first bytes of a file. Raises DataError."""
     try:
         with open_regular(path) as file:
             return file.read(count)

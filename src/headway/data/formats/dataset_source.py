@@ -1,4 +1,4 @@
-"""An open data set as a source, so that a pack can be packed again."""
+"""An open data set as the source of a pack, so that a pack can be packed again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from headway.data.formats.pack_source import PackSource
 
 
 def build_pack_source(dataset: Dataset, *, remote: bool = False) -> PackSource:
-    """All samples of a data set, in its order; `remote`: it lies at an address.
+    """Returns all samples of a data set, in its order; `remote` if it is at an address.
 
-    Raises DataError where it holds pixels of other than 1 or 3 channels, or some pixels and some files.
+    Raises DataError for pixels of other than 1 or 3 channels, or a mixture of pixels and image files.
     """
     return PackSource(
         names=tuple(dataset.name(sample) for sample in range(len(dataset))),
@@ -33,7 +33,7 @@ def build_pack_source(dataset: Dataset, *, remote: bool = False) -> PackSource:
 
 @final
 class DatasetImages:
-    """The images of a data set, each checked against its checksum."""
+    """The images of a data set; each read compares the checksum."""
 
     def __init__(self, dataset: Dataset, remote: bool) -> None:
         raw = (dataset.flags & FLAG_RAW) > 0
@@ -48,26 +48,32 @@ class DatasetImages:
         self._fetched: dict[int, memoryview] = {}
 
     def measure_sizes(self) -> NDArray[np.int64]:
+        """Returns the bytes of each record."""
         return self._dataset.length.astype(np.int64)
 
     def prefetch(self, samples: Sequence[int]) -> DatasetImages:
+        """Returns a reader of the same images that has read these remote records in one call."""
         if not self._remote:
             return self
+        # A copy for each task: threads do not share the records of each other.
         near = copy.copy(self)
         near._fetched = dict(zip(samples, self._dataset.read(samples), strict=True))
         return near
 
     def read(self, sample: int) -> bytes | NDArray[np.uint8]:
+        """Returns an image file's bytes, or pixels, uint8 [h, w, c]. Raises DataError if it is damaged."""
         dataset = self._dataset
         near = self._fetched.get(sample)
+        # Checked at each read: a copy of a damaged record would get a valid checksum.
         data = bytes(dataset.read([sample])[0] if near is None else near)
         if len(data) != dataset.length[sample] or crc32c(data) != dataset.crc32c[sample]:
-            raise DataError("its checksum is another than that in the columns", where=dataset.name(sample))
+            raise DataError("its checksum does not match the columns", where=dataset.name(sample))
         if not self.raw_channels:
             return data
         height, width = int(dataset.height[sample]), int(dataset.width[sample])
         pixels = np.frombuffer(data, np.uint8)
         if dataset.flags[sample] & FLAG_PLANAR:
+            # Packs hold channels last.
             planes = pixels.reshape(self.raw_channels, height, width)
             return np.ascontiguousarray(planes.transpose(1, 2, 0))
         return pixels.reshape(height, width, self.raw_channels)

@@ -1,6 +1,9 @@
-"""Caffe's LMDB: each value is a `Datum`, a protocol buffer message of channels = 1, height = 2, width = 3, data = 4
-(bytes), label = 5, float_data = 6 and encoded = 7. `data` is an image file where `encoded` is set, else pixels,
-[channels, height, width], whose order of colours is whoever's wrote it (Caffe's own tool: blue, green, red)."""
+"""LMDB of Caffe: each value is a `Datum`, a protocol buffer message.
+
+Its fields are channels = 1, height = 2, width = 3, data = 4 (bytes), label = 5, float_data = 6 and encoded = 7. `data`
+is an image file if `encoded` is set, else pixels, [channels, height, width]. Their colour order is that of the writer
+(Caffe's own tool writes blue, green, red).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 
 
 class Datum(NamedTuple):
-    """One value: where its `data` lie in it, and what they are."""
+    """One value: the place of its `data` in the value, and the image's shape and label."""
 
     offset: int
     length: int
@@ -32,7 +35,7 @@ class Datum(NamedTuple):
 
 
 def open_database(path: Path) -> ForeignRecords:
-    """The images of a database of Datum values, in order of its keys. Raises DataError."""
+    """Returns the images of a database of Datum values, in the order of its keys. Raises DataError."""
     view = map_path(path)
     places, names, labels, shapes = [], list[str](), list[int](), list[tuple[int, int, int]]()
     for name, offset, size in read_entries(path):
@@ -40,7 +43,7 @@ def open_database(path: Path) -> ForeignRecords:
         datum = parse_datum(view[offset : offset + size], where)
         flags = 0 if datum.encoded else FLAG_RAW | FLAG_PLANAR
         if not datum.encoded and (math.prod(datum.shape) != datum.length or datum.shape[0] not in (1, 3)):
-            what = f"{datum.length:,} bytes are no image of {list(datum.shape)} (channels, height, width)"
+            what = f"{datum.length:,} bytes are not an image of {list(datum.shape)} (channels, height, width)"
             raise DataError(what, where=where)
         places.append((0, offset + datum.offset, datum.length, flags))
         names.append(name)
@@ -48,8 +51,9 @@ def open_database(path: Path) -> ForeignRecords:
         shapes.append(datum.shape)
     found = build_records("lmdb", [path], places, infer_labels(np.array(labels, np.float64), str(path)), names)
     kinds = {(flags, shape[0] if flags else 0) for (_, _, _, flags), shape in zip(places, shapes, strict=True)}
+    # A data set is either image files or pixels of one number of channels.
     if len(kinds) > 1:
-        raise DataError("its images are not all encoded, or not all of as many channels", where=str(path))
+        raise DataError("its images mix encoded files and pixels, or numbers of channels", where=str(path))
     if not found.flags[0]:
         return found
     channels, height, width = np.array(shapes, np.uint32).T
@@ -57,12 +61,13 @@ def open_database(path: Path) -> ForeignRecords:
 
 
 def parse_datum(value: memoryview, where: str) -> Datum:
-    """Raises DataError where the value is no Datum of an image."""
+    """Parses a value. Raises DataError if it is not a Datum of an image."""
     numbers = {_CHANNELS: 0, _HEIGHT: 0, _WIDTH: 0, _LABEL: 0, _ENCODED: 0}
     data: tuple[int, int] | None = None
     at = 0
     try:
         while at < len(value):
+            # A tag is the number of the field, and 3 bits for the type of its value.
             tag, at = _read_varint(value, at)
             field, kind = tag >> 3, tag & 7
             if kind == _VARINT:
@@ -75,16 +80,17 @@ def parse_datum(value: memoryview, where: str) -> Datum:
                 size, at = _read_varint(value, at)
                 if field == _DATA:
                     data = at, size
+            # Types 3 and 4 (groups) are obsolete, and 6 and 7 do not exist.
             if size is None or at + size > len(value):
                 raise ValueError
             at += size
     except (ValueError, IndexError) as error:
-        raise DataError("this is no Datum of Caffe, or a damaged one", where=where) from error
+        raise DataError("this is not a Caffe Datum, or it is damaged", where=where) from error
     if data is None:
         raise DataError("it has no image (a Datum without `data`)", where=where)
     label = numbers[_LABEL]
     shape = (numbers[_CHANNELS], numbers[_HEIGHT], numbers[_WIDTH])
-    # Negative numbers are stored as 64 bits.
+    # Protocol buffers store negative numbers as 64 bits.
     return Datum(*data, shape, label - (1 << 64) if label >> 63 else label, bool(numbers[_ENCODED]))
 
 
@@ -100,6 +106,7 @@ def is_datum(value: memoryview) -> bool:
 def _read_varint(value: memoryview, at: int) -> tuple[int, int]:
     number = 0
     for place in range(10):
+        # 7 bits a byte, the lowest first; the top bit says that another byte follows.
         byte = value[at + place]
         number |= (byte & 0x7F) << 7 * place
         if byte < 0x80:

@@ -1,4 +1,4 @@
-"""Which format foreign data are in, and what opens them."""
+"""Recognises the format of foreign data, and opens them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _GZIP = b"\x1f\x8b"
 _TAR = (".tar", ".tar.gz", ".tgz")
 _SHARDS = (".rec", *_TAR)
 _ARCHIVE_MEMBERS = 64
-"""An archive of arrays has fewer; one of images may have millions."""
+"""An archive of arrays has fewer members; one of images may have millions."""
 
 
 def read_foreign_records(path: Path, files: Sequence[Path], part: str, labels: str) -> ForeignRecords:
-    """Looks at foreign data: a file, a folder, or (`files`) what a pattern names.
+    """Returns the records of foreign data: a file, a folder, or the files that a pattern names (`files`).
 
     Args:
-        part: of a folder or an archive that holds several; empty for the only one.
+        part: which part of a folder or an archive with several; empty for the only one.
         labels: one of LABELS.
 
     Raises:
-        UsageError: it is of no known format, or has several parts and none is named, or has no such part.
-        DataError: it is damaged.
+        UsageError: the format is not known; there are several parts and none is named; or there is no such part.
+        DataError: the data are damaged.
     """
     if files != (path,):
         return _open_shards(files)
@@ -43,10 +43,11 @@ def read_foreign_records(path: Path, files: Sequence[Path], part: str, labels: s
     if part in parts:
         return parts[part]()
     names = ", ".join(sorted(parts))
+    # A folder without parts: the last component of the path was meant as a file.
     if part and set(parts) == {""}:
         raise build_missing_error(path / part)
     if part:
-        what = f"there is no such file or folder, and no such part of {path} (it has: {names})"
+        what = f"there is no such file or folder, nor such a part of {path} (it has: {names})"
         raise UsageError(what, where=str(path / part), fix="Name one that is there.")
     if len(parts) == 1:
         return next(iter(parts.values()))()
@@ -55,22 +56,23 @@ def read_foreign_records(path: Path, files: Sequence[Path], part: str, labels: s
 
 
 def build_missing_error(path: Path) -> UsageError:
-    """The sentence about a path that is not there."""
+    """Returns the error for a path that does not exist."""
     return UsageError("there is no such file or folder", where=str(path), fix="Pack one: headway pack SRC DST.")
 
 
 def list_parts(path: Path) -> list[str]:
-    """The names of the data sets that a file or folder of foreign data holds; one empty name where it is one."""
+    """Returns the names of the data sets in a file or folder of foreign data; one empty name for a single one."""
     return sorted(_detect_folder(path, LABELS[0]) if path.is_dir() else _detect_file(path, LABELS[0]))
 
 
 def is_image_folder(path: Path) -> bool:
-    """Whether a folder holds folders of images, and no shards or arrays."""
+    """Returns True for a folder of class folders without shards or arrays."""
     found = _detect_folder(path, LABELS[0]).values()
     return all(isinstance(opener, functools.partial) and opener.func is folder.open_folder for opener in found)
 
 
 def _detect_folder(path: Path, labels: str) -> PartOpeners:
+    # From the most specific layout to the most general: any folder could hold images.
     folders, names = list_entries(str(path))
     if "data.mdb" in names:
         return {"": functools.partial(_open_lmdb, path / "data.mdb")}
@@ -84,6 +86,7 @@ def _detect_folder(path: Path, labels: str) -> PartOpeners:
             name: functools.partial(_open_shards, [path / shard for shard in chosen])
             for name, chosen in group_shards(shards).items()
         }
+    # A folder with train/ beside one of EVAL_NAMES has two parts.
     by_name = {name.lower(): name for name in sorted(folders)}
     if "train" in by_name and list_entries(str(path / by_name["train"]))[0]:
         halves = [by_name[name] for name in ("train", *EVAL_NAMES) if name in by_name]
@@ -92,7 +95,9 @@ def _detect_folder(path: Path, labels: str) -> PartOpeners:
 
 
 def _detect_file(path: Path, labels: str) -> PartOpeners:
-    head = read_head(path, 512) if path.is_file() else b""  # a pipe would be waited for
+    # Reading from a named pipe would wait for ever.
+    head = read_head(path, 512) if path.is_file() else b""
+    # From here on, the first bytes decide; the extension only where bytes do not tell.
     if path.suffix.lower() in LISTING_EXTENSIONS:
         return {"": functools.partial(folder.open_listing, path)}
     if head.startswith(_GZIP) and not path.name.endswith(_TAR):
@@ -107,10 +112,11 @@ def _detect_file(path: Path, labels: str) -> PartOpeners:
         return {"": functools.partial(_open_shards, [path])}
     if head[lmdb.MAGIC_AT :].startswith(lmdb.MAGIC):
         return {"": functools.partial(_open_lmdb, path)}
+    # CIFAR files have no magic number, so their names decide, last of all.
     beside = FolderFiles(path.parent, list_entries(str(path.parent))[1])
     if found := cifar.find_file_opener(path.name, beside, labels):
         return {"": found}
-    raise UsageError("its format is not known", where=str(path), fix="Name a packed folder, or pack what it came from.")
+    raise UsageError("its format is not known", where=str(path), fix="Name a packed folder, or pack the original data.")
 
 
 def _detect_archive(path: Path, labels: str) -> PartOpeners:
@@ -128,10 +134,11 @@ def _open_shards(files: Sequence[Path]) -> ForeignRecords:
     endings = {next((ending for ending in (*_TAR[1:], *_SHARDS) if file.name.endswith(ending)), "") for file in files}
     if endings == {".rec"} or (len(files) == 1 and read_head(files[0], 4) == _RECORDIO):
         return recordio.open_shards(files)
+    # A single file without a known extension is tried as a tar archive.
     if endings <= {*_TAR} or len(files) == 1:
         return webdataset.open_tars([_decompress(file) for file in files])
     raise UsageError(
-        f"shards are .rec or .tar, and these end with {', '.join(sorted(map(repr, endings)))}",
+        f"shards are .rec or .tar, and the names end with {', '.join(sorted(map(repr, endings)))}",
         where=os.path.commonpath(files),
         fix="Name shards of one format.",
     )

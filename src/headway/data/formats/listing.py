@@ -1,7 +1,8 @@
 """A list of images in a file: CSV with a header, or JSON objects, one a line.
 
-Column `path`, relative to the file's own folder, and one of: `label` (a class name), `labels` (several, separated by
-`;` in CSV, a list in JSON), `value` (a number; in JSON also a list of them), `value_NAME` columns (several numbers).
+Column `path` is relative to the file's own folder. One of these columns has the labels: `label` (a class name),
+`labels` (several, separated by `;` in CSV, a list in JSON), `value` (a number; in JSON also a list of them), or
+`value_NAME` columns (several numbers).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError, UsageError
 from headway.core.files import read_regular
 from headway.data.columns import LabelKind
+from headway.data.formats.foreign_records import build_multi_labels
 from headway.data.formats.pack_source import ImageFiles, PackSource
 
 _LAYOUT = (
@@ -32,13 +34,14 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def list_file(path: Path) -> PackSource:
-    """Lists the images that a CSV or JSONL file names; the order is the file's, classes are in order of name.
+    """Lists the images that a CSV or JSONL file names, in the order of the file; classes are sorted by name.
 
     Raises:
         UsageError: the file is missing or cannot be read.
-        DataError: what it says cannot be used; the sentence names the line.
+        DataError: its content is wrong; the message names the line.
     """
     text = _read_text(path)
+    # The extension decides, since a line of JSON is valid CSV.
     table = _parse_csv(path, text) if path.suffix.lower() == ".csv" else _parse_json_lines(path, text)
     if not table.lines:
         raise DataError("the file lists no images", where=str(path), fix=_LAYOUT)
@@ -58,7 +61,7 @@ def list_file(path: Path) -> PackSource:
 @final
 @dataclass(frozen=True)
 class _Table:
-    """The columns in use, as lists of cells; `lines` says where in the file each row stands."""
+    """Used columns as lists of cells; `lines` holds the line number of each row."""
 
     file: Path
     lines: list[int]
@@ -82,6 +85,7 @@ def _read_text(path: Path) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _build_encoding_error(path, data.count(b"\n", 0, error.start) + 1) from error
+    # Zeros mean UTF-16 or a binary file.
     if "\0" in text:
         raise _build_encoding_error(path, text.count("\n", 0, text.index("\0")) + 1)
     return text
@@ -92,14 +96,17 @@ def _build_encoding_error(path: Path, line: int) -> DataError:
 
 
 def _find_label_columns(names: Sequence[str], where: str) -> list[str]:
-    """Which of the columns hold the labels; the check that there is one kind of them, and a path."""
+    """Returns the columns that hold labels. Raises DataError unless there is one kind, and a path."""
+    # csv.DictReader would keep the last of two columns silently.
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"column {twice[0]!r} is there twice", where=where, fix="Give each column its own name.")
+        raise DataError(f"column {twice[0]!r} occurs twice", where=where, fix="Give each column its own name.")
     found = f"found: {', '.join(map(repr, names))}"
     if "path" not in names:
+        # Spreadsheets of some countries write semicolons.
         separated = len(names) == 1 and any(mark in names[0] for mark in ";\t|")
         fix = "Separate the columns with commas." if separated else _LAYOUT
         raise DataError(f"there is no column 'path' ({found})", where=where, fix=fix)
+    # A file with two kinds of labels is ambiguous, so it is refused.
     kinds = [[name] for name in ("label", "labels", "value") if name in names]
     if several := [name for name in names if name.startswith("value_") and name != "value_"]:
         kinds.append(several)
@@ -107,36 +114,39 @@ def _find_label_columns(names: Sequence[str], where: str) -> list[str]:
         raise DataError(f"there is no column of labels ({found})", where=where, fix=_LAYOUT)
     if len(kinds) > 1:
         both = " and ".join(repr(kind[0]) for kind in kinds)
-        raise DataError(f"{both} both say what an image is", where=where, fix="Keep one kind of label.")
+        raise DataError(f"{both} are both labels", where=where, fix="Keep one kind of label.")
     return kinds[0]
 
 
 def _parse_csv(path: Path, text: str) -> _Table:
+    # Quoted fields may contain line ends, so the file is not split into lines first.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
 
-    def rows() -> Iterator[list[str]]:
+    def read_rows() -> Iterator[list[str]]:
         while True:
             try:
                 yield next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                raise DataError(f"this is no CSV ({error})", where=f"{path}, line {reader.line_num}") from error
+                raise DataError(f"this is not valid CSV ({error})", where=f"{path}, line {reader.line_num}") from error
 
     lines: list[int] = []
     wanted: list[tuple[int, list[Any]]] = []
     header: list[str] = []
     table = _Table(path, lines, {}, [])
-    for row in rows():
+    for row in read_rows():
         if not row:
             continue
         if not header:
             header = [name.strip() for name in row]
             used = ["path", *_find_label_columns(header, f"{path}, line {reader.line_num}")]
             table.cells.update({name: [] for name in used})
+            # Unused columns are legal, and a note names them.
             table.unused.extend(name for name in header if name not in used)
             wanted = [(header.index(name), table.cells[name]) for name in used]
             continue
+        # An unquoted comma in a path shifts every cell after it.
         if len(row) != len(header):
             raise DataError(
                 f"the line has {len(row)} fields and the header {len(header)}",
@@ -146,6 +156,7 @@ def _parse_csv(path: Path, text: str) -> _Table:
         lines.append(reader.line_num)
         for place, cells in wanted:
             cells.append(row[place])
+    # CSV has no lists: labels are separated by semicolons.
     if "labels" in table.cells:
         table.cells["labels"] = [[part for part in cell.split(";") if part.strip()] for cell in table.cells["labels"]]
     return table
@@ -176,27 +187,32 @@ def _parse_json_lines(path: Path, text: str) -> _Table:
 def _parse_json_object(line: str, where: str) -> list[tuple[str, Any]]:
     fix = 'Write one JSON object a line: {"path": "a.jpg", "label": "cat"}.'
     try:
+        # Pairs, not a dictionary: a repeated key must be refused, not lost.
         entry = json.loads(line, object_pairs_hook=list)
         if "\\u" in line:
-            json.dumps(entry, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+            # Half of a surrogate pair cannot be encoded as text.
+            json.dumps(entry, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise DataError(f"this is no JSON ({error})", where=where, fix=fix) from error
+        raise DataError(f"this is not valid JSON ({error})", where=where, fix=fix) from error
     if not line.lstrip().startswith("{"):
-        raise DataError("this is no JSON object", where=where, fix=fix)
+        raise DataError("this is not a JSON object", where=where, fix=fix)
     return [(name, value) for name, value in entry]
 
 
 def _resolve_paths(table: _Table) -> tuple[str, ...]:
-    """Absolute paths; every file is there, and none is named twice."""
+    """Returns absolute paths. Raises DataError if a file is missing or named twice."""
     root = os.path.abspath(table.file.parent)
     rows: dict[str, int] = {}
     missing: list[int] = []
     for row, name in enumerate(table.cells["path"]):
         if not isinstance(name, str) or not name:
-            raise table.build_error(row, "the path is empty or no text")
+            raise table.build_error(row, "the path is empty or not text")
+        # normpath, not realpath: two links to one image are two samples.
         path = os.path.normpath(os.path.join(root, name))
         if not os.path.isfile(path):
+            # All paths are checked before the error, which counts the missing ones.
             missing.append(row)
+        # Paths are compared after normalisation: a.jpg and ./a.jpg are one file.
         if (first := rows.setdefault(path, row)) != row:
             fix = "Name each image once; several labels of one image go into a column 'labels'."
             raise table.build_error(row, f"{name!r} was named before, in line {table.lines[first]}", fix)
@@ -216,6 +232,7 @@ def _parse_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[An
     if columns == ["value"]:
         return _parse_values(table)
     numbers = [[_parse_number(table, row, cell) for row, cell in enumerate(table.cells[name])] for name in columns]
+    # One column a number: the result is transposed to one row a sample.
     names = tuple(name.removeprefix("value_") for name in columns)
     return "value", names, np.ascontiguousarray(np.array(numbers, np.float32).T)
 
@@ -231,16 +248,11 @@ def _parse_multi_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDAr
     sets: list[list[str]] = []
     for row, cell in enumerate(table.cells["labels"]):
         if not isinstance(cell, list):
-            raise table.build_error(row, f"labels are {cell!r}, which is no list")
+            raise table.build_error(row, f"labels are {cell!r}, which is not a list")
         sets.append([_parse_class_name(table, row, name) for name in cell])
-    classes = sorted({name for names in sets for name in names})
-    if not classes:
+    if not any(sets):
         raise DataError("no image has a label", where=str(table.file), fix="Fill the column 'labels'.")
-    number = {name: place for place, name in enumerate(classes)}
-    labels = np.zeros((len(sets), len(classes)), np.float32)
-    for row, names in enumerate(sets):
-        labels[row, [number[name] for name in names]] = 1
-    return "multi", tuple(classes), labels
+    return build_multi_labels(sets)
 
 
 def _parse_values(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
@@ -252,23 +264,26 @@ def _parse_values(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[An
     for row, cell in enumerate(cells):
         if not isinstance(cell, list) or not cell or len(cell) != size:
             raise table.build_error(
-                row, f"the value is {cell!r}, which is no list of numbers as long as the first line's"
+                row, f"the value is {cell!r}, which is not a list of numbers as long as the first line's"
             )
         numbers.append([_parse_number(table, row, part) for part in cell])
     return "value", tuple(map(str, range(size))), np.array(numbers, np.float32)
 
 
 def _parse_class_name(table: _Table, row: int, cell: Any) -> str:
+    # In Python, True is an int.
     if isinstance(cell, int) and not isinstance(cell, bool):
+        # Numbers as class names, for files made from numeric labels.
         return str(cell)
     if not isinstance(cell, str) or not cell.strip():
-        raise table.build_error(row, f"the label is {cell!r}, which names no class", "Give every image a label.")
+        raise table.build_error(row, f"the label is {cell!r}, which is not a class name", "Give every image a label.")
     return cell.strip()
 
 
 def _parse_number(table: _Table, row: int, cell: Any) -> float:
     number = math.nan
-    if isinstance(cell, str) and "_" in cell:  # float() takes 1_000 for a thousand
+    # float() would read 1_000 as a thousand.
+    if isinstance(cell, str) and "_" in cell:
         pass
     elif isinstance(cell, str | int | float) and not isinstance(cell, bool):
         try:
@@ -276,5 +291,5 @@ def _parse_number(table: _Table, row: int, cell: Any) -> float:
         except (ValueError, OverflowError):
             number = math.nan
     if not abs(number) <= _LARGEST:
-        raise table.build_error(row, f"the value is {cell!r}, which is no finite number (float32)")
+        raise table.build_error(row, f"the value is {cell!r}, which is not a finite number (float32)")
     return number

@@ -1,11 +1,14 @@
-"""LMDB: where the values of a database lie in its file, found without the lmdb package.
+"""LMDB: finds the values of a database in its file, without the lmdb package.
 
-A value is one stretch of the file, in a leaf page or in overflow pages of its own, and stays there while nobody writes
-to the database; so a database that is finished is read like any other shard, by offset and length. The file is pages:
-two of meta data, of which the one with the later transaction counts, and a B+ tree (layout: LMDB 0.9, mdb.c; 64-bit,
-little endian). A page is u64 number, u16, u16 kind, u16 lower and u16 upper end of its free space (u32 pages, of
-overflow pages), and u16 places of its nodes. A node is u16 low and u16 high half of the value's size, u16 flags, u16
-size of the key, key, value; in a branch page the first three are the number of the child's page, and there is no value.
+A value is contiguous in the file, in a leaf page or in overflow pages of its own, and does not move while nobody
+writes; so a finished database is read like any other shard, by offset and length. Offsets are why the lmdb package
+does not do here: it returns values, not their place.
+
+The file is pages (layout: LMDB 0.9, mdb.c; 64-bit, little-endian): two of metadata, of which the later transaction
+counts, and a B+ tree. A page is u64 number, u16, u16 kind, u16 lower and u16 upper end of its free space (u32 number
+of pages in overflow pages), and u16 offsets of its nodes. A node is u16 low and u16 high half of the value's size, u16
+flags, u16 size of the key, key, value; in a branch page the first three are the number of the child's page, and there
+is no value.
 """
 
 from __future__ import annotations
@@ -45,9 +48,10 @@ class _Meta(NamedTuple):
 
 
 def read_entries(path: Path) -> Iterator[ArchiveMember]:
-    """Keys (as text, Latin-1) and where their values lie, in order of the keys. Raises DataError."""
+    """Yields keys (as text, Latin-1) and the places of their values, in the order of the keys. Raises DataError."""
     view = map_path(path)
     meta = _read_meta(view, path)
+    # The header counts the entries; a tree that differs is damaged.
     left = meta.entries
     for member in _walk_tree(view, meta, path):
         left -= 1
@@ -55,16 +59,20 @@ def read_entries(path: Path) -> Iterator[ArchiveMember]:
             break
         yield member
     if left:
-        raise DataError(f"its tree holds other than the {meta.entries:,} entries that it names", where=str(path))
+        raise DataError(
+            f"its tree does not hold the {meta.entries:,} entries that its header promises", where=str(path)
+        )
 
 
 def _read_meta(view: memoryview, path: Path) -> _Meta:
     try:
+        # Two meta pages are written in turn, so that a crash leaves one intact.
         first = _read_meta_at(view, 0)
         second = _read_meta_at(view, first.page_bytes)
     except (struct.error, ValueError) as error:
-        raise DataError("this is no LMDB database, or a damaged one", where=str(path)) from error
+        raise DataError("this is not an LMDB database, or it is damaged", where=str(path)) from error
     meta = max(second, first, key=lambda found: found.transaction)
+    # A database that is cut would read as zeros or raise SIGBUS.
     size = (meta.last_page + 1) * meta.page_bytes
     if size > len(view):
         what = f"the database is cut: {len(view):,} of {size:,} bytes"
@@ -87,7 +95,8 @@ def _read_meta_at(view: memoryview, at: int) -> _Meta:
 
 def _walk_tree(view: memoryview, meta: _Meta, path: Path) -> Iterator[ArchiveMember]:
     waiting = [] if meta.root == _NO_PAGE else [(meta.root, 0)]
-    left = meta.last_page + 1  # a tree visits a page once; a damaged one may lead in a circle
+    # A tree visits each page once; this count ends a damaged one that leads in a circle.
+    left = meta.last_page + 1
     while waiting:
         number, depth = waiting.pop()
         at = number * meta.page_bytes
@@ -98,11 +107,13 @@ def _walk_tree(view: memoryview, meta: _Meta, path: Path) -> Iterator[ArchiveMem
         _, _, kind, lower, _ = _PAGE.unpack_from(view, at)
         if not _PAGE.size <= lower <= meta.page_bytes or not kind & (_BRANCH | _LEAF):
             raise DataError("a damaged page", where=where)
+        # The list of node offsets ends at the lower end of the free space.
         places = struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", view, at + _PAGE.size)
         if any(not lower <= place <= meta.page_bytes - _NODE.size for place in places):
             raise DataError("a damaged page", where=where)
         if kind & _BRANCH:
             nodes = (_NODE.unpack_from(view, at + place) for place in reversed(places))
+            # Reversed, since the stack returns the last child first and keys are in order.
             waiting.extend((low | high << 16 | flags << 32, depth + 1) for low, high, flags, _ in nodes)
         else:
             for place in places:
@@ -114,10 +125,13 @@ def _read_entry(view: memoryview, meta: _Meta, at: int, place: int, where: str) 
     size, key = low | high << 16, place + _NODE.size
     value, end = key + key_size, meta.page_bytes
     if flags & (_SUB | _DUPLICATES):
-        raise DataError("it holds databases of its own", where=where, fix="Copy the one with the images out of it.")
+        raise DataError(
+            "it contains several databases", where=where, fix="Copy the one with the images into a database of its own."
+        )
     if value + (8 if flags & _BIG else size) > end:
         raise DataError("a damaged entry", where=where)
     name = view[at + key : at + value].tobytes().decode("latin-1")
+    # A small value follows its key; a large one is in overflow pages, and its page number follows the key.
     if not flags & _BIG:
         return ArchiveMember(name, at + value, size)
     (number,) = struct.unpack_from("<Q", view, at + value)

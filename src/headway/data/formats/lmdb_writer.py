@@ -1,7 +1,7 @@
 """Writes LMDB shards: one file each, with the keys of the tar layout, `000000012.jpg` and `000000012.cls`.
 
-A shard is written once and never changed, so a value stays at its byte of the file: the columns hold these offsets,
-and a pack is read without the lmdb package. The trailer stands behind the last page.
+A shard is written once and never changed, so a value keeps its offset in the file. The columns hold these offsets, and
+a pack is read without the lmdb package. A trailer follows the last page.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from headway.data.formats.tar_writer import encode_label, guess_extension
 from headway.data.formats.trailer import build_trailer
 
 _MAP_BYTES = 1 << 40
-"""Room in the address space, not on the disk: larger than any shard."""
+"""Address space, not disk space: larger than any shard."""
 _COMMIT_BYTES = 16 << 20
-"""Pages of an open transaction are held in memory."""
+"""Pages of an open transaction are in memory, so it is committed at this size."""
 _ENTRY_BYTES = 64
-"""About what an entry takes beside its value."""
+"""Approximate size of an entry without its value."""
 
 
 @final
 class LmdbWriter:
-    """Writes one LMDB shard; see `ShardWriter`. Raises UsageError where the lmdb package is missing."""
+    """Writes one LMDB shard; see `ShardWriter`. Raises UsageError if the lmdb package is missing."""
 
     def __init__(self, path: Path, pack_id: int) -> None:
         self._lmdb, self._path, self._pack_id = _import_lmdb(), path, pack_id
@@ -45,16 +45,18 @@ class LmdbWriter:
             self._txn = self._env.begin(write=True)
 
     def append(self, image: bytes, label: Any, index: int) -> RecordPlace:
-        """Appends an image file and its label's; its offset is known after `close`, and 0 until then."""
+        """Appends an image file and the file of its label; its offset is 0 until `close` returns it."""
         ending, text = encode_label(label)
         name = f"{index:09d}.{guess_extension(image)}"
         self._names.append(name)
         with self._convert_errors():
+            # `append=True` needs keys in order, and then fills pages completely.
             for key, value in sorted([(name, image), (f"{index:09d}.{ending}", text)]):
                 self._txn.put(key.encode(), value, append=True)
             size_bytes = len(image) + len(text) + 2 * _ENTRY_BYTES
             self.size_bytes += size_bytes
             self._waiting_bytes += size_bytes
+            # A commit every 16 MiB bounds the memory.
             if self._waiting_bytes > _COMMIT_BYTES:
                 self._txn.commit()
                 self._txn = self._env.begin(write=True)
@@ -66,8 +68,10 @@ class LmdbWriter:
         with self._convert_errors():
             self._txn.commit()
             self._env.close()
+        # Offsets are final only now: LMDB moves values between pages until the last commit.
         members = {member.name: member.offset for member in lmdb.read_entries(self._path)}
         with self._path.open("ab") as file:
+            # Readers of LMDB ignore bytes after the last page.
             file.write(build_trailer(self._pack_id))
             file.flush()
             os.fsync(file.fileno())
@@ -81,10 +85,11 @@ class LmdbWriter:
 
     @contextlib.contextmanager
     def _convert_errors(self) -> Iterator[None]:
-        """LMDB's errors as the file system's own; a write that was cut short by a full disk is an EIO to it."""
+        """Raises LMDB's errors as OSError; LMDB reports a write cut short by a full disk as EIO."""
         try:
             yield
         except self._lmdb.Error as error:
+            # Less free space than two commits need: the disk is full.
             full = error.code == errno.EIO and shutil.disk_usage(self._path.parent).free < 2 * _COMMIT_BYTES
             raise OSError(errno.ENOSPC if full else error.code, str(error)) from error
 
@@ -94,5 +99,5 @@ def _import_lmdb() -> Any:
         import lmdb as package
     except ImportError as error:
         fix = "Install it: pip install lmdb."
-        raise UsageError("LMDB is written by the lmdb package, which is not installed", fix=fix) from error
+        raise UsageError("writing LMDB needs the lmdb package, which is not installed", fix=fix) from error
     return package

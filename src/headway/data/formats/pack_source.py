@@ -1,4 +1,4 @@
-"""Source: what is to be packed, image by image, with labels."""
+"""PackSource: the images to pack, with labels; none is opened yet."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from headway.core.errors import DataError
 from headway.core.files import open_regular
 from headway.data.columns import LabelKind
 
+# Extensions are compared in lower case.
 IMAGE_EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
 LISTING_EXTENSIONS = (".csv", ".jsonl", ".ndjson", ".json")
 SHARD_EXTENSIONS = (".rec", ".tar", ".tar.gz", ".tgz", ".lmdb", ".mdb")
 EVAL_NAMES = ("eval", "val", "valid", "validation", "test")
-"""Folders beside `train` that are taken for the evaluation set, the first of them that is there."""
+"""Folders beside `train` that count as the evaluation set; the first one present wins."""
 
 
 class ImageReader(Protocol):
-    """Where the images of a source are; any thread may read."""
+    """Reads the images of a source; from any thread."""
 
     mode: str
-    """Mode of the pack that they lie in; `foreign` where it is none."""
+    """Mode of the pack that holds them; `foreign` if none does."""
     raw_channels: int
-    """0: they are files. Else they are pixels of so many channels."""
+    """Channels of pixels; 0 for image files."""
     gray: bool | None
-    """Whether all are; None: not known."""
+    """True if all images are gray; None if unknown."""
 
     def measure_sizes(self) -> NDArray[np.int64]:
-        """Bytes of each; 0 where it cannot be read. Shape [n]."""
+        """Returns the bytes of each image; 0 if it cannot be read. Shape [n]."""
 
     def read(self, sample: int) -> bytes | NDArray[np.uint8]:
-        """The bytes of an image file, or pixels, uint8 [h, w, c].
+        """Returns the bytes of an image file, or pixels, uint8 [h, w, c].
 
-        Raises OSError where it cannot be read, and DataError where it is damaged.
+        Raises OSError if it cannot be read, and DataError if it is damaged.
         """
 
     def prefetch(self, samples: Sequence[int]) -> ImageReader:
-        """The same images, of which these are about to be read: what lies far away is fetched at once.
+        """Returns a reader of the same images that has fetched these remote ones, all at once.
 
-        Raises DataError where it cannot be reached.
+        Raises DataError if they cannot be reached.
         """
 
 
@@ -58,7 +59,7 @@ class ImageFiles:
         self.paths = paths
 
     def prefetch(self, samples: Sequence[int]) -> ImageReader:
-        """Returns itself, since files need nothing in common."""
+        """Returns itself: files need no prefetch."""
         return self
 
     def measure_sizes(self) -> NDArray[np.int64]:
@@ -67,6 +68,7 @@ class ImageFiles:
 
     def read(self, sample: int) -> bytes:
         """Reads the bytes of one image."""
+        # A named pipe among the images would be waited for.
         with open_regular(self.paths[sample]) as file:
             return file.read()
 
@@ -74,37 +76,39 @@ class ImageFiles:
 def _measure_size(path: str) -> int:
     try:
         return os.stat(path).st_size
-    except OSError:  # the reading of it will say by name what is wrong
+    except OSError:
+        # Reading the file later reports the reason and the name.
         return 0
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackSource:
-    """Images and their labels, not opened yet; entry i of names, images and labels is one sample."""
+    """Images and their labels; entry i of names, images and labels is one sample."""
 
     names: tuple[str, ...]
-    """Paths relative to `root`, as text; no two are the same."""
+    """Paths relative to `root`, as text; all different."""
     images: ImageReader
     labels: NDArray[Any]
-    """int64 [n]: class numbers; float32 [n, k]: 1 where a class applies, else 0; float32 [n] or [n, k]: numbers."""
+    """Class numbers, int64 [n]; indicators of several classes, float32 [n, k]; or numbers, float32 [n] or [n, k]."""
     label_kind: LabelKind
     classes: tuple[str, ...]
-    """Names of the classes, or of the columns of `labels`; empty where the label is a single number."""
+    """Names of the classes, or of the columns of `labels`; empty if the label is a single number."""
     root: str
     notes: tuple[str, ...] = ()
-    """What was found and left out, in sentences for the user."""
+    """Sentences for the user about files that were found and left out."""
 
     def __len__(self) -> int:
         return len(self.names)
 
 
 def list_entries(folder: str) -> tuple[list[str], list[str]]:
-    """Names of the folders and of the files in a folder, hidden ones left out. Raises DataError if it is unreadable."""
+    """Returns the names of the folders and of the files in a folder, without hidden ones. Raises DataError."""
     folders: list[str] = []
     files: list[str] = []
     try:
         with os.scandir(folder) as found:
+            # Hidden entries include the columns that a scan keeps beside the data.
             for entry in found:
                 if not entry.name.startswith("."):
                     (folders if _is_folder(entry) else files).append(entry.name)
@@ -114,13 +118,14 @@ def list_entries(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Links are followed; one that leads nowhere, or in a circle, is taken for a file that cannot be read."""
+    """Follows links; one that leads nowhere or in a circle counts as a file that cannot be read."""
     try:
+        # scandir knows the kind without another system call.
         return entry.is_dir()
     except OSError:
         return False
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is an image by its ending."""
+    """Returns True for the name of a file with an image extension."""
     return os.path.splitext(name)[1].lower() in IMAGE_EXTENSIONS

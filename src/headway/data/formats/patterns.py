@@ -1,4 +1,4 @@
-"""Several shards under one name, `train-{000..146}.tar`, `{a,b}.rec`, `*.tar`; which shards of a folder are one set."""
+"""Patterns of shards, such as `train-{000..146}.tar`, `{a,b}.rec` and `*.tar`; and groups of shards in a folder."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _LIMIT = 1 << 16
 
 
 def expand_pattern(pattern: Path) -> tuple[Path, ...]:
-    """The files that a pattern names: those of braces in their order, there or not; those of `*?[]` sorted.
+    """Returns the files that a pattern names: those of braces in order, existing or not; those of `*?[]` sorted.
 
-    Raises UsageError where braces name more shards than a data set can have.
+    Raises UsageError if braces name more shards than a data set can have.
     """
     files: list[Path] = []
     for name in _expand_braces(os.fspath(pattern)):
         found = sorted(glob.glob(name)) if glob.has_magic(name) else [name] if name != os.fspath(pattern) else []
+        # A name without magic characters counts only if braces produced it: a missing shard is reported later.
         files.extend(map(Path, found))
         if len(files) > _LIMIT:
-            raise UsageError(f"these are more than {_LIMIT:,} shards", where=os.fspath(pattern))
+            raise UsageError(f"the pattern names more than {_LIMIT:,} shards", where=os.fspath(pattern))
     return tuple(files)
 
 
@@ -45,12 +46,13 @@ def _list_choices(inside: str) -> Iterable[str]:
     if match is None:
         return inside.split(",")
     low, high = match.groups()
+    # Leading zeros set the width, as in a shell.
     width = max(len(low), len(high)) if low.startswith("0") or high.startswith("0") else 0
     return (str(number).zfill(width) for number in range(int(low), int(high) + 1))
 
 
 def group_shards(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names of shards by what comes before their numbers: `a-0.tar`, `a-1.tar` and `b.tar` are two series, a and b."""
+    """Groups names of shards by the part before their number: `a-0.tar`, `a-1.tar` and `b.tar` give a and b."""
     found: dict[str, list[str]] = {}
     for name in sorted(names):
         stem = name.partition(".")[0].partition("-of-")[0]

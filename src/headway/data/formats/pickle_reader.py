@@ -1,7 +1,7 @@
-"""What a plain pickle holds, read without unpickling: nothing is imported, made or called.
+"""Reads plain data from a pickle without unpickling: nothing is imported, created or called.
 
-Enough of pickle's machine for dictionaries of strings, numbers, lists and numpy arrays, as CIFAR's python archives are.
-The bytes of a string or an array are not copied: what is told is where in the file they lie.
+It supports the opcodes of dictionaries of strings, numbers, lists and numpy arrays, as in CIFAR's Python archives.
+Unlike any library, it copies neither strings nor arrays, but returns their offsets in the file.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from headway.core.errors import DataError
 
 
 class PickledText(NamedTuple):
-    """A string; `offset` is where its bytes lie in the pickle, -1 where they are written otherwise."""
+    """A string; `offset` is that of its bytes in the pickle, or -1 if they are written in another form."""
 
     value: str
     offset: int
 
     @property
     def utf8(self) -> str:
-        """pickletools gives bytes as Latin-1; names are UTF-8 where they are not ASCII."""
+        """The text decoded as UTF-8 if possible: pickletools decodes bytes as Latin-1."""
         try:
             return self.value.encode("latin-1").decode()
         except UnicodeError:
@@ -30,7 +30,7 @@ class PickledText(NamedTuple):
 
 @final
 class PickledCall:
-    """Something that a call would have made: `function` is what is called, `state` what it is given afterwards."""
+    """A call that unpickling would make: `function` and its arguments, and `state`, which it would get afterwards."""
 
     def __init__(self, function: Any, arguments: Any) -> None:
         self.function, self.arguments, self.state = function, arguments, None
@@ -44,27 +44,28 @@ class PickledArray(NamedTuple):
 
 
 def read_pickle(data: bytes, where: str) -> dict[str, Any]:
-    """The dictionary that a pickle holds, by the text of its keys. Raises DataError for anything else."""
+    """Returns the dictionary in a pickle, with text keys. Raises DataError for anything else."""
     try:
+        # A pickle is a program for a stack machine; only harmless opcodes are run.
         found = _run(data)
         if not isinstance(found, dict):
             raise TypeError("no dictionary")
         return {key.utf8: value for key, value in found.items()}
-    # pickletools raises ValueError; the others are a pickle that leaves its machine without what it needs.
+    # pickletools raises ValueError; the other errors come from opcodes that find the wrong values on the stack.
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        fix = (
-            "It is read without being unpickled, which takes one of strings, numbers and arrays, of protocol 4 at most."
-        )
-        raise DataError("this is no pickle of plain data, or it is damaged", where=where, fix=fix) from error
+        fix = "Only strings, numbers and arrays of protocol 4 at most can be read without unpickling."
+        raise DataError("this is not a pickle of plain data, or it is damaged", where=where, fix=fix) from error
 
 
 def get_array(value: Any, where: str) -> PickledArray:
-    """A value of a pickle as an array. Raises DataError."""
+    """Returns a value of a pickle as an array. Raises DataError."""
     try:
+        # The state that numpy pickles: version, shape, type, order and bytes.
         _, shape, kind, fortran, pixels = value.state
         if (
             value.function[1] == "_reconstruct"
             and kind.function[1] == "dtype"
+            # u1 is an unsigned byte; the bar says that byte order does not apply.
             and kind.arguments[0].value in ("u1", "|u1")
             and not fortran
             and all(isinstance(side, int) and side >= 0 for side in shape)
@@ -75,7 +76,7 @@ def get_array(value: Any, where: str) -> PickledArray:
             return PickledArray(tuple(shape), pixels.offset)
     except (AttributeError, TypeError, ValueError, LookupError):
         pass
-    raise DataError("its data are no array of unsigned bytes in one piece", where=where)
+    raise DataError("its data are not one array of unsigned bytes", where=where)
 
 
 _MARK = object()
@@ -111,7 +112,9 @@ def _run(data: bytes) -> Any:
 def _push_value(name: str, argument: Any, position: int, stack: list[Any]) -> bool:
     """Runs an opcode that pushes a string, a number or a constant; False for any other opcode."""
     if name in _BYTES_BEFORE:
+        # Latin-1 maps each byte to one character, so no byte is lost.
         text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
+        # Only these opcodes write the bytes unchanged, so only they have an offset.
         stack.append(PickledText(text, position + _BYTES_BEFORE[name]))
     elif name in _TEXTS:
         stack.append(PickledText(argument, -1))
@@ -162,6 +165,7 @@ def _build_object(name: str, argument: Any, stack: list[Any]) -> bool:
             stack.append(PickledCall(*_pop_items(stack, 2)))
         case "BUILD":
             (state,) = _pop_items(stack, 1)
+            # `__setstate__` would be called here; the state is only kept.
             stack[-1].state = state
         case _:
             return False
@@ -174,6 +178,7 @@ def _use_memo(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) 
         case "PUT" | "BINPUT" | "LONG_BINPUT":
             memo[argument] = stack[-1]
         case "MEMOIZE":
+            # Protocol 4 numbers memos by their order.
             memo[len(memo)] = stack[-1]
         case "GET" | "BINGET" | "LONG_BINGET":
             stack.append(memo[argument])
@@ -183,6 +188,7 @@ def _use_memo(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) 
 
 
 def _pop_items(stack: list[Any], count: int) -> list[Any]:
+    # A slice from a negative start would take the wrong items.
     at = len(stack) - count
     if at < 0:
         raise IndexError
@@ -210,6 +216,7 @@ def _extend_list(stack: list[Any], items: list[Any]) -> None:
 
 def _set_items(target: Any, items: list[Any]) -> Any:
     for key, value in zip(items[::2], items[1::2], strict=True):
+        # Only text keys: a tuple or a number would make lookups ambiguous.
         if not isinstance(key, PickledText) or not isinstance(target, dict):
             raise TypeError("no dictionary of strings")
         target[key] = value

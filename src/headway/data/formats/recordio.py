@@ -1,10 +1,10 @@
-"""RecordIO, the record format of dmlc and MXNet: `.rec` holds records, `.idx` says where each begins.
+"""RecordIO, the record format of dmlc and MXNet: `.rec` holds records, `.idx` the offset of each.
 
-A record is a u32 magic number, a u32 of (kind << 29 | length), the payload, and zeros up to a multiple of 4 bytes; all
-little endian. A payload that holds the magic number at a multiple of 4 bytes is cut there into parts of kind 1 (first),
-2 (middle) and 3 (last); the magic number itself is left out between parts and put back by readers, so that a reader
-that lost its way finds the next record by its magic number alone. The payload of an image record is u32 flag,
-f32 label, u64 id, u64 id2, then `flag` more f32 labels, then the bytes of the image file.
+A record is a u32 magic number, a u32 of (kind << 29 | length), the payload, and zeros up to a multiple of 4 bytes, all
+little-endian. A payload with the magic number at a multiple of 4 bytes is split there into parts of kind 1 (first), 2
+(middle) and 3 (last). The magic number between parts is left out, and readers put it back; so it occurs only at the
+start of a record, and a reader that lost its place finds the next one. The payload of an image record is u32 flag, f32
+label, u64 id, u64 id2, then `flag` more f32 labels, then the bytes of the image file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Label = float | NDArray[np.float32]
 
 
 class RecordPlace(NamedTuple):
-    """Where an image went: `offset` is of its first byte, or of its record's where `split` says it lies in parts."""
+    """The place of an image: `offset` of its first byte, or of its record if that is `split` into parts."""
 
     offset: int
     length: int
@@ -48,7 +48,7 @@ class RecordPlace(NamedTuple):
 
 
 class ImageRecord(NamedTuple):
-    """One image record; `id2` is the pack it belongs to."""
+    """One image record; `id2` is the number of its pack."""
 
     label: Label
     id: int
@@ -60,8 +60,7 @@ class ImageRecord(NamedTuple):
 class RecordioWriter:
     """Writes one shard: records to `rec_path`, and a line `index<tab>offset of the record` for each to `idx_path`.
 
-    Nothing is certain to be on the disk before `close`. After an error, `abandon` it.
-    Raises OSError from any method, as the file system does.
+    Data may not be on the disk before `close`. After an error, call `abandon`. All methods raise OSError.
     """
 
     def __init__(self, rec_path: Path, idx_path: Path, pack_id: int) -> None:
@@ -72,6 +71,7 @@ class RecordioWriter:
 
     def append(self, image: bytes, label: Label, index: int) -> RecordPlace:
         """Appends one image. Raises DataError for one of 512 MiB or more, which a record cannot hold."""
+        # A vector label follows the header, and `flag` is its length.
         if isinstance(label, np.ndarray):
             head = _HEADER.pack(label.size, 0.0, index, self._pack_id) + label.astype("<f4").tobytes()
         else:
@@ -85,12 +85,15 @@ class RecordioWriter:
         if split:
             self.size_bytes += self._rec.write(_split_record(head + image))
         else:
+            # The usual record: image and header are written without being joined in memory.
             padding = _PADDING[length % 4]
             self._rec.write(_FRAME.pack(MAGIC, length) + head)
             self._rec.write(image)
             self._rec.write(padding)
             self.size_bytes += _FRAME.size + length + len(padding)
+        # MXNet reads records in random order through this index.
         self._idx.write(b"%d\t%d\n" % (index, start))
+        # Readers map the bytes of an unsplit image directly.
         return RecordPlace(start if split else start + _FRAME.size + len(head), len(image), split)
 
     def close(self) -> None:
@@ -101,17 +104,18 @@ class RecordioWriter:
             file.close()
 
     def abandon(self) -> None:
-        """Closes both files, whatever state they are in; for files that are thrown away."""
+        """Closes both files in any state, for files that will be removed."""
         for file in (self._rec, self._idx):
             with contextlib.suppress(OSError):
                 file.close()
 
 
 def read_record(view: memoryview, start: int, name: str = "RecordIO") -> tuple[ImageRecord, int]:
-    """The record that begins at byte `start`, and where the next one begins; `name` is for the error's sentence.
+    """Returns the record that begins at byte `start`, and the offset of the next one; `name` is for messages.
 
-    Raises DataError where no whole image record begins there.
+    Raises DataError if no whole image record begins there.
     """
+    # A view of the file, or joined parts.
     payload, end = _read_payload(view, start, name)
     flag, scalar, sample_id, id2 = _read_header(payload, start, name)
     begin = _HEADER.size + 4 * flag
@@ -120,12 +124,12 @@ def read_record(view: memoryview, start: int, name: str = "RecordIO") -> tuple[I
 
 
 def compute_record_start(offset: int, labels: int) -> int:
-    """Where the record begins whose image, not split, begins at `offset`; `labels` is 0 for a scalar, else how many."""
+    """Returns the start of the unsplit record whose image is at `offset`; `labels` is 0 for a scalar, or a count."""
     return offset - _FRAME.size - _HEADER.size - 4 * labels
 
 
 def join_record(view: memoryview, offset: int, length: int) -> bytes:
-    """The image of `length` bytes whose split record begins at `offset`. Raises DataError where that is not there."""
+    """Returns the image of `length` bytes of the split record at `offset`. Raises DataError if it is not there."""
     image = read_record(view, offset)[0].image
     if len(image) != length:
         raise DataError(f"the record holds an image of {len(image)} bytes, not {length}", where=f"byte {offset}")
@@ -133,13 +137,13 @@ def join_record(view: memoryview, offset: int, length: int) -> bytes:
 
 
 def read_pack_id(path: Path) -> int:
-    """The pack that a shard belongs to, from its first record. Raises DataError where it is no RecordIO file."""
+    """Returns a shard's pack number from its first record. Raises DataError if it is not a RecordIO file."""
     payload, _ = _read_payload(map_path(path), 0, str(path))
     return _read_header(payload, 0, str(path))[3]
 
 
 def read_records(path: Path) -> Iterator[ImageRecord]:
-    """All records of a shard, in the order of the file. Raises DataError at the first damaged one."""
+    """Yields all records of a shard, in the order of the file. Raises DataError at the first damaged one."""
     view, start = map_path(path), 0
     while start < len(view):
         record, start = read_record(view, start, str(path))
@@ -147,33 +151,36 @@ def read_records(path: Path) -> Iterator[ImageRecord]:
 
 
 def open_shards(paths: Sequence[Path]) -> ForeignRecords:
-    """The images of RecordIO files, in their order; an index (`.idx`) is not needed.
+    """Returns the images of RecordIO files, in order; an index (`.idx`) is not needed.
 
-    Labels are class numbers where all are whole and not negative; see `found.measured`. Raises DataError.
+    Labels are class numbers if all are whole and not negative; see `infer_labels`. Raises DataError.
     """
     places: list[tuple[int, int, int, int]] = []
     labels: list[Label] = []
     for number, path in enumerate(paths):
         view, at = map_path(path), 0
+        # Checked apart from the records, so that the message is about the file.
         if view[:4] != _MAGIC_BYTES:
             fix = "RecordIO begins with the number 0xced7230a. Name a file of records, or copy this one again."
-            raise DataError("this is no RecordIO file", where=str(path), fix=fix)
+            raise DataError("this is not a RecordIO file", where=str(path), fix=fix)
         while at < len(view):
             start = at
             payload, at = _read_payload(view, start, str(path))
             flag, label, _, _ = _read_header(payload, start, str(path))
             begin = _HEADER.size + 4 * flag
+            # Parts were joined in memory, so the record must be read again each time.
             split = isinstance(payload, bytearray)
             offset = start if split else start + _FRAME.size + begin
             places.append((number, offset, len(payload) - begin, FLAG_SPLIT * split))
             labels.append(np.frombuffer(payload[_HEADER.size : begin], "<f4") if flag else label)
     if len({np.shape(label) for label in labels}) > 1:
-        raise DataError("its labels are not of one length", where=str(paths[0]))
+        raise DataError("its labels differ in length", where=str(paths[0]))
     return build_records("recordio", paths, places, infer_labels(np.array(labels, np.float64), str(paths[0])))
 
 
 def _find_magic_numbers(payload: bytes) -> list[int]:
-    """Where the magic number stands at a multiple of 4 bytes."""
+    """Returns the offsets of the magic number at multiples of 4 bytes."""
+    # bytes.find is fast, and the magic number is rare: once in 4 GB of random bytes.
     positions, at = [], payload.find(_MAGIC_BYTES)
     while at >= 0:
         if at % 4 == 0:
@@ -184,6 +191,7 @@ def _find_magic_numbers(payload: bytes) -> list[int]:
 
 def _split_record(payload: bytes) -> bytes:
     record, begin = bytearray(), 0
+    # Each cut drops the 4 bytes of the magic number, which readers put back.
     for cut in _find_magic_numbers(payload):
         kind = _MIDDLE if record else _FIRST
         record += _FRAME.pack(MAGIC, kind << 29 | cut - begin) + payload[begin:cut]
@@ -198,18 +206,21 @@ def _read_payload(view: memoryview, start: int, name: str) -> tuple[memoryview |
         if at + _FRAME.size > len(view):
             raise DataError("the file ends inside a record", where=f"{name}, byte {start}")
         magic, word = _FRAME.unpack_from(view, at)
+        # 3 bits of kind, 29 bits of length.
         kind, length = word >> 29, word & (RECORD_LIMIT_BYTES - 1)
         if magic != MAGIC or kind not in allowed:
-            raise DataError("this is no RecordIO record", where=f"{name}, byte {at}")
+            raise DataError("this is not a RecordIO record", where=f"{name}, byte {at}")
         begin, end = at + _FRAME.size, at + _FRAME.size + length
         if end > len(view):
             raise DataError("the file ends inside a record", where=f"{name}, byte {start}")
         at = end + len(_PADDING[length % 4])
+        # No copy: the payload is a view of the file.
         if kind == _WHOLE:
             return view[begin:end], at
         joined += view[begin:end]
         if kind == _LAST:
             return joined, at
+        # The magic number between two parts was left out when they were split.
         joined += _MAGIC_BYTES
         allowed = (_MIDDLE, _LAST)
 
@@ -217,6 +228,7 @@ def _read_payload(view: memoryview, start: int, name: str) -> tuple[memoryview |
 def _read_header(payload: memoryview | bytearray, start: int, name: str) -> tuple[int, float, int, int]:
     if len(payload) >= _HEADER.size:
         flag, label, sample_id, id2 = _HEADER.unpack_from(payload)
+        # A damaged flag would claim more labels than there are bytes.
         if len(payload) >= _HEADER.size + 4 * flag:
             return flag, label, sample_id, id2
     raise DataError("the record is too short for an image", where=f"{name}, byte {start}")

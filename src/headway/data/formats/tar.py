@@ -1,8 +1,8 @@
-"""tar: where the members of an archive lie. It is uncompressed, so that each is a stretch of the file.
+"""tar: finds the members of an archive. It must be uncompressed, so that each is contiguous in the file.
 
 An archive is blocks of 512 bytes: for each member a header and its bytes, padded with zeros; two blocks of zeros end
-it. Read are ustar (POSIX.1-1988), pax (POSIX.1-2001: `path` and `size` from extended headers) and GNU (long names,
-sizes in base 256). Links, folders and devices are passed over; sparse files, whose bytes lie in parts, are refused.
+it. Supported are ustar (POSIX.1-1988), pax (POSIX.1-2001: `path` and `size` from extended headers) and GNU (long names,
+sizes in base 256). Links, folders and devices are skipped; sparse files, whose bytes are in parts, are refused.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from headway.data.formats.byte_ranges import ByteRange, map_path
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
 _HEADER_LIMIT_BYTES = 1 << 20
-"""Of a long name or an extended header."""
+"""Limit of a long name or an extended header."""
 _FILE, _LONG_NAME, _EXTENDED, _SPARSE = b"07\x00", b"L", b"x", b"S"
 _WITHOUT_BYTES = b"123456"
 _USTAR = b"ustar\0"
 
 
 class ArchiveMember(NamedTuple):
-    """A file in an archive: its name, and where its bytes lie."""
+    """A file in an archive: its name, offset and size."""
 
     name: str
     offset: int
@@ -32,26 +32,29 @@ class ArchiveMember(NamedTuple):
 
 
 def read_members(path: Path) -> Iterator[ArchiveMember]:
-    """The files of an archive in its order, with names as UTF-8 (other bytes as surrogates).
+    """Yields the files of an archive in order, with names as UTF-8 (other bytes as surrogates).
 
-    Raises DataError where the archive is damaged or cut, or holds what cannot be mapped.
+    Raises DataError if the archive is damaged or cut, or contains files that cannot be mapped.
     """
     view, at = map_path(path), 0
     name, extended = "", dict[str, str]()
     while True:
         where = f"{path}, byte {at}"
         header = bytes(view[at : at + _BLOCK])
+        # One block of zeros ends the archive here, since some tools leave out the second.
         if header == _ZEROS:
             return
         if len(header) < _BLOCK:
-            fix = "Copy it again: it is cut, unless whoever wrote it left out the two blocks of zeros at its end."
+            fix = "Copy it again: it is cut, or its writer left out the two blocks of zeros at its end."
             raise DataError("the archive ends without an end mark", where=where, fix=fix)
         _check_header(header, where)
         kind = header[156:157] or b"\0"
         size = _parse_number(header[124:136], where)
+        # A pax header overrides the octal field, which ends at 8 GiB.
         if "size" in extended and kind in _FILE:
             size = _parse_decimal(extended["size"], where)
         begin = at + _BLOCK
+        # Links and folders may state a size but have no bytes.
         end = begin if kind in _WITHOUT_BYTES else begin + size
         if end > len(view):
             raise DataError(f"the archive ends inside {_read_name(header)!r}", where=where, fix="Copy it again.")
@@ -63,27 +66,30 @@ def read_members(path: Path) -> Iterator[ArchiveMember]:
             extended = _parse_extended_header(view[begin:end].tobytes(), where)
         elif kind in _FILE or kind == _SPARSE:
             if kind == _SPARSE or any(key.startswith("GNU.sparse.") for key in extended):
-                raise DataError("a sparse file", where=where, fix="Make the archive without --sparse.")
+                raise DataError("sparse files cannot be mapped", where=where, fix="Make the archive without --sparse.")
             yield ArchiveMember(extended.get("path") or name or _read_name(header), begin, size)
+        # A long name or an extended header applies to the next member only.
         if kind not in (_LONG_NAME, b"K", _EXTENDED, b"g"):
             name, extended = "", {}
+        # Bytes are padded to whole blocks.
         at = end + -(end - begin) % _BLOCK
 
 
 def read_ranges(path: Path) -> Iterator[ByteRange]:
-    """The files of an archive. Raises as `members`."""
+    """Yields the files of an archive as byte ranges. Raises as `read_members`."""
     return (ByteRange(path, offset, size, name) for name, offset, size in read_members(path))
 
 
 def _check_header(header: bytes, where: str) -> None:
-    """The sum of the header's bytes, with its own field taken for spaces."""
+    """Compares the sum of the header's bytes, in which its own field counts as spaces."""
     stored = header[148:156].strip(b" \0")
     if not stored.isdigit() or _parse_octal(stored, where) != sum(header) - sum(header[148:156]) + 8 * ord(" "):
-        raise DataError("this is no header of a tar archive", where=where, fix="Copy the archive again.")
+        raise DataError("this is not a tar header", where=where, fix="Copy the archive again.")
 
 
 def _parse_number(field: bytes, where: str) -> int:
-    if field[0] & 0x80:  # base 256, for what octal cannot hold; 0xff begins a negative number
+    # Base 256 is for sizes that octal cannot hold; 0xff begins a negative number.
+    if field[0] & 0x80:
         if field[0] != 0x80:
             raise DataError("a negative size", where=where)
         return int.from_bytes(field[1:])
@@ -94,23 +100,24 @@ def _parse_octal(digits: bytes, where: str) -> int:
     try:
         return int(digits, 8)
     except ValueError:
-        raise DataError(f"{digits!r} is no octal number", where=where) from None
+        raise DataError(f"{digits!r} is not an octal number", where=where) from None
 
 
 def _parse_decimal(text: str, where: str) -> int:
     if not (text.isdecimal() and text.isascii() and len(text) < 20):
-        raise DataError(f"{text!r} is no size", where=where)
+        raise DataError(f"{text!r} is not a size", where=where)
     return int(text)
 
 
 def _read_name(header: bytes) -> str:
     name = header[:100].partition(b"\0")[0]
+    # ustar stores the first part of a long path in a field of its own.
     prefix = header[345:500].partition(b"\0")[0] if header[257:263] == _USTAR else b""
     return _decode_text(prefix + b"/" + name if prefix else name)
 
 
 def _parse_extended_header(data: bytes, where: str) -> dict[str, str]:
-    """The records of an extended header: `LENGTH KEY=VALUE\\n`, the length being of the whole record."""
+    r"""Returns the records of an extended header: `LENGTH KEY=VALUE\n`, with the length of the whole record."""
     found: dict[str, str] = {}
     while data and data[0]:
         digits, _, _ = data[:20].partition(b" ")

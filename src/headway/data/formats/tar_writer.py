@@ -1,7 +1,7 @@
 """Writes tar shards in the WebDataset layout, `KEY.jpg` and `KEY.cls`, which the webdataset package reads.
 
-KEY is the sample's number in nine digits: source names may hold dots and slashes, which that layout gives a meaning.
-`label_file` says how labels are written, and the trailer stands behind the blocks of zeros that end an archive.
+KEY is the sample's number in nine digits: source names may contain dots and slashes, which have a meaning in that
+layout. `encode_label` writes labels. A trailer follows the blocks of zeros that end an archive.
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ _EXTENSIONS = (
 
 
 def guess_extension(image: bytes) -> str:
-    """The ending, without a dot, of the image file that these bytes are."""
+    """Returns the extension, without a dot, of the image file with these bytes."""
+    # The rest of the formats that Pillow reads here is PPM.
     return next((ending for mark, at, ending in _EXTENSIONS if image.startswith(mark, at)), "ppm")
 
 
 def encode_label(label: Any) -> tuple[str, bytes]:
-    """Ending and content of a label's file: a class number is text in `cls`; another number, or several, JSON."""
+    """Returns extension and content of a label's file.
+
+    A class number is text in `cls`; another number, or several, are JSON.
+    """
     if isinstance(label, int | np.integer):
         return "cls", str(int(label)).encode()
     numbers = np.asarray(label, np.float32)
-    # 9 digits give a float32 back exactly.
+    # 9 digits restore a float32 exactly.
     shortest = [float(f"{number:.9g}") for number in numbers.ravel().tolist()]
     return "json", json.dumps(shortest if numbers.ndim else shortest[0]).encode()
 
@@ -57,7 +61,7 @@ class TarWriter:
         self.size_bytes = 0
 
     def append(self, image: bytes, label: Any, index: int) -> RecordPlace:
-        """Appends an image file, and after it its label's."""
+        """Appends an image file, followed by the file of its label."""
         offset = self._add(f"{index:09d}.{guess_extension(image)}", image)
         ending, text = encode_label(label)
         self._add(f"{index:09d}.{ending}", text)
@@ -65,6 +69,7 @@ class TarWriter:
 
     def close(self) -> None:
         """Ends the archive and brings it to the disk."""
+        # The trailer fills the end of a block of its own, so the archive stays a multiple of 512 bytes.
         self.size_bytes += self._file.write(bytes(2 * _BLOCK) + build_trailer(self._pack_id).rjust(_BLOCK, b"\0"))
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -75,6 +80,7 @@ class TarWriter:
             self._file.close()
 
     def _add(self, name: str, data: bytes) -> int:
+        # TarInfo writes headers without times or owners, so equal packs are equal bytes.
         header = tarfile.TarInfo(name)
         header.size = len(data)
         self.size_bytes += self._file.write(header.tobuf(tarfile.USTAR_FORMAT))

@@ -1,6 +1,6 @@
-"""The end of a shard that is no RecordIO: 16 bytes, a mark and the number of the pack that the shard belongs to.
+"""The trailer of shards that are not RecordIO: 16 bytes, a mark and the number of the pack.
 
-Readers of tar, LMDB and `.npy` stop before it. It keeps shards of two packs from being mixed.
+Readers of tar, LMDB and `.npy` stop before it. It prevents shards of two packs from being mixed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ _MARK = b"headway\n"
 
 
 def build_trailer(pack_id: int) -> bytes:
-    """The last bytes of a shard of this pack."""
+    """Returns the last bytes of a shard of this pack."""
     return _MARK + pack_id.to_bytes(8, "little")
 
 
 def parse_pack_id(end: bytes | memoryview) -> int | None:
-    """The pack that a shard belongs to, of the end of its bytes or of all; None where it belongs to none."""
+    """Returns the pack number at the end of a shard's bytes; None if there is none."""
     found = bytes(end[-TRAILER_BYTES:])
     return int.from_bytes(found[8:], "little") if found.startswith(_MARK) else None
 
 
 def read_pack_id(path: Path) -> int | None:
-    """The pack that a shard belongs to; None where the file is no shard of a pack. Raises OSError."""
+    """Returns a shard's pack number; None if the file is not a shard of a pack. Raises OSError."""
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TRAILER_BYTES))

@@ -15,13 +15,14 @@ from headway.storage.addresses import get_cache_folder
 
 
 def unpack_gzip(path: Path) -> Path:
-    """The content of a gzip file, as a file in the cache folder; what was unpacked of an older one is removed.
+    """Returns the content of a gzip file as a file in the cache folder; removes that of older versions.
 
-    Raises DataError where it is damaged, and HeadwayError where the cache folder cannot be written.
+    Raises DataError if it is damaged, and HeadwayError if the cache folder cannot be written.
     """
     path = path.absolute()
     status = path.stat()
     folder = get_cache_folder() / "unpacked" / hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    # Size and time name the version, so a file that changed is unpacked again.
     target = (
         folder / f"{status.st_size:x}-{status.st_mtime_ns:x}" / path.name.removesuffix(".gz").replace(".tgz", ".tar")
     )
@@ -37,6 +38,7 @@ def unpack_gzip(path: Path) -> Path:
         try:
             with open_regular(path) as raw, gzip.open(raw, "rb") as packed, aside.open("wb") as file:
                 shutil.copyfileobj(packed, file, 1 << 20)
+            # Two processes may unpack at once; the later rename replaces equal content.
             os.replace(aside, target)
         finally:
             aside.unlink(missing_ok=True)

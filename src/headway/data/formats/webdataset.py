@@ -1,10 +1,10 @@
-"""The WebDataset layout: files that stand next to each other and share a key are one sample.
+"""The WebDataset layout: neighbouring files with the same key are one sample.
 
-The key of `a/b/0001.left.jpg` is `a/b/0001`, and `left.jpg` is its extension: a name is cut at the first dot after
-its folders. Files without a dot there, and those below folders such as `__meta__`, belong to no sample. A sample's
-image is the file whose extension is one of an image; its label is the first there is of KEY.cls (a class number or
-name), KEY.json (a number, a list of numbers, or an object with `label`, `labels` or `value`), and KEY.txt (as .cls).
-A class is as in WebDataset's own examples: numbers count from 0, names are sorted.
+The key of `a/b/0001.left.jpg` is `a/b/0001`, and `left.jpg` is its extension: a name is cut at the first dot after its
+folders. Files without a dot there, and those below folders such as `__meta__`, belong to no sample. A sample's image is
+the file with an image extension; its label is the first present of KEY.cls (a class number or name), KEY.json (a
+number, a list of numbers, or an object with `label`, `labels` or `value`), and KEY.txt (as .cls). As in WebDataset's
+own examples, class numbers count from 0 and class names are sorted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _JSON_KEYS = ("label", "labels", "value")
 
 
 class WebDatasetSample(NamedTuple):
-    """One sample: its image, and the text of its label."""
+    """One sample: its image, and the file of its label."""
 
     key: str
     image: ArchiveMember
@@ -39,27 +39,29 @@ class WebDatasetSample(NamedTuple):
 
 
 def is_sample_file(name: str) -> bool:
-    """Whether a name is of a file of a sample's image or label."""
+    """Returns True for the name of a sample's image or label."""
     match = _NAME.fullmatch(name)
     extension = match["extension"].lower() if match else ""
     return f".{extension}" in IMAGE_EXTENSIONS or extension in _LABELS
 
 
 def open_tars(paths: Sequence[Path]) -> ForeignRecords:
-    """The samples of tar shards, in their order. Raises DataError."""
+    """Returns the samples of tar shards, in order. Raises DataError."""
     return open_shards("tar", paths, [tar.read_members(path) for path in paths])
 
 
 def open_shards(format: str, paths: Sequence[Path], contents: Iterable[Iterable[ArchiveMember]]) -> ForeignRecords:
-    """The samples of shards, of which `contents` are the files. Raises DataError."""
+    """Returns the samples of shards; `contents` lists the files of each. Raises DataError."""
     places: list[tuple[int, int, int, int]] = []
     names: list[str] = []
     labels: list[Any] = []
     for number, (path, members) in enumerate(zip(paths, contents, strict=True)):
+        # Labels are read now, images only when they are decoded.
         view = map_path(path)
         for sample in _group_samples(members, path):
             _, offset, size = sample.image
             places.append((number, offset, size, 0))
+            # Names must differ, and keys of several shards often repeat.
             names.append(sample.image.name if len(paths) == 1 else f"{path.name}/{sample.image.name}")
             labels.append(_read_label(sample, view, path))
     if not places:
@@ -69,12 +71,14 @@ def open_shards(format: str, paths: Sequence[Path], contents: Iterable[Iterable[
 
 
 def _group_samples(members: Iterable[ArchiveMember], path: Path) -> Iterator[WebDatasetSample]:
+    # Files of a sample are adjacent, so one pass without a dictionary of all keys suffices.
     for key, group in itertools.groupby(_split_names(members), key=lambda entry: entry[0]):
         files: dict[str, ArchiveMember] = {}
         for _, extension, member in group:
             if extension in files:
-                raise DataError(f"{member.name!r} is there twice", where=str(path))
+                raise DataError(f"{member.name!r} occurs twice", where=str(path))
             files[extension] = member
+        # A sample without an image, such as captions alone, is skipped.
         found = [extension for extension in files if f".{extension}" in IMAGE_EXTENSIONS]
         if not found:
             continue
@@ -98,12 +102,14 @@ def _split_names(members: Iterable[ArchiveMember]) -> Iterator[tuple[str, str, A
 def _read_label(sample: WebDatasetSample, view: memoryview, path: Path) -> Any:
     name, offset, size = sample.label
     where = f"{path}, {name}"
+    # A label is copied into memory; an image named like one must not be.
     if size > _LABEL_LIMIT_BYTES:
         raise DataError(f"a label of {size:,} bytes", where=where)
     try:
         text = view[offset : offset + size].tobytes().decode().strip()
     except UnicodeDecodeError as error:
-        raise DataError("the label is no UTF-8 text", where=where) from error
+        raise DataError("the label is not UTF-8 text", where=where) from error
+    # Text is a class number or a class name.
     if not name.lower().endswith(".json"):
         if not text:
             raise DataError("the label is empty", where=where)
@@ -111,12 +117,13 @@ def _read_label(sample: WebDatasetSample, view: memoryview, path: Path) -> Any:
     try:
         value = parse_value(text)
     except JsonError as error:
-        raise DataError(f"the label is no JSON ({error})", where=where) from error
+        raise DataError(f"the label is not valid JSON ({error})", where=where) from error
     if isinstance(value, dict):
         key = next((key for key in _JSON_KEYS if key in value), None)
         if key is None:
             raise DataError(f"it has none of the keys {', '.join(_JSON_KEYS)}", where=where)
         value = value[key]
+    # In Python, True is an int.
     if isinstance(value, bool) or not isinstance(value, int | float | str | list):
-        raise DataError(f"the label is of type {type(value).__name__}, so no class and no number", where=where)
+        raise DataError(f"the label is of type {type(value).__name__}, neither a class nor a number", where=where)
     return value

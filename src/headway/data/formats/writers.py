@@ -1,7 +1,7 @@
-"""What writes a pack's shards: one writer for each format that can be written.
+"""Writers of shards: one for each format that a pack can have.
 
-Whatever the format, an image's bytes lie in one piece of a shard, at an offset and of a length that the columns hold
-(RecordIO's split records excepted), so that all packs are read alike: as stretches of mapped files.
+In every format, an image's bytes are contiguous in a shard, at the offset and length in the columns (except RecordIO's
+split records), so all packs are read alike, as ranges of mapped files.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from headway.data.formats.tar_writer import TarWriter
 
 
 class ShardWriter(Protocol):
-    """Writes one shard. Nothing is certain to be on the disk before `close`; after an error, `abandon` it.
+    """Writes one shard. Data may not be on the disk before `close`; after an error, call `abandon`.
 
-    Raises OSError from any method, as the file system does.
+    All methods raise OSError.
     """
 
     size_bytes: int
-    """Of the shard as far as it is written; exact after `close`."""
+    """Size written so far; exact after `close`."""
 
     def append(self, image: Any, label: Any, index: int) -> RecordPlace:
-        """Appends an image: the bytes of its file, or (raw) its pixels, uint8 [h, w, c]. `index` counts through all
-        shards; `label` is a number, or float32 [k]."""
+        """Appends an image: the bytes of its file, or (raw) its pixels, uint8 [h, w, c].
+
+        `index` counts through all shards; `label` is a number, or float32 [k].
+        """
 
     def close(self) -> NDArray[np.uint64] | None:
-        """Brings the shard to the disk. Returns the offsets of its images where `append` could not know them."""
+        """Brings the shard to the disk. Returns the offsets of its images if `append` could not know them."""
 
     def abandon(self) -> None: ...
 
@@ -45,4 +47,6 @@ WRITERS: dict[str, tuple[str, Callable[[Path, int], ShardWriter]]] = {
     "lmdb": (".lmdb", LmdbWriter),
     "raw": (".npy", ArraysWriter),
 }
-"""Of each format, the ending of its shards, and what makes a writer of a shard's path and the pack's number."""
+"""The extension of each format's shards, and the function that makes a writer from a shard's path and the pack's
+number.
+"""

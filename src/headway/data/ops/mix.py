@@ -22,6 +22,7 @@ def apply_mixup(images: torch.Tensor, others: torch.Tensor, kept: Float64) -> to
 
     Source: Zhang et al. 2017, "mixup: beyond empirical risk minimization" (arXiv 1710.09412).
     """
+    # lerp from the image to the other one, so the share that is taken is 1 - kept.
     taken = to_device((1 - kept).astype(np.float32), images.device)
     return torch.lerp(images.float(), others.float(), taken.view(-1, *[1] * (images.ndim - 1)))
 
@@ -43,6 +44,7 @@ def mix_labels(labels: torch.Tensor, partner: NDArray[np.int64], kept: Float64, 
         kept: [b], share of the own label.
         num_classes: number of classes.
     """
+    # Added, not written: both labels may be the same class.
     shares = to_device(np.stack([kept, 1 - kept], axis=1).astype(np.float32), labels.device)
     both = torch.stack([labels, labels[to_device(partner, labels.device)]], dim=1)
     return shares.new_zeros(len(labels), num_classes).scatter_add_(1, both, shares)

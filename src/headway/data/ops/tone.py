@@ -20,6 +20,7 @@ def posterize(images: torch.Tensor, bits: NDArray[np.int64]) -> torch.Tensor:
 
 def solarize(images: torch.Tensor, thresholds: NDArray[np.float64]) -> torch.Tensor:
     """Inverts the bytes that are at or above a threshold (0 to 255, [b])."""
+    # Bytes are compared with whole numbers: b >= t is b >= ceil(t).
     lowest = np.ceil(thresholds).astype(np.uint8)
     return torch.where(images >= _upload_per_sample(lowest, images), 255 - images, images)
 
@@ -39,6 +40,7 @@ def equalize(images: torch.Tensor) -> torch.Tensor:
     index = images.reshape(b, height * width, channels).long()
     count = torch.zeros(b, 256, channels, dtype=torch.int32, device=images.device)
     count.scatter_add_(1, index, count.new_ones(()).expand_as(index))
+    # Pillow leaves the count of the largest value out of the step between two levels.
     largest = images.amax(dim=(1, 2)).long()[:, None]
     step = (height * width - count.gather(1, largest)) // 255
     below = count.cumsum(dim=1) - count

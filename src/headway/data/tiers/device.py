@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -13,9 +13,10 @@ from headway.data.order import Order
 from headway.data.records import Records
 from headway.data.tiers.memory import FillProgress, decode_all
 from headway.data.tiers.next_use import HostSlots
-from headway.data.tiers.tier import Ids, Tier
+from headway.data.tiers.tier import Ids, Spans, Tier
 
-if TYPE_CHECKING:  # it takes seconds
+# Importing torch takes seconds.
+if TYPE_CHECKING:
     import torch
 
 
@@ -24,7 +25,7 @@ class DeviceTier(Tier):
     """Decoded images as one tensor, uint8 [n, height, width, channels], from which batches are gathered.
 
     Args:
-        source: is read once; images have to share one size.
+        source: read once; its images must share one size.
         device: of torch.
 
     Attributes:
@@ -49,26 +50,26 @@ class DeviceTier(Tier):
         self._device = torch.device(device)
         shape = (n, size[1], size[0], dataset.description.channels)
         self.pixels = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        # Chunk by chunk: the host never holds the whole set.
         for low, some in decode_all(dataset, source, decoder, self, progress):
             self.pixels[low : low + len(some)].copy_(torch.from_numpy(some))
 
     def gather(self, ids: Sequence[int] | Ids) -> torch.Tensor:
-        """Images of the samples, uint8 [k, height, width, channels] on the device; the host does not wait for them."""
+        """Returns images of the samples, uint8 [k, height, width, channels] on the device; no host-device sync."""
         import torch
 
         index = torch.from_numpy(np.ascontiguousarray(ids, np.int64))
         if self._device.type == "cuda":
+            # From pageable memory, the copy would wait for the device.
             index = index.pin_memory().to(self._device, non_blocking=True)
         return self.pixels.index_select(0, index)
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
-        """Pixels on the host: a copy that waits for the device. The way of batches is `gather`."""
+        """Returns pixels on the host, with a host-device sync. Batches use `gather`."""
         return Records.from_rows(self.gather(ids).cpu().numpy())
 
-    def expect(
-        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
-    ) -> None:
-        """Nothing is brought: everything is there."""
+    def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
+        """Does nothing: every image is on the device."""
 
     def close(self) -> None:
-        """The memory goes with the tier."""
+        """Does nothing: the memory is freed with the tier."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
@@ -19,7 +19,7 @@ from headway.data.shards import is_on_network
 from headway.data.tiers.next_use import HostSlots
 from headway.data.tiers.prefetch import THREADS, Prefetcher
 from headway.data.tiers.store import RecordStore
-from headway.data.tiers.tier import Ids, Tier
+from headway.data.tiers.tier import Ids, Spans, Tier
 from headway.storage.remote_folder import RemoteFolder
 
 LOG = logging.getLogger("headway.data")
@@ -30,14 +30,13 @@ class DiskTier(Tier):
     """Records of a remote data set.
 
     Args:
-        remote: where its shards lie.
-        folder: the cache folder, which other sets and other processes of the host may share; None: nothing is kept,
-            and what is not read yet is held in memory. A folder that cannot be used has the same effect, and the log
-            says so once.
-        budget_bytes: that all sets in the folder may take together.
-        threads: that fetch.
+        remote: the folder of its shards.
+        folder: the cache folder, which other sets and other processes of the host may share. None keeps records in
+            memory until they are read; so does a folder that cannot be used, which the log reports once.
+        budget_bytes: limit of all sets in the folder together.
+        threads: number of threads that fetch.
 
-    A forked child has threads and connections of its own from its first read on.
+    A forked child starts threads and connections of its own at its first read.
     """
 
     def __init__(
@@ -50,6 +49,7 @@ class DiskTier(Tier):
         why: str,
         threads: int = THREADS,
     ) -> None:
+        # Without a folder, the tier is called `none`, as the recipe calls it.
         super().__init__(dataset, "disk" if folder else "none", why)
         self._dataset, self._remote, self._folder, self._budget_bytes = dataset, remote, folder, budget_bytes
         self._count = threads
@@ -59,9 +59,7 @@ class DiskTier(Tier):
     def read(self, ids: Sequence[int] | Ids) -> Records:
         return self._get_prefetcher().read(np.asarray(ids, np.int64))
 
-    def expect(
-        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
-    ) -> None:
+    def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
         self._get_prefetcher().expect(spans, order, slots)
 
     def close(self) -> None:
@@ -69,13 +67,15 @@ class DiskTier(Tier):
 
     def _get_prefetcher(self) -> Prefetcher:
         if self._process != os.getpid():
-            self._end.detach()  # its threads stayed in the parent
+            # The threads exist only in the parent, so there is nothing to end here.
+            self._end.detach()
             self._prefetcher, self._process = self._start_prefetcher(), os.getpid()
             self._end = weakref.finalize(self, self._prefetcher.close)
         return self._prefetcher
 
     def _start_prefetcher(self) -> Prefetcher:
         shards = self._dataset.description.shards
+        # Connections of its own: those of the data set may be in use by other threads.
         remote = self._remote.reopen({shard.name: shard.size for shard in shards})
         return Prefetcher(self._dataset, remote, self._open_store(), LOG.warning, self._count)
 
@@ -84,6 +84,7 @@ class DiskTier(Tier):
             return None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            # Byte locks and holes are unreliable on network file systems.
             if not is_on_network(self._folder):
                 return RecordStore(self._dataset, self._folder, self._budget_bytes)
             reason = "it lies on a network file system"

@@ -1,4 +1,4 @@
-"""Bringer: one run of remote records, read, checked and kept."""
+"""RunFetcher: fetches one run of remote records, checks them and stores them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.storage.remote_folder import RemoteFolder
 
 
 class FetchedRecord(NamedTuple):
-    """A record that was read: its bytes in the shard, and whether they are in the store now."""
+    """A record that was fetched: its bytes in the shard, and whether the store has it now."""
 
     sample: int
     extent: NDArray[np.uint8]
@@ -27,15 +27,15 @@ class FetchedRecord(NamedTuple):
 
 @final
 class RunFetcher:
-    """Brings records from a remote to a store, from any number of threads.
+    """Fetches records from a remote folder into a store; any number of threads may use it.
 
     Args:
-        dataset: what was found good is noted in it.
-        store: None: nothing is kept.
-        say: is told once what went wrong with the store.
+        dataset: keeps note of the records whose checksum is right.
+        store: None stores nothing.
+        say: called once, with a message, if the store fails.
 
     Attributes:
-        storing: whether records are kept; no more once the store could not be written.
+        is_storing: False once the store could not be written, or without one.
     """
 
     def __init__(
@@ -49,13 +49,15 @@ class RunFetcher:
         self._dataset, self._layout, self._remote, self._store, self._say = dataset, layout, remote, store, say
         self._columns = {name: getattr(dataset, name) for name in ("length", "flags")}
         self._names = [shard.name for shard in dataset.description.shards]
-        self.storing = store is not None
+        self.is_storing = store is not None
         self._full_at: int | None = None
         self._lock = threading.Lock()
 
     def find_stored(self, ids: Ids) -> NDArray[np.bool_]:
-        """Which records are in the store and good; each is checked at its first touch by this process. The caller
-        holds a lease."""
+        """Returns a mask of the records that are in the store and intact. The caller holds a lease.
+
+        A process checks each record at its first use.
+        """
         if self._store is None:
             return np.zeros(len(ids), np.bool_)
         near = self._store.find_present(ids)
@@ -65,27 +67,31 @@ class RunFetcher:
             good = np.array([crc32c(data) for data in records], np.uint32) == self._dataset.crc32c[ids[look]]
             self._dataset.mark_checked(ids[look[good]])
             if not good.all():
+                # A power failure may leave the mark of a record without its bytes.
                 self._store.forget(ids[look[~good]])
                 near[look[~good]] = False
         return near
 
     def fetch(self, ids: Ids, forecast: ReadForecast, *, forced: bool) -> list[FetchedRecord]:
-        """Reads what is not in the store, of records that lie side by side in one shard.
+        """Fetches the records of one run that are not in the store.
 
         Args:
-            forced: also what another process is fetching; without it, that is left to the other one.
+            forced: also fetch what another process is fetching, instead of leaving it to that process.
         """
         store = self._store
         if store is None:
             return self._read(ids, forecast)
         lease = store.lease()
         ids = ids[~self.find_stored(ids)]
+        # Held while waiting for the network, it would stop other processes from making room.
         del lease
         claimed = np.zeros(0, np.int64)
         try:
             if not forced:
+                # A claimed record has an owner who will store it; the reader waits for that.
                 ids = claimed = ids[store.claim(ids)]
-            ids = ids[~store.find_present(ids)]  # another process may just have brought it
+            # Another process may have stored them since.
+            ids = ids[~store.find_present(ids)]
             return self._read(ids, forecast) if len(ids) else []
         finally:
             store.unclaim(claimed)
@@ -98,7 +104,9 @@ class RunFetcher:
         extents, good = found.slice_bytes(low, data), np.ones(len(found), np.bool_)
         for place, (sample, _, start) in enumerate(found.iterate_places()):
             if not self._is_intact(sample, extents[place]):
-                self._remote.read_version(name)  # raises where the file was changed
+                # Raises DataError if the remote file was replaced.
+                self._remote.read_version(name)
+                # A bit may flip on the way; if the second copy fails too, the record itself is damaged.
                 extents[place] = self._remote.read(name, start, len(extents[place]))
                 good[place] = self._is_intact(sample, extents[place])
         self._dataset.mark_checked(found.ids[good])
@@ -114,25 +122,27 @@ class RunFetcher:
         return bool(crc32c(extract_image(self._columns, sample, extent)) == self._dataset.crc32c[sample])
 
     def _store_records(self, ids: Ids, extents: list[NDArray[np.uint8]], forecast: ReadForecast) -> bool:
-        """Writes records to the store; False where they have no room there. A store that fails is used no more."""
-        if self._store is None or not self.storing:
+        """Stores records; returns False if they do not fit. A store that fails is not used again."""
+        if self._store is None or not self.is_storing:
             return False
         try:
             if self._store.keep(ids, extents):
                 return True
-            if self._full_at == forecast.position:  # nothing was read since it was found full
+            # Nothing was read since the store was found full.
+            if self._full_at == forecast.position:
                 return False
             if self._store.make_room(
                 ids, forecast.find_next_use, forecast.find_eviction_start(ids)
             ) and self._store.keep(ids, extents):
                 return True
+            # Until the next read, trying to make room again would find the same.
             self._full_at = forecast.position
         except OSError as error:
             with self._lock:
-                first, self.storing = self.storing, False
+                first, self.is_storing = self.is_storing, False
             if first:
                 self._say(
                     f"The cache {self._store.folder} cannot be written ({error.strerror}): "
-                    "what is not in it is read from the network each time."
+                    "records that are not in it are read from the network each time."
                 )
         return False

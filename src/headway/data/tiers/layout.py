@@ -1,4 +1,4 @@
-"""Where records lie in shards, in bytes and in blocks of the disk."""
+"""RecordLayout: the places of records in shards, in bytes and in blocks of the disk."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Ids = NDArray[np.int64]
 Columns = Mapping[str, NDArray[Any]]
 
 GAP_BYTES = 64 << 10
-"""Records that lie no further apart are read at once: so much costs less than another request."""
+"""Records with smaller gaps are read in one request: reading so many bytes costs less than another request."""
 RUN_BYTES = 4 << 20
-"""Most bytes of one request, but for one large record."""
+"""Limit of one request, except for a single larger record."""
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Extents:
-    """Bytes [start, end) of some records in their shards; int64 [k], in the order of shard and start."""
+    """Byte ranges [start, end) of records in their shards; int64 [k], sorted by shard and start."""
 
     ids: Ids
     shard: NDArray[np.int64]
@@ -37,15 +37,16 @@ class Extents:
         return len(self.ids)
 
     def select(self, low: int, high: int) -> Extents:
+        """Returns entries [low, high)."""
         return Extents(self.ids[low:high], self.shard[low:high], self.start[low:high], self.end[low:high])
 
     def slice_bytes(self, low: int, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        """The bytes of each, of a shard's bytes from `low` on."""
+        """Returns the bytes of each record, from those of a shard that begin at byte `low`."""
         bounds = zip((self.start - low).tolist(), (self.end - low).tolist(), strict=True)
         return [data[begin:end] for begin, end in bounds]
 
     def iterate_places(self) -> Iterator[tuple[int, int, int]]:
-        """(sample, shard, start) of each."""
+        """Yields (sample, shard, start) of each record."""
         return zip(self.ids.tolist(), self.shard.tolist(), self.start.tolist(), strict=True)
 
 
@@ -65,11 +66,11 @@ class RecordLayout:
         self._split_end = self._find_split_ends()
 
     def get_lengths(self, ids: Ids) -> NDArray[np.int64]:
-        """Bytes of the samples' records."""
+        """Returns the bytes of the samples' records."""
         return self._columns["length"][ids].astype(np.int64)
 
     def locate(self, ids: Ids) -> Extents:
-        """Of these samples. A record that its shard does not hold has no bytes there."""
+        """Returns the byte ranges of these samples; a record outside its shard has none."""
         columns = self._columns
         shard, start = columns["shard"][ids].astype(np.int64), columns["offset"][ids].astype(np.int64)
         end = start + columns["length"][ids]
@@ -77,20 +78,23 @@ class RecordLayout:
             place = np.minimum(np.searchsorted(self._split, ids), len(self._split) - 1)
             end = np.where(self._split[place] == ids, self._split_end[place], end)
         size = np.where(shard < len(self.sizes), self.sizes[np.minimum(shard, len(self.sizes) - 1)], 0)
+        # A damaged column must not lead to a request outside the shard.
         outside = (start < 0) | (end > size)
         shard, start, end = (np.where(outside, 0, part) for part in (shard, start, end))
         found = Extents(ids, shard, start, end)
         key = _compute_sort_keys(found)
-        if (key[1:] >= key[:-1]).all():  # as in a pack of ours where ids ascend; sorting costs three times the rest
+        # Already sorted in a pack of Headway if ids ascend; sorting would cost three times the rest.
+        if (key[1:] >= key[:-1]).all():
             return found
         order = np.argsort(key, kind="stable")
         return Extents(ids[order], shard[order], start[order], end[order])
 
     def group_into_runs(self, ids: Ids) -> list[Extents]:
-        """Of these samples, those together that are read at once: they lie side by side, or nearly."""
+        """Returns these samples in groups that one request reads: adjacent, or nearly so."""
         found = self.locate(ids)
         if not len(found):
             return []
+        # A run ends at a new shard, at a large gap, and at the size limit.
         cut = np.ones(len(found), np.bool_)
         cut[1:] = (found.shard[1:] != found.shard[:-1]) | (found.start[1:] - found.end[:-1] > GAP_BYTES)
         begin = found.start[np.maximum.accumulate(np.where(cut, np.arange(len(found)), 0))]
@@ -100,13 +104,15 @@ class RecordLayout:
         return [found.select(low, high) for low, high in pairwise(places)]
 
     def count_block_bytes(self, found: Extents) -> int:
-        """Bytes of all blocks that hold a byte of one of them; a block that two of them share counts once."""
+        """Returns the bytes of all blocks that contain a byte of a record; a shared block counts once."""
         first, last = found.start // self.block, np.maximum(found.end - 1, found.start) // self.block
+        # Neighbours share a block if one begins in the block where the other ends.
         shared = np.count_nonzero((found.shard[1:] == found.shard[:-1]) & (first[1:] == last[:-1]))
         return (int((last - first + 1).sum()) - int(shared)) * self.block
 
     def find_free_blocks(self, taken: Extents, kept: Extents) -> list[tuple[int, int, int]]:
-        """(shard, begin, end) of the whole blocks that hold bytes of `taken` records and none of a `kept` one."""
+        """Returns (shard, begin, end) of the whole blocks with bytes of `taken` records and none of `kept` ones."""
+        # Blocks that the taken records touch, shrunk by those of the nearest kept neighbours.
         begin, end = taken.start // self.block * self.block, -(-taken.end // self.block) * self.block
         if len(kept):
             place = np.searchsorted(_compute_sort_keys(kept), _compute_sort_keys(taken))
@@ -117,6 +123,7 @@ class RecordLayout:
             end = np.where(has_after, np.minimum(end, kept.start[after] // self.block * self.block), end)
         some = begin < end
         shard, begin, end = taken.shard[some], begin[some], end[some]
+        # Adjacent ranges are merged: one call punches them all.
         cut = np.flatnonzero((shard[1:] != shard[:-1]) | (begin[1:] > end[:-1])) + 1
         first, last = np.concatenate([[0], cut]), np.concatenate([cut - 1, [len(shard) - 1]])
         if not len(shard):
@@ -124,7 +131,7 @@ class RecordLayout:
         return list(zip(shard[first].tolist(), begin[first].tolist(), end[last].tolist(), strict=True))
 
     def _find_split_ends(self) -> NDArray[np.int64]:
-        """A split record ends before the next record's image; how long it is is not in the columns."""
+        """Returns the ends of split records: the next record's start, as the columns lack their full length."""
         if not self._split.size:
             return np.zeros(0, np.int64)
         shard, start = self._columns["shard"].astype(np.int64), self._columns["offset"].astype(np.int64)
@@ -134,16 +141,18 @@ class RecordLayout:
         after = place[self._split] + 1
         following = order[np.minimum(after, len(order) - 1)]
         here = np.minimum(shard[self._split], len(self.sizes) - 1)
+        # The last record of a shard ends with the shard.
         alone = (after == len(order)) | (shard[following] != shard[self._split])
         return np.where(alone, self.sizes[here], start[following])
 
 
 def _compute_sort_keys(found: Extents) -> NDArray[np.int64]:
+    # One integer sorts by shard, then by start; a shard is smaller than 2^47 bytes.
     return (found.shard << 47) | found.start
 
 
 def extract_image(columns: Columns, sample: int, extent: NDArray[np.uint8]) -> memoryview | bytes:
-    """A record's bytes, of those that it takes in its shard; none where its parts are damaged."""
+    """Returns a record's image from its bytes in the shard; empty if its parts are damaged."""
     if not columns["flags"][sample] & FLAG_SPLIT:
         return extent.data
     try:

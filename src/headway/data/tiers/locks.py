@@ -1,4 +1,4 @@
-"""Locks on single bytes of a file, between the processes of a host; those of a killed process are free at once."""
+"""Locks on single bytes of a file, between the processes of a host; a killed process holds none."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import final
 
 @final
 class ByteLocks:
-    """Locks of one opening of a file: its threads share them, other openings (of this process too) are kept out.
+    """Locks of one open file description: its threads share them, and other openings are kept out.
 
-    They are Linux's "open file description" locks: the older kind belongs to a process, and closing any other
-    descriptor of the file would drop them. None of the calls here waits without end.
+    They are Linux's "open file description" locks. The older kind belongs to a process, and closing any other
+    descriptor of the file would release it. No method waits without limit.
 
     Raises:
         OSError: the file cannot be opened for writing, or its file system has no such locks.
@@ -28,24 +28,25 @@ class ByteLocks:
         _OPEN.add(self)
 
     def try_lock(self, byte: int, *, shared: bool = False, patience_s: float = 0.0) -> bool:
-        """Takes the lock of a byte, or changes its kind; False where another opening still holds it in the end."""
+        """Locks a byte, or changes the kind of its lock; returns False if another opening still holds it."""
         deadline = time.monotonic() + patience_s
         while True:
             try:
                 self._set(byte, fcntl.F_RDLCK if shared else fcntl.F_WRLCK)
                 return True
-            except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as POSIX leaves it open
+            except (BlockingIOError, PermissionError):
+                # POSIX allows EAGAIN and EACCES.
                 if time.monotonic() >= deadline:
                     return False
                 time.sleep(0.001)
 
     def release(self, byte: int) -> None:
-        """Gives a lock back."""
+        """Releases one lock."""
         if self._close.alive:
             self._set(byte, fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Gives all locks back."""
+        """Releases all locks."""
         self._close()
 
     def _set(self, byte: int, kind: int) -> None:
@@ -57,7 +58,7 @@ _OPEN: weakref.WeakSet[ByteLocks] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    # A forked child shares its parent's openings: it could release the parent's locks, or hold them when that is dead.
+    # A forked child shares its parent's descriptors: it could release the parent's locks, or hold them after its death.
     for locks in list(_OPEN):
         locks.close()
 

@@ -1,4 +1,4 @@
-"""MemoryTier: the whole set in this process's memory, decoded or as it is."""
+"""MemoryTier: the whole set in the memory of this process, decoded or as records."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from headway.data.order import Order
 from headway.data.records import Records
 from headway.data.reference import DecodeStatus, find_record_kinds
 from headway.data.tiers.next_use import HostSlots
-from headway.data.tiers.tier import Ids, Tier
+from headway.data.tiers.tier import Ids, Spans, Tier
 
 CHUNK_SAMPLES = 512
-"""Read, and decoded, at once while a tier is filled."""
+"""Samples that are read and decoded together while a tier is filled."""
 
 FillProgress = Callable[[int, int], object]
-"""Is called with (samples done, samples in all)."""
+"""Callback that gets (samples done, samples in all)."""
 
 
 @final
 class MemoryTier(Tier):
-    """Records side by side in one array; `decoded` and `copied` make one. Decoded ones look like a raw data set."""
+    """Records in one array; `from_decoded` and `from_records` fill it. Decoded ones look like a raw data set."""
 
     def __init__(self, dataset: Dataset, why: str, data: NDArray[np.uint8], ends: NDArray[np.uint64] | None) -> None:
-        """`data`: [n, ...]; or flat, each record ending at its place of `ends` (uint64 [n])."""
+        """Takes `data`: [n, ...]; or flat, with the end of each record in `ends` (uint64 [n])."""
         super().__init__(dataset, "memory", why)
         self._data, self._ends = data, ends
 
@@ -40,7 +40,7 @@ class MemoryTier(Tier):
     def from_decoded(
         dataset: Dataset, source: Tier, decoder: Decoder, *, why: str, progress: FillProgress | None = None
     ) -> MemoryTier:
-        """All images decoded, which have to share one size; `source` is read once."""
+        """Decodes all images, which must share one size; `source` is read once."""
         (width, height), n = _get_common_size(dataset), len(dataset)
         pixels = np.empty((n, height, width, dataset.description.channels), np.uint8)
         tier = MemoryTier(dataset, why, pixels, None)
@@ -50,55 +50,58 @@ class MemoryTier(Tier):
 
     @staticmethod
     def from_records(dataset: Dataset, source: Tier, *, why: str, progress: FillProgress | None = None) -> MemoryTier:
-        """The bytes of all records as they are; `source` is read once."""
+        """Copies the bytes of all records; `source` is read once."""
         n = len(dataset)
+        # Records of different sizes lie end to end; offsets are a running sum.
         ends = np.cumsum(dataset.length, dtype=np.uint64)
         data = np.empty(int(ends[-1]) if n else 0, np.uint8)
         view = data.data
         for ids in _split_into_chunks(n, source):
             records = source.read(ids)
             for sample, record in zip(ids.tolist(), records, strict=True):
-                # A damaged record may be short: what is missing is zeros, which its checksum shows.
+                # A damaged record may be short; its missing bytes become zeros, and its checksum fails.
                 end = int(ends[sample])
                 begin = end - int(dataset.length[sample])
                 view[begin : begin + len(record)] = record
                 data[begin + len(record) : end] = 0
+            # A mapped file that was cut meanwhile gave zeros.
             check_mappings(records.address)
             if progress is not None:
                 progress(int(ids[-1]) + 1, n)
         return MemoryTier(dataset, why, data, ends)
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
-        """Finds the records of these samples in memory."""
+        """Returns the records of these samples, without a copy."""
         ids = np.asarray(ids, np.int64)
         base = np.uint64(self._data.ctypes.data)
         if self._ends is None:
+            # Images of one size: an address is a multiplication.
             size = np.uint64(self._data[0].nbytes)
             return Records(base + ids.astype(np.uint64) * size, np.full(len(ids), size), self._data)
+        # Record i begins at the end of record i - 1.
         begin = np.where(ids > 0, self._ends[ids - 1], np.uint64(0))
         return Records(base + begin, self._ends[ids] - begin, self._data)
 
-    def expect(
-        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
-    ) -> None:
-        """Nothing is brought: everything is here."""
+    def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
+        """Does nothing: every record is in memory."""
 
     def close(self) -> None:
-        """The memory goes with the last Records."""
+        """Does nothing: the memory is freed with the last Records."""
 
 
 def decode_all(
     dataset: Dataset, source: Tier, decoder: Decoder, tier: Tier, progress: FillProgress | None
 ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """A whole set, checked and decoded: (first sample, uint8 [k, height, width, channels]), piece by piece.
+    """Decodes a whole set: yields (first sample, uint8 [k, height, width, channels]), chunk by chunk.
 
-    Makes the columns of `tier` those of the pixels. A sample that cannot be decoded is zeros, is marked in `damaged`,
-    and has a wrong checksum.
+    Sets the columns of `tier` to those of the pixels. A sample that cannot be decoded is zeros, is marked in `damaged`,
+    and gets a wrong checksum.
     """
     (width, height), n, channels = _get_common_size(dataset), len(dataset), dataset.description.channels
     damaged, crc = np.zeros(n, np.uint8), np.zeros(n, np.uint32)
     for ids in _split_into_chunks(n, source):
         out = np.empty((len(ids), height, width, channels), np.uint8)
+        # The box of a sample is its whole image, so the pixels are those of the file.
         request = DecodeRequest(
             source.read(ids),
             np.tile(np.array([0, 0, width, height], np.float32), (len(ids), 1)),
@@ -113,6 +116,7 @@ def decode_all(
         yield int(ids[0]), out
         if progress is not None:
             progress(int(ids[-1]) + 1, n)
+    # A wrong checksum makes the loader treat the sample like any damaged one.
     tier.flags = np.full(n, FLAG_RAW, np.uint8)
     tier.damaged, tier.crc32c = damaged, np.where(damaged != DecodeStatus.OK, ~crc, crc)
 

@@ -1,10 +1,10 @@
-"""When a sample is needed next, which the Order knows: so what is needed latest is taken away first (Belady 1966, "A
-study of replacement algorithms for a virtual-storage computer").
+"""ReadForecast: the next use of each sample, known from the Order, so that the record needed last is evicted first.
 
-In an epoch every sample comes once, so a cache of c records cannot be hit more than c times in it, and of two that are
-needed again in the same epoch it does not matter which one is kept. So a record makes way only for one that is needed
-again in an earlier epoch: there are as few misses as ever, and on a host that goes through the whole set, a full cache
-is not written to any more.
+This is the policy of Belady 1966, "A study of replacement algorithms for a virtual-storage computer".
+
+In an epoch every sample comes once, so a cache of c records has at most c hits in it, and of two records that are
+needed again in the same epoch either may be kept. So a record is evicted only for one that is needed again in an
+earlier epoch: misses stay minimal, and on a host that reads the whole set, a full cache is no longer written to.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from headway.data.order import Order
 
 NEVER = np.iinfo(np.int64).max
 _EPOCHS = 8
-"""So far ahead is looked where other hosts take a part of every epoch; what comes later is as good as never."""
+"""Epochs to look ahead if other hosts take a part of each; a later use counts as never."""
 
 
 class HostSlots(NamedTuple):
-    """The slots of every step that the ranks [first, last) of `world` take, which are those of this host."""
+    """This host's slots of every step: those of ranks [first, last) of `world`."""
 
     plan: BatchPlan
     first: int
@@ -32,7 +32,8 @@ class HostSlots(NamedTuple):
     world: int
 
     def find_taken(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each position is among them; of the shape of `positions`."""
+        """Returns a mask of the positions that this host takes; of the shape of `positions`."""
+        # Ranks share the slots of a step in equal, consecutive parts.
         slot, size = self.plan.locate_slots(positions)
         taken: NDArray[np.bool_] = (slot >= self.first * size // self.world) & (slot < self.last * size // self.world)
         return taken
@@ -41,13 +42,13 @@ class HostSlots(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class ReadForecast:
-    """What is known of the positions to come.
+    """The positions to come.
 
     Args:
         position: the next one.
         samples: size of the data set.
-        order: None: index order, again and again.
-        slots: which positions this host takes; None: all.
+        order: None is index order, repeated.
+        slots: the positions that this host takes; None takes all.
     """
 
     position: int
@@ -56,10 +57,12 @@ class ReadForecast:
     slots: HostSlots | None = None
 
     def find_next_use(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first position at which this host needs each sample; NEVER where none of the next epochs has one."""
+        """Returns the first position at which this host needs each sample; NEVER if no coming epoch has one."""
         found = np.full(len(ids), NEVER)
         first = self.position // self.samples
+        # A host that reads everything needs every sample in the next epoch, so two epochs suffice.
         for epoch in range(first, first + (2 if self.slots is None else _EPOCHS)):
+            # Epoch by epoch, only for samples without a use so far.
             unknown = np.flatnonzero(found == NEVER)
             if not unknown.size:
                 break
@@ -72,12 +75,15 @@ class ReadForecast:
         return found
 
     def find_eviction_start(self, ids: NDArray[np.int64]) -> int:
-        """The position from which on the next use of a record has to be that makes way for these, which are about to be
-        used: after the first epoch in which one of them is needed again; NEVER where none is."""
+        """Returns the position from which the next use of a record must be, for it to be evicted for these samples.
+
+        `ids` are about to be used. It is the end of the first epoch in which one of them is needed again, or NEVER.
+        """
         used = self.find_next_use(ids)
         coming = used[used < NEVER]
         if not coming.size:
             return NEVER
+        # The use after the coming one decides, since the coming one happens in any case.
         later = replace(self, position=(int(coming.max()) // self.samples + 1) * self.samples)
         again = int(later.find_next_use(ids).min())
         return NEVER if again == NEVER else (again // self.samples + 1) * self.samples

@@ -1,4 +1,4 @@
-"""Fetcher: brings remote records near on threads of its own: those that are asked for, and those that will be."""
+"""Prefetcher: threads that fetch remote records, those a read waits for and those that later reads will need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -22,36 +22,37 @@ from headway.data.tiers.fetch_run import FetchedRecord, RunFetcher
 from headway.data.tiers.layout import Ids, RecordLayout, extract_image
 from headway.data.tiers.next_use import HostSlots, ReadForecast
 from headway.data.tiers.store import Lease, RecordStore
+from headway.data.tiers.tier import Spans
 from headway.storage.remote_folder import RemoteFolder
 from headway.storage.transport import StoppedError
 
 THREADS = 16
-"""They wait for the network most of the time: at 20 ms an answer and 110 kB a record, 16 bring 90 MB/s."""
+"""They mostly wait for the network: at 20 ms a request and 110 kB a record, 16 threads fetch 90 MB/s."""
 AHEAD_BYTES = 256 << 20
-"""Read ahead of need where records are kept in memory; with a store also, unless the Order's window is larger."""
+"""Limit of records fetched ahead into memory; with a store, a larger window of the Order raises it."""
 
 _POLL_S = 0.02
-"""How often a record that another process fetches is looked for."""
+"""Interval at which a read looks for a record that another process fetches."""
 _PATIENCE_S = 1.0
-"""After so long, a record that another process was fetching is fetched here too."""
+"""Time after which a record that another process fetches is fetched here too."""
 _NOW = -1
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Records of one shard that are read at once."""
+    """Records of one shard that one request reads."""
 
     ids: Ids
     reader: int = 0
-    """Number of the read that waits for it; 0: it is read ahead."""
+    """Number of the read that waits for it; 0 if it is fetched ahead."""
     forced: bool = False
-    """Also what another process seems to fetch."""
+    """Also fetch records that another process seems to fetch."""
     started: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """What will be read at once: positions from `low` on."""
+    """One expected read: positions from `low` on."""
 
     low: int
     high: int
@@ -61,9 +62,9 @@ class _Chunk:
 
 @dataclass(slots=True, eq=False)
 class _Ahead:
-    """What the reader said that it will read, and how far that is planned."""
+    """The expected reads, and how far they are planned."""
 
-    spans: Iterator[tuple[int, int]] = field(default_factory=lambda: iter(()))
+    spans: Spans = field(default_factory=lambda: iter(()))
     order: Order | None = None
     slots: HostSlots | None = None
     limit_bytes: int = AHEAD_BYTES
@@ -71,7 +72,7 @@ class _Ahead:
     chunks: deque[_Chunk] = field(default_factory=deque)
     size_bytes: int = 0
     due: Counter[int] = field(default_factory=Counter)
-    """How often each sample comes in `chunks`."""
+    """Number of times that each sample occurs in `chunks`."""
     ended: bool = False
 
     def build_forecast(self, samples: int) -> ReadForecast:
@@ -80,13 +81,13 @@ class _Ahead:
 
 @final
 class Prefetcher:
-    """Records of a remote data set.
+    """Fetches the records of a remote data set ahead of need.
 
     Args:
-        dataset: its columns; what was found good is noted in it.
-        remote: where the shards lie; closed with the fetcher.
-        store: where records are kept; None: in memory, until they are read. Closed with the fetcher.
-        say: is told once what went wrong with the store.
+        dataset: provides the columns, and keeps note of the records whose checksum is right.
+        remote: the folder of the shards; closed with the prefetcher.
+        store: keeps records on the disk; None keeps them in memory until they are read. Closed with the prefetcher.
+        say: called once, with a message, if the store fails.
     """
 
     def __init__(
@@ -116,15 +117,17 @@ class Prefetcher:
         for thread in self._threads:
             thread.start()
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None, slots: HostSlots | None) -> None:
-        """Says what will be read; see `Tier.expect`. What was expected before is forgotten."""
+    def expect(self, spans: Spans, order: Order | None, slots: HostSlots | None) -> None:
+        """Announces the next reads, in place of those announced before; see `Tier.expect`."""
+        # The first 1,000 records give the size well enough for a limit.
         mean = int(self._dataset.length[:1000].mean()) if len(self._dataset) else 0
         limit = AHEAD_BYTES
         if self._store and order and order.window:
-            # A whole window and half of the next, so that its blocks are read from end to end.
+            # A whole window and half of the next, so that blocks are read from end to end.
             limit = max(limit, 3 * min(order.window, order.samples) * mean)
         with self._planning, self._changed:
             self._ahead = _Ahead(spans, order, slots, limit)
+            # Runs that have started go on: their bytes are on the way.
             self._runs = [entry for entry in self._runs if entry[2].started]
             self._run_of = {sample: run for sample, run in self._run_of.items() if run.started}
             for sample in [sample for sample in self._loose if sample not in self._awaited]:
@@ -132,11 +135,12 @@ class Prefetcher:
             self._changed.notify_all()
 
     def read(self, ids: Ids) -> Records:
-        """Bytes of the samples, once they are all there. Raises DataError where one cannot be had."""
+        """Returns the records of the samples once all are there. Raises DataError if one cannot be fetched."""
         taken: dict[int, NDArray[np.uint8]] = {}
         begun, number = time.monotonic(), next(self._reads)
         with self._changed:
             self._refuse_closed()
+            # `close` waits for the readers, whose records it would release.
             self._readers += 1
             self._awaited.update(ids.tolist())
         try:
@@ -144,11 +148,13 @@ class Prefetcher:
                 self._plan()
             while True:
                 lease = self._store.lease() if self._store else None
+                # In the store first: most reads of later epochs end here.
                 near = self._run_fetcher.find_stored(ids)
                 missing = self._take(np.unique(ids[~near]), taken)
                 if not missing:
                     return self._build_records(ids, near, taken, lease)
-                del lease  # while it waits, it keeps nothing from being taken away
+                # While it waits, it must not stop other processes from making room.
+                del lease
                 self._wait_for(missing, number, forced=time.monotonic() - begun > _PATIENCE_S)
         finally:
             self._forget_consumed(ids)
@@ -168,14 +174,14 @@ class Prefetcher:
         if self._store:
             self._store.close()
 
-    # The reader's side
+    # Called by readers
 
     def _refuse_closed(self) -> None:
         if self._stopped:
             raise UsageError("this tier is closed", fix="Make another one.")
 
     def _take(self, ids: Ids, taken: dict[int, NDArray[np.uint8]]) -> list[int]:
-        """Moves what lies in memory to `taken`; returns what does not."""
+        """Moves records in memory to `taken`; returns the samples that are not there."""
         with self._changed:
             missing = []
             for sample in ids.tolist():
@@ -191,12 +197,15 @@ class Prefetcher:
             self._refuse_closed()
             for sample in missing:
                 reader, error = self._failed.get(sample, (0, None))
-                if error is not None and reader == number:  # what failed before this read began is tried again
+                # A failure from before this read began is tried again.
+                if error is not None and reader == number:
                     raise error
             for run in [self._run_of[sample] for sample in missing if sample in self._run_of]:
                 if not run.started and run.reader != number:
-                    run.reader = number  # it goes before the others; its older entry is skipped when it comes
+                    # It overtakes the others; its older entry in the heap is skipped later.
+                    run.reader = number
                     heapq.heappush(self._runs, (_NOW, next(self._count), run))
+            # Samples that no run has: not expected, or fetched by another process.
             rest = np.array([sample for sample in missing if sample not in self._run_of], np.int64)
             self._push(rest, None, number, forced)
             self._changed.notify_all()
@@ -223,6 +232,7 @@ class Prefetcher:
             if ahead.chunks and np.array_equal(ahead.chunks[0].ids, ids):
                 chunk = ahead.chunks.popleft()
                 ahead.size_bytes -= chunk.size_bytes
+                # The forecast starts at the first position not yet read.
                 ahead.position = chunk.high
                 ahead.due.subtract(ids.tolist())
             for sample in ids.tolist():
@@ -241,7 +251,7 @@ class Prefetcher:
     # Planning
 
     def _plan(self) -> None:
-        """Looks as far ahead as the limit allows, and queues what is missing."""
+        """Takes expected reads up to the limit, and queues their missing records."""
         with self._planning:
             ahead, new = self._ahead, list[_Chunk]()
             while self._wants_more(new):
@@ -254,9 +264,11 @@ class Prefetcher:
                 new.append(_Chunk(*span, ids, int(self._dataset.length[ids].sum())))
             if not new:
                 return
+            # Planned together and sorted, so that neighbours of different reads share a request.
             ids, first = np.unique(np.concatenate([chunk.ids for chunk in new]), return_index=True)
             wanted = np.ones(len(ids), np.bool_)
             if self._store:
+                # Stored records that this process has not checked yet are checked ahead too.
                 wanted = ~self._store.find_present(ids) | self._dataset.select_unchecked(ids)
             with self._changed:
                 for chunk in new:
@@ -268,22 +280,24 @@ class Prefetcher:
                 self._changed.notify_all()
 
     def _wants_more(self, new: Sequence[_Chunk] = (), share: float = 1.0) -> bool:
-        """Whether less than this share of the limit is planned, with what is new."""
+        """Returns True if the planned reads, with those in `new`, are below this share of the limit."""
         ahead, limit = self._ahead, AHEAD_BYTES
-        if self._store and self._run_fetcher.storing:  # what has no room there stays in memory
+        # Records that do not fit into the store stay in memory.
+        if self._store and self._run_fetcher.is_storing:
             limit = max(limit, min(ahead.limit_bytes, self._store.share_bytes - self._store.kept_bytes))
         size_bytes = ahead.size_bytes + sum(chunk.size_bytes for chunk in new)
         return not ahead.ended and (size_bytes < share * limit or len(ahead.chunks) + len(new) < 2)
 
     def _push(self, ids: Ids, need: NDArray[np.int64] | None, reader: int = 0, forced: bool = False) -> None:
-        """Queues records in runs, those first that are needed first: `need` counts from now on, None is at once."""
+        """Queues records in runs by need: `need` counts positions from the next read, and None is at once."""
         for found in self._layout.group_into_runs(ids):
             run = _Run(found.ids, reader, forced)
+            # The heap returns the run that is needed first; the count keeps the order of equals.
             urgency = _NOW if need is None else int(need[np.searchsorted(ids, run.ids)].min())
             heapq.heappush(self._runs, (urgency, next(self._count), run))
             self._run_of.update(dict.fromkeys(run.ids.tolist(), run))
 
-    # The threads
+    # Run by the threads
 
     def _work(self) -> None:
         while True:
@@ -292,6 +306,7 @@ class Prefetcher:
                     self._changed.wait()
                 if self._stopped:
                     return
+                # Chosen under the lock, fetched outside it.
                 run = heapq.heappop(self._runs)[2] if self._next_run_fits() else None
                 if run is not None:
                     if run.started:
@@ -308,13 +323,15 @@ class Prefetcher:
                 )
             except StoppedError:
                 return
-            except BaseException as error:  # the reader must hear of it, whatever it is
+            except BaseException as error:
+                # Any error is raised in the read that waits for the record.
                 failure = error
             with self._changed:
                 for sample, extent, kept in fetched:
                     if sample in self._awaited or (sample in self._ahead.due and not kept):
                         self._unload(sample)
-                        self._loose[sample] = extent.copy()  # not the gaps between
+                        # A copy, since a view would keep the gaps between records in memory.
+                        self._loose[sample] = extent.copy()
                         self._loose_bytes += len(extent)
                 for sample in run.ids.tolist():
                     self._run_of.pop(sample, None)
@@ -323,11 +340,11 @@ class Prefetcher:
                 self._changed.notify_all()
 
     def _wants_planning(self) -> bool:
-        # Half at a time: the more is planned at once, the more lies side by side.
+        # Half of the limit at a time: planning much at once finds more neighbours.
         return self._wants_more(share=0.5) and not self._planning.locked()
 
     def _next_run_fits(self) -> bool:
-        """Whether there is a run that may be started: what is not stored must not fill the memory."""
+        """Returns True if a run may start: records outside the store must not fill the memory."""
         if not self._runs:
             return False
         return self._runs[0][0] == _NOW or self._loose_bytes < AHEAD_BYTES

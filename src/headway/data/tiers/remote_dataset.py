@@ -30,34 +30,37 @@ def open_remote(uri: str, cache_folder: str | os.PathLike[str] | None = None) ->
     """Opens the pack at an address, such as s3://bucket/imagenet/train.
 
     The columns are checked against their fingerprint and kept in `cache_folder / packs / fingerprint`; they are fetched
-    again only where the remote file has changed. `Dataset.read` fetches one run after the other; a tier is faster.
+    again only if the remote file has changed. `Dataset.read` fetches one run after another; a tier is faster.
 
     Raises:
-        UsageError: there is no pack at this address, or nothing installed reads it.
+        UsageError: there is no pack at this address, or no installed package can read it.
         DataError: its columns are damaged, or cannot be fetched.
     """
     remote, root = RemoteFolder(uri), Path(cache_folder or default_cache_folder())
     try:
-        mark = remote.read_version(COLUMNS_FILE)
+        version = remote.read_version(COLUMNS_FILE)
     except FileNotFoundError:
         raise _build_no_pack_error(remote) from None
     try:
-        columns, description = _load_kept_columns(root, remote.uri, mark) or _fetch_columns(root, remote, mark)
+        columns, description = _load_kept_columns(root, remote.uri, version) or _fetch_columns(root, remote, version)
     finally:
         remote.close()
     if description.format not in PACK_FORMATS:
-        what = f"it is packed in a format that is not known here, {description.format!r}"
-        raise DataError(what, where=remote.shown, fix="Pack the data again.")
-    for shard in description.shards:  # local files will have these names
+        what = f"the pack format {description.format!r} is not known"
+        raise DataError(what, where=remote.display_uri, fix="Pack the data again.")
+    # The disk tier creates local files with these names, which must stay inside its folder.
+    for shard in description.shards:
         path = PurePosixPath(shard.name)
         if path.is_absolute() or ".." in path.parts or path.name in ("", COLUMNS_FILE, STATE_FILE, LOCKS_FILE):
-            raise DataError(f"{shard.name!r} is no name of a shard", where=remote.shown, fix="Pack the data again.")
-    return Dataset(Path(remote.shown), columns, description, source=RemoteShards(remote, columns, description))
+            raise DataError(
+                f"{shard.name!r} is not the name of a shard", where=remote.display_uri, fix="Pack the data again."
+            )
+    return Dataset(Path(remote.display_uri), columns, description, source=RemoteShards(remote, columns, description))
 
 
 @final
 class RemoteShards:
-    """Records that are fetched as they are read, one run after the other, by the thread that reads."""
+    """Reads remote records when asked for, one run after another, in the calling thread."""
 
     def __init__(self, remote: RemoteFolder, columns: Columns, description: DatasetDescription) -> None:
         shards = description.shards
@@ -66,8 +69,9 @@ class RemoteShards:
         self._names = [shard.name for shard in shards]
 
     def read(self, ids: Ids) -> Records:
-        """As `Dataset.read`. Raises DataError where the address cannot be read."""
+        """Reads records as `Dataset.read`. Raises DataError if the address cannot be read."""
         extents: dict[int, NDArray[np.uint8]] = {}
+        # Each sample once, however often it is asked for; neighbours share a request.
         for run in self._layout.group_into_runs(np.unique(ids)):
             low = int(run.start[0])
             data = self.remote.read(self._names[int(run.shard[0])], low, int(run.end.max()) - low)
@@ -79,17 +83,18 @@ class RemoteShards:
         self.remote.close()
 
 
-def _load_kept_columns(root: Path, uri: str, mark: FileVersion) -> tuple[Columns, DatasetDescription] | None:
-    """The columns that were fetched before from this address, where its file is still the same."""
+def _load_kept_columns(root: Path, uri: str, version: FileVersion) -> tuple[Columns, DatasetDescription] | None:
+    """Returns the columns fetched from this address earlier, or None if the remote file has changed since."""
     try:
         known = parse_object(read_text(_locate_note(root, uri)))
-        if not mark.tag or known["mark"] != list(mark):
+        # Without an entity tag or a time, equal sizes do not prove equal files.
+        if not version.tag or known["mark"] != list(version):
             return None
         path = root / PACKS / known["fingerprint"] / COLUMNS_FILE
-        if path.stat().st_size != mark.size:
+        if path.stat().st_size != version.size:
             return None
         columns, description, metadata = load_columns(path)
-        # Packs of the same columns share their place here, whatever their classes and channels are called.
+        # Packs with equal columns share this file, though their class names may differ.
         if known["description"] != _hash_description(metadata):
             return None
     except (OSError, ValueError, LookupError, TypeError, DataError):
@@ -97,28 +102,32 @@ def _load_kept_columns(root: Path, uri: str, mark: FileVersion) -> tuple[Columns
     return columns, description
 
 
-def _fetch_columns(root: Path, remote: RemoteFolder, mark: FileVersion) -> tuple[Columns, DatasetDescription]:
-    columns, description, data = _fetch_checked(remote, mark)
+def _fetch_columns(root: Path, remote: RemoteFolder, version: FileVersion) -> tuple[Columns, DatasetDescription]:
+    """Fetches the columns, and keeps them in the cache folder if that can be written."""
+    columns, description, data = _fetch_checked(remote, version)
     path = root / PACKS / description.fingerprint / COLUMNS_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
+        # The note maps an address to a fingerprint; several addresses may share one copy.
         note = _locate_note(root, remote.uri)
         note.parent.mkdir(exist_ok=True)
         columns, description, metadata = load_columns(path)
-        known = {"uri": remote.shown, "mark": mark, "fingerprint": description.fingerprint}
+        known = {"uri": remote.display_uri, "mark": version, "fingerprint": description.fingerprint}
         write_atomically(note, json.dumps(known | {"description": _hash_description(metadata)}))
     except OSError:
-        pass  # a folder that cannot be written: they stay in memory
+        # A folder that cannot be written: the columns stay in memory.
+        pass
     return columns, description
 
 
-def _fetch_checked(remote: RemoteFolder, mark: FileVersion) -> tuple[Columns, DatasetDescription, bytes]:
-    """The columns in memory, and the file's bytes. A transfer that went wrong is done again once."""
-    where = f"{remote.shown}/{COLUMNS_FILE}"
+def _fetch_checked(remote: RemoteFolder, version: FileVersion) -> tuple[Columns, DatasetDescription, bytes]:
+    """Returns the columns in memory, and the file's bytes. A transfer that went wrong is repeated once."""
+    where = f"{remote.display_uri}/{COLUMNS_FILE}"
     what, fix = "the columns do not have their fingerprint", "Copy the data there again, or pack again."
     for _ in range(2):
-        data = remote.read(COLUMNS_FILE, 0, mark.size).tobytes()
+        data = remote.read(COLUMNS_FILE, 0, version.size).tobytes()
+        # A file in memory: the columns are mapped the same way as local ones.
         number = os.memfd_create("columns")
         try:
             with open(number, "wb", closefd=False) as file:
@@ -138,15 +147,18 @@ def _hash_description(metadata: Mapping[str, str]) -> str:
 
 
 def _build_no_pack_error(remote: RemoteFolder) -> UsageError:
+    # The user may have named the folder above the packs.
     for part in ("train", "eval"):
         try:
             remote.read_version(f"{part}/{COLUMNS_FILE}")
         except (FileNotFoundError, DataError):
             continue
-        fix = f"Name one: {remote.shown}/{part}."
-        return UsageError("this address holds packed parts", where=remote.shown, fix=fix)
+        fix = f"Name one: {remote.display_uri}/{part}."
+        return UsageError("this address holds several packs", where=remote.display_uri, fix=fix)
     what = f"there is no packed data set (no {COLUMNS_FILE})"
-    return UsageError(what, where=remote.shown, fix="Pack the data (headway pack SRC DST), and copy the folder there.")
+    return UsageError(
+        what, where=remote.display_uri, fix="Pack the data (headway pack SRC DST), and copy the folder there."
+    )
 
 
 def _locate_note(root: Path, uri: str) -> Path:

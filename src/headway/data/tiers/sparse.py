@@ -1,4 +1,4 @@
-"""Sparse files: bytes at their own place, and holes where nothing is kept."""
+"""Sparse files: bytes at their own offset, and holes for those that are not kept."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 
 from headway.data.columns import Shard
 
-_PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+# FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+_PUNCH_HOLE = 3
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @final
 class SparseFiles:
-    """Local copies of shards, each as long as the shard, made when something is written to it.
+    """Local copies of shards, each as long as its shard, created by the first write.
 
     Raises:
-        OSError: from any method, as the file system does; at first where it has no sparse files or no holes.
+        OSError: from any method. The constructor raises it if the file system lacks sparse files or holes.
     """
 
     def __init__(self, folder: Path, shards: Sequence[Shard]) -> None:
@@ -35,6 +36,7 @@ class SparseFiles:
     def write(self, shard: int, start: int, data: NDArray[np.uint8]) -> None:
         view, number = data.data, self._open_copy(shard)
         while len(view):
+            # A signal may cut a write short.
             done = os.pwrite(number, view, start)
             view, start = view[done:], start + done
 
@@ -43,11 +45,11 @@ class SparseFiles:
         _punch(self._open_copy(shard), begin, end - begin)
 
     def find_complete(self) -> NDArray[np.bool_]:
-        """Which shards have a copy of the right length; bool [shards]."""
+        """Returns a mask of the shards whose copy has the right length; bool [shards]."""
         return np.array([size == shard.size for size, _, shard in self._read_stats()], np.bool_)
 
     def measure_disk_bytes(self) -> int:
-        """What the copies take on the disk."""
+        """Returns the disk space of the copies."""
         return sum(blocks * 512 for _, blocks, _ in self._read_stats())
 
     def close(self) -> None:
@@ -56,7 +58,7 @@ class SparseFiles:
         self._files = {}
 
     def _read_stats(self) -> list[tuple[int, int, Shard]]:
-        """(size, blocks, shard) of each; -1 and 0 where there is no copy."""
+        """Returns (size, blocks, shard) of each copy; -1 and 0 if there is none."""
         out = []
         for shard in self._shards:
             try:
@@ -72,6 +74,7 @@ class SparseFiles:
             path, size = self._folder / self._shards[shard].name, self._shards[shard].size
             path.parent.mkdir(parents=True, exist_ok=True)
             number = self._files[shard] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # The full length from the start, so that offsets are those of the shard.
             if os.fstat(number).st_size != size:
                 os.ftruncate(number, size)
         return number
@@ -84,10 +87,12 @@ def _punch(number: int, begin: int, length: int) -> None:
 
 
 def _check_holes(folder: Path) -> None:
+    # A file system without holes accepts the calls and fills the disk, so this is tried first.
     path = folder / f".probe-{os.getpid()}-{threading.get_ident()}"
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     os.unlink(path)
     try:
+        # 8 KiB written at 32 MiB of a 64 MiB file must not take 16 MiB.
         os.ftruncate(number, 64 << 20)
         os.pwrite(number, bytes(8192), 32 << 20)
         if os.fstat(number).st_blocks * 512 > 16 << 20:

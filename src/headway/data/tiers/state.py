@@ -1,4 +1,4 @@
-"""State: what a store holds, in a file that all processes map; and what else lies in a cache folder."""
+"""StoreState: the content of a store, in a file that all processes map; and the sets in a cache folder."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from headway.data.tiers.locks import ByteLocks
 
 STATE_FILE, LOCKS_FILE = "state", "locks"
 USED = 0
-"""Byte of the locks file that every process locks, shared, which uses the set."""
+"""Byte of the lock file that every process that uses the set locks, shared."""
 
-_MAGIC = 0x31_45_52_4F_54_53_57_48  # "HWSTORE1"
+# "HWSTORE1".
+_MAGIC = 0x31_45_52_4F_54_53_57_48
 _HEADER_BYTES = 4096
 _KIND, _COUNT, _KEPT, _SIDE, _LAST_USE, _TOTAL = range(6)
-"""Words of the header: magic number, samples, bytes kept, the side of READ, seconds since 1970, bytes of the set."""
+"""Words of the header: magic number, samples, kept bytes, side of READ, last use (Unix seconds), bytes of the set."""
 
 
 @final
 class StoreState:
-    """One byte a sample, 1 where its record is in the store, and a few numbers.
+    """One byte a sample, 1 if its record is in the store, and a few numbers.
 
     Args:
         total_bytes: of all records of the set.
-        alone: whether no other process uses the set; then a file that is damaged, or of another set, begins anew.
+        alone: no other process uses the set; then a file that is damaged, or of another set, is started anew.
 
     Attributes:
         present: uint8 [samples].
@@ -50,23 +51,25 @@ class StoreState:
                 raise OSError(errno.EIO, "its state is damaged, and another process uses it")
             if not good:
                 os.ftruncate(number, 0)
-                # With its blocks: a write to a mapped hole kills the process where the disk is full.
+                # Allocates the blocks: on a full disk, a write to a mapped hole kills the process.
                 os.posix_fallocate(number, 0, size)
+            # The mapping is shared: every process sees a record as soon as its byte is set.
             mapped = mmap.mmap(number, size)
         finally:
             os.close(number)
         self._header = np.frombuffer(mapped, np.int64, _HEADER_BYTES // 8)
         self.present: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8, samples, _HEADER_BYTES)
         self._header[[_COUNT, _TOTAL, _LAST_USE]] = samples, total_bytes, int(time.time())
+        # Written last: a process that dies before leaves a file that is started anew.
         self._header[_KIND] = _MAGIC
 
     def list_present(self) -> NDArray[np.int64]:
-        """The samples that are present."""
+        """Returns the samples that are in the store."""
         return np.flatnonzero(self.present)
 
     @property
     def kept_bytes(self) -> int:
-        """What the records take on the disk, at most."""
+        """Upper bound of the disk space of the records."""
         return int(self._header[_KEPT])
 
     @kept_bytes.setter
@@ -75,7 +78,7 @@ class StoreState:
 
     @property
     def side(self) -> int:
-        """On which side new Records are held: 0 or 1."""
+        """The side, 0 or 1, on which new Records are held."""
         return int(self._header[_SIDE]) & 1
 
     @side.setter
@@ -84,10 +87,10 @@ class StoreState:
 
 
 def compute_share(folder: Path, total_bytes: int, budget_bytes: int) -> int:
-    """What the set in `folder` may take of the budget of all sets beside it, in bytes.
+    """Returns the bytes that the set in `folder` may take of the budget of all sets beside it.
 
-    Sets in use share it in proportion to their size. One that no process uses is removed, the longest unused first,
-    where its room is needed.
+    Sets in use share it in proportion to their size. Unused sets are removed if their space is needed, the longest
+    unused first.
     """
     total, used = total_bytes, 0
     idle: list[tuple[int, int, Path]] = []
@@ -95,13 +98,14 @@ def compute_share(folder: Path, total_bytes: int, budget_bytes: int) -> int:
         head = None if other == folder else _read_header(other)
         if head is None:
             continue
+        # A crashed process holds no locks, so its set counts as unused.
         if is_in_use(other):
             total, used = total + head[_TOTAL], used + head[_KEPT]
         else:
             idle.append((head[_LAST_USE], head[_KEPT], other))
             used += head[_KEPT]
     share = budget_bytes * total_bytes // max(1, total)
-    # Records take whole blocks of the disk: hardly more than their bytes, unless they are tiny.
+    # Records take whole blocks: little more than their bytes, unless they are tiny.
     wanted_bytes = min(share, 2 * total_bytes)
     for _, kept_bytes, other in sorted(idle):
         if used + wanted_bytes > budget_bytes and remove_set(other):
@@ -110,7 +114,7 @@ def compute_share(folder: Path, total_bytes: int, budget_bytes: int) -> int:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a process uses the set in a folder."""
+    """Returns True if a process uses the set in a folder."""
     locks = _lock_unused(folder)
     if locks is not None:
         locks.close()
@@ -118,7 +122,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 def remove_set(folder: Path) -> bool:
-    """Removes a set that no process uses; False where one does."""
+    """Removes a set, and returns True; returns False if a process uses it."""
     locks = _lock_unused(folder)
     if locks is None:
         return False
@@ -128,7 +132,7 @@ def remove_set(folder: Path) -> bool:
 
 
 def _lock_unused(folder: Path) -> ByteLocks | None:
-    """The locks of a set that no process uses, so that none begins to; None where one does."""
+    """Locks a set that no process uses, so that none can start to; None if one uses it."""
     try:
         locks = ByteLocks(folder / LOCKS_FILE)
     except OSError:

@@ -1,4 +1,4 @@
-"""Tier: where the bytes of samples are kept while they are in use."""
+"""Tier: the interface of the places that records are read from."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from headway.data.tiers.next_use import HostSlots
 
 TierName = Literal["device", "memory", "disk", "none"]
 Ids = NDArray[np.int64]
+Spans = Iterator[tuple[int, int]]
+"""Positions [low, high) of reads."""
 
 
 class Tier(ABC):
-    """A place from which records are read. `choose` makes one; close it after use.
+    """A place that records are read from. `choose_tier` makes one; close it after use.
 
     Attributes:
-        name: of the place, as a recipe says it.
-        why: a sentence's part: why it was chosen.
-        flags, width, height, crc32c: columns of what `read` brings; shape [n]. As the data set's, or of pixels where
-            the tier keeps those.
-        damaged: uint8 [n]: the decoder's `Status` of each sample when the tier was filled; None where it decodes none.
+        name: as a recipe writes it.
+        why: part of a sentence that says why it was chosen.
+        flags, width, height, crc32c: columns of the records that `read` returns; shape [n]. Those of the data set,
+            or of pixels if the tier keeps pixels.
+        damaged: uint8 [n]: the decoder's `Status` of each sample when the tier was filled; None if it decodes none.
     """
 
     name: TierName
@@ -39,34 +41,33 @@ class Tier(ABC):
 
     def __init__(self, dataset: Dataset, name: TierName, why: str) -> None:
         self.name, self.why, self.damaged = name, why, None
+        # Tiers that keep pixels replace these columns when they are filled.
         self.flags, self.width, self.height = dataset.flags, dataset.width, dataset.height
         self.crc32c = dataset.crc32c
 
     @abstractmethod
     def read(self, ids: Sequence[int] | Ids) -> Records:
-        """Where the samples' bytes lie. Raises DataError where they cannot be had."""
+        """Returns the records of these samples. Raises DataError if they cannot be read."""
 
     @abstractmethod
-    def expect(
-        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
-    ) -> None:
-        """Says what will be read, so that it is there in time.
+    def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
+        """Announces the next reads, so that their records can be fetched in time.
 
         Args:
-            spans: positions [low, high) of each `read` to come; may be without end. They are taken as they are needed,
-                in another thread. What was expected before is forgotten.
-            order: which samples these are; None: index order.
-            slots: which part of every step this host takes, where there are others.
+            spans: positions [low, high) of each coming `read`; may be endless. They are taken as needed, in another
+                thread. A new call replaces the spans of the last one.
+            order: maps positions to samples; None is index order.
+            slots: the part of every step that this host takes; None if it is the only host.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Ends its threads and lets go of what it keeps. Records that were read stay for as long as they live."""
+        """Ends its threads and releases its records. Records that were read stay valid."""
 
 
 @final
 class MappedTier(Tier):
-    """The data set itself: local files, which the kernel's page cache keeps."""
+    """The data set's local files, which the kernel's page cache keeps."""
 
     def __init__(self, dataset: Dataset, why: str) -> None:
         super().__init__(dataset, "none", why)
@@ -75,10 +76,8 @@ class MappedTier(Tier):
     def read(self, ids: Sequence[int] | Ids) -> Records:
         return self._dataset.read(ids)
 
-    def expect(
-        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
-    ) -> None:
-        """Nothing is brought: local files are near."""
+    def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
+        """Does nothing: the page cache reads local files ahead."""
 
     def close(self) -> None:
-        """The data set is its opener's."""
+        """Does nothing: whoever opened the data set closes it."""

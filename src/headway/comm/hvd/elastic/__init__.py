@@ -1,4 +1,4 @@
-"""Elastic training: `@hvd.elastic.run def train(state): ...`."""
+"""Elastic training, which survives changes of the workers: `@hvd.elastic.run def train(state): ...`."""
 
 from headway.comm.hvd.elastic.loop import run as run
 from headway.comm.hvd.elastic.sampler import ElasticSampler as ElasticSampler

@@ -1,4 +1,4 @@
-"""`run`: goes on with the workers that are left, or with new ones."""
+"""The decorator `run`: continues training with the remaining workers, or with new ones."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ R = TypeVar("R")
 def run(func: Callable[..., R]) -> Callable[..., R]:
     """Decorates a training function whose first argument is a State, so that it survives changes of the workers.
 
-    The state is synchronised and the function called. Where a collective fails, as it does when a worker is lost, the
-    state goes back to its last commit; where new workers wait, it stays as it is. In both cases the workers that there
-    are now meet, the reset callbacks are called, and it begins anew. No collective may come before it: new workers
+    The wrapper synchronises the state and calls the function. If a collective fails, as it does when a worker is lost,
+    the state goes back to its last commit; if new workers wait, it stays as it is. In both cases the present workers
+    connect, the reset callbacks are called, and the function is called again. Run no collective before it: new workers
     begin here.
 
     Raises:
-        HorovodInternalError: a worker was lost, and no launcher is there that could bring the others together again.
+        HorovodInternalError: a worker was lost, and there is no launcher to bring the others together again.
     """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> R:
+        # Each turn of the loop is one set of workers.
         skip_sync = False
         while True:
             try:
@@ -34,6 +35,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
                     state.sync()
                 return func(state, *args, **kwargs)
             except HorovodInternalError:
+                # Without our launcher nobody tells the remaining workers who is left.
                 if not lifecycle.can_reinitialise():
                     raise
                 state.restore()

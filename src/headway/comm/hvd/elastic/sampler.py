@@ -1,4 +1,4 @@
-"""ElasticSampler: deals a data set out to the ranks, and what is left of it anew when their number changes."""
+"""ElasticSampler: splits a dataset over the ranks, and its unprocessed rest again when their number changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.comm.hvd import context
 
 @final
 class ElasticSampler(Sampler[int]):
-    """Indices for this rank, in an order that seed and epoch give; every rank gets as many.
+    """Yields this rank's indices, shuffled by seed and epoch; every rank gets equally many.
 
     Call `record_batch` after each batch and `set_epoch` at the end of each epoch, and keep it in a TorchState.
 
@@ -24,7 +24,7 @@ class ElasticSampler(Sampler[int]):
 
     Attributes:
         processed_num: samples that all ranks together have recorded in this epoch.
-        remaining_indices: those not yet processed when the ranks last changed.
+        remaining_indices: those that were not processed when the ranks last changed.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -34,7 +34,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch: another order, and nothing processed. Call it at the end of the one before."""
+        """Begins an epoch: another order, and nothing processed. Call it at the end of the epoch before."""
         self.epoch, self.processed_num = epoch, 0
         self.reset()
 
@@ -43,16 +43,18 @@ class ElasticSampler(Sampler[int]):
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, int]:
+        """Returns epoch and count; not the indices, which follow from them."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over another one's epoch and count, and deals out what is left."""
+        """Restores epoch and count, and splits the rest over the ranks."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Deals what is left out to the ranks that there are now."""
+        """Splits the unprocessed rest over the present ranks."""
         self.num_replicas, self.rank = context.size(), context.rank()
+        # The order follows from seed and epoch, so that all ranks split the same list.
         indices = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(indices)
@@ -61,7 +63,8 @@ class ElasticSampler(Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        filled = islice(cycle(self.remaining_indices), self.total_size)  # the first ones twice, until all get as many
+        # The first indices come twice, until all ranks get equally many.
+        filled = islice(cycle(self.remaining_indices), self.total_size)
         return islice(filled, self.rank, None, self.num_replicas)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""State that survives the loss of a worker: kept as it was at the last commit, and given to all at a new beginning."""
+"""State that survives the loss of a worker: saved at each commit, and sent to all workers when they connect again."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from headway.comm.hvd.elastic.sampler import ElasticSampler
 from headway.comm.hvd.errors import HostsUpdatedInterrupt
 from headway.comm.hvd.parameters import broadcast_optimizer_state, broadcast_parameters
 
+# Attributes of these types are saved by their state_dict.
+STATEFUL = (torch.nn.Module, torch.optim.Optimizer, ElasticSampler)
+
 
 class State(ABC):
-    """What the workers of an elastic job have in common.
+    """The common state of the workers of an elastic job.
 
     Args:
-        bcast_object: gives all ranks rank 0's object.
-        get_rank: this process's rank.
+        bcast_object: returns rank 0's object on all ranks.
+        get_rank: returns this process's rank.
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
@@ -28,50 +31,52 @@ class State(ABC):
         self._reset_callbacks: list[Callable[[], object]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Functions to call when the workers have changed, before the state is synchronised: to set a learning rate
-        for another number of them, for example."""
+        """Registers functions to call when the workers have changed, before the state is synchronised.
+
+        For example, to set a learning rate for another number of workers.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """What `run` calls when the workers have changed."""
+        """Resets the state and calls the callbacks. `run` calls it when the workers have changed."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def commit(self) -> None:
-        """Keeps the state as it is now, and then looks for new workers: see check_host_updates."""
+        """Saves the state, and then checks for new workers: see check_host_updates."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """All ranks call it at the same place.
+        """Checks whether new workers wait. All ranks call it at the same place.
 
         Raises:
-            HostsUpdatedInterrupt: on all of them, where new workers wait.
+            HostsUpdatedInterrupt: on all ranks, if new workers wait.
         """
+        # Rank 0's view counts: the ranks hear of newcomers at different times.
         if self._bcast_object(lifecycle.has_newcomers()):
             raise HostsUpdatedInterrupt(skip_sync=False)
 
     @abstractmethod
     def save(self) -> None:
-        """Keeps the state as it is now."""
+        """Saves the state."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Goes back to what was kept last."""
+        """Restores the saved state."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Gives all ranks rank 0's state, and keeps it."""
+        """Sends rank 0's state to all ranks, and saves it."""
 
-    def reset(self) -> None:  # noqa: B027 - a hook that most states do not need
-        """Called when the workers have changed."""
+    # Not abstract: most states do not need it.
+    def reset(self) -> None:  # noqa: B027
+        """Reacts to a change of the workers."""
 
 
 @final
-class _Values:
-    """Python objects that are attributes of an owner."""
-
+class _SavedAttributes:
     def __init__(self, owner: object, values: dict[str, Any]) -> None:
         self._owner, self._saved = owner, values
         self.restore()
@@ -84,7 +89,7 @@ class _Values:
             setattr(self._owner, name, value)
 
     def sync(self, bcast_object: Callable[[Any], Any]) -> None:
-        """What is common is what they are now on rank 0."""
+        # All ranks get rank 0's present values.
         if self._saved:
             self.save()
             self._saved = bcast_object(self._saved)
@@ -93,16 +98,16 @@ class _Values:
 
 @final
 class ObjectState(State):
-    """Python objects, each an attribute under its keyword.
+    """A state of Python objects, each an attribute under its keyword.
 
     Args:
         bcast_object, get_rank: see State.
-        kwargs: the first values.
+        kwargs: the initial values.
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)
-        self._values = _Values(self, kwargs)
+        self._values = _SavedAttributes(self, kwargs)
 
     def save(self) -> None:
         self._values.save()
@@ -116,10 +121,10 @@ class ObjectState(State):
 
 @final
 class TorchState(State):
-    """Networks, optimizers, samplers, and Python objects, each an attribute under its keyword.
+    """A state of networks, optimizers, samplers and Python objects, each an attribute under its keyword.
 
     Args:
-        model, optimizer: may be None; more of either, and of ElasticSampler, may be among the keywords.
+        model, optimizer: may be None; the keywords may have more of either, and ElasticSamplers.
         kwargs: anything else that can be pickled.
     """
 
@@ -127,32 +132,36 @@ class TorchState(State):
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
         super().__init__(objects.broadcast_object, context.rank)
+        # Values with a state_dict are saved by `__setattr__`; the others are plain attributes.
         given = {**kwargs, "model": model, "optimizer": optimizer}
-        self._kept: dict[str, Any] = {}
+        self._saved_states: dict[str, Any] = {}
         for name, value in given.items():
-            if isinstance(value, KEPT):
+            if isinstance(value, STATEFUL):
                 setattr(self, name, value)
-        self._values = _Values(self, {name: value for name, value in given.items() if name not in self._kept})
+        self._values = _SavedAttributes(
+            self, {name: value for name, value in given.items() if name not in self._saved_states}
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Another network, optimizer or sampler under the same name is kept from now on."""
+        """Saves a network, optimizer or sampler that is assigned, from now on under its name."""
         super().__setattr__(name, value)
-        if isinstance(value, KEPT):
-            self._kept[name] = copy.deepcopy(value.state_dict())
+        if isinstance(value, STATEFUL):
+            self._saved_states[name] = copy.deepcopy(value.state_dict())
 
     def save(self) -> None:
-        for name in self._kept:
-            self._kept[name] = copy.deepcopy(getattr(self, name).state_dict())
+        for name in self._saved_states:
+            self._saved_states[name] = copy.deepcopy(getattr(self, name).state_dict())
         self._values.save()
 
     def restore(self) -> None:
-        for name, saved in self._kept.items():
+        for name, saved in self._saved_states.items():
             getattr(self, name).load_state_dict(copy.deepcopy(saved))
         self._values.restore()
 
     def sync(self) -> None:
-        for name in self._kept:
+        for name in self._saved_states:
             value = getattr(self, name)
+            # Tensors are broadcast in place; a sampler's few numbers are pickled.
             if isinstance(value, torch.nn.Module):
                 broadcast_parameters(value.state_dict(), root_rank=0)
             elif isinstance(value, torch.optim.Optimizer):
@@ -161,7 +170,3 @@ class TorchState(State):
                 value.load_state_dict(self._bcast_object(value.state_dict()))
         self._values.sync(self._bcast_object)
         self.save()
-
-
-KEPT = (torch.nn.Module, torch.optim.Optimizer, ElasticSampler)
-"""Kinds of attributes that are kept by their state_dict."""

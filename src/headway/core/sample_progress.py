@@ -1,0 +1,82 @@
+"""Progress of a single pass over many samples, such as packing a data set or filling a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, final
+
+from headway.core.printable import escape_controls
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+# Shorter passes show nothing.
+PATIENCE_S = 1.0
+# Interval between updates of the bar.
+REFRESH_S = 0.2
+# Interval between lines.
+LINE_S = 5.0
+
+
+@final
+class SampleProgress:
+    """Shows a bar on a terminal, or a line every few seconds through `say`.
+
+    Call it with (samples done, total) from one thread, inside a `with` block, which removes the bar at its end.
+
+    Args:
+        what: name of the work, such as "Packing".
+        unit: the counted things, such as "images".
+        say: prints a line if there is no terminal; None: print nothing then.
+    """
+
+    def __init__(self, what: str, unit: str, say: Callable[[str], object] | None = None) -> None:
+        self._what, self._unit, self._say = what, unit, say
+        self._next = perf_counter() + PATIENCE_S
+        self._bar: Progress | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        # Called once per sample: a clock reading is all that most calls cost.
+        now = perf_counter()
+        if now < self._next:
+            return
+        if self._bar is None:
+            self._bar = self._start_bar()
+        if not self._bar.disable:
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total, refresh=True)
+        elif self._say is not None:
+            self._say(f"{self._what}: {done:,} of {total:,} {self._unit}.")
+        self._next = now + (LINE_S if self._bar.disable else REFRESH_S)
+
+    def __enter__(self) -> SampleProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _start_bar(self) -> Progress:
+        # Imported here: rich takes a tenth of a second, and most passes take less.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        # Neither a format nor markup: file names and patterns contain braces and brackets.
+        what = TextColumn("{task.description}", markup=False)
+        columns = (what, BarColumn(), MofNCompleteColumn(), TextColumn(self._unit))
+        # No refresh thread: it would compete with the work for the interpreter lock.
+        bar = Progress(
+            *columns,
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            auto_refresh=False,
+            disable=not console.is_terminal,
+        )
+        bar.add_task(escape_controls(self._what, lines=False), total=None)
+        bar.start()
+        return bar

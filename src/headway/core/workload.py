@@ -1,0 +1,202 @@
+"""The Workload: the work of one training step and run, without the code. A planner reads it instead of the network.
+
+`headway train RECIPE --dry-run` writes it. All byte and operation counts are exact, not measured. Numbers without
+another unit are per sample.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from headway.core.json_record import JsonRecord, read_record
+
+
+class WorkloadLayer(JsonRecord):
+    """One module of the network, without its children. Modules that compute nothing themselves are left out.
+
+    Functions that a module calls (`F.relu`, a sum, a matrix product with its own weight) count as its own. Numbers
+    without another unit are per sample, in training mode, at the run's last image size.
+    """
+
+    name: str
+    """Dotted name as in the state dict; empty for the network itself."""
+    kind: str
+    """Class name."""
+    # Weights and gradients. Tied weights count once, so that sums over layers are those of the network.
+    parameters: int = Field(ge=0)
+    """Weights of this layer; tied weights count for the first layer that has them."""
+    weight_bytes: int = Field(ge=0)
+    """Bytes of these weights between steps."""
+    gradient_bytes: int = Field(ge=0)
+    """Bytes of the gradients of trained weights, which the ranks reduce in each step."""
+    ready: int | None = Field(ge=0)
+    """Number of layers whose gradients are complete before this one's; None: it has no gradients."""
+    input_shape: tuple[int, ...] | None
+    """Shape of its first input without the batch dimension; None: no tensor, or it was never called."""
+    output_shape: tuple[int, ...] | None
+    """Shape of its first output, likewise."""
+    # Arithmetic and memory of forward and backward.
+    forward_multiply_adds: int = Field(ge=0)
+    """Multiply-adds of convolutions and matrix products."""
+    backward_multiply_adds: int = Field(ge=0)
+    activation_bytes: int = Field(ge=0)
+    """Bytes of its output tensors."""
+    saved_bytes: int = Field(ge=0)
+    """Bytes that forward saves for backward; memory that several layers save counts for the first."""
+    saved_bytes_fixed: int = Field(ge=0)
+    """Saved bytes that do not depend on the micro-batch, such as weights cast to low precision."""
+
+
+class WorkloadInput(JsonRecord):
+    """One sample on its way from the disk to the network."""
+
+    # The size that the network sees, after crop and resize.
+    height: int = Field(ge=1)
+    width: int = Field(ge=1)
+    channels: int = Field(ge=1)
+    decoded_bytes: int = Field(ge=1)
+    """Bytes copied to the device, uint8."""
+    encoded_bytes: float | None = Field(ge=0)
+    """Mean bytes on the disk; None: the data were not available."""
+    source_pixels: float | None = Field(ge=0)
+    """Mean height times width before crop and resize; None likewise."""
+    on_host: tuple[str, ...]
+    """Augmentations that the loader's workers run."""
+    on_device: tuple[str, ...]
+    """Augmentations that run on the batch on the device, in order."""
+
+
+class WorkloadUpdate(JsonRecord):
+    """The optimizer step."""
+
+    optimizer: str
+    state_bytes: int = Field(ge=0)
+    passes: float = Field(ge=0)
+    """Memory traffic of a step in multiples of the trained weights' bytes, read or written, without the matrix products
+    of `muon`."""
+    beside_bytes: int = Field(default=0, ge=0)
+    """Other device memory that does not depend on the batch: fp32 masters and their gradients, the network's buffers,
+    averaged weights, and the observer's memory in a logging step."""
+
+
+class WorkloadExchange(JsonRecord):
+    """The communication of a step between ranks, and its settings in the recipe."""
+
+    gradient_bytes: int = Field(ge=0)
+    """Gradient bytes of all layers, in the parameters' own type."""
+    statistics_bytes: int = Field(ge=0)
+    """Bytes of the running statistics of batch norm, which are averaged over the ranks."""
+    algorithm: str
+    """An algorithm of `headway.core.collectives`, or `auto`."""
+    wire_ratio: float = Field(gt=0, le=1)
+    """Bytes between hosts over bytes of the gradients."""
+    bucket_bytes: int | None = Field(ge=1)
+    """Bucket size; None: chosen for the links."""
+    sync_batch_norm: bool
+    """One more collective per batch norm, forward and backward."""
+
+
+class WorkloadStep(JsonRecord):
+    """One step at the start of the run."""
+
+    # How the batch is split.
+    batch: int = Field(ge=1)
+    """Samples over all ranks."""
+    ranks: int = Field(default=1, ge=1)
+    """Number of ranks in the dry run."""
+    micro_batch: int | None = Field(ge=1)
+    """Samples per forward pass; None: a rank's share of the batch."""
+    precision: Literal["fp32", "bf16", "fp16"]
+    """Precision of forward and backward."""
+    half_weights: bool
+    """Weights and gradients are 16 bit wide as well, and the optimizer updates fp32 copies."""
+    compiled: bool
+    """The run compiles the layers, which saves less for backward; they were measured without compilation."""
+    update: WorkloadUpdate
+    exchange: WorkloadExchange
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one activation."""
+        return 4 if self.precision == "fp32" else 2
+
+
+class WorkloadPhase(JsonRecord):
+    """Consecutive steps with the same batch and image size."""
+
+    steps: int = Field(ge=1)
+    # Progressive resizing and batch schedules change these during a run.
+    batch: int = Field(ge=1)
+    height: int = Field(ge=1)
+    width: int = Field(ge=1)
+    forward_multiply_adds: int = Field(ge=0)
+    """Multiply-adds of one sample of this size."""
+
+
+class WorkloadRun(JsonRecord):
+    """The whole run."""
+
+    samples: int = Field(ge=1)
+    """Samples of the training set."""
+    epochs: float = Field(gt=0)
+    steps: int = Field(ge=1)
+    phases: tuple[WorkloadPhase, ...]
+    """Phases in order; their steps add up to `steps`."""
+    evaluations: int = Field(ge=0)
+    evaluation_samples: int | None = Field(ge=0)
+    """Samples of one evaluation; None: the evaluation set was not available."""
+    checkpoints: int = Field(ge=0)
+    checkpoint_bytes: int = Field(ge=0)
+    """Bytes of one checkpoint over all ranks."""
+
+
+class Workload(JsonRecord):
+    """The work of a step and of the run that a recipe describes."""
+
+    version: Literal[1] = 1
+    name: str
+    """Name of the recipe."""
+    layers: tuple[WorkloadLayer, ...]
+    """Layers in the order of their first call."""
+    input: WorkloadInput
+    step: WorkloadStep
+    run: WorkloadRun
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of all layers."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def forward_multiply_adds(self) -> int:
+        """Multiply-adds of the forward pass of one sample."""
+        return sum(layer.forward_multiply_adds for layer in self.layers)
+
+    @property
+    def backward_multiply_adds(self) -> int:
+        """Multiply-adds of the backward pass of one sample."""
+        return sum(layer.backward_multiply_adds for layer in self.layers)
+
+    @property
+    def operations(self) -> int:
+        """Operations of one sample, forward and backward; a multiply-add counts as two."""
+        # Vendors state peak operations this way.
+        return 2 * (self.forward_multiply_adds + self.backward_multiply_adds)
+
+    def saved_bytes(self, samples: int) -> int:
+        """Returns the bytes that the forward pass of `samples` saves for backward, without the weights."""
+        return sum(samples * layer.saved_bytes + layer.saved_bytes_fixed for layer in self.layers)
+
+    def order_by_gradient(self) -> list[WorkloadLayer]:
+        """Returns the layers with gradients in the order in which these are complete."""
+        # `place` breaks ties, so that layers themselves are never compared.
+        found = [(layer.ready, place) for place, layer in enumerate(self.layers) if layer.ready is not None]
+        return [self.layers[place] for _, place in sorted(found)]
+
+    @staticmethod
+    def read(path: Path) -> Workload:
+        """Reads a Workload. Raises UsageError if there is no such file, or it is no Workload of this version."""
+        return read_record(path, Workload, "headway train RECIPE --dry-run writes one.")
