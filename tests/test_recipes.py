@@ -13,7 +13,7 @@ from tests._support import headway, records
 from headway.core.recipe import read_recipe
 from headway.data.pack import pack
 from headway.data.resolution import compute_size
-from headway.report.dry_run_page import page
+from headway.report.dry_run_text import format_dry_run
 from headway.setup.recipe import TrainRecipe
 from headway.train.dry_run import DryRun, dry_run
 
@@ -64,7 +64,7 @@ def test_it_is_built(path: Path) -> None:
     assert work.parameters == parameters
     if work.input.height >= 224:
         assert work.forward_multiply_adds == pytest.approx(multiply_adds, rel=0.01)
-    assert work.name in page(found)
+    assert work.name in format_dry_run(found)
 
 
 @pytest.mark.parametrize("path", OF_IMAGENET, ids=lambda path: path.stem)

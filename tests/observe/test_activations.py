@@ -11,7 +11,7 @@ from tests._waits import counted
 from torch import Tensor, nn
 
 from headway.core.errors import RecipeError
-from headway.observe.activations import MOST, PERCENTILES, SAMPLES, ActivationWatch
+from headway.observe.activations import MAX_MODULES, PERCENTILES, VALUES_PER_TENSOR, ActivationPercentiles
 
 
 class Net(nn.Module):
@@ -30,7 +30,7 @@ class Pair(nn.Module):
         return x, x
 
 
-def looked(watch: ActivationWatch, model: nn.Module, images: Tensor) -> dict[str, Any]:
+def looked(watch: ActivationPercentiles, model: nn.Module, images: Tensor) -> dict[str, Any]:
     watch.arm()
     model(images)
     found = watch.read()
@@ -41,14 +41,14 @@ def looked(watch: ActivationWatch, model: nn.Module, images: Tensor) -> dict[str
 def test_percentiles_are_those_of_the_whole_tensor() -> None:
     torch.manual_seed(0)
     model, images = Net(), torch.randn(32, 3, 24, 24) ** 3
-    watch = ActivationWatch(model, ["conv|bn", "relu"])
+    watch = ActivationPercentiles(model, ["conv|bn", "relu"])
     assert watch.names == ("conv", "bn (before)", "bn", "relu")
     found = looked(watch, model, images)
     conv = model.conv(images)
     given = {"conv": conv, "bn (before)": conv, "bn": model.bn(conv), "relu": model.bn(conv).relu()}
     for name, tensor in given.items():
         values = np.sort(tensor.detach().numpy().ravel())
-        assert len(values) > SAMPLES
+        assert len(values) > VALUES_PER_TENSOR
         share = np.searchsorted(values, found[name], side="right") / len(values)
         for place, percent in enumerate(PERCENTILES):
             assert share[place] >= percent / 100 - 0.02, name
@@ -59,7 +59,7 @@ def test_percentiles_are_those_of_the_whole_tensor() -> None:
 def test_a_small_tensor_is_taken_whole_and_the_layout_does_not_count() -> None:
     torch.manual_seed(0)
     model, images = Net(), torch.randn(2, 3, 8, 8)
-    watch = ActivationWatch(model, ["conv"])
+    watch = ActivationPercentiles(model, ["conv"])
     plain = looked(watch, model, images)["conv"]
     values = model.conv(images).detach().numpy().ravel()
     assert plain == pytest.approx(np.percentile(values, PERCENTILES, method="nearest"))
@@ -74,7 +74,7 @@ def test_a_small_tensor_is_taken_whole_and_the_layout_does_not_count() -> None:
 
 def test_it_looks_at_the_next_call_alone_and_waits_for_nothing() -> None:
     model, images = Net(), torch.randn(4, 3, 8, 8)
-    watch = ActivationWatch(model, [".*"])
+    watch = ActivationPercentiles(model, [".*"])
     with counted() as waits:
         watch.arm()
         model(images)
@@ -97,9 +97,9 @@ def test_it_looks_at_the_next_call_alone_and_waits_for_nothing() -> None:
 
 def test_patterns_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"^observe.activations: 'bn1' matches no .* example: bn"):
-        ActivationWatch(Net(), ["conv", "bn1"])
-    many = nn.Sequential(*[nn.Identity() for _ in range(MOST + 1)])
-    with pytest.raises(RecipeError, match=f"match {MOST + 1} modules, and {MOST} at most"):
-        ActivationWatch(many, [".*"])
-    with pytest.raises(RecipeError, match="The network has none"):
-        ActivationWatch(nn.Identity(), [".*"])
+        ActivationPercentiles(Net(), ["conv", "bn1"])
+    many = nn.Sequential(*[nn.Identity() for _ in range(MAX_MODULES + 1)])
+    with pytest.raises(RecipeError, match=f"match {MAX_MODULES + 1} modules; the most is {MAX_MODULES}"):
+        ActivationPercentiles(many, [".*"])
+    with pytest.raises(RecipeError, match="The network has no modules"):
+        ActivationPercentiles(nn.Identity(), [".*"])

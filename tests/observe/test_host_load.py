@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headway.observe.host_load import COLUMNS, HostLoad
+from headway.observe.host_load import COLUMNS, HostLoadSource
 
 IDLE = "cpu  0 0 0 0 0 0 0 0 0 0\n"
 
@@ -37,7 +37,7 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path / "proc"
 
 
-def read(load: HostLoad) -> dict[str, float]:
+def read(load: HostLoadSource) -> dict[str, float]:
     (row,) = load.read(1.5)
     return dict(zip(COLUMNS, row, strict=True))
 
@@ -47,7 +47,7 @@ def test_the_share_of_the_usable_cpus_that_is_busy(
     proc: Path, tmp_path: Path, cpus: tuple[int, ...], busy: float
 ) -> None:
     """Waiting for a disk is no work of a processor."""
-    load = HostLoad(cpus, proc=proc, groups=tmp_path / "none")
+    load = HostLoadSource(cpus, proc=proc, groups=tmp_path / "none")
     stat(proc, (30, 20, 10, 30, 10), (0, 0, 0, 60, 40), (9, 9, 9, 9, 9), (100, 0, 0, 0, 0))
     found = read(load)
     assert found["busy"] == pytest.approx(busy)
@@ -66,7 +66,7 @@ def test_the_share_of_periods_in_which_a_quota_was_used_up(
     groups = tmp_path / "groups"
     group(groups / "a", quota=outer, periods=(100, 50))
     group(groups / "a/b", quota=inner, periods=(100, 50))
-    load = HostLoad(range(8), proc=proc, groups=groups)
+    load = HostLoadSource(range(8), proc=proc, groups=groups)
     group(groups / "a", quota=outer, periods=(110, 55))
     group(groups / "a/b", quota=inner, periods=(110, 53))
     found = read(load)["throttled"]
@@ -77,7 +77,7 @@ def test_under_a_quota_busy_is_of_the_quota(proc: Path, tmp_path: Path) -> None:
     """What other containers do on the same CPUs is no part of it."""
     groups = tmp_path / "groups"
     group(groups / "a/b", quota="150000", used_us=10**6)
-    load = HostLoad(range(4), proc=proc, groups=groups)
+    load = HostLoadSource(range(4), proc=proc, groups=groups)
     stat(proc, *[(100, 0, 0, 0, 0)] * 4)
     assert read(load)["busy"] == 0
     group(groups / "a/b", quota="150000", used_us=10**12)
@@ -91,23 +91,23 @@ def test_control_groups_of_version_1(proc: Path, tmp_path: Path) -> None:
     for name, text in (("cpu.cfs_quota_us", "200000"), ("cpu.cfs_period_us", "100000"), ("cpuacct.usage", "0")):
         (folder / name).write_text(f"{text}\n")
     (folder / "cpu.stat").write_text("nr_periods 0\nnr_throttled 0\nthrottled_time 0\n")
-    load = HostLoad(range(4), proc=proc, groups=tmp_path / "groups")
+    load = HostLoadSource(range(4), proc=proc, groups=tmp_path / "groups")
     (folder / "cpu.stat").write_text("nr_periods 4\nnr_throttled 1\nthrottled_time 5\n")
     (folder / "cpuacct.usage").write_text(f"{10**15}\n")
     found = read(load)
     assert (found["busy"], found["throttled"]) == (1, 0.25)
     (folder / "cpu.cfs_quota_us").write_text("-1\n")
-    assert math.isnan(read(HostLoad(range(4), proc=proc, groups=tmp_path / "groups"))["throttled"])
+    assert math.isnan(read(HostLoadSource(range(4), proc=proc, groups=tmp_path / "groups"))["throttled"])
 
 
 def test_where_nothing_is_told_nothing_is_known(tmp_path: Path) -> None:
-    found = read(HostLoad([0], proc=tmp_path, groups=tmp_path))
+    found = read(HostLoadSource([0], proc=tmp_path, groups=tmp_path))
     assert math.isnan(found["busy"])
     assert math.isnan(found["throttled"])
 
 
 def test_this_process_works(tmp_path: Path) -> None:
-    load = HostLoad(sorted(os.sched_getaffinity(0)))
+    load = HostLoadSource(sorted(os.sched_getaffinity(0)))
     assert sum(number * number for number in range(10**6))
     found = read(load)
     assert 0 < found["own"] <= 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.observe.host_syncs import FIRST, STEPS, TRIES, ValueReads
+from headway.observe.host_syncs import COUNTED_STEPS, MAX_TRIES, SKIPPED_STEPS, HostSyncCounter
 
 X = torch.ones(3)
 
@@ -20,12 +20,14 @@ def listens() -> bool:
     return "item" in vars(torch.Tensor)
 
 
-def ran(step: Callable[[], object], steps: int = FIRST + STEPS, chores: Callable[[int], bool] | None = None) -> Any:
+def ran(
+    step: Callable[[], object], steps: int = SKIPPED_STEPS + COUNTED_STEPS, chores: Callable[[int], bool] | None = None
+) -> Any:
     """What is known after so many steps. chores: of which steps are followed by something else."""
-    reads, left = ValueReads(), list[str]()
+    reads, left = HostSyncCounter(), list[str]()
     for number in range(steps):
         left[:] = ["log"] if chores is not None and chores(number) else []
-        reads.of(step, left)
+        reads.run_step(step, left)
         assert not listens()
     return reads.to_json()
 
@@ -38,19 +40,19 @@ def test_reads_are_counted_with_their_places() -> None:
                 pass
 
     found = ran(step, steps=100)
-    assert (found["steps"], found["a_step"], found["waits_a_step"]) == (STEPS, 4, 0)
+    assert (found["steps"], found["a_step"], found["waits_a_step"]) == (COUNTED_STEPS, 4, 0)
     here, line = Path(__file__).name, step.__code__.co_firstlineno
     assert found["places"] == [
         {"method": "__bool__", "place": f"{here}:{line + 3}", "waits": False, "a_step": 3},
         {"method": "item", "place": f"{here}:{line + 1}", "waits": False, "a_step": 1},
     ]
-    assert ran(lambda: None) == {"steps": STEPS, "a_step": 0, "waits_a_step": 0, "places": []}
+    assert ran(lambda: None) == {"steps": COUNTED_STEPS, "a_step": 0, "waits_a_step": 0, "places": []}
 
 
 def test_only_three_steps_are_listened_to() -> None:
     heard = list[bool]()
     ran(lambda: heard.append(listens()), steps=100)
-    assert [number for number, on in enumerate(heard) if on] == [*range(FIRST, FIRST + STEPS)]
+    assert [number for number, on in enumerate(heard) if on] == [*range(SKIPPED_STEPS, SKIPPED_STEPS + COUNTED_STEPS)]
 
 
 def test_steps_that_do_something_else_do_not_count() -> None:
@@ -62,27 +64,27 @@ def test_steps_that_do_something_else_do_not_count() -> None:
             X.sum().item()
 
     assert ran(step, 60, lambda number: number % 2 == 0)["a_step"] == 0
-    assert sum(heard) == 2 * STEPS
+    assert sum(heard) == 2 * COUNTED_STEPS
     heard.clear()
     assert ran(step, 60, lambda number: True) is None, "there is nothing else than such steps"
-    assert sum(heard) == TRIES
+    assert sum(heard) == MAX_TRIES
 
 
 def test_a_run_that_is_too_short_is_not_counted() -> None:
-    assert ran(lambda: X.sum().item(), FIRST + STEPS - 1) is None
-    assert ran(lambda: X.sum().item(), FIRST + STEPS) is not None
+    assert ran(lambda: X.sum().item(), SKIPPED_STEPS + COUNTED_STEPS - 1) is None
+    assert ran(lambda: X.sum().item(), SKIPPED_STEPS + COUNTED_STEPS) is not None
 
 
 def test_a_step_that_fails_is_listened_to_no_more() -> None:
-    reads = ValueReads()
-    for _ in range(FIRST):
-        reads.of(lambda: None, ())
+    reads = HostSyncCounter()
+    for _ in range(SKIPPED_STEPS):
+        reads.run_step(lambda: None, ())
     with pytest.raises(ZeroDivisionError):
-        reads.of(lambda: X[0].item() / 0, ())
+        reads.run_step(lambda: X[0].item() / 0, ())
     assert not listens()
-    for _ in range(STEPS):
-        reads.of(lambda: None, ())
-    assert reads.to_json() == {"steps": STEPS, "a_step": 0, "waits_a_step": 0, "places": []}
+    for _ in range(COUNTED_STEPS):
+        reads.run_step(lambda: None, ())
+    assert reads.to_json() == {"steps": COUNTED_STEPS, "a_step": 0, "waits_a_step": 0, "places": []}
 
 
 def test_what_other_threads_read_is_not_of_the_step() -> None:
@@ -120,8 +122,8 @@ def test_a_compiled_network_is_not_compiled_anew() -> None:
             called(X).sum().item()
             counts.append(len(compiled))
 
-        found = ran(step, FIRST + STEPS + 3)
-        assert counts[FIRST - 1] == counts[-1] > 0
+        found = ran(step, SKIPPED_STEPS + COUNTED_STEPS + 3)
+        assert counts[SKIPPED_STEPS - 1] == counts[-1] > 0
         assert found["a_step"] == 1
     torch._dynamo.reset()
 

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import pytest
 
-from headway.observe.nvml import COLUMNS, MOST, Gpu, open_gpu
+from headway.observe.nvml import COLUMNS, MAX_ROWS, GpuSource, open_gpu
 
 
 class NVMLError(Exception):
@@ -67,7 +67,7 @@ class Driver:
         return ask
 
 
-def read(gpu: Gpu, now_s: float = 100.0) -> list[dict[str, float]]:
+def read(gpu: GpuSource, now_s: float = 100.0) -> list[dict[str, float]]:
     return [dict(zip(COLUMNS, row, strict=True)) for row in gpu.read(now_s)]
 
 
@@ -80,7 +80,7 @@ def fill(driver: Driver, kind: int, *samples: tuple[float, float]) -> None:
 def test_the_buffers_are_taken_over_once_each_sample_at_its_time() -> None:
     driver = Driver()
     fill(driver, 1, (5.0, 99))  # before
-    gpu = Gpu(driver, "handle")
+    gpu = GpuSource(driver, "handle")
     fill(driver, 1, (0.4, 100), (0.25, 50), (0.1, 0))
     fill(driver, 2, (0.45, 30), (0.15, 10))
     fill(driver, 0, (0.45, 100_000), (0.42, 300_000), (0.3, 500_000), (0.05, 600_000))
@@ -102,15 +102,15 @@ def test_the_buffers_are_taken_over_once_each_sample_at_its_time() -> None:
 
 def test_of_many_samples_neighbours_are_put_together() -> None:
     driver = Driver()
-    gpu = Gpu(driver, "handle")
+    gpu = GpuSource(driver, "handle")
     fill(driver, 1, *((1 - place / 100, place) for place in range(100)))
     rows = read(gpu)
-    assert [row["busy"] for row in rows] == pytest.approx([(9.5 + 20 * place) / 100 for place in range(MOST)])
+    assert [row["busy"] for row in rows] == pytest.approx([(9.5 + 20 * place) / 100 for place in range(MAX_ROWS)])
 
 
 def test_times_of_another_clock_do_not_leave_the_reading() -> None:
     driver = Driver()
-    gpu = Gpu(driver, "handle")
+    gpu = GpuSource(driver, "handle")
     read(gpu, 100.0)
     fill(driver, 1, (3600, 10), (1800, 20), (-50, 30))
     rows = read(gpu, 100.5)
@@ -122,7 +122,7 @@ def test_times_of_another_clock_do_not_leave_the_reading() -> None:
 def test_samples_of_any_type(value_type: int) -> None:
     driver = Driver()
     driver.value_type = value_type
-    gpu = Gpu(driver, "handle")
+    gpu = GpuSource(driver, "handle")
     fill(driver, 1, (0.1, 42))
     assert [row["busy"] for row in read(gpu)] == [0.42]
 
@@ -141,14 +141,14 @@ def test_samples_of_any_type(value_type: int) -> None:
     ],
 )
 def test_what_a_gpu_does_not_tell_is_no_number(lacks: str, column: str, value: float) -> None:
-    (row,) = read(Gpu(Driver(lacks), "handle"))
+    (row,) = read(GpuSource(Driver(lacks), "handle"))
     assert row[column] == pytest.approx(value, nan_ok=True)
     assert sum(map(math.isnan, row.values())) == (0 if column == "throttle" else 1 + (lacks.endswith("Rates")))
 
 
 def test_it_is_let_go() -> None:
     driver = Driver()
-    Gpu(driver, "handle").close()
+    GpuSource(driver, "handle").close()
     assert driver.shut == 1
 
 

@@ -11,11 +11,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from headway.observe.directions import filter_norms, moved, random_direction
-from headway.observe.sharpness import Eigenvalue, Objective, epsilon_sharpness, largest_eigenvalue
+from headway.observe.directions import compute_filter_norms, draw_direction, move_weights
+from headway.observe.sharpness import (
+    HessianEigenvalue,
+    SharpnessObjective,
+    find_largest_eigenvalue,
+    measure_epsilon_sharpness,
+)
 
 
-def quadratic(hessian: Tensor, at: Tensor) -> tuple[Objective, list[Tensor]]:
+def quadratic(hessian: Tensor, at: Tensor) -> tuple[SharpnessObjective, list[Tensor]]:
     """x H x / 2 as a sum of two parts, x held in two tensors."""
     x = [at[:1].clone().requires_grad_(), at[1:].clone().requires_grad_()]
 
@@ -24,7 +29,7 @@ def quadratic(hessian: Tensor, at: Tensor) -> tuple[Objective, list[Tensor]]:
             whole = torch.cat(x)
             yield share * (whole @ hessian @ whole) / 2
 
-    return Objective(x, parts), x
+    return SharpnessObjective(x, parts), x
 
 
 def rotated(values: list[float], seed: int) -> Tensor:
@@ -41,7 +46,7 @@ def test_keskars_measure_of_a_diagonal_quadratic_is_that_of_the_corner(values: l
     """The highest value in the box is at a corner: every |x_i| as large as may be."""
     h, x = torch.tensor(values, dtype=torch.float64), torch.tensor(place[: len(values)], dtype=torch.float64)
     objective, held = quadratic(torch.diag(h), x)
-    found = epsilon_sharpness(objective, epsilon=0.1, steps=10, starts=2)
+    found = measure_epsilon_sharpness(objective, epsilon=0.1, steps=10, starts=2)
     loss = float((h * x**2).sum() / 2)
     highest = float((h * (x.abs() + 0.1 * (x.abs() + 1)) ** 2).sum() / 2)
     assert found.loss == pytest.approx(loss, abs=1e-9)
@@ -56,7 +61,7 @@ def test_it_is_never_above_the_highest_corner_and_seldom_below(seed: int) -> Non
     """A convex function is highest at a corner of a box; there are 16 here. Ascents may end at a lower corner."""
     hessian = rotated([9.0, 4.0, 1.0, 0.1], seed)
     objective, _ = quadratic(hessian, torch.zeros(4, dtype=torch.float64))
-    found = epsilon_sharpness(objective, epsilon=0.5, starts=4, seed=seed)
+    found = measure_epsilon_sharpness(objective, epsilon=0.5, starts=4, seed=seed)
     corners = [torch.tensor(signs, dtype=torch.float64) / 2 for signs in itertools.product((-1, 1), repeat=4)]
     best = max(float(z @ hessian @ z / 2) for z in corners)
     assert 0.5 * best <= found.highest <= best * (1 + 1e-9)
@@ -64,7 +69,7 @@ def test_it_is_never_above_the_highest_corner_and_seldom_below(seed: int) -> Non
 
 def test_at_a_maximum_there_is_nothing_higher() -> None:
     objective, _ = quadratic(-torch.eye(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
-    assert epsilon_sharpness(objective).percent == 0
+    assert measure_epsilon_sharpness(objective).percent == 0
 
 
 @pytest.mark.parametrize(
@@ -79,16 +84,16 @@ def test_at_a_maximum_there_is_nothing_higher() -> None:
 )
 def test_the_largest_eigenvalue_is_the_known_one(values: list[float], largest: float) -> None:
     objective, _ = quadratic(rotated(values, 3), torch.ones(4, dtype=torch.float64))
-    found = largest_eigenvalue(objective, products=400, tolerance=1e-6)
+    found = find_largest_eigenvalue(objective, products=400, tolerance=1e-6)
     assert found.value == pytest.approx(largest, abs=1e-5)
     assert found.residual < 1e-5
-    assert found == largest_eigenvalue(objective, products=400, tolerance=1e-6), "the same from the same seed"
+    assert found == find_largest_eigenvalue(objective, products=400, tolerance=1e-6), "the same from the same seed"
 
 
 def test_a_scale_gives_the_eigenvalue_of_the_scaled_hessian() -> None:
     hessian, d = rotated([5.0, 3.0, 1.0, 0.5], 1), torch.tensor([2.0, 0.5, 0.0, 1.0], dtype=torch.float64)
     objective, _ = quadratic(hessian, torch.ones(4, dtype=torch.float64))
-    found = largest_eigenvalue(objective, scale=[d[:1], d[1:]], products=400, tolerance=1e-6)
+    found = find_largest_eigenvalue(objective, scale=[d[:1], d[1:]], products=400, tolerance=1e-6)
     expected = torch.linalg.eigvalsh(torch.diag(d) @ hessian @ torch.diag(d)).max()
     assert found.value == pytest.approx(float(expected), abs=1e-5)
 
@@ -96,7 +101,7 @@ def test_a_scale_gives_the_eigenvalue_of_the_scaled_hessian() -> None:
 def test_a_residual_says_how_far_an_eigenvalue_is_known() -> None:
     hessian = rotated([5.0, 4.9, 1.0, 0.5], 1)
     objective, _ = quadratic(hessian, torch.ones(4, dtype=torch.float64))
-    found = largest_eigenvalue(objective, products=3)
+    found = find_largest_eigenvalue(objective, products=3)
     assert found.products == 3
     distance = (torch.linalg.eigvalsh(hessian) - found.value).abs().min()
     assert distance <= abs(found.value) * found.residual
@@ -106,8 +111,8 @@ def test_a_residual_says_how_far_an_eigenvalue_is_known() -> None:
 def test_a_function_without_curvature() -> None:
     x = torch.ones(3, requires_grad=True)
     unused = torch.ones(2, requires_grad=True)
-    objective = Objective([x, unused], lambda: iter([x.sum()]))
-    assert largest_eigenvalue(objective) == Eigenvalue(0.0, 1, 0.0)
+    objective = SharpnessObjective([x, unused], lambda: iter([x.sum()]))
+    assert find_largest_eigenvalue(objective) == HessianEigenvalue(0.0, 1, 0.0)
 
 
 class Net(nn.Module):
@@ -149,9 +154,9 @@ def rescaled(net: Net, factor: float) -> None:
 
 
 def curve(net: Net, images: Tensor, labels: Tensor, recompute: bool) -> list[float]:
-    direction, out = random_direction(net, 5), []
+    direction, out = draw_direction(net, 5), []
     for place in (-1.0, -0.3, 0.0, 0.4, 1.0):
-        with moved(net, {}, [(place, direction)]), torch.no_grad():
+        with move_weights(net, {}, [(place, direction)]), torch.no_grad():
             net.norm.train(recompute)
             out.append(float(nn.functional.cross_entropy(net(images), labels)))
             net.norm.eval()
@@ -176,15 +181,15 @@ def test_the_relative_eigenvalue_stays_and_the_plain_one_and_keskars_do_not() ->
     def measured(net: Net) -> tuple[float, float, float]:
         parameters = dict(net.named_parameters())
         parts = lambda: iter([nn.functional.cross_entropy(net(images), labels)])  # noqa: E731
-        objective = Objective(list(parameters.values()), parts)
-        norms = filter_norms(net)
+        objective = SharpnessObjective(list(parameters.values()), parts)
+        norms = compute_filter_norms(net)
         scale = [
             norms[name].expand_as(one) if name in norms else torch.zeros_like(one) for name, one in parameters.items()
         ]
         given = {"products": 300, "tolerance": 1e-7}
-        plain = largest_eigenvalue(objective, **given).value  # type: ignore[arg-type]
-        relative = largest_eigenvalue(objective, scale=scale, **given).value  # type: ignore[arg-type]
-        return plain, relative, epsilon_sharpness(objective).percent
+        plain = find_largest_eigenvalue(objective, **given).value  # type: ignore[arg-type]
+        relative = find_largest_eigenvalue(objective, scale=scale, **given).value  # type: ignore[arg-type]
+        return plain, relative, measure_epsilon_sharpness(objective).percent
 
     net, images, labels = solved()
     plain, relative, keskar = measured(net)

@@ -53,7 +53,7 @@ def test_a_package_that_is_missing_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    with pytest.raises(RecipeError, match=f"{package} is not installed .*pip install {package}. Or take it out"):
+    with pytest.raises(RecipeError, match=f"{package} is not installed .*pip install {package}, or remove it"):
         open_sinks([sink], tmp_path)
 
 

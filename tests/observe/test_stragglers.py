@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headway.core import row_file
 from headway.core.run_folder import RunFolder
-from headway.observe.stragglers import COLUMNS, KIND, OWN, panels, sentence, slowest
+from headway.observe.stragglers import COLUMNS, KIND, OWN_STAGES, build_panels, describe_stragglers, find_slowest_rank
 from headway.page import renderer
 
 Seconds = NDArray[np.float64]
@@ -29,12 +29,12 @@ def steps(own: Seconds, *, sums: float = 0.002) -> Seconds:
 
 def of(*stages: dict[str, float]) -> Seconds:
     """Own seconds of each rank: of some stages, all others the same everywhere."""
-    usual = dict(zip(OWN, (0.001, 0.002, 0.01, 0.001, 0.02, 0.003), strict=True))
-    return np.array([[{**usual, **rank}[stage] for stage in OWN] for rank in stages])
+    usual = dict(zip(OWN_STAGES, (0.001, 0.002, 0.01, 0.001, 0.02, 0.003), strict=True))
+    return np.array([[{**usual, **rank}[stage] for stage in OWN_STAGES] for rank in stages])
 
 
 def test_one_slow_rank_is_found_with_its_stage() -> None:
-    found = slowest(steps(of({}, {}, {"wait": 0.021}, {})))
+    found = find_slowest_rank(steps(of({}, {}, {"wait": 0.021}, {})))
     assert found is not None
     assert (found.rank, found.stage) == (2, "wait")
     assert found.seconds == pytest.approx(0.02)
@@ -43,13 +43,13 @@ def test_one_slow_rank_is_found_with_its_stage() -> None:
 
 @given(
     st.lists(st.floats(0.001, 0.1), min_size=2, max_size=6),
-    st.sampled_from(OWN),
+    st.sampled_from(OWN_STAGES),
     st.floats(0.001, 0.01),
 )
 def test_the_others_wait_as_long_as_it_computes(more: list[float], stage: str, sums: float) -> None:
     """Where ranks wait for each other, what the slowest takes longer is what the others wait longer."""
     seconds = steps(of(*({stage: value} for value in more)), sums=sums)
-    found = slowest(seconds)
+    found = find_slowest_rank(seconds)
     assert found is not None
     assert more[found.rank] == pytest.approx(max(more))
     step = seconds.sum(axis=1)[0]
@@ -60,10 +60,10 @@ def test_the_others_wait_as_long_as_it_computes(more: list[float], stage: str, s
 
 
 def test_a_stage_is_named_only_where_it_explains_the_rest() -> None:
-    both = slowest(steps(of({}, {"wait": 0.011, "forward": 0.02}, {})))
+    both = find_slowest_rank(steps(of({}, {"wait": 0.011, "forward": 0.02}, {})))
     assert both is not None
     assert (both.rank, both.stage) == (1, None)
-    mostly = slowest(steps(of({}, {"wait": 0.011, "forward": 0.012}, {})))
+    mostly = find_slowest_rank(steps(of({}, {"wait": 0.011, "forward": 0.012}, {})))
     assert mostly is not None
     assert (mostly.rank, mostly.stage) == (1, "wait")
 
@@ -72,18 +72,18 @@ def test_waiting_in_itself_makes_nobody_slow() -> None:
     """On a GPU the host of a rank that is behind shows it where it reads the losses: only its own stages count."""
     seconds = steps(of({}, {}, {}))
     seconds[1, COLUMNS.index("log")] = 1.0
-    found = slowest(seconds)
+    found = find_slowest_rank(seconds)
     assert found is not None
     assert found.seconds == 0
     assert found.stage is None
 
 
 def test_what_is_not_known_is_no_verdict() -> None:
-    assert slowest(steps(of({}))) is None
+    assert find_slowest_rank(steps(of({}))) is None
     holey = steps(of({}, {}, {"wait": 1.0}))
     holey[0, 0] = np.nan
-    assert slowest(holey) is None
-    still = slowest(np.zeros((2, len(COLUMNS))))
+    assert find_slowest_rank(holey) is None
+    still = find_slowest_rank(np.zeros((2, len(COLUMNS))))
     assert still is not None
     assert (still.seconds, still.share, still.stage) == (0, 0, None)
 
@@ -91,23 +91,23 @@ def test_what_is_not_known_is_no_verdict() -> None:
 def intervals(slow: list[int | None], ranks: int, by: float = 0.02, noise: float = 0.0) -> Seconds:
     chance = np.random.default_rng(0)
     own = [of(*({"wait": 0.001 + by * (rank == one)} for rank in range(ranks))) for one in slow]
-    return steps(np.array(own) + noise * chance.random((len(slow), ranks, len(OWN))))
+    return steps(np.array(own) + noise * chance.random((len(slow), ranks, len(OWN_STAGES))))
 
 
 def test_the_sentence_tells_a_slow_host_from_a_slow_everything() -> None:
-    same = sentence(intervals([3] * 20, 4))
+    same = describe_stragglers(intervals([3] * 20, 4))
     assert same.startswith("Rank 3 is the slowest in 100% of 20 intervals")
-    assert "look at its host. It loses its time in wait." in same
-    moving = sentence(intervals([0, 1, 2, 3] * 5, 4))
+    assert "Look at its host. It loses time in wait." in same
+    moving = describe_stragglers(intervals([0, 1, 2, 3] * 5, 4))
     assert moving.startswith("The slowest rank changes")
-    assert "No host is slow by itself" in moving
-    assert "too few to tell" in sentence(intervals([1, 1], 2))
-    assert sentence(intervals([None] * 20, 4)).startswith("No rank holds the others up")
+    assert "No single host is slow" in moving
+    assert "Too few intervals to tell" in describe_stragglers(intervals([1, 1], 2))
+    assert describe_stragglers(intervals([None] * 20, 4)).startswith("No rank delays the others")
 
 
 def test_noise_is_no_straggler() -> None:
     for ranks in (2, 4, 16):
-        assert sentence(intervals([None] * 200, ranks, noise=1e-4)).startswith("No rank holds the others up")
+        assert describe_stragglers(intervals([None] * 200, ranks, noise=1e-4)).startswith("No rank delays the others")
 
 
 def a_run(folder: Path, seconds: Seconds) -> RunFolder:
@@ -121,7 +121,7 @@ def a_run(folder: Path, seconds: Seconds) -> RunFolder:
 
 def test_the_panels_show_each_rank(tmp_path: Path) -> None:
     seconds = intervals([1] * 12, 3)
-    bars, grid = panels(a_run(tmp_path / "run", seconds))
+    bars, grid = build_panels(a_run(tmp_path / "run", seconds))
     assert bars.data["names"] == ["rank 0", "rank 1", "rank 2"]
     stacks = {stack["name"]: stack["values"] for stack in bars.data["stacks"]}
     assert stacks.keys() == set(COLUMNS)
@@ -141,7 +141,7 @@ def test_many_ranks_over_many_intervals_stay_a_picture(tmp_path: Path) -> None:
     row_file.append_row(
         run.rows_path(KIND), [str(n) for n in range(100)], COLUMNS, 25_000, 500, seconds[-1].astype(np.float32)
     )
-    bars, grid = panels(run)
+    bars, grid = build_panels(run)
     assert len(bars.data["names"]) == 64
     assert "rank 90" in bars.data["names"]
     assert "Of 100 ranks these are the 64 slowest." in bars.note
@@ -152,6 +152,6 @@ def test_many_ranks_over_many_intervals_stay_a_picture(tmp_path: Path) -> None:
 
 def test_a_run_of_one_rank_has_no_panels(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
-    assert panels(run) == []
+    assert build_panels(run) == []
     row_file.append_row(run.rows_path(KIND), ["0", "1"], ["other"], 1, 1, np.zeros((2, 1), np.float32))
-    assert panels(run) == []
+    assert build_panels(run) == []

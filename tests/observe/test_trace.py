@@ -14,7 +14,7 @@ from headway.observe import trace
 def test_spans_become_complete_events(tmp_path: Path) -> None:
     stages = [("wait", 1_000, 3_500), ("forward", 3_500, 1_003_500)]
     steps = [("step 11", 900, 1_003_600)]
-    trace.write(tmp_path / "trace-3.json", 3, stages, steps)
+    trace.write_trace(tmp_path / "trace-3.json", 3, stages, steps)
     tree = json.loads((tmp_path / "trace-3.json").read_text())
     assert tree["displayTimeUnit"] == "ms"
     spans = [event for event in tree["traceEvents"] if event["ph"] == "X"]
@@ -35,7 +35,7 @@ def test_spans_become_complete_events(tmp_path: Path) -> None:
 def test_the_time_of_day_is_told(tmp_path: Path) -> None:
     """A span of now, moved by what the file says, is now."""
     now_ns = time.perf_counter_ns()
-    trace.write(tmp_path / "trace-0.json", 0, [("wait", now_ns, now_ns)], [])
+    trace.write_trace(tmp_path / "trace-0.json", 0, [("wait", now_ns, now_ns)], [])
     tree = json.loads((tmp_path / "trace-0.json").read_text())
     (span,) = [event for event in tree["traceEvents"] if event["ph"] == "X"]
     assert span["ts"] + tree["otherData"]["epoch_us"] == pytest.approx(time.time() * 1e6, abs=60e6)

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.observe.utilisation import Load, busy_but_light, load, matched, period, reading, uniform
+from headway.observe.utilisation import (
+    LoadStatistics,
+    describe_load,
+    find_period,
+    is_busy_but_light,
+    match_intervals,
+    resample,
+    summarise_load,
+)
 
 SERIES = st.lists(st.integers(0, 1000).map(lambda number: number / 1000), min_size=20, max_size=200)
 
@@ -19,8 +27,8 @@ def wave(length: int, low: int, times: int) -> np.ndarray:
     return np.tile([1.0] * (length - low) + [0.0] * low, times)
 
 
-def of(values: object, spacing_s: float = 0.5) -> Load:
-    found = load(values, spacing_s)  # type: ignore[arg-type]
+def of(values: object, spacing_s: float = 0.5) -> LoadStatistics:
+    found = summarise_load(values, spacing_s)  # type: ignore[arg-type]
     assert found is not None
     return found
 
@@ -58,8 +66,8 @@ def test_a_device_that_is_never_used() -> None:
 
 
 def test_too_few_samples_tell_nothing() -> None:
-    assert load(np.ones(19), 0.5) is None
-    assert load([], 0.5) is None
+    assert summarise_load(np.ones(19), 0.5) is None
+    assert summarise_load([], 0.5) is None
 
 
 @settings(deadline=None)
@@ -82,13 +90,13 @@ def test_a_period_that_is_no_whole_number_of_samples(length: float, noise: float
     chance = np.random.default_rng(1)
     t = np.arange(300)
     u = 0.5 + 0.3 * np.sin(2 * np.pi * t / length) + noise * chance.standard_normal(300)
-    assert period(u, 0.5) == pytest.approx(0.5 * length, rel=0.02)
+    assert find_period(u, 0.5) == pytest.approx(0.5 * length, rel=0.02)
 
 
 def test_dips_that_come_back_among_noise_have_a_period() -> None:
     chance = np.random.default_rng(2)
     u = np.where(np.arange(400) % 20 < 3, 0.1, 0.9) + 0.05 * chance.standard_normal(400)
-    assert period(u, 0.5) == pytest.approx(10, rel=0.02)
+    assert find_period(u, 0.5) == pytest.approx(10, rel=0.02)
 
 
 @pytest.mark.parametrize("n", [24, 100, 1000])
@@ -102,52 +110,52 @@ def test_chance_has_no_period(n: int, memory: float) -> None:
         u[0] = steps[0]
         for place in range(1, n):
             u[place] = memory * u[place - 1] + steps[place]
-        found += period(u, 0.5) is not None
+        found += find_period(u, 0.5) is not None
     assert found <= 2
 
 
 def test_what_was_there_only_twice_is_no_period() -> None:
     u = np.ones(100)
     u[[20, 21, 44, 45]] = 0
-    assert period(u, 0.5) is None
+    assert find_period(u, 0.5) is None
 
 
 def test_periods_are_matched_to_what_is_as_long() -> None:
     intervals = {"steps": 0.1, "epochs": 10.0, "evaluations": 10.0, "checkpoints": 50.0}
-    assert matched(10.4, intervals) == ["epochs", "evaluations"]
-    assert matched(49, intervals) == ["checkpoints"]
-    assert matched(20, intervals) == []
+    assert match_intervals(10.4, intervals) == ["epochs", "evaluations"]
+    assert match_intervals(49, intervals) == ["checkpoints"]
+    assert match_intervals(20, intervals) == []
 
 
 def test_readings_of_unequal_lengths_become_samples_of_one() -> None:
     """Each holds for the time since the one before: the mean over time stays."""
     seconds = [1.0, 2.0, 3.0, 4.0, 8.0, 9.0, 10.0]
     values = [0.5, 1.0, 0.0, 1.0, 0.25, 1.0, 0.0]
-    spacing_s, u = uniform(seconds, values)
+    spacing_s, u = resample(seconds, values)
     assert spacing_s == 1.0
     assert u.tolist() == [1.0, 0.0, 1.0, 0.25, 0.25, 0.25, 0.25, 1.0, 0.0]
 
 
 def test_readings_that_a_resumed_run_made_again_are_left_out() -> None:
     seconds = [1.0, 2.0, 3.0, 2.5, 3.0, 4.0, 5.0]
-    spacing_s, u = uniform(seconds, [0.1, 0.2, 0.3, 9, 9, 0.4, math.nan])
+    spacing_s, u = resample(seconds, [0.1, 0.2, 0.3, 9, 9, 0.4, math.nan])
     assert (spacing_s, u.tolist()) == (1.0, [0.2, 0.3, 0.4])
-    assert uniform([], [])[1].tolist() == []
-    assert uniform([1.0], [0.5])[1].tolist() == [0.5]
+    assert resample([], [])[1].tolist() == []
+    assert resample([1.0], [0.5])[1].tolist() == [0.5]
 
 
 @pytest.mark.parametrize(
     ("length", "low", "wait", "says"),
     [
         (10, 0, 0.01, "the load is even."),
-        (10, 0, 0.6, "shorter than that, or others work meanwhile"),
-        (10, 3, 0.31, "the dips are the input's"),
-        (10, 3, 0.0, "are not the input's"),
-        (10, 3, 0.7, "some of the waiting is shorter than a sample"),
+        (10, 0, 0.6, "shorter than that, or other work fills them"),
+        (10, 3, 0.31, "the dips come from the input"),
+        (10, 3, 0.0, "do not come from the input"),
+        (10, 3, 0.7, "some waits are shorter than a sample"),
     ],
 )
 def test_spikiness_is_read_beside_the_waiting(length: int, low: int, wait: float, says: str) -> None:
-    sentence = reading(of(wave(length, low, 10)), wait)
+    sentence = describe_load(of(wave(length, low, 10)), wait)
     assert says in sentence
     assert f"{wait:.0%}" in sentence
 
@@ -156,4 +164,4 @@ def test_spikiness_is_read_beside_the_waiting(length: int, low: int, wait: float
     ("busy", "power", "light"), [(0.95, 300, True), (0.95, 500, False), (0.85, 300, False), (0.95, math.nan, False)]
 )
 def test_busy_but_light(busy: float, power: float, light: bool) -> None:
-    assert busy_but_light(busy, power, 700) is light
+    assert is_busy_but_light(busy, power, 700) is light

@@ -11,8 +11,8 @@ import pytest
 from tests._support import headway, packed_digits, records, refused, write_recipe
 
 from headway.page.panel import Panel
-from headway.report.comparison import Comparison, compare
-from headway.report.comparison_page import panels
+from headway.report.comparison import Comparison, compare_runs
+from headway.report.comparison_page import build_panels
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +49,11 @@ def slow_and_fast(tmp_path: Path, folder: Path, **stages: float) -> Comparison:
     before, after = sum(usual.values()), sum((usual | stages).values())
     slow = made(tmp_path / "slow", folder / "one", 720 / before, usual)
     fast = made(tmp_path / "fast", folder / "one", 720 / after, usual | stages)
-    return compare(fast, slow)
+    return compare_runs(fast, slow)
 
 
 def by_name(found: Comparison) -> dict[str, Panel]:
-    return {one.name: one for one in panels(found)}
+    return {one.name: one for one in build_panels(found)}
 
 
 def test_numbers_are_those_of_the_summaries(folder: Path) -> None:
@@ -68,8 +68,8 @@ def test_numbers_are_those_of_the_summaries(folder: Path) -> None:
     assert {row["what"]: (row["run"], row["against"]) for row in said["recipe"]} == {
         "batch": ("30", "60"),
         "optimizer.lr": ("0.02", "0.1"),
-        "stop_at": ("unset", "not there"),
-        "stop_at.loss": ("not there", "0.0"),
+        "stop_at": ("unset", "absent"),
+        "stop_at.loss": ("absent", "0.0"),
     }
     assert said["machine"] == []
     assert said["report"] == str(folder / "one/against-two.html")
@@ -78,11 +78,11 @@ def test_numbers_are_those_of_the_summaries(folder: Path) -> None:
 
 
 def test_stages_of_other_batches_are_compared_by_image(folder: Path) -> None:
-    found = compare(folder / "one", folder / "two")
-    assert found.unit == "ms for 1,000 images"
+    found = compare_runs(folder / "one", folder / "two")
+    assert found.unit == "ms per 1,000 images"
     for place, side in enumerate(found.sides):
         assert side.images == 720
-        total = sum(both[place] for both in found.stages().values())
+        total = sum(both[place] for both in found.list_stages().values())
         assert total * side.images / 1000 == pytest.approx(side.summary["seconds"])
 
 
@@ -90,8 +90,8 @@ def test_the_page(folder: Path) -> None:
     said = headway("report", folder / "one", "--against", folder / "two", "--out", folder / "page.html")
     assert said.out.splitlines()[-1] == f"Page: {folder / 'page.html'}"
     html = (folder / "page.html").read_text(encoding="utf-8")
-    found = compare(folder / "one", folder / "two")
-    assert found.sentence() == said.out.splitlines()[0]
+    found = compare_runs(folder / "one", folder / "two")
+    assert found.describe() == said.out.splitlines()[0]
     drawn = by_name(found)
     assert drawn.keys() == {
         "result", "stages", "stage-table", "train-images_s", "train-loss", "evaluate-accuracy", "evaluate-loss",
@@ -99,24 +99,24 @@ def test_the_page(folder: Path) -> None:
     }  # fmt: skip
     for one in drawn.values():
         assert f'id="{one.name}"' in html
-    assert drawn["result"].note == found.sentence()
+    assert drawn["result"].note == found.describe()
     assert drawn["stages"].data["names"] == ["one", "two"]
     curve = drawn["train-loss"].data["series"]
     assert [series["name"] for series in curve] == ["one", "two"]
     assert curve[1]["y"] == [record["loss"] for record in records(folder / "two", "train")]
     cards = {card["label"]: card for card in drawn["result"].data["cards"]}
     assert {"images/s", "time", "waiting for data", "accuracy"} <= cards.keys()
-    assert "times" in cards["images/s"]["note"]
+    assert " x" in cards["images/s"]["note"]
 
 
 def test_the_sentence_names_what_made_the_difference(tmp_path: Path, folder: Path) -> None:
     found = slow_and_fast(tmp_path, folder, wait=0.9)
-    assert found.unit == "ms a step"
-    assert found.sentence().startswith(
+    assert found.unit == "ms per step"
+    assert found.describe().startswith(
         "0.67 times the images/s (300 against 450): waiting rose from 6% to 38%; the rec"
     )
-    assert "; the recipes are the same" in found.sentence()
-    assert "against 450: 0.667 times" in by_name(found)["result"].data["cards"][0]["note"]
+    assert "; the recipes are the same" in found.describe()
+    assert "against 450: 0.667 x" in by_name(found)["result"].data["cards"][0]["note"]
     assert "recipe" not in by_name(found)
 
 
@@ -124,8 +124,8 @@ def test_another_stage_than_waiting(tmp_path: Path, folder: Path) -> None:
     found = slow_and_fast(tmp_path, folder, forward=0.1)
     steps = found.run.summary["step"]
     rates = f"{720 / 1.2:,.0f} against {720 / 1.6:,.0f}"
-    said = f"1.33 times the images/s ({rates}): forward fell from {500 / steps:.3g} to {100 / steps:.3g} ms a step;"
-    assert found.sentence().startswith(said)
+    said = f"1.33 times the images/s ({rates}): forward fell from {500 / steps:.3g} to {100 / steps:.3g} ms per step;"
+    assert found.describe().startswith(said)
 
 
 def test_several_stages_together(tmp_path: Path, folder: Path) -> None:
@@ -133,7 +133,7 @@ def test_several_stages_together(tmp_path: Path, folder: Path) -> None:
     less = {stage: seconds - 0.1 for stage, seconds in usual.items()}
     slow = made(tmp_path / "slow", folder / "one", 720 / 1.9, usual)
     fast = made(tmp_path / "fast", folder / "one", 720 / 1.5, less)
-    assert ": several stages together; " in compare(fast, slow).sentence()
+    assert ": several stages together; " in compare_runs(fast, slow).describe()
 
 
 @pytest.mark.parametrize(("rate", "noise", "told"), [(459, 0.0, False), (500, 0.2, False), (500, 0.01, True)])
@@ -144,11 +144,11 @@ def test_rates_that_vary_more_than_they_differ_are_the_same(
     stages = {"wait": 0.1, "forward": 0.5, "backward": 1.0}
     slow = made(tmp_path / "slow", folder / "one", 450, stages, noise=noise)
     fast = made(tmp_path / "fast", folder / "one", rate, {**stages, "forward": 720 / rate - 1.1}, noise=noise)
-    found = compare(fast, slow)
-    assert found.told_apart() is told
-    same = f"As many images/s ({rate} against 450); "
-    varied = f"{rate} images/s against 450, which is less than either run varies by itself; "
-    assert found.sentence().startswith((same, varied)) is not told
+    found = compare_runs(fast, slow)
+    assert found.is_distinguishable() is told
+    same = f"About the same images/s ({rate} against 450); "
+    varied = f"{rate} images/s against 450, a difference within the spread of each run; "
+    assert found.describe().startswith((same, varied)) is not told
 
 
 def test_where_the_machines_differ(tmp_path: Path, folder: Path) -> None:
@@ -157,11 +157,11 @@ def test_where_the_machines_differ(tmp_path: Path, folder: Path) -> None:
     about = json.loads((other / "provenance.json").read_text())
     about["host"]["processor"], about["device"] = "Another processor", "NVIDIA H200"
     (other / "provenance.json").write_text(json.dumps(about))
-    found = compare(other, folder / "one")
-    assert [(one.what, one.run) for one in found.machine()][1] == ("device", "NVIDIA H200")
-    assert "; also different: processor, device; " in found.sentence()
+    found = compare_runs(other, folder / "one")
+    assert [(one.what, one.run) for one in found.list_machine_differences()][1] == ("device", "NVIDIA H200")
+    assert "; also different: processor, device; " in found.describe()
     table = by_name(found)["machine"].data
-    assert table["columns"] == ["what", "other", "one"]
+    assert table["columns"] == ["property", "other", "one"]
     assert table["rows"][0][1].startswith("Another processor, ")
 
 
@@ -173,15 +173,21 @@ def test_both_had_one_goal(tmp_path: Path, folder: Path) -> None:
     never = made(
         tmp_path / "never", folder / "one", 450, usual, stop_at={"goal": {"accuracy": 0.5}, "seconds_to_reach": None}
     )
-    assert compare(never, slow).to_json()["numbers"]["seconds_to_reach"] == {"run": None, "against": 2.0, "ratio": None}
-    card = next(one for one in by_name(compare(never, slow))["result"].data["cards"] if one["label"] == "to goal")
+    assert compare_runs(never, slow).to_json()["numbers"]["seconds_to_reach"] == {
+        "run": None,
+        "against": 2.0,
+        "ratio": None,
+    }
+    card = next(
+        one for one in by_name(compare_runs(never, slow))["result"].data["cards"] if one["label"] == "time to goal"
+    )
     assert (card["value"], card["note"]) == ("not reached", "against 2.0s")
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path, folder: Path) -> None:
     for parent in ("a", "b"):
         shutil.copytree(folder / "one", tmp_path / parent / "run")
-    found = compare(tmp_path / "a/run", tmp_path / "b/run")
+    found = compare_runs(tmp_path / "a/run", tmp_path / "b/run")
     assert [side.name for side in found.sides] == ["a/run", "b/run"]
 
 
@@ -189,7 +195,7 @@ def test_a_run_that_was_stopped_is_said_so(tmp_path: Path, folder: Path) -> None
     stopped = made(
         tmp_path / "stopped", folder / "one", 450, {"wait": 0.1, "forward": 1.5}, finished=False, step=12, epochs=2.0
     )
-    assert compare(folder / "one", stopped).sentence().endswith("; stopped was stopped at step 12 of 24.")
+    assert compare_runs(folder / "one", stopped).describe().endswith("; stopped was stopped at step 12 of 24.")
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, folder: Path) -> None:
@@ -200,9 +206,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, folder: Path) -> Non
     (tmp_path / "empty").mkdir()
     assert "there is no such run folder" in said(one, tmp_path / "nowhere")
     assert "this is no run folder" in said(tmp_path / "empty", one)
-    assert "these are one run" in said(one, one)
+    assert "both folders are the same run" in said(one, one)
     (tmp_path / "link").symlink_to(one)
-    assert "these are one run" in said(one, tmp_path / "link")
+    assert "both folders are the same run" in said(one, tmp_path / "link")
     assert "cannot be combined" in said(one, two, "--beside", two)
     assert "Add --against RUN" in refused("report", one, "--out", tmp_path / "page.html", status=2)
     running = tmp_path / "running"
@@ -213,5 +219,5 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, folder: Path) -> Non
         assert "this run has not ended" in sentence
         assert f"headway train --resume {running}" in sentence
     begun = made(tmp_path / "begun", one, 450, {"wait": 0.1}, step=0)
-    assert "has made no step" in said(one, begun)
+    assert "made no step" in said(one, begun)
     assert not list(one.glob("against-running*"))

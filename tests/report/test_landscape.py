@@ -19,8 +19,8 @@ from headway.core.errors import UsageError
 from headway.core.run_folder import RunFolder
 from headway.data import opening
 from headway.page.panel import Panel
-from headway.report.landscape import Landscape, Options, landscape
-from headway.report.solution import opened
+from headway.report.landscape import Landscape, LandscapeOptions, compute_landscape
+from headway.report.solution import open_solution
 
 NET = {"factory": "headway.model:small_net", "args": {"width": 4}}
 QUICK: dict[str, Any] = {"points": 3, "grid": 3, "samples": 30, "sharpness": False}
@@ -44,7 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn(folder: Path, *names: str, **options: Any) -> Landscape:
-    return landscape([folder / name for name in names], Options(**QUICK | options), say=lambda text: None)
+    return compute_landscape(
+        [folder / name for name in names], LandscapeOptions(**QUICK | options), say=lambda text: None
+    )
 
 
 @pytest.mark.check
@@ -142,13 +144,13 @@ def test_networks_of_two_kinds_side_by_side(folder: Path) -> None:
 def test_rescaled_weights_have_the_same_curve(folder: Path) -> None:
     """A convolution ten times as large, and what its batch norm takes out again: the curve and the relative eigenvalue
     stay, to what batch norm adds to the variance."""
-    with closing(opened("a", RunFolder.open(folder / "a"), "both", 60, 0, say=print)) as solution:
+    with closing(open_solution("a", RunFolder.open(folder / "a"), "both", 60, 0, say=print)) as solution:
         names = dict(solution.setup.model.named_buffers())
 
         def measured() -> tuple[list[float], float, float]:
-            from headway.observe.directions import random_direction
+            from headway.observe.directions import draw_direction
 
-            direction = random_direction(solution.setup.model, 1)
+            direction = draw_direction(solution.setup.model, 1)
             curves = solution.along([[(at, direction)] for at in (-0.5, 0.0, 0.5)], recompute=False)
             _, plain, relative = solution.sharpness(1e-3, 0)
             assert plain is not None
@@ -207,7 +209,7 @@ def test_several_runs_make_a_page_of_their_own(folder: Path, tmp_path: Path, mon
     options = ("--between", "--points", "3", "--grid", "3", "--samples", "20", "--no-sharpness")
     said = headway("landscape", folder / "a", folder / "b", *options)
     assert said.out.endswith("Page: landscape.html\n")
-    assert "a to b: between both, " in said.out
+    assert "a to b: Distance " in said.out
     assert [line.split()[0] for line in said.out.splitlines()[:3]] == ["run", "a", "b"]
     assert (tmp_path / "landscape.html").is_file()
     headway("landscape", folder / "a", folder / "b", *options, "--out", tmp_path / "other.html")
@@ -230,7 +232,7 @@ def test_damaged_samples_are_left_out(folder: Path, tmp_path: Path) -> None:
     headway("train", recipe, "--run", tmp_path / "run")
     damage(tmp_path / "digits.packed/eval", 3, 7)
     heard: list[str] = []
-    found = landscape([tmp_path / "run"], Options(**QUICK | {"samples": 1000}), say=heard.append)
+    found = compute_landscape([tmp_path / "run"], LandscapeOptions(**QUICK | {"samples": 1000}), say=heard.append)
     assert found.runs[0].samples == {"training": 180, "evaluation": 58}
     assert any("2 of 60 samples of digits.packed/eval are damaged and left out." in text for text in heard)
     assert len(opening.open(tmp_path / "digits.packed/eval")) == 60
@@ -244,23 +246,26 @@ def test_what_cannot_be_drawn_is_a_sentence(folder: Path, tmp_path: Path) -> Non
     for arguments, sentence in (
         ((tmp_path / "none",), "there is no such run folder"),
         ((bare,), "this run has no weights yet"),
-        ((a, "--between"), "--between: a line between solutions wants two runs"),
+        ((a, "--between"), "--between: a line between solutions needs two runs"),
         ((a, linear, "--between"), "this run has another network than"),
         ((a, a), "this run is named twice"),
-        ((linear, "--path"), "a path wants three checkpoints or more, and this run has kept 2"),
+        ((linear, "--path"), "a path needs at least three checkpoints, and this run kept 2"),
         ((a, "--points", "2"), "--points 2 is too few. Give 3 or more"),
         ((a, "--grid", "1"), "--grid 1 is too few"),
         ((a, "--samples", "0"), "--samples 0 is too few"),
-        ((a, "--radius", "0"), "--radius 0 is no distance"),
-        ((a, "--epsilon", "nan"), "--epsilon nan is no distance"),
+        ((a, "--radius", "0"), "--radius 0 is not a distance"),
+        ((a, "--epsilon", "nan"), "--epsilon nan is not a distance"),
         ((a, "--sets", "all"), "there is no --sets 'all'. Known here: both, eval, train."),
         ((a, "--statistics", "keeps"), "there is no --statistics 'keeps'. Did you mean 'keep'?"),
-        ((a, "--sets", "eval"), "sharpness is that of the training loss. Add --no-sharpness"),
-        ((a, "--sets", "eval", "--no-sharpness", "--statistics", "recompute"), "come from training data"),
+        ((a, "--sets", "eval"), "sharpness needs the training set. Add --no-sharpness"),
+        (
+            (a, "--sets", "eval", "--no-sharpness", "--statistics", "recompute"),
+            "batch norm statistics need the training set",
+        ),
     ):
         assert sentence in refused("landscape", *arguments, status=2), arguments
-    with pytest.raises(UsageError, match="there is no run to draw"):
-        landscape([], Options(), say=print)
+    with pytest.raises(UsageError, match="no run was given"):
+        compute_landscape([], LandscapeOptions(), say=print)
 
 
 @pytest.mark.check
@@ -294,5 +299,5 @@ def test_runs_of_other_classes_or_another_normalisation_are_not_joined(folder: P
     recipe = folder / "recipe.yaml"
     headway("train", recipe, "--run", tmp_path / "other", "epochs=1", "augment.mean=[100]", "augment.std=[50]")
     sentence = refused("landscape", folder / "a", tmp_path / "other", "--between", status=2)
-    assert "normalises its images otherwise than" in sentence
-    assert "Leave --between out: they are drawn side by side." in sentence
+    assert "normalises its images differently from" in sentence
+    assert "Leave --between out: the runs are then drawn side by side." in sentence

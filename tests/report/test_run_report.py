@@ -155,7 +155,7 @@ def test_an_unfinished_run(folder: Path) -> None:
     page, found = page_of(run), panels(run)
     assert {"result", "curve-loss", "recipe", "machine"} <= found.keys()
     assert "not finished" in page.text
-    assert "This run has not ended yet." in page.text
+    assert "The run has not ended yet." in page.text
 
 
 def records_so_far(run: Path) -> list[str]:

@@ -66,7 +66,7 @@ def gpu(run: RunFolder, **values: Any) -> None:
 
 
 def made(run: RunFolder) -> dict[str, Panel]:
-    found = utilisation_panels.panels(run, records(run.folder), run.read_json("provenance"))
+    found = utilisation_panels.build_panels(run, records(run.folder), run.read_json("provenance"))
     for one in found:
         json.loads(one.to_json(), parse_constant=pytest.fail)
     return {one.name: one for one in found}
@@ -95,12 +95,12 @@ def test_a_run_on_a_processor(run: RunFolder) -> None:
     mean = DIPS[1:].mean()  # when the first reading began is not known
     assert numbers["utilisation, mean"] == f"{mean:.1%}"
     assert numbers["spikiness, 1 - mean / p90"] == f"{1 - mean / 0.9:.1%}"
-    assert numbers["dips below half of p90"] == "7.5 a minute, 2 s long in the median"
-    assert numbers["comes back"].startswith("every 8 s, which is none of the run's own (steps 10 s, epochs 60 s")
-    assert numbers["processor: stopped by its quota"] == "in 25.0% of the scheduler's periods"
+    assert numbers["dips below half of p90"] == "7.5 per minute, median length 2 s"
+    assert numbers["period"].startswith("every 8 s, unlike the intervals of the run (steps 10 s, epochs 60 s")
+    assert numbers["processor: throttled by its quota"] == "in 25.0% of the scheduler's periods"
     assert numbers["processor: memory of this process, mean"] == "3 GB"
-    assert numbers["share of the peak (model FLOPs)"] == "unknown: no peak of cpu is known in fp32"
-    assert "the dips are the input's" in found["utilisation-table"].note
+    assert numbers["model FLOPs utilisation"] == "unknown: no peak is known for cpu in fp32"
+    assert "the dips come from the input" in found["utilisation-table"].note
     lines = series(found["utilisation"])
     assert lines.keys() == {"processor, this process", "processor, all processes", "waiting for data"}
     assert np.mean(lines["processor, this process"]) == pytest.approx(70)
@@ -114,9 +114,9 @@ def test_a_run_on_a_processor(run: RunFolder) -> None:
 )
 def test_a_period_of_the_runs_own_is_named(run: RunFolder, length: int, says: str | None) -> None:
     host(run, own=np.tile([0.9] * (length - 4) + [0.1] * 4, 1200 // length))
-    text = told(made(run))["comes back"]
+    text = told(made(run))["period"]
     assert text.startswith(f"every {length / 2:.3g} s")
-    assert text.endswith(f"as the run's {says}") if says else "none of the run's own" in text
+    assert text.endswith(f"as the run's {says}") if says else "unlike the intervals of the run" in text
 
 
 def test_a_run_on_a_gpu(run: RunFolder) -> None:
@@ -139,21 +139,21 @@ def test_a_run_on_a_gpu(run: RunFolder) -> None:
     assert set(series(found["power"])["power limit"]) == {400}
     numbers = told(found)
     assert numbers["GPU: busy but light"].startswith("yes")
-    assert numbers["GPU: its clock is held back by"] == "the power limit, 100.0% of the time; heat, 25.0% of the time"
+    assert numbers["GPU: clock limited by"] == "the power limit, 100.0% of the time; heat, 25.0% of the time"
     assert numbers["GPU: clock, mean"] == "1,400 MHz"
     assert numbers["processor: used by this process"] == "25.0% of the usable cores"
-    assert numbers["share of the peak (model FLOPs)"] == f"{1000 * 24e9 / 156e12:.1%} of 156 TFLOP/s in fp32"
+    assert numbers["model FLOPs utilisation"] == f"{1000 * 24e9 / 156e12:.1%} of 156 TFLOP/s in fp32"
     assert "GPU: temperature, mean" not in numbers
     about(run, ranks=4)
-    assert told(made(run))["share of the peak (model FLOPs)"].startswith(f"{1000 * 24e9 / 156e12 / 4:.1%} of")
+    assert told(made(run))["model FLOPs utilisation"].startswith(f"{1000 * 24e9 / 156e12 / 4:.1%} of")
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"device": "NVIDIA GeForce RTX 4090"}, "no peak of NVIDIA GeForce RTX 4090"),
-        ({"multiply_adds": None}, "could not be counted"),
-        ({"freeze_after": [{"after_epochs": 1, "parameters": "^0"}]}, "changes while the run goes on"),
+        ({"device": "NVIDIA GeForce RTX 4090"}, "no peak is known for NVIDIA GeForce RTX 4090"),
+        ({"multiply_adds": None}, "were not counted"),
+        ({"freeze_after": [{"after_epochs": 1, "parameters": "^0"}]}, "changes during the run"),
     ],
 )
 def test_a_share_of_the_peak_that_is_not_known(run: RunFolder, changes: dict[str, Any], says: str) -> None:
@@ -163,7 +163,7 @@ def test_a_share_of_the_peak_that_is_not_known(run: RunFolder, changes: dict[str
         tree["model"] |= changes
         run.recipe_path.write_text(yaml.safe_dump(tree))
     gpu(run, busy=np.full(40, 0.95))
-    text = told(made(run))["share of the peak (model FLOPs)"]
+    text = told(made(run))["model FLOPs utilisation"]
     assert text.startswith("unknown: ")
     assert says in text
 
@@ -188,7 +188,7 @@ def test_a_run_that_has_not_ended(run: RunFolder) -> None:
     (run.folder / "summary.json").unlink()
     found = made(run)
     assert found["utilisation-table"].note == ""
-    assert told(found)["comes back"] == "every 8 s"
+    assert told(found)["period"] == "every 8 s"
 
 
 def test_many_readings_become_few_points_with_what_lies_around_them(run: RunFolder) -> None:
@@ -196,7 +196,7 @@ def test_many_readings_become_few_points_with_what_lies_around_them(run: RunFold
     host(run, busy=busy, own=busy)
     found = made(run)["utilisation"].data
     assert found["x_label"] == "minutes"
-    assert len(found["series"][0]["x"]) == utilisation_panels.MOST_TIMES
+    assert len(found["series"][0]["x"]) == utilisation_panels.MAX_POINTS
     assert found["series"][0]["x"][-1] == pytest.approx(20, rel=0.01)
     assert found["series"][0]["y"] == pytest.approx(100 * busy.reshape(240, 10).mean(1), rel=1e-3)
     assert found["bands"][0]["low"] == pytest.approx(100 * busy.reshape(240, 10).min(1), rel=1e-3)
@@ -207,4 +207,4 @@ def test_it_stands_in_the_report(run: RunFolder) -> None:
     host(run, busy=DIPS, own=DIPS)
     headway("report", run.folder)
     assert {"utilisation.json", "utilisation-table.json"} <= {path.name for path in run.panels.iterdir()}
-    assert "How evenly the processor was used" in run.report_path.read_text()
+    assert "Utilisation of the processor in numbers" in run.report_path.read_text()

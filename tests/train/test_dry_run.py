@@ -21,7 +21,7 @@ from headway.data.tiers import choice
 from headway.plan.cluster import load_clusters
 from headway.plan.compute import estimate_from_data_sheet
 from headway.plan.job import build_job
-from headway.report.dry_run_page import large, page
+from headway.report.dry_run_text import format_count, format_dry_run
 from headway.setup import micro_batch
 from headway.setup.build import build_setup
 from headway.train.dry_run import DryRun, dry_run
@@ -79,7 +79,7 @@ def test_it_writes_the_workload_and_trains_nothing(
     said = headway("train", folder / "recipe.yaml", "--dry-run", "name=digits")
     assert [path.name for path in tmp_path.iterdir()] == ["digits.workload.json"]
     assert said.out.endswith("Wrote digits.workload.json.\n")
-    assert said.out.startswith("digits: a dry run, nothing was trained\n")
+    assert said.out.startswith("digits: dry run, nothing was trained\n")
     found = Workload.read(tmp_path / "digits.workload.json")
     as_json = headway(
         "train", folder / "recipe.yaml", "--dry-run", "name=digits", "--json", "--out", "other.json"
@@ -194,7 +194,7 @@ def test_micro_batch_auto_is_estimated_from_what_a_run_measures(folder: Path, mo
         setup.inputs.close()
         assert isinstance(setup.recipe.micro_batch, int)
         assert setup.recipe.micro_batch <= found.micro_batch <= 1.2 * setup.recipe.micro_batch
-    assert "micro_batch: auto is estimated" in page(found)
+    assert "micro_batch: auto is estimated" in format_dry_run(found)
 
 
 @pytest.mark.check
@@ -228,7 +228,7 @@ def test_data_that_are_not_there_can_be_stated(folder: Path, tmp_path: Path) -> 
     assert (run.samples, run.evaluation_samples, run.steps) == (500, 50, 33)
     assert found.workload.layers[-1].output_shape == (7,)
     assert found.workload.input.encoded_bytes is None
-    assert "--eval-samples" in page(dried(recipe, "data.size=8", "data.channels=1", samples=500))
+    assert "--eval-samples" in format_dry_run(dried(recipe, "data.size=8", "data.channels=1", samples=500))
     synthetic = dried(recipe, "data={train: synthetic, synthetic: {samples: 500, size: [8, 8], channels: 1}}")
     assert (synthetic.workload.run.samples, synthetic.workload.run.evaluations) == (500, 0)
 
@@ -264,7 +264,7 @@ def test_few_images_are_looked_at(folder: Path, tmp_path: Path) -> None:
 def test_a_network_that_asks_for_values_is_measured_with_them(folder: Path) -> None:
     found = dried(folder / "recipe.yaml", "model.factory=curious.py:Curious")
     assert not found.on_shapes_only
-    assert "needs their values" in page(found)
+    assert "needs their values" in format_dry_run(found)
     plain = dried(folder / "recipe.yaml", "model.factory=net.py:linear")
     assert plain.on_shapes_only
     assert found.workload.forward_multiply_adds == plain.workload.forward_multiply_adds == 640
@@ -275,12 +275,14 @@ def test_a_network_that_asks_for_values_is_measured_with_them(folder: Path) -> N
 @pytest.mark.check
 def test_it_says_what_torch_compile_makes_of_the_network(folder: Path) -> None:
     whole = dried(folder / "recipe.yaml", compiles=True)
-    assert "\ncompile      false: torch.compile would take the network whole, as one graph\n" in page(whole)
+    assert "\ncompile      false: torch.compile would take the network whole, as one graph\n" in format_dry_run(whole)
     assert whole.to_json()["compilable"] == {"whole": True, "graphs": 1, "breaks": ()}
     asked = ("model.factory=curious.py:Curious", "compile=true")
     broken = dried(folder / "recipe.yaml", *asked, compiles=True)
-    assert re.search(r"^compile +true: torch.compile takes the network in \d graphs; it stops at$", page(broken), re.M)
-    assert "curious.py:11 'if images.sum().item() > 1e9:' in Curious (the network): " in page(broken)
+    assert re.search(
+        r"^compile +true: torch.compile takes the network in \d graphs; it stops at$", format_dry_run(broken), re.M
+    )
+    assert "curious.py:11 'if images.sum().item() > 1e9:' in Curious (the network): " in format_dry_run(broken)
     (one,) = broken.to_json()["compilable"]["breaks"]
     assert one["modules"] == ("",)
 
@@ -288,7 +290,7 @@ def test_it_says_what_torch_compile_makes_of_the_network(folder: Path) -> None:
 def test_torch_compile_is_not_asked_where_it_cannot_be_used(folder: Path) -> None:
     found = dried(folder / "recipe.yaml", "activation_checkpointing=['^0$']", compiles=True)
     assert found.to_json()["compilable"] is None
-    assert "\ncompile      false\n" in page(found)
+    assert "\ncompile      false\n" in format_dry_run(found)
 
 
 @pytest.mark.check
@@ -300,7 +302,7 @@ def test_fp16_can_be_looked_at_without_a_gpu(folder: Path) -> None:
     assert half.forward_multiply_adds == whole.forward_multiply_adds
     if not torch.cuda.is_available():
         assert {part.where for part in found.memory} == {"device", "host"}
-        assert "needs a GPU, and there is none here" in page(found)
+        assert "needs a GPU, and there is none here" in format_dry_run(found)
 
 
 def test_16_bit_weights_have_masters(folder: Path, tmp_path: Path) -> None:
@@ -309,7 +311,7 @@ def test_16_bit_weights_have_masters(folder: Path, tmp_path: Path) -> None:
     memory, numbers = {part.name: part.bytes for part in found.memory}, 64 * 10 + 10
     assert (memory["weights"], memory["gradients"]) == (2 * numbers, 2 * numbers)
     assert memory["masters"] == memory["gradients of masters"] == memory["optimizer state"] == 4 * numbers
-    assert "650 parameters (650 trained)" in page(found)
+    assert "650 parameters (650 trained)" in format_dry_run(found)
     headway("train", folder / "recipe.yaml", *options, "--run", tmp_path / "run")
     (saved,) = (tmp_path / "run/checkpoints").glob("step-*")
     assert found.workload.run.checkpoint_bytes == sum(tensor_bytes(path) for path in saved.glob("*.safetensors"))
@@ -323,7 +325,7 @@ def test_what_is_computed_again_belongs_to_the_backward_pass(folder: Path) -> No
     assert one.backward_multiply_adds < other.backward_multiply_adds
     assert other.saved_bytes(100) < one.saved_bytes(100)
     assert [layer.activation_bytes for layer in one.layers] == [layer.activation_bytes for layer in other.layers]
-    assert "computed again" in page(again)
+    assert "computed again" in format_dry_run(again)
 
 
 def test_large_batches_cost_nothing(folder: Path) -> None:
@@ -354,14 +356,14 @@ def test_what_does_not_go_together_is_refused(folder: Path, arguments: tuple[str
 
 def test_the_page_in_words(folder: Path) -> None:
     found = dried(folder / "recipe.yaml", "epochs=30", hosts="a:2,b:2")
-    text = page(found)
+    text = format_dry_run(found)
     for said in (
-        "steps        180, which are 30 epochs of 180 samples",
+        "steps        180 in 30 epochs of 180 samples",
         "batch        30: 8 in a micro-batch x 1 accumulated x 4 ranks on 2 hosts at most",
-        "a host sends ",
+        "each host sends ",
         "  at the last step, epoch 30: 0.02",
         "evaluations  30 of 60 samples",
-        "memory of a rank, estimated",
+        "memory per rank, estimated",
         "Conv2d",
     ):
         assert said in text, text
@@ -371,7 +373,7 @@ def test_the_page_in_words(folder: Path) -> None:
 
 @pytest.mark.parametrize(("number", "said"), [(640, "640"), (4.089e9, "4.089 billion"), (7.962e14, "796.2 x 10^12")])
 def test_numbers_in_words(number: float, said: str) -> None:
-    assert large(number) == said
+    assert format_count(number) == said
 
 
 def test_the_recipe_of_a_run_is_taken_from_where_its_data_are(folder: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from headway.core.launcher_environment import LaunchedProcess
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
-from headway.report.solution import opened
+from headway.report.solution import open_solution
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.train.progress import LogLines
@@ -88,7 +88,7 @@ def test_training_goes_on_as_if_no_averages_had_been_shown(folder: Path, tmp_pat
 def test_a_landscape_is_measured_in_float32(folder: Path, tmp_path: Path) -> None:
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", *HALF, "epochs=1")
     saved = load_file(tmp_path / "run/weights.safetensors")
-    with closing(opened("run", RunFolder.open(tmp_path / "run"), "both", 20, 0, say=print)) as solution:
+    with closing(open_solution("run", RunFolder.open(tmp_path / "run"), "both", 20, 0, say=print)) as solution:
         assert solution.setup.masters is None
         for name, value in solution.setup.model.state_dict().items():
             assert value.dtype == saved[name].dtype

@@ -10,7 +10,7 @@ import pytest
 from tests._support import Said, finished, headway, packed_digits, records, write_recipe
 
 from headway.core import row_file
-from headway.observe.stragglers import COLUMNS, OWN, sentence, slowest
+from headway.observe.stragglers import COLUMNS, OWN_STAGES, describe_stragglers, find_slowest_rank
 from headway.page.panel import Panel
 
 SLEEP_S = 0.03
@@ -66,7 +66,7 @@ def test_rows_hold_what_all_ranks_told(folder: Path, said: Said) -> None:
     told = {one["step"]: one for one in found}
     assert table.steps.tolist() == list(told)
     for step, values in zip(table.steps.tolist(), table.values, strict=True):
-        again = slowest(values.astype(np.float64))
+        again = find_slowest_rank(values.astype(np.float64))
         assert again is not None
         assert again.rank == told[step]["rank"]
         assert again.seconds == pytest.approx(told[step]["seconds"], rel=1e-4, abs=1e-7)
@@ -80,13 +80,13 @@ def test_the_report_shows_them(folder: Path, said: Said) -> None:
     headway("report", folder / "run")
     bars, grid = (Panel.from_json((folder / f"run/panels/{name}.json").read_text()) for name in ("ranks", "ranks-own"))
     assert bars.data["names"] == grid.data["names"] == ["rank 0", "rank 1"]
-    assert {stack["name"] for stack in bars.data["stacks"]} >= {*OWN, "reduce"}
+    assert {stack["name"] for stack in bars.data["stacks"]} >= {*OWN_STAGES, "reduce"}
     table = row_file.read_rows(folder / "run/ranks.rows")
     assert table is not None
-    assert bars.note.startswith(sentence(table.values.astype(np.float64)))
+    assert bars.note.startswith(describe_stragglers(table.values.astype(np.float64)))
     assert "curve-slowest" not in {path.stem for path in (folder / "run/panels").iterdir()}
     anatomy = Panel.from_json((folder / "run/panels/anatomy.json").read_text())
-    assert "sum over the ranks" in {stack["name"] for stack in anatomy.data["stacks"]}
+    assert "all-reduce" in {stack["name"] for stack in anatomy.data["stacks"]}
 
 
 def test_a_run_alone_tells_of_no_ranks(folder: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests._support import finished, free_port, headway, packed_digits, records, refused, running, write_recipe
 
 from headway.core import row_file
-from headway.observe import sampling
+from headway.observe import load_sampler
 from headway.observe.host_load import COLUMNS
 
 OF_A_STEP = {"wait", "augment", "forward", "loss", "backward", "optimizer"}
@@ -40,7 +40,7 @@ def events(run: Path, rank: int = 0) -> list[dict[str, Any]]:
 
 
 def test_the_load_is_sampled_while_a_run_trains(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "EVERY_S", 0.005)
+    monkeypatch.setattr(load_sampler, "INTERVAL_S", 0.005)
     run = tmp_path / "run"
     headway("train", folder / "recipe.yaml", "--run", run)
     table = load_of(run)
@@ -57,7 +57,7 @@ def test_the_load_is_sampled_while_a_run_trains(folder: Path, tmp_path: Path, mo
 
 
 def test_a_run_is_the_same_with_it_and_without(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "EVERY_S", 0.002)
+    monkeypatch.setattr(load_sampler, "INTERVAL_S", 0.002)
     for name, on in (("on", "{trace_steps: 5}"), ("off", "{utilisation: false}")):
         headway("train", folder / "recipe.yaml", "--run", tmp_path / name, f"observe={on}")
     on, off = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("on", "off"))
@@ -69,7 +69,7 @@ def test_a_resumed_run_goes_on_with_the_rows_before(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a checkpoint of step 18: rows of later positions are cut off, then there are new ones."""
-    monkeypatch.setattr(sampling, "EVERY_S", 0.002)
+    monkeypatch.setattr(load_sampler, "INTERVAL_S", 0.002)
     run = tmp_path / "run"
     headway("train", folder / "recipe.yaml", "--run", run)
     before = load_of(run)
@@ -164,7 +164,7 @@ def test_a_port_that_is_taken_is_refused(folder: Path, tmp_path: Path) -> None:
         taken.listen()
         words = ("sinks=[prometheus]", f"observe.prometheus_port={taken.getsockname()[1]}")
         said = refused("train", folder / "recipe.yaml", "--run", tmp_path / "run", *words, status=2)
-    assert "for Prometheus cannot be used" in said
+    assert "cannot be used for Prometheus" in said
 
 
 @pytest.mark.parametrize(

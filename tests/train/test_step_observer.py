@@ -20,7 +20,7 @@ from headway.core.run_folder import RunFolder
 from headway.observe.activations import PERCENTILES
 from headway.page.panel import Panel
 from headway.report import observation_panels
-from headway.report.observation_panels import sentence
+from headway.report.observation_panels import describe_noise_scale
 from headway.setup.build import build_setup
 from headway.setup.prepare import prepare_batch
 from headway.setup.recipe import TrainRecipe
@@ -269,7 +269,7 @@ def test_all_ranks_stop_at_one_step(folder: Path, tmp_path: Path) -> None:
     ("overrides", "match"),
     [
         ("observe={activations: ['(']}", "is no regular expression"),
-        ("observe={activations: ['conv9']}", "matches no module of the network. Modules are for example"),
+        ("observe={activations: ['conv9']}", "matches no module of the network. For example"),
         ("observe={noise_every_steps: 5}", "set noise_scale: true, or remove it"),
         ("observe={noise_scale: true, noise_window: 3}", "greater than or equal to 8"),
         ("observe={layer_rate: true}", "layer_rates"),
@@ -329,7 +329,7 @@ def test_an_optimizer_without_local_rates_shows_what_lars_would_see(folder: Path
     headway("report", tmp_path / "run")
     found, table = panels(tmp_path / "run")["layer-rates"], table_of(tmp_path / "run", "layers")
     assert found.title == "|w| / |g| of each layer"
-    assert "LARS would take each layer at" in found.note
+    assert "LARS would step each layer at" in found.note
     expected = table.values[:, :, 0] / table.values[:, :, 1]
     assert np.array(found.data["values"]) == pytest.approx(expected.T, rel=1e-3)
 
@@ -341,12 +341,12 @@ def test_the_noise_scale_is_put_into_a_sentence() -> None:
         "noise_scale_low": 1712.0,
         "noise_scale_high": 2580.0,
     }
-    said = sentence(record)
+    said = describe_noise_scale(record)
     assert "batch 512; critical batch about 2,100 [1,700, 2,600]" in said
-    assert "cost 20 % more samples and take 40 % fewer steps" in said
-    assert "[1,700, no upper end]" in sentence(record | {"noise_scale_high": None})
-    lost = sentence(record | {"noise_scale": None, "noise_scale_high": None})
-    assert "lost in its noise, so the critical batch is larger than can be told, at least 1,700" in lost
+    assert "take 20 % more samples and 40 % fewer steps" in said
+    assert "[1,700, no upper end]" in describe_noise_scale(record | {"noise_scale_high": None})
+    lost = describe_noise_scale(record | {"noise_scale": None, "noise_scale_high": None})
+    assert "below its noise, so the critical batch is too large to measure, at least 1,700" in lost
 
 
 @pytest.mark.parametrize("scale", [None, 2100.0])
@@ -355,8 +355,8 @@ def test_an_interval_that_may_be_anything_says_nothing_of_the_batch(
     scale: float | None, low: float | None, said: str
 ) -> None:
     """Neither that a larger one costs nothing, nor what twice the batch would cost."""
-    found = sentence({"batch": 512, "noise_scale": scale, "noise_scale_low": low, "noise_scale_high": None})
-    assert "the measurements so far do not tell the critical batch" in found
+    found = describe_noise_scale({"batch": 512, "noise_scale": scale, "noise_scale_low": low, "noise_scale_high": None})
+    assert "The critical batch is not known yet" in found
     assert said in found
     assert "costs hardly any" not in found
     assert "twice the batch" not in found
@@ -373,10 +373,10 @@ def test_an_interval_without_an_end_is_drawn_up_to_the_edge(folder: Path) -> Non
         {"epoch": epoch, "batch": 30, "noise_scale": scale, "noise_scale_low": low, "noise_scale_high": high}
         for epoch, (scale, low, high) in enumerate(ends)
     ]
-    (found,) = observation_panels._noise(train)
+    (found,) = observation_panels._build_noise_panel(train)
     (band,), (least, top) = found.data["bands"], found.data["y_range"]
     assert [high >= top for high in band["high"]] == [True, False, True, True]
     assert all(low >= least for low in band["low"])
-    assert "Where the band goes up to the edge, the interval has no upper end, or one above 1,000." in found.note
-    (closed,) = observation_panels._noise(train[1:2])
+    assert "If the band reaches the edge, the interval has no upper end, or one above 1,000." in found.note
+    (closed,) = observation_panels._build_noise_panel(train[1:2])
     assert "edge" not in closed.note

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from headway.doctor.loop_observation import Advice, LoopFacts, LoopObservation, LoopPattern, RankTime, StageTime
 from headway.doctor.loop_verdict import LEAST_STEPS
-from headway.observe.step_marks import STAGES, Series, Start
+from headway.observe.step_marks import STAGES, LoopStart, StepSeries
 from headway.watch.findings import conclude_watch
 
 STEPS = 100
 LOADER = LoopFacts(device="cpu", samples=64, batches=500, torch_loader=True, workers=4, prefetch=2, cores=8, threads=8)
 GPU = dataclasses.replace(LOADER, device="cuda", pinned=True)
-FIRST = Start(first_s=1.0, begins=True, batches=None, end_s=None, before_s=None)
+FIRST = LoopStart(first_s=1.0, begins=True, batches=None, end_s=None, before_s=None)
 
 
-def series(steps: int = STEPS, index: NDArray[np.int64] | None = None, **given: Any) -> Series:
+def series(steps: int = STEPS, index: NDArray[np.int64] | None = None, **given: Any) -> StepSeries:
     """Steps of so many ms by stage, one number or one for each step; other columns by name."""
     columns: dict[str, Any] = {
         name: np.broadcast_to(np.asarray(given.pop(name, empty), np.float64), steps).copy()
@@ -37,11 +37,11 @@ def series(steps: int = STEPS, index: NDArray[np.int64] | None = None, **given: 
     seconds = np.zeros((steps, len(STAGES)))
     for name, ms in given.items():
         seconds[:, STAGES.index(name)] = np.asarray(ms) / 1e3  # type: ignore[arg-type]
-    return Series(seconds=seconds, index=np.arange(1, steps + 1) if index is None else index, **columns)
+    return StepSeries(seconds=seconds, index=np.arange(1, steps + 1) if index is None else index, **columns)
 
 
 def seen(
-    found: Series, facts: LoopFacts = LOADER, starts: tuple[Start, ...] = (FIRST,), **more: Any
+    found: StepSeries, facts: LoopFacts = LOADER, starts: tuple[LoopStart, ...] = (FIRST,), **more: Any
 ) -> LoopObservation:
     return conclude_watch(found, starts, facts, **more)
 
@@ -118,8 +118,8 @@ def test_code_of_its_own() -> None:
 def test_epochs_that_begin_slowly() -> None:
     """5 s at the beginning and 1 s at the end of epochs of 500 steps of 10 ms: 12 ms a step more."""
     starts = (
-        Start(first_s=60.0, begins=True, batches=500, end_s=1.0, before_s=None),
-        Start(first_s=5.0, begins=False, batches=500, end_s=1.0, before_s=30.0),
+        LoopStart(first_s=60.0, begins=True, batches=500, end_s=1.0, before_s=None),
+        LoopStart(first_s=5.0, begins=False, batches=500, end_s=1.0, before_s=30.0),
     )
     found = seen(series(wait=0, **WORK), starts=starts)
     assert found.kind == "stall limited"

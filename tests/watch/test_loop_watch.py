@@ -247,8 +247,8 @@ def test_reads_of_a_device_are_told_apart(hands: Hands) -> None:
     loader, model, optimizer = parts(hands)
     with headway.watch.watch(loader, model, optimizer) as seen:
         for images, _ in seen.loader:
-            seen._marks.read("item", True, 2 * MS)
-            threads = [threading.Thread(target=seen._marks.read, args=("item", True, MS))]
+            seen._marks.record_read("item", True, 2 * MS)
+            threads = [threading.Thread(target=seen._marks.record_read, args=("item", True, MS))]
             for thread in threads:
                 thread.start()
                 thread.join()

@@ -29,7 +29,10 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
 
 def of_torch() -> dict[str, Any]:
     """What a watch puts its own in the place of."""
-    methods = {name: vars(torch.Tensor).get(name, "inherited") for name in (*tensor_taps.VALUES, *tensor_taps.COPIES)}
+    methods = {
+        name: vars(torch.Tensor).get(name, "inherited")
+        for name in (*tensor_taps.VALUE_METHODS, *tensor_taps.COPY_METHODS)
+    }
     return methods | {"backward": torch.autograd.backward}
 
 

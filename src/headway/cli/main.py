@@ -293,14 +293,14 @@ def _print_repeats(ended: Sequence[RunResult], as_json: bool) -> None:
 def _dry_run(
     recipe: Path, overrides: Sequence[str], as_json: bool, *, out: Path | None, eval_samples: int | None, **options: Any
 ) -> None:
-    from headway.report.dry_run_page import page
+    from headway.report.dry_run_text import format_dry_run
     from headway.train.dry_run import dry_run
 
     expect_writable(out)
     found = dry_run(recipe, overrides, say=say, evaluation_samples=eval_samples, **options)
     out = out or Path(f"{found.workload.name}.workload.json")
     found.workload.write(out)
-    print_result(found.to_json() | {"written": str(out)}, as_json, f"{page(found)}\n\nWrote {out}.")
+    print_result(found.to_json() | {"written": str(out)}, as_json, f"{format_dry_run(found)}\n\nWrote {out}.")
 
 
 def _print_run(ended: RunResult, as_json: bool) -> None:
@@ -396,18 +396,18 @@ def report(
         if beside:
             raise UsageError("--beside and --against cannot be combined", fix="Leave one of them out.")
         from headway.report import comparison_page
-        from headway.report.comparison import compare
+        from headway.report.comparison import compare_runs
 
         expect_writable(out)
-        found = compare(run, against)
-        page = comparison_page.write(found, out)
-        print_result(found.to_json() | {"report": str(page)}, as_json, f"{found.sentence()}\nPage: {page}")
+        found = compare_runs(run, against)
+        page = comparison_page.write_page(found, out)
+        print_result(found.to_json() | {"report": str(page)}, as_json, f"{found.describe()}\nPage: {page}")
         return
     if out is not None:
         raise UsageError("--out only works with --against", fix="Add --against RUN, or leave it out.")
-    from headway.report import panels
+    from headway.report import run_report
 
-    path = panels.write_report(run, beside or ())
+    path = run_report.write_report(run, beside or ())
     print_result({"report": str(path)}, as_json, f"Report: {path}")
 
 
@@ -432,19 +432,23 @@ def schedule(
 ) -> None:
     """Draw learning rate, momentum and batch over a run before it begins."""
     from headway.core.files import write_atomically
-    from headway.report import preview_page
-    from headway.report.preview import preview
+    from headway.report import schedule_preview_page
+    from headway.report.schedule_preview import build_preview
 
     expect_writable(page)
-    found = preview(recipe, overrides or (), samples)
+    found = build_preview(recipe, overrides or (), samples)
     for warning in found.warnings:
         say(warning)
     if page is not None:
-        write_atomically(page, preview_page.page(found))
+        write_atomically(page, schedule_preview_page.render_preview(found))
         say(f"Wrote {page}.")
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     result = found.to_json() | {"page": page and str(page)}
-    print_result(result, as_json, preview_page.text(found, width, blocks=can_print(preview_page.BLOCKS)))
+    print_result(
+        result,
+        as_json,
+        schedule_preview_page.format_preview(found, width, blocks=can_print(schedule_preview_page.BLOCKS)),
+    )
 
 
 @app.command("bench-links")

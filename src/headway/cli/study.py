@@ -46,12 +46,12 @@ def landscape(
     """Draw the loss around trained networks, and measure how sharp their minima are."""
     from headway.core.sample_progress import SampleProgress
     from headway.report import landscape_page
-    from headway.report.landscape import Options
-    from headway.report.landscape import landscape as run
+    from headway.report.landscape import LandscapeOptions
+    from headway.report.landscape import compute_landscape as run
 
     # Measuring takes minutes: refuse a path that cannot be written before it begins.
     expect_writable(out)
-    options = Options(
+    options = LandscapeOptions(
         plane=plane,
         between=between,
         path=path,
@@ -67,8 +67,10 @@ def landscape(
     )
     with SampleProgress("Measuring the loss", "passes over the images", say) as progress:
         found = run(folders, options, say=say, progress=progress)
-    page = landscape_page.write(found, out)
-    print_result(found.to_json() | {"page": str(page)}, as_json, f"{landscape_page.text(found)}\nPage: {page}")
+    page = landscape_page.write_page(found, out)
+    print_result(
+        found.to_json() | {"page": str(page)}, as_json, f"{landscape_page.format_numbers(found)}\nPage: {page}"
+    )
 
 
 def assess(

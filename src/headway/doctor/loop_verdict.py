@@ -18,8 +18,8 @@ import numpy as np
 
 from headway.core.profile import LimitKind
 from headway.doctor.loop_observation import LoopFacts, StageTime, format_share
-from headway.observe.patterns import share_interval
-from headway.observe.step_marks import BACKWARD, STAGES, WAIT, Numbers, Series, Start
+from headway.observe.patterns import estimate_share
+from headway.observe.step_marks import BACKWARD, STAGES, WAIT, LoopStart, Numbers, StepSeries
 
 # With fewer steps there is no verdict.
 LEAST_STEPS = 20
@@ -89,9 +89,9 @@ class LoopVerdict:
     gain: float | None
 
 
-def compute_costs(series: Series, starts: Sequence[Start], facts: LoopFacts) -> LoopCosts | None:
+def compute_costs(series: StepSeries, starts: Sequence[LoopStart], facts: LoopFacts) -> LoopCosts | None:
     """Computes the costs from all steps but the first ones of epochs; None: there are fewer than LEAST_STEPS."""
-    steady = series.where(series.index > 0)
+    steady = series.select(series.index > 0)
     if len(steady) < LEAST_STEPS:
         return None
     seconds, step = steady.seconds, steady.seconds.sum(1)
@@ -101,7 +101,7 @@ def compute_costs(series: Series, starts: Sequence[Start], facts: LoopFacts) -> 
     # The extra time of an epoch's first batch is spread over the steps of the epoch.
     spread = 0.0 if first_s is None or epoch is None else first_s / epoch
     total = float(means.sum()) + spread
-    _, low, high = share_interval(seconds[:, WAIT], step)
+    _, low, high = estimate_share(seconds[:, WAIT], step)
     within = float(means.sum()) / total
     stall, stalls, stalled = _compute_stalls(steady, facts.is_asynchronous)
     spent: list[tuple[str, float]] = [
@@ -236,7 +236,7 @@ def _build_verdict(kind: LimitKind, what: str, without: str, share: float) -> Lo
     return LoopVerdict(kind, f"{what}; {without} would give at most {gain:.3g} times the samples/s", gain)
 
 
-def _compute_first_batch_s(starts: Sequence[Start], wait: float) -> float | None:
+def _compute_first_batch_s(starts: Sequence[LoopStart], wait: float) -> float | None:
     """Returns the extra seconds of an epoch's beginning and end over a usual wait. The watch's first epoch counts for
     its end alone, because its beginning includes the start of the process."""
     firsts = [one.first_s for one in starts if one.first_s is not None and not one.begins]
@@ -246,12 +246,12 @@ def _compute_first_batch_s(starts: Sequence[Start], wait: float) -> float | None
     return max(0.0, float(np.mean(firsts)) - wait) + (float(np.mean(ends)) if ends else 0.0)
 
 
-def _compute_epoch_length(starts: Sequence[Start]) -> float | None:
+def _compute_epoch_length(starts: Sequence[LoopStart]) -> float | None:
     whole = [one.batches for one in starts if one.batches]
     return float(np.mean(whole)) if whole else None
 
 
-def _compute_stalls(steady: Series, asynchronous: bool) -> tuple[float, int, str]:
+def _compute_stalls(steady: StepSeries, asynchronous: bool) -> tuple[float, int, str]:
     """Returns the extra seconds of long steps over the median, their number, and their main stage.
 
     Steps that update the weights are compared with each other, and so are the others. On an asynchronous device a long
@@ -274,7 +274,7 @@ def _compute_stalls(steady: Series, asynchronous: bool) -> tuple[float, int, str
     return found, count, STAGES[int(over.argmax())]
 
 
-def _compute_exchange_share(steady: Series, total: float) -> float | None:
+def _compute_exchange_share(steady: StepSeries, total: float) -> float | None:
     """Compares steps with and without an exchange, as gradient accumulation makes them."""
     yes, no = steady.exchanged == 1, steady.exchanged == 0
     if min(yes.sum(), no.sum()) < LEAST_COMPARED:

@@ -40,7 +40,7 @@ from headway.core.random_keys import GOLDEN, mix_int
 from headway.core.world import World
 from headway.launch.handover import HandoverResult, StateCarrier, hand_over
 from headway.launch.hosts import check_batch_covers_ranks
-from headway.observe.board import Board
+from headway.observe.rank_timings import RankTimings
 
 # Numbers that are summed with each step's gradients, besides the loss: damaged samples, a signal to stop, newcomers.
 FLAGS = ("bad", "stopping", "regroup")
@@ -122,7 +122,7 @@ class Ranks:
         return self._joined.reducer
 
     @property
-    def board(self) -> Board:
+    def board(self) -> RankTimings:
         """Step timings that the ranks of this generation share."""
         assert self._joined is not None
         return self._joined.board
@@ -327,7 +327,7 @@ class Ranks:
             has_reported_unused=self._named,
             say=self.say,
         )
-        self._joined = _Joined(world, communicator, reducer, watch, Board(world.store, world.rank, world.size))
+        self._joined = _Joined(world, communicator, reducer, watch, RankTimings(world.store, world.rank, world.size))
         if not known:
             for text in (*links.describe(world), chooser.describe([one.nbytes for one in reducer.buckets])):
                 self.say(text)
@@ -404,7 +404,7 @@ class _Joined:
     communicator: Communicator
     reducer: Reducer
     watch: StallWatch | None
-    board: Board
+    board: RankTimings
 
 
 def running_statistics(model: torch.nn.Module) -> list[torch.Tensor]:

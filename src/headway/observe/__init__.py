@@ -1,5 +1,5 @@
-"""Measures of a run while it trains: utilisation of device and host, spans, layers, divergence, sharpness.
+"""Measures a run while it trains: utilisation of device and host, stage times, layers, divergence, sharpness.
 
-In: readings of a device, tensors of a network, times of stages. Out: numbers, for metrics, panels and the doctor.
-Read `sampling.py` first; `sinks.py` says to which services metrics go.
+In: readings of a device, tensors of a network, stage times. Out: numbers for metrics, panels and the doctor.
+Open `load_sampler.py` first; `sinks.py` sends metrics to other services.
 """

@@ -1,4 +1,4 @@
-"""Percentiles of what modules give, from a sample of one forward pass."""
+"""Percentiles of module outputs, from a sample of one forward pass."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from headway.core.errors import RecipeError
 
+# 15, 50 and 85 are those of Ioffe and Szegedy 2015 (arXiv 1502.03167), figure 1; the others show the tails.
 PERCENTILES = (2, 15, 50, 85, 98)
-"""15, 50 and 85 are those of Ioffe and Szegedy 2015 (arXiv 1502.03167), figure 1; the others show the tails."""
 COLUMNS = tuple(f"p{percent}" for percent in PERCENTILES)
-SAMPLES = 8192
-"""Numbers that are drawn of a tensor; the fraction below its p-th percentile is then off by 0.4 points at p = 15."""
-MOST = 32
-"""Modules: more make no picture."""
-BEFORE = " (before)"
-"""After the name of a batch norm: what it is given."""
-WHERE = "observe.activations"
+# Values drawn from a tensor; the share of values below p15 is then off by 0.4 points (one standard error).
+VALUES_PER_TENSOR = 8192
+# A report with more modules would be unreadable.
+MAX_MODULES = 32
+# Marks the input of a batch norm, behind its name.
+INPUT_SUFFIX = " (before)"
+RECIPE_KEY = "observe.activations"
 
 
 @final
-class ActivationWatch:
-    """Of the modules whose names match; of a batch norm what it is given, too.
+class ActivationPercentiles:
+    """Measures the outputs of modules whose names match, and the inputs of batch norms among them.
 
-    `arm` hangs hooks on the modules, which look at the next call of each and take themselves off. They draw SAMPLES
-    numbers at places that depend on the tensor's shape alone. Nothing waits for the device before `read`.
+    `arm` registers forward hooks that remove themselves after one call. They draw VALUES_PER_TENSOR values at places
+    that depend on the tensor's shape alone. There is no host-device sync before `read`.
 
     Args:
-        patterns: regular expressions (re.fullmatch).
+        patterns: Regular expressions (re.fullmatch) on module names.
 
     Attributes:
-        names: of what is watched.
+        names: Names of the measured outputs and inputs.
 
     Raises:
-        RecipeError: a pattern matches no module, or all match too many.
+        RecipeError: A pattern matches no module, or together they match too many.
     """
 
     def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
@@ -51,52 +51,59 @@ class ActivationWatch:
             found = {name: one for name, one in modules.items() if re.fullmatch(pattern, name)}
             if not found:
                 near = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
-                fix = f"Modules are for example: {', '.join(near)}." if near else "The network has none: remove it."
-                raise RecipeError(f"{pattern!r} matches no module of the network", where=WHERE, fix=fix)
+                fix = f"For example: {', '.join(near)}." if near else "The network has no modules: remove it."
+                raise RecipeError(f"{pattern!r} matches no module of the network", where=RECIPE_KEY, fix=fix)
             chosen |= found
-        if len(chosen) > MOST:
-            what = f"the patterns match {len(chosen)} modules, and {MOST} at most can be looked at"
-            raise RecipeError(what, where=WHERE, fix="Name fewer, for example the batch norms of the first block.")
+        if len(chosen) > MAX_MODULES:
+            what = f"the patterns match {len(chosen)} modules; the most is {MAX_MODULES}"
+            raise RecipeError(what, where=RECIPE_KEY, fix="Name fewer, for example the batch norms of the first block.")
+        # Order of the network, whatever the order of the patterns.
         self._modules = [(name, one) for name, one in modules.items() if name in chosen]
         names: list[str] = []
         for name, one in self._modules:
-            names += [name + BEFORE, name] if isinstance(one, _BatchNorm) else [name]
+            names += [name + INPUT_SUFFIX, name] if isinstance(one, _BatchNorm) else [name]
         self.names = tuple(names)
         self._places: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
         self._found: dict[str, Tensor] = {}
         self._handles: list[Any] = []
 
     def arm(self) -> None:
-        """The next forward pass is the one to look at."""
+        """Prepares to measure the next forward pass."""
         self.disarm()
         self._found = {}
-        self._handles = [one.register_forward_hook(self._hook(place)) for place, (_, one) in enumerate(self._modules)]
+        self._handles = [
+            one.register_forward_hook(self._build_hook(place)) for place, (_, one) in enumerate(self._modules)
+        ]
 
     def disarm(self) -> None:
-        """Takes the hooks off modules that were not called."""
+        """Removes the hooks of modules that were not called."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def read(self) -> NDArray[np.float32] | None:
-        """[names, percentiles] of the pass that was looked at, once; waits for the device. NaN for a module that was
-        not called, or gave no tensor of numbers. None where there was no pass."""
+        """Returns [names, percentiles] of the measured pass, once; None if there was no pass. Waits for the device.
+
+        NaN for a module that was not called, or whose output is no floating-point tensor.
+        """
         self.disarm()
         found, self._found = self._found, {}
         if not found:
             return None
+        # One copy for all modules: one host-device sync.
         values = torch.stack(list(found.values())).cpu().numpy()
         out = np.full((len(self.names), len(PERCENTILES)), np.nan, np.float32)
         out[[self.names.index(name) for name in found]] = values
         return out
 
-    def _hook(self, place: int) -> Callable[[nn.Module, Any, Any], None]:
+    def _build_hook(self, place: int) -> Callable[[nn.Module, Any, Any], None]:
         name, module = self._modules[place]
 
         def look(_: nn.Module, given: Any, gave: Any) -> None:
+            # A module that is called several times is measured at its first call.
             self._handles[place].remove()
             if isinstance(module, _BatchNorm):
-                self._take(name + BEFORE, given[0])
+                self._take(name + INPUT_SUFFIX, given[0])
             self._take(name, gave)
 
         return look
@@ -105,20 +112,22 @@ class ActivationWatch:
     def _take(self, name: str, value: Any) -> None:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
             return
-        drawn = value.detach()[tuple(self._drawn(value))].float() if value.ndim else value.detach().float().view(1)
+        drawn = (
+            value.detach()[tuple(self._draw_indices(value))].float() if value.ndim else value.detach().float().view(1)
+        )
         drawn = drawn.sort().values
         last = len(drawn) - 1
         self._found[name] = drawn[[round(percent / 100 * last) for percent in PERCENTILES]]
 
-    def _drawn(self, value: Tensor) -> list[Tensor]:
-        """Indices along each dimension; made once for a shape."""
+    def _draw_indices(self, value: Tensor) -> list[Tensor]:
+        """Draws an index tensor per dimension; once per shape, so that later passes cost no copy to the device."""
         key = (value.shape, value.device)
         if key not in self._places:
             make = torch.Generator().manual_seed(0)
-            if value.numel() <= SAMPLES:
+            if value.numel() <= VALUES_PER_TENSOR:
                 flat = torch.arange(value.numel())
             else:
-                flat = torch.randint(value.numel(), (SAMPLES,), generator=make)
+                flat = torch.randint(value.numel(), (VALUES_PER_TENSOR,), generator=make)
             along = torch.unravel_index(flat, value.shape)
             self._places[key] = [one.to(value.device) for one in along]
         return self._places[key]

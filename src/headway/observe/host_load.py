@@ -1,4 +1,4 @@
-"""What a process and its host do: cores, memory, reads; by what Linux counts of them."""
+"""Load of this process and its host: processor, memory and disk reads, from Linux counters."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ from typing import NamedTuple, final
 import psutil
 
 from headway.core.cgroups import GROUPS, find_cgroups, read_quota_cores
-from headway.observe.sampling import Row, Source
+from headway.observe.load_sampler import LoadRow, LoadSource
 
 KIND = "host"
+# busy: share of the usable cores in use by all processes. own: the same of this process. memory_bytes: resident memory
+# of this process. throttled: share of scheduler periods in which the quota ran out. read_bytes_s: read from disk by
+# this process.
 COLUMNS = ("seconds", "busy", "own", "memory_bytes", "throttled", "read_bytes_s")
-"""busy: share of the usable cores; own: that of this process. memory_bytes: resident, of this process. throttled: share
-of the scheduler's periods in which the quota was used up. read_bytes_s: from the disk, by this process."""
 
 PROC = Path("/proc")
 
 
 @final
-class HostLoad(Source):
-    """Reads them, on the host that this process runs on.
+class HostLoadSource(LoadSource):
+    """Reads the load of the host of this process.
 
-    Where a quota of the control group allows fewer cores than there are CPUs, busy is what the group has used of its
-    quota: other containers on the same CPUs are no part of it. Elsewhere it is what all processes use of these CPUs.
+    If a control group allows fewer cores than there are CPUs, `busy` is the share of its quota that the group used, so
+    other containers on the same CPUs do not count. Otherwise it is the use of these CPUs by all processes.
 
     Args:
-        cpus: numbers of the CPUs that this process may run on.
+        cpus: Numbers of the CPUs that this process may run on.
     """
 
     def __init__(self, cpus: Sequence[int], *, proc: Path = PROC, groups: Path = GROUPS) -> None:
         self._cpus = frozenset(f"cpu{number}" for number in cpus)
+        # Quotas are inherited: every group above this process can have one, and the smallest holds.
         over = ((folder, read_quota_cores(folder)) for folder in find_cgroups("cpu", groups, proc / "self/cgroup"))
-        self._proc, self._groups = proc, [_Group(folder, cores) for folder, cores in over if cores is not None]
+        self._proc, self._groups = proc, [_QuotaGroup(folder, cores) for folder, cores in over if cores is not None]
         quotas = [(group.cores, group.folder) for group in self._groups if group.cores < len(cpus)]
         self._quota = min(quotas, default=None)
         self._cores = self._quota[0] if self._quota else float(len(cpus))
         self._process = psutil.Process()
-        self._before = self._count()
+        self._before = self._read_counters()
 
     @property
     def kind(self) -> str:
@@ -50,45 +52,48 @@ class HostLoad(Source):
     def columns(self) -> tuple[str, ...]:
         return COLUMNS
 
-    def read(self, now_s: float) -> list[Row]:
-        then, now = self._before, self._count()
+    def read(self, now_s: float) -> list[LoadRow]:
+        then, now = self._before, self._read_counters()
         self._before, elapsed_s = now, max(now.at_s - then.at_s, 1e-9)
-        busy = _over(now.busy - then.busy, now.all - then.all)
+        busy = _divide(now.busy - then.busy, now.all - then.all)
         own = (now.own_s - then.own_s) / (elapsed_s * self._cores)
-        stopped = [_over(a[1] - b[1], a[0] - b[0]) for a, b in zip(now.periods, then.periods, strict=True)]
+        stopped = [_divide(a[1] - b[1], a[0] - b[0]) for a, b in zip(now.periods, then.periods, strict=True)]
+        # The group that was stopped most often decides.
         throttled = max((share for share in stopped if not math.isnan(share)), default=math.nan)
         reads = (now.read_bytes - then.read_bytes) / elapsed_s
-        return [(now_s, min(busy, 1.0), min(own, 1.0), self._memory_bytes(), throttled, reads)]
+        # Counters are not read at the same moment, so a share can be slightly above 1.
+        return [(now_s, min(busy, 1.0), min(own, 1.0), self._read_memory_bytes(), throttled, reads)]
 
     def close(self) -> None:
         pass
 
-    def _count(self) -> _Counts:
+    def _read_counters(self) -> _HostCounters:
         at_s = time.perf_counter()
         if self._quota is None:
-            busy, everything = _ticks(self._proc / "stat", self._cpus)
+            busy, everything = _read_ticks(self._proc / "stat", self._cpus)
         else:
             cores, folder = self._quota
-            busy, everything = _used_s(folder), at_s * cores
-        periods = [_periods(group.folder) for group in self._groups]
-        return _Counts(at_s, busy, everything, time.process_time(), periods, self._read_bytes())
+            busy, everything = _read_cpu_seconds(folder), at_s * cores
+        periods = [_read_periods(group.folder) for group in self._groups]
+        return _HostCounters(at_s, busy, everything, time.process_time(), periods, self._read_disk_bytes())
 
-    def _memory_bytes(self) -> float:
+    def _read_memory_bytes(self) -> float:
         try:
             return float(self._process.memory_info().rss)
         except psutil.Error:
             return math.nan
 
-    def _read_bytes(self) -> float:
+    def _read_disk_bytes(self) -> float:
         try:
             return float(self._process.io_counters().read_bytes)
-        except (psutil.Error, AttributeError, NotImplementedError, OSError, RuntimeError):  # a kernel without them
+        # Some kernels and sandboxes do not have this counter.
+        except (psutil.Error, AttributeError, NotImplementedError, OSError, RuntimeError):
             return math.nan
 
 
 @final
-class _Counts(NamedTuple):
-    """At one moment: counters that only grow."""
+class _HostCounters(NamedTuple):
+    """Counters at one moment; they only grow."""
 
     at_s: float
     busy: float
@@ -99,14 +104,14 @@ class _Counts(NamedTuple):
 
 
 @final
-class _Group(NamedTuple):
+class _QuotaGroup(NamedTuple):
     """A control group over this process that has a quota, in cores."""
 
     folder: Path
     cores: float
 
 
-def _ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
+def _read_ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
     """(not idle, all) of these CPUs since the start of the machine, in ticks; NaN where it is not told."""
     busy = everything = 0.0
     try:
@@ -125,9 +130,9 @@ def _ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
     return busy, everything
 
 
-def _used_s(folder: Path) -> float:
+def _read_cpu_seconds(folder: Path) -> float:
     """Seconds of processors that a group has used."""
-    used = _stat(folder).get("usage_usec")
+    used = _read_stat(folder).get("usage_usec")
     if used is not None:
         return used / 1e6
     try:
@@ -136,18 +141,18 @@ def _used_s(folder: Path) -> float:
         return math.nan
 
 
-def _periods(folder: Path) -> tuple[float, float]:
+def _read_periods(folder: Path) -> tuple[float, float]:
     """(all, throttled) periods of a group's quota."""
-    stat = _stat(folder)
+    stat = _read_stat(folder)
     return stat.get("nr_periods", math.nan), stat.get("nr_throttled", math.nan)
 
 
-def _stat(folder: Path) -> dict[str, float]:
+def _read_stat(folder: Path) -> dict[str, float]:
     try:
         return {name: float(value) for name, value in map(str.split, (folder / "cpu.stat").read_text().splitlines())}
     except (OSError, ValueError):
         return {}
 
 
-def _over(part: float, whole: float) -> float:
+def _divide(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.nan

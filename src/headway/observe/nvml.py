@@ -1,7 +1,7 @@
-"""What an NVIDIA GPU does, by NVML, the driver's own library; through the package nvidia-ml-py, where that is there.
+"""Load of an NVIDIA GPU, from NVML, the driver's library, through the package nvidia-ml-py if it is installed.
 
-Its driver keeps the last seconds of utilisation and power in buffers of its own, several samples a second: these are
-taken over, so that rare readings miss no dip. Clocks, memory and temperature are those of the moment.
+The driver buffers the last seconds of utilisation and power, with several samples per second. Reading these buffers
+misses no dip, even at long intervals. Clocks, memory and temperature are those of the moment.
 """
 
 from __future__ import annotations
@@ -16,57 +16,59 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.observe.sampling import Row, Source
+from headway.observe.load_sampler import LoadRow, LoadSource
 
 KIND = "gpu"
+# busy: share of the time in which a kernel ran, on one multiprocessor or more. memory_busy: share of the time in which
+# memory was read or written. throttle: bits of THROTTLE_REASONS. memory_bytes: memory of all processes.
 COLUMNS = (
     "seconds", "busy", "memory_busy", "power_w", "power_limit_w", "sm_clock_hz", "throttle", "memory_bytes",
     "temperature_c",
 )  # fmt: skip
-"""busy: share of the time in which a kernel ran, be it on one multiprocessor. memory_busy: in which memory was read or
-written. throttle: bits of THROTTLED, why the clock is lower than it could be. memory_bytes: of all processes."""
 
-THROTTLED = {
+# NVML's nvmlClocksEventReason, without the reasons that cost no speed (an idle GPU, clocks set by the user).
+THROTTLE_REASONS = {
     0x4: "the power limit",
     0x8: "hardware: power or heat",
     0x20: "heat",
     0x40: "heat, by hardware",
     0x80: "the power supply",
 }
-"""Reasons that cost speed, by NVML's nvmlClocksEventReason; an idle GPU and chosen clocks are none."""
 
-MOST = 5
-"""Rows of one reading; of more samples, neighbours are put together."""
-VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Member of a sample's union, by nvmlValueType_t."""
+# Rows per reading; if there are more samples, neighbours are averaged.
+MAX_ROWS = 5
+# Member of a sample's union, by nvmlValueType_t.
+SAMPLE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
-Samples = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""(seconds since the epoch, values)."""
+# (seconds since the epoch, values)
+GpuSamples = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
-def open_gpu(uuid: str) -> Gpu | None:
-    """The GPU of a UUID as NVML writes it, `GPU-...`; None where the package, the library or that GPU is not there."""
+def open_gpu(uuid: str) -> GpuSource | None:
+    """Opens the GPU with this UUID (`GPU-...`, as NVML writes it); None without the package, the library or the GPU."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an older package of the same name
+            # An older package of the same name warns that it is deprecated.
+            warnings.simplefilter("ignore")
             nvml: Any = importlib.import_module("pynvml")
     except ImportError:
         return None
     with suppress(nvml.NVMLError):
         nvml.nvmlInit()
         try:
-            return Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+            return GpuSource(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
         except nvml.NVMLError:
             nvml.nvmlShutdown()
     return None
 
 
 @final
-class Gpu(Source):
-    """Reads it. What a GPU or a driver does not tell is NaN.
+class GpuSource(LoadSource):
+    """Reads the load of one GPU. Values that the GPU or the driver does not report are NaN.
 
     Args:
-        nvml: the module pynvml, after nvmlInit. handle: nvmlDevice_t.
+        nvml: Module pynvml, after nvmlInit.
+        handle: nvmlDevice_t of the GPU.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -78,8 +80,9 @@ class Gpu(Source):
             nvml.NVML_MEMORY_UTILIZATION_SAMPLES,
             nvml.NVML_TOTAL_POWER_SAMPLES,
         )
+        # Samples from before the run do not count.
         for kind in self._buffers:
-            self._drain(kind)  # what was before
+            self._drain(kind)
 
     @property
     def kind(self) -> str:
@@ -89,28 +92,30 @@ class Gpu(Source):
     def columns(self) -> tuple[str, ...]:
         return COLUMNS
 
-    def read(self, now_s: float) -> list[Row]:
+    def read(self, now_s: float) -> list[LoadRow]:
         nvml, epoch_s = self._nvml, time.time()
         busy, memory, power = map(self._drain, self._buffers)
-        rates = self._ask("nvmlDeviceGetUtilizationRates")
-        if not len(busy[0]):  # no buffer, or nothing new in it
+        rates = self._query("nvmlDeviceGetUtilizationRates")
+        # Without new samples in the buffer, the present rate has to do.
+        if not len(busy[0]):
             busy = np.array([epoch_s]), np.array([math.nan if rates is None else float(rates.gpu)])
-        groups = np.array_split(busy[0], min(MOST, len(busy[0])))
+        groups = np.array_split(busy[0], min(MAX_ROWS, len(busy[0])))
         ends = np.array([group[-1] for group in groups])
+        # NVML has the time of day, rows have the run's clock; clipping keeps them in order if the clocks drift.
         seconds = np.clip(now_s - (epoch_s - ends), self._last_s, now_s)
         self._last_s = now_s
         now = (
-            self._number("nvmlDeviceGetEnforcedPowerLimit", scale=1e-3),
-            self._number("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM, scale=1e6),
-            self._throttle(),
-            self._used_bytes(),
-            self._number("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            self._read_number("nvmlDeviceGetEnforcedPowerLimit", scale=1e-3),
+            self._read_number("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM, scale=1e6),
+            self._read_throttle(),
+            self._read_memory_bytes(),
+            self._read_number("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         )
         columns = zip(
             seconds,
-            _means(busy, ends) / 100,
-            _means(memory, ends, math.nan if rates is None else float(rates.memory)) / 100,
-            _means(power, ends, self._number("nvmlDeviceGetPowerUsage")) / 1000,
+            _average_until(busy, ends) / 100,
+            _average_until(memory, ends, math.nan if rates is None else float(rates.memory)) / 100,
+            _average_until(power, ends, self._read_number("nvmlDeviceGetPowerUsage")) / 1000,
             strict=True,
         )
         return [(*map(float, of_its_time), *now) for of_its_time in columns]
@@ -119,44 +124,45 @@ class Gpu(Source):
         with suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
 
-    def _drain(self, kind: int) -> Samples:
-        """What the driver has kept since the last time."""
+    def _drain(self, kind: int) -> GpuSamples:
+        """Returns the samples that the driver buffered since the last call."""
         seen = self._seen.get(kind, 0)
         try:
             value_type, found = self._nvml.nvmlDeviceGetSamples(self._handle, kind, seen)
-        except self._nvml.NVMLError:  # not supported, or nothing new
+        # NVML reports an error if the GPU does not support samples, and also if there is no new one.
+        except self._nvml.NVMLError:
             found, value_type = [], 0
         new = [sample for sample in found if sample.timeStamp > seen]
         if new:
             self._seen[kind] = new[-1].timeStamp
-        values = [float(getattr(sample.sampleValue, VALUES[value_type])) for sample in new]
+        values = [float(getattr(sample.sampleValue, SAMPLE_FIELDS[value_type])) for sample in new]
         return np.array([sample.timeStamp for sample in new]) / 1e6, np.array(values)
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        """What a function of NVML says; None where this driver or this GPU has it not."""
+    def _query(self, name: str, *arguments: Any) -> Any:
+        """Calls a function of NVML; None if this driver or GPU does not support it."""
         try:
             return getattr(self._nvml, name)(self._handle, *arguments)
         except (self._nvml.NVMLError, AttributeError):
             return None
 
-    def _number(self, name: str, *arguments: Any, scale: float = 1.0) -> float:
-        found = self._ask(name, *arguments)
+    def _read_number(self, name: str, *arguments: Any, scale: float = 1.0) -> float:
+        found = self._query(name, *arguments)
         return math.nan if found is None else float(found) * scale
 
-    def _throttle(self) -> float:
-        """Older drivers call the events throttling."""
-        found = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+    def _read_throttle(self) -> float:
+        """Reads the throttle reasons; older drivers have them under another name."""
+        found = self._query("nvmlDeviceGetCurrentClocksEventReasons")
         if found is None:
-            found = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return math.nan if found is None else float(found & sum(THROTTLED))
+            found = self._query("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return math.nan if found is None else float(found & sum(THROTTLE_REASONS))
 
-    def _used_bytes(self) -> float:
-        found = self._ask("nvmlDeviceGetMemoryInfo")
+    def _read_memory_bytes(self) -> float:
+        found = self._query("nvmlDeviceGetMemoryInfo")
         return math.nan if found is None else float(found.used)
 
 
-def _means(samples: Samples, ends: NDArray[np.float64], otherwise: float = math.nan) -> NDArray[np.float64]:
-    """The mean of the samples up to each of these times, since the one before; the last also has what came later."""
+def _average_until(samples: GpuSamples, ends: NDArray[np.float64], otherwise: float = math.nan) -> NDArray[np.float64]:
+    """Averages the samples between successive times; the last average also has the samples after it."""
     times, values = samples
     places = np.minimum(np.searchsorted(ends, times), len(ends) - 1)
     counts = np.bincount(places, minlength=len(ends))

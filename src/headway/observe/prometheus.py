@@ -1,4 +1,4 @@
-"""A page of a run's numbers for Prometheus, which asks for it as often as it wants them."""
+"""Page with the numbers of a run for Prometheus, which polls it."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from typing import final
 
 from headway.core.errors import UsageError
 from headway.core.files import describe_os_error
-from headway.observe.page_server import PageServer
+from headway.observe.metrics_server import MetricsServer
 
 LOG = logging.getLogger("headway.observe")
 
+# The loopback interface: the page has no password.
 ADDRESS, PORT = "127.0.0.1", 9400
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-LOOK_S = 0.25
-"""Between two looks whether this process leads now."""
+# Seconds between two checks whether this process has become the leader.
+LEADER_CHECK_S = 0.25
 
 
 @final
-class Endpoint:
-    """Serves the page from a thread of its own for as long as its block lasts.
+class PrometheusEndpoint:
+    """Serves the page from its own thread for the duration of the block.
 
     Args:
-        address: the IP address of the host's interface; `0.0.0.0` and `::` are all of them.
-        gauges: the numbers by name, asked for in that thread.
-        labels: of every number.
-        leads: whether this process speaks for the run. Another one takes the port once that is lost.
+        address: IP address of the interface; `0.0.0.0` and `::` are all interfaces.
+        gauges: Returns the numbers by name; called in the server's thread.
+        labels: Labels of every number.
+        leads: Tells if this process leads the run. If the leader is lost, the next one takes over the port.
 
     Raises:
-        UsageError: where the block begins: the port is taken, or the host has no such address.
+        UsageError: At the start of the block: the port is in use, or the host does not have the address.
     """
 
     def __init__(
@@ -47,11 +48,12 @@ class Endpoint:
     ) -> None:
         self._address, self._port, self._leads = address, port, leads
         self._gauges, self._labels = gauges, labels
-        self._server: PageServer | None = None
+        self._server: MetricsServer | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._take_over, name="headway-prometheus", daemon=True)
 
-    def __enter__(self) -> Endpoint:
+    def __enter__(self) -> PrometheusEndpoint:
+        # The leader fails here, before the first step, if the port is in use; the others wait to take over.
         if self._leads():
             self._server = self._start()
         else:
@@ -68,41 +70,45 @@ class Endpoint:
             self._server.stop()
 
     def _take_over(self) -> None:
-        while not self._stop.wait(LOOK_S):
+        while not self._stop.wait(LEADER_CHECK_S):
             if self._leads():
                 try:
                     self._server = self._start()
-                except UsageError as error:  # in the middle of a run, which goes on
+                # The run is under way: a missing endpoint is no reason to stop it.
+                except UsageError as error:
                     LOG.warning("%s", error)
                 return
 
-    def _start(self) -> PageServer:
+    def _start(self) -> MetricsServer:
         try:
-            return PageServer(self._address, self._port, PATH, CONTENT_TYPE, self._page)
+            return MetricsServer(self._address, self._port, PATH, CONTENT_TYPE, self._build_page)
         except OSError as error:
-            what = f"port {self._port} of {self._address} for Prometheus cannot be used ({describe_os_error(error)})"
-            fix = "Name another one, or take prometheus out of sinks."
+            what = f"port {self._port} of {self._address} cannot be used for Prometheus ({describe_os_error(error)})"
+            fix = "Set another port, or remove prometheus from sinks."
             raise UsageError(what, where="observe.prometheus_port", fix=fix) from error
 
-    def _page(self) -> str:
-        return exposition(self._gauges(), self._labels)
+    def _build_page(self) -> str:
+        return format_exposition(self._gauges(), self._labels)
 
 
-def exposition(gauges: Mapping[str, float], labels: Mapping[str, str]) -> str:
-    """The numbers in Prometheus' text format 0.0.4. What a name may not hold becomes `_`; of two names that are then
-    one, the first is told."""
+def format_exposition(gauges: Mapping[str, float], labels: Mapping[str, str]) -> str:
+    """Formats numbers in Prometheus' text format 0.0.4.
+
+    Characters that a name may not contain become `_`. If two names become equal, the first one is kept.
+    """
+    # Two names may become equal once their characters are replaced, and Prometheus refuses a page with both.
     told: dict[str, float] = {}
     for name, value in gauges.items():
         told.setdefault(re.sub(r"[^a-zA-Z0-9_]", "_", f"headway_{name}"), value)
-    inside = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return "".join(f"# TYPE {name} gauge\n{name}{{{inside}}} {_number(value)}\n" for name, value in told.items())
+    inside = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+    return "".join(f"# TYPE {name} gauge\n{name}{{{inside}}} {_format_number(value)}\n" for name, value in told.items())
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     if math.isfinite(value):
         return repr(float(value))
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"

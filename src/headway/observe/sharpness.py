@@ -1,4 +1,4 @@
-"""Sharpness: how fast a loss rises around a solution. Keskar's measure, and the largest eigenvalues of its Hessian."""
+"""Sharpness of a minimum: Keskar's measure, and the largest eigenvalue of the Hessian."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import final
 import torch
 from torch import Tensor
 
+# Called after every gradient and every Hessian-vector product.
 Tick = Callable[[], object]
-"""Called after every gradient and every product."""
 
 
 @final
-class Objective:
-    """A function of parameters, with its gradient and its Hessian times a vector.
+class SharpnessObjective:
+    """A function of parameters, with its gradient and Hessian-vector products.
 
     Args:
-        parameters: leaves of the graph, changed in place and put back.
-        parts: gives the summands of the function, each with its own graph, one after the other.
-        tick: for a progress bar.
+        parameters: Leaves of the graph, changed in place and put back.
+        parts: Yields the summands of the function, each with its own graph.
+        tick: Called after each computation, for a progress bar.
     """
 
     def __init__(
@@ -28,8 +28,8 @@ class Objective:
     ) -> None:
         self.parameters, self._parts, self._tick = list(parameters), parts, tick
 
-    def gradient(self) -> tuple[float, list[Tensor]]:
-        """(value, gradient) where the parameters are now."""
+    def compute_gradient(self) -> tuple[float, list[Tensor]]:
+        """Computes (value, gradient) at the present parameters."""
         value, found = 0.0, [torch.zeros_like(one) for one in self.parameters]
         for part in self._parts():
             value += float(part.detach())
@@ -38,11 +38,12 @@ class Objective:
         self._tick()
         return value, found
 
-    def product(self, vector: Sequence[Tensor]) -> list[Tensor]:
-        """Hessian x vector (Pearlmutter 1994): the gradient of the gradient's product with the vector."""
+    def multiply_hessian(self, vector: Sequence[Tensor]) -> list[Tensor]:
+        """Multiplies the Hessian by a vector: the gradient of (gradient x vector) (Pearlmutter 1994)."""
         found = [torch.zeros_like(one) for one in self.parameters]
         for part in self._parts():
             slopes = torch.autograd.grad(part, self.parameters, create_graph=True, allow_unused=True)
+            # A gradient that does not depend on the parameters has no second derivative.
             inner = [(g * v).sum() for g, v in zip(slopes, vector, strict=True) if g is not None and g.requires_grad]
             if inner:
                 _add(found, torch.autograd.grad(torch.stack(inner).sum(), self.parameters, allow_unused=True))
@@ -52,17 +53,14 @@ class Objective:
 
 @final
 @dataclass(frozen=True)
-class Epsilon:
-    """Keskar's sharpness, as far as the ascents found it: the true maximum is this or higher.
+class EpsilonSharpness:
+    """Keskar's sharpness as found by the ascents, a lower bound of the true one."""
 
-    Attributes:
-        percent: 100 (highest - loss) / (1 + loss).
-        loss: at the solution.
-        highest: in the box around it.
-    """
-
+    # 100 (highest - loss) / (1 + loss).
     percent: float
+    # Loss at the solution.
     loss: float
+    # Highest loss found in the box around it.
     highest: float
     epsilon: float
     steps: int
@@ -70,27 +68,28 @@ class Epsilon:
 
 
 @torch.no_grad()
-def epsilon_sharpness(
-    objective: Objective, *, epsilon: float = 1e-3, steps: int = 10, starts: int = 2, seed: int = 0
-) -> Epsilon:
-    """How much higher the function gets in a small box around its parameters (Keskar et al. 2017, arXiv 1609.04836,
-    metric 2.1, with A the identity): |z_i| <= epsilon (|x_i| + 1).
+def measure_epsilon_sharpness(
+    objective: SharpnessObjective, *, epsilon: float = 1e-3, steps: int = 10, starts: int = 2, seed: int = 0
+) -> EpsilonSharpness:
+    """Measures the rise of a function in a small box around its parameters, |z_i| <= epsilon (|x_i| + 1).
 
-    They take ten iterations of L-BFGS-B. Here each start takes `steps` gradients: it goes by the signs of the gradient,
-    at first across the whole box, then by half as far whenever that leads down. The first start is the corner that the
-    gradient at the solution points to, the others are random. At a solution itself a gradient may be zero.
+    As Keskar et al. 2017 (arXiv 1609.04836), metric 2.1 with A the identity, but instead of ten iterations of L-BFGS-B
+    each start takes `steps` gradients. It follows the signs of the gradient, first across the whole box, then half as
+    far after every step that leads down. The first start is the corner that the gradient at the solution points to; the
+    others are random, because at a solution the gradient may be zero.
     """
     x, generator = [one.clone() for one in objective.parameters], torch.Generator().manual_seed(seed)
     box = [epsilon * (one.abs() + 1) for one in x]
 
-    def ascended(z: list[Tensor]) -> float:
-        best, slope = _at(objective, x, z)
+    def ascend(z: list[Tensor]) -> float:
+        best, slope = _evaluate_at(objective, x, z)
         share = 1.0
         for _ in range(steps - 1):
+            # A whole step leads from one side of the box to the other.
             trial = [
                 torch.clamp(a + 2 * share * b * g.sign(), min=-b, max=b) for a, b, g in zip(z, box, slope, strict=True)
             ]
-            value, found = _at(objective, x, trial)
+            value, found = _evaluate_at(objective, x, trial)
             if value > best:
                 best, z, slope = value, trial, found
             else:
@@ -99,95 +98,99 @@ def epsilon_sharpness(
 
     try:
         with torch.enable_grad():
-            loss, uphill = objective.gradient()
+            loss, uphill = objective.compute_gradient()
         highest = loss
         for start in range(starts):
             z = [b * (2 * torch.rand(b.shape, generator=generator).to(b) - 1) for b in box]
-            if start == 0:  # a weight without a slope still has a side to go to
+            # A weight without a gradient takes its random side.
+            if start == 0:
                 z = [b * torch.where(g == 0, a, g).sign() for a, b, g in zip(z, box, uphill, strict=True)]
-            highest = max(highest, ascended(z))
+            highest = max(highest, ascend(z))
     finally:
-        _put(objective.parameters, x)
-    return Epsilon(100 * (highest - loss) / (1 + loss), loss, highest, epsilon, steps, starts)
+        _copy_into(objective.parameters, x)
+    return EpsilonSharpness(100 * (highest - loss) / (1 + loss), loss, highest, epsilon, steps, starts)
 
 
-def _at(objective: Objective, x: list[Tensor], z: list[Tensor]) -> tuple[float, list[Tensor]]:
-    _put(objective.parameters, [a + b for a, b in zip(x, z, strict=True)])
+def _evaluate_at(objective: SharpnessObjective, x: list[Tensor], z: list[Tensor]) -> tuple[float, list[Tensor]]:
+    _copy_into(objective.parameters, [a + b for a, b in zip(x, z, strict=True)])
     with torch.enable_grad():
-        return objective.gradient()
+        return objective.compute_gradient()
 
 
 @final
 @dataclass(frozen=True)
-class Eigenvalue:
-    """A curvature v H v of one unit vector v, which no largest eigenvalue is below.
-
-    Attributes:
-        products: Hessian-vector products that it took.
-        residual: |H v - value v| / |value|. Some eigenvalue is within |value| x residual of the value; whether it is
-            the largest one, no residual says.
-    """
+class HessianEigenvalue:
+    """Curvature v H v along a unit vector v, a lower bound of the largest eigenvalue."""
 
     value: float
+    # Number of Hessian-vector products.
     products: int
+    # |H v - value v| / |value|. Some eigenvalue is within |value| x residual of the value, not always the largest
+    # one.
     residual: float
 
 
-def largest_eigenvalue(
-    objective: Objective,
+def find_largest_eigenvalue(
+    objective: SharpnessObjective,
     *,
     scale: Sequence[Tensor] | None = None,
     products: int = 30,
     tolerance: float = 1e-3,
     seed: int = 0,
-) -> Eigenvalue:
-    """The largest eigenvalue of the Hessian, by power iteration from a random vector.
+) -> HessianEigenvalue:
+    """Finds the largest eigenvalue of the Hessian by power iteration from a random vector.
 
-    Power iteration goes to the eigenvalue of the largest magnitude. Where that is negative, a second one, of the
-    Hessian less that eigenvalue, goes to the largest. Either can stop beside a smaller one, to which its first vector
-    leant more; the true one is then higher.
+    Power iteration converges to the eigenvalue of the largest magnitude. If that is negative, a second iteration, of
+    the Hessian minus that eigenvalue, converges to the largest. Either can stop at a smaller eigenvalue that its first
+    vector was close to; the true one is then higher.
 
     Args:
-        scale: D, of the shapes of the parameters: the eigenvalue of D H D. With the norms of filters for D it is the
-            curvature by relative change, which rescaling a filter before a batch norm leaves as it is.
-        products: at most so many for each of the two.
-        tolerance: stop where the residual is below it: an eigenvalue is near, if not surely the largest.
+        scale: D, shaped like the parameters: the result is the eigenvalue of D H D. With filter norms as D it is the
+            curvature by relative change, which does not change if a filter before a batch norm is rescaled.
+        products: Most Hessian-vector products of each iteration.
+        tolerance: Residual at which the iteration stops.
     """
-    found = _power(objective, scale, 0.0, products, tolerance, seed)
+    found = _iterate_power(objective, scale, 0.0, products, tolerance, seed)
     if found.value >= 0:
         return found
-    beyond = _power(objective, scale, found.value, products, tolerance, seed)
+    beyond = _iterate_power(objective, scale, found.value, products, tolerance, seed)
     value = beyond.value + found.value
     residual = beyond.residual * abs(beyond.value) / max(abs(value), 1e-30)
-    return Eigenvalue(value, found.products + beyond.products, residual)
+    return HessianEigenvalue(value, found.products + beyond.products, residual)
 
 
-def _power(
-    objective: Objective, scale: Sequence[Tensor] | None, shift: float, products: int, tolerance: float, seed: int
-) -> Eigenvalue:
-    """Of the Hessian less shift x identity, within what `scale` leaves."""
+def _iterate_power(
+    objective: SharpnessObjective,
+    scale: Sequence[Tensor] | None,
+    shift: float,
+    products: int,
+    tolerance: float,
+    seed: int,
+) -> HessianEigenvalue:
+    """Runs a power iteration of the Hessian minus shift x identity, on the parameters with a nonzero `scale`."""
     generator = torch.Generator().manual_seed(seed)
     v = [torch.randn(one.shape, generator=generator).to(one) for one in objective.parameters]
     if scale is not None:
         v = [a * (s != 0) for a, s in zip(v, scale, strict=True)]
-    v = _unit(v)
+    v = _normalise(v)
     value, residual = 0.0, float("inf")
     for count in range(1, products + 1):
         if scale is None:
-            w = objective.product(v)
+            w = objective.multiply_hessian(v)
         else:
-            w = objective.product([a * s for a, s in zip(v, scale, strict=True)])
+            w = objective.multiply_hessian([a * s for a, s in zip(v, scale, strict=True)])
             w = [a * s for a, s in zip(w, scale, strict=True)]
         w = [a - shift * b for a, b in zip(w, v, strict=True)]
-        value = _inner(v, w)
-        length = _inner(w, w) ** 0.5
+        value = _dot(v, w)
+        length = _dot(w, w) ** 0.5
         if not 0 < length < float("inf"):
-            return Eigenvalue(value, count, 0.0 if length == 0 else float("inf"))
+            # The Hessian is zero along v, or not finite: no further step is possible.
+            return HessianEigenvalue(value, count, 0.0 if length == 0 else float("inf"))
         residual = max(0.0, length**2 - value**2) ** 0.5 / max(abs(value), 1e-30)
         if residual < tolerance:
-            return Eigenvalue(value, count, residual)
+            return HessianEigenvalue(value, count, residual)
         v = [a / length for a in w]
-    return Eigenvalue(value, products, residual)
+    return HessianEigenvalue(value, products, residual)
 
 
 def _add(to: list[Tensor], more: Sequence[Tensor | None]) -> None:
@@ -197,15 +200,16 @@ def _add(to: list[Tensor], more: Sequence[Tensor | None]) -> None:
 
 
 @torch.no_grad()
-def _put(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def _copy_into(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)
 
 
-def _inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    # float64, because sums over millions of weights lose digits in float32.
     return float(sum((a.double() * b.double()).sum() for a, b in zip(one, other, strict=True)))
 
 
-def _unit(vector: list[Tensor]) -> list[Tensor]:
-    length = max(_inner(vector, vector) ** 0.5, 1e-30)
+def _normalise(vector: list[Tensor]) -> list[Tensor]:
+    length = max(_dot(vector, vector) ** 0.5, 1e-30)
     return [one / length for one in vector]

@@ -1,4 +1,4 @@
-"""Sinks: where metrics go besides metrics.jsonl. Each needs its extra; none is imported unless a recipe names it."""
+"""Sinks of metrics besides metrics.jsonl. Each needs its extra, and is imported only if a recipe names it."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from headway.core.files import write_atomically
 
 LOG = logging.getLogger("headway.observe")
 
+# MLflow's experiment and W&B's project, unless the user's environment names another.
 PROJECT = "headway"
-"""MLflow's experiment and W&B's project, unless the user's environment names another."""
-MOST_RECORDS = 32
-"""That go to MLflow at once: it takes a thousand numbers, and a record has ten."""
-CLOSE_S = 20.0
-"""For what MLflow has not taken yet when a run ends."""
+# Records per request to MLflow: it takes a thousand numbers, and a record has about ten.
+MAX_RECORDS = 32
+# Seconds that the end of a run waits for MLflow.
+MAX_CLOSE_S = 20.0
 
 
-class Sink(ABC):
-    """Takes the records of metrics.jsonl."""
+class MetricsSink(ABC):
+    """Receives the records of metrics.jsonl."""
 
     @abstractmethod
     def record(self, record: dict[str, Any]) -> None:
-        """One record: `kind`, `step`, and numbers."""
+        """Takes one record with `kind`, `step` and numbers."""
 
     @abstractmethod
     def close(self) -> None:
-        """Writes what is still to be written."""
+        """Writes all pending records."""
 
 
 @final
-class TensorBoard(Sink):
-    """Event files in RUN/tensorboard, one scalar a number: `train/loss`, `evaluate/accuracy`, ..."""
+class TensorBoardSink(MetricsSink):
+    """Writes event files to RUN/tensorboard, one scalar per number: `train/loss`, `evaluate/accuracy`, ..."""
 
     def __init__(self, folder: Path, after_step: int | None) -> None:
-        module = _package("torch.utils.tensorboard", "tensorboard")
+        module = _import_package("torch.utils.tensorboard", "tensorboard")
         self._writer = module.SummaryWriter(
             str(folder / "tensorboard"), purge_step=None if after_step is None else after_step + 1
         )
 
     def record(self, record: dict[str, Any]) -> None:
-        for name, value in _numbers(record).items():
+        for name, value in _name_numbers(record).items():
             self._writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
@@ -60,20 +60,21 @@ class TensorBoard(Sink):
 
 
 @final
-class MLflow(Sink):
-    """A run of MLflow where MLFLOW_TRACKING_URI says, in the experiment MLFLOW_EXPERIMENT_NAME, else `headway`.
+class MLflowSink(MetricsSink):
+    """Writes to a run of MLflow at MLFLOW_TRACKING_URI, in the experiment MLFLOW_EXPERIMENT_NAME, else `headway`.
 
-    A thread of its own sends the records, so that a server that is slow or away holds nothing up; of records that it
-    did not take there is a warning. RUN/mlflow.id says which run it is, so that a resumed one goes on with it.
+    A thread sends the records, so that a slow or missing server does not delay the run; lost records cause a warning.
+    RUN/mlflow.id holds the id of MLflow's run, so that a resumed run continues it.
     """
 
     def __init__(self, folder: Path, after_step: int | None) -> None:
-        self._mlflow = _package("mlflow", "mlflow-skinny")
+        self._mlflow = _import_package("mlflow", "mlflow-skinny")
         self._known, self._name = folder / "mlflow.id", folder.resolve().name
         try:
             self._client = self._mlflow.MlflowClient()
-        except Exception as error:  # of the user's settings; a server is not asked yet
-            fix = "Set MLFLOW_TRACKING_URI to where it is to write, or take mlflow out of sinks."
+        # A wrong setting shows here; the server is not contacted yet.
+        except Exception as error:
+            fix = "Set MLFLOW_TRACKING_URI to the server or folder to write to, or remove mlflow from sinks."
             raise RecipeError(f"MLflow cannot be used: {error}", where="sinks", fix=fix) from error
         self._records: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="headway-mlflow", daemon=True)
@@ -84,44 +85,46 @@ class MLflow(Sink):
 
     def close(self) -> None:
         self._records.put(None)
-        self._thread.join(CLOSE_S)
+        self._thread.join(MAX_CLOSE_S)
         if self._thread.is_alive():
-            LOG.warning("MLflow has not taken all records in %g s: metrics.jsonl has them.", CLOSE_S)
+            LOG.warning("MLflow did not take all records within %g s. metrics.jsonl has them.", MAX_CLOSE_S)
 
     def _run(self) -> None:
         run, lost, more = "", 0, True
         while more:
             taken = [self._records.get()]
             with suppress(queue.Empty):
-                while len(taken) < MOST_RECORDS:
+                # None ends the thread, and can only be the last entry.
+                while len(taken) < MAX_RECORDS:
                     taken.append(self._records.get_nowait())
             more = taken[-1] is not None
             batch = [one for one in taken if one is not None]
             if not batch:
                 break
             try:
-                run = run or self._begun()
-                self._client.log_batch(run, self._metrics(batch))
-            except Exception as error:  # whatever a server, or the way to it, comes up with
+                run = run or self._start_run()
+                self._client.log_batch(run, self._build_metrics(batch))
+            # Servers, and the network on the way, can fail with any exception; training must go on.
+            except Exception as error:
                 if not lost:
-                    LOG.warning("MLflow does not take the records: %s. The run goes on.", error)
+                    LOG.warning("MLflow does not take the records: %s. The run continues.", error)
                 lost += len(batch)
         if lost:
-            LOG.warning("%d records did not reach MLflow: metrics.jsonl has them.", lost)
+            LOG.warning("%d records did not reach MLflow. metrics.jsonl has them.", lost)
         with suppress(Exception):
             if run:
                 self._client.set_terminated(run)
 
-    def _metrics(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> list[Any]:
+    def _build_metrics(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> list[Any]:
         make = self._mlflow.entities.Metric
         return [
             make(name, float(value), time_ms, record["step"])
             for time_ms, record in batch
-            for name, value in _numbers(record).items()
+            for name, value in _name_numbers(record).items()
         ]
 
-    def _begun(self) -> str:
-        """The id of the run, which is made anew unless this run folder has one."""
+    def _start_run(self) -> str:
+        """Starts a run and returns its id; continues the run of this folder if there is one."""
         if self._known.exists():
             run = self._known.read_text()
             self._client.update_run(run, status="RUNNING")
@@ -129,7 +132,8 @@ class MLflow(Sink):
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
         found = self._client.get_experiment_by_name(name)
         if found is None:
-            with suppress(self._mlflow.exceptions.MlflowException):  # another run has just made it
+            # Another run may create the experiment at the same moment.
+            with suppress(self._mlflow.exceptions.MlflowException):
                 self._client.create_experiment(name)
             found = self._client.get_experiment_by_name(name)
         made: str = self._client.create_run(found.experiment_id, run_name=self._name).info.run_id
@@ -138,12 +142,15 @@ class MLflow(Sink):
 
 
 @final
-class Wandb(Sink):
-    """A run of Weights & Biases in the project WANDB_PROJECT, else `headway`; with WANDB_MODE=offline, files in
-    RUN/wandb. RUN/wandb.id says which run it is, so that a resumed one goes on with it."""
+class WandbSink(MetricsSink):
+    """Writes to a run of Weights & Biases in the project WANDB_PROJECT, else `headway`.
+
+    With WANDB_MODE=offline it writes files to RUN/wandb. RUN/wandb.id holds the id of the run, so that a resumed run
+    continues it.
+    """
 
     def __init__(self, folder: Path, after_step: int | None) -> None:
-        wandb = _package("wandb", "wandb")
+        wandb = _import_package("wandb", "wandb")
         known = folder / "wandb.id"
         if not known.exists():
             write_atomically(known, secrets.token_hex(4))
@@ -154,44 +161,52 @@ class Wandb(Sink):
                 id=known.read_text(),
                 resume="allow",
                 dir=str(folder),
-                settings=wandb.Settings(console="off"),  # it would stand between the progress bar and the terminal
+                # wandb's capture of the console would break the progress bar.
+                settings=wandb.Settings(console="off"),
             )
         except wandb.Error as error:
-            fix = "Log in: wandb login. Or set WANDB_MODE=offline, or take wandb out of sinks."
+            fix = "Log in with wandb login, set WANDB_MODE=offline, or remove wandb from sinks."
             raise RecipeError(f"Weights & Biases cannot be used: {error}", where="sinks", fix=fix) from error
         self._run.define_metric("*", step_metric="step")
 
     def record(self, record: dict[str, Any]) -> None:
-        self._run.log({**_numbers(record), "step": record["step"]})
+        self._run.log({**_name_numbers(record), "step": record["step"]})
 
     def close(self) -> None:
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Path, int | None], Sink]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": Wandb}
+SINKS: dict[str, Callable[[Path, int | None], MetricsSink]] = {
+    "tensorboard": TensorBoardSink,
+    "mlflow": MLflowSink,
+    "wandb": WandbSink,
+}
 
 
-def open_sinks(names: Sequence[str], folder: Path, after_step: int | None = None) -> list[Sink]:
-    """The sinks of a recipe that are written to; a resumed run writes over what came after `after_step`, where a sink
-    has means for that. `prometheus` is none of them: it is asked, see `observe.prometheus`.
+def open_sinks(names: Sequence[str], folder: Path, after_step: int | None = None) -> list[MetricsSink]:
+    """Opens the sinks of a recipe, except `prometheus`, which polls by itself (see `observe.prometheus`).
+
+    Args:
+        after_step: Step that a resumed run continues from; later records are overwritten if the sink supports it.
 
     Raises:
-        RecipeError: a sink's package is not installed, or it is not set up.
+        RecipeError: The package of a sink is not installed, or it is not configured.
     """
     return [SINKS[name](folder, after_step) for name in names if name in SINKS]
 
 
-def _numbers(record: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a record by what they are called elsewhere, `KIND/NAME`."""
+def _name_numbers(record: dict[str, Any]) -> dict[str, float]:
+    """Selects the numbers of a record, under their names in other services, `KIND/NAME`."""
     found = {name: value for name, value in record.items() if isinstance(value, int | float)}
     return {f"{record['kind']}/{name}": value for name, value in found.items() if name not in ("step", "position")}
 
 
-def _package(module: str, package: str) -> Any:
+def _import_package(module: str, package: str) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # their own imports warn of their dependencies
+            # These packages warn about their own dependencies at import.
+            warnings.simplefilter("ignore")
             return importlib.import_module(module)
     except ImportError as error:
-        fix = f"Install it: pip install {package}. Or take it out of sinks."
+        fix = f"Install it with pip install {package}, or remove it from sinks."
         raise RecipeError(f"{package} is not installed ({error})", where="sinks", fix=fix) from None

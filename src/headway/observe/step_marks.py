@@ -1,4 +1,4 @@
-"""Marks: what each moment of a training loop belongs to, as a row of numbers for each batch."""
+"""Marks of a training loop: assign each moment to a stage, and make a row of numbers for each batch."""
 
 from __future__ import annotations
 
@@ -13,79 +13,76 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.observe.tensor_taps import Listener, place
+from headway.observe.tensor_taps import TensorListener, find_caller
 
 Stage = Literal["wait", "forward", "loss", "backward", "optimizer", "other"]
 STAGES: tuple[Stage, ...] = ("wait", "forward", "loss", "backward", "optimizer", "other")
 WAIT, FORWARD, LOSS, BACKWARD, OPTIMIZER, OTHER = range(len(STAGES))
 
+# First steps of a watch that do not count: workers start, kernels are chosen, the network is compiled.
 WARM_UP_STEPS = 5
-"""Steps at the beginning of a watch that are not counted: workers start, kernels are chosen, a network is compiled."""
-MOST_STEPS = 10_000
-"""Newest steps that are kept; 4 MB."""
-MOST_EPOCHS = 1000
-MOST_PLACES = 1000
-"""Reads whose place in the user's code is looked up, which takes longer than counting them."""
+# Newest steps that are kept; 4 MB.
+MAX_STEPS = 10_000
+MAX_EPOCHS = 1000
+# Reads whose place in the user's code is looked up, which takes longer than counting them.
+MAX_PLACES = 1000
 
 Numbers = NDArray[np.float64]
-Row = tuple[int, ...]
+StepRow = tuple[int, ...]
 
-_FIGURES = len(STAGES) + 8
-"""Of a row."""
+# Index, stages, reads, syncs, sync ns, before, after, exchanged, updates.
+_ROW_LENGTH = len(STAGES) + 8
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """One loop over the loader.
+class LoopStart:
+    """One loop over the loader."""
 
-    Attributes:
-        first_s: from asking for an iterator to its first batch, or in other words from nothing to the first batch;
-            None: it began before the watch. begins: it is the first loop of the watch, which starts the process up.
-        batches: it gave; None: it was left before its end. end_s: asking in vain for one more, and its clearing up.
-        before_s: between the end of the loop before and its beginning.
-    """
-
+    # Seconds from asking for the iterator to its first batch; None: the loop began before the watch.
     first_s: float | None
+    # True for the first loop of the watch, which includes the start-up of the process.
     begins: bool
+    # Number of batches; None: the loop was left before its end.
     batches: int | None
+    # Seconds from asking for one more batch to the end of the loop.
     end_s: float | None
+    # Seconds from the end of the loop before to the beginning of this one.
     before_s: float | None
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Series:
-    """What was seen of the steps; a step is what is done with one batch.
+class StepSeries:
+    """Measurements of steps; a step is the work on one batch."""
 
-    Attributes:
-        seconds: [steps, len(STAGES)] wall time by stage.
-        index: [steps] number of the batch in its epoch, from 0 on.
-        reads, syncs: [steps] values of host tensors and of device tensors that Python read. sync_s: [steps] in these.
-        before, after: [steps] 1: the device had nothing left to do when the loop asked for the batch, or got it; 0: it
-            had; NaN: not known.
-        exchanged: [steps] 1: backward exchanged gradients; 0: it did not; NaN: not known, or there was none.
-        updates: [steps] steps of an optimizer.
-    """
-
+    # [steps, len(STAGES)] wall time by stage.
     seconds: Numbers
+    # [steps] number of the batch in its epoch, from 0.
     index: NDArray[np.int64]
+    # [steps] values of host tensors that Python read.
     reads: Numbers
+    # [steps] values of device tensors that Python read (host-device syncs).
     syncs: Numbers
+    # [steps] seconds in these syncs.
     sync_s: Numbers
+    # [steps] 1 if the device was idle when the loop asked for the batch, 0 if not, NaN if unknown.
     before: Numbers
+    # [steps] the same when the loop got the batch.
     after: Numbers
+    # [steps] 1 if backward exchanged gradients, 0 if not, NaN if unknown or without a backward.
     exchanged: Numbers
+    # [steps] optimizer steps.
     updates: Numbers
 
     @staticmethod
-    def of(rows: list[Row]) -> Series:
-        """Args: rows: index, ns of each stage, reads, syncs, ns of these, before, after, exchanged, updates; -1: not
-        known."""
-        table = np.array(rows, np.float64).reshape(-1, _FIGURES)
+    def from_rows(rows: list[StepRow]) -> StepSeries:
+        """Builds the series from rows of: index, ns of each stage, reads, syncs, ns of syncs, before, after,
+        exchanged, updates. -1 in the flags means unknown."""
+        table = np.array(rows, np.float64).reshape(-1, _ROW_LENGTH)
         last = len(STAGES) + 1
         told = np.where(table[:, last + 3 : last + 6] < 0, math.nan, table[:, last + 3 : last + 6])
-        return Series(
+        return StepSeries(
             seconds=table[:, 1:last] / 1e9,
             index=table[:, 0].astype(np.int64),
             reads=table[:, last],
@@ -97,34 +94,36 @@ class Series:
             updates=table[:, last + 6],
         )
 
-    def where(self, chosen: NDArray[np.bool_]) -> Series:
-        """Some of the steps."""
-        return Series(**{name: values[chosen] for name, values in vars(self).items()})
+    def select(self, chosen: NDArray[np.bool_]) -> StepSeries:
+        """Selects some of the steps."""
+        return StepSeries(**{name: values[chosen] for name, values in vars(self).items()})
 
     def __len__(self) -> int:
         return len(self.index)
 
 
 @final
-class Marks(Listener):
-    """Adds the time since the last mark to the stage that was under way, and makes a row of each step.
+class StepMarks(TensorListener):
+    """Adds the time since the last mark to the stage that has just ended, and makes a row of each step.
 
-    Everything is told it by the thread that asks for the batches; what others tell is not listened to. Each mark is
-    written out: a call more would double what it takes.
+    Only marks of the thread that asks for batches count. The code of each mark is written out, because a further call
+    would double its cost.
 
     Attributes:
-        drained: says whether the device has nothing left to do; None: it cannot.
-        exchanges: says whether the next backward exchanges gradients; None: nothing is known of that.
-        rows: of the newest steps after the warm-up. starts: of the newest loops. steps: so far, warm-up included.
-        elsewhere: an optimizer stepped on another thread than the one that asks for batches.
-        places: (method, file, line) with which the first values were read, and how often.
+        is_device_idle: Tells if the device is idle; None: unknown.
+        will_exchange: Tells if the next backward exchanges gradients; None: unknown.
+        rows: Rows of the newest steps after the warm-up.
+        starts: Newest loops.
+        steps: Number of steps so far, with the warm-up.
+        elsewhere: True if an optimizer stepped on another thread than the one that asks for batches.
+        places: (method, file, line) of the first reads, and how often.
     """
 
     def __init__(self) -> None:
-        self.drained: Callable[[], bool | None] | None = None
-        self.exchanges: Callable[[], bool] | None = None
-        self.rows: deque[Row] = deque(maxlen=MOST_STEPS)
-        self.starts: deque[Start] = deque(maxlen=MOST_EPOCHS)
+        self.is_device_idle: Callable[[], bool | None] | None = None
+        self.will_exchange: Callable[[], bool] | None = None
+        self.rows: deque[StepRow] = deque(maxlen=MAX_STEPS)
+        self.starts: deque[LoopStart] = deque(maxlen=MAX_EPOCHS)
         self.places: Counter[tuple[str, str, int]] = Counter()
         self.steps = 0
         self.elsewhere = False
@@ -141,13 +140,14 @@ class Marks(Listener):
         self._spent = [0] * len(STAGES)
         self._reads = self._syncs = self._sync_ns = self._updates = 0
         self._before = self._after = self._exchanged = -1
-        self._models = self._optimizers = self._backwards = 0  # calls of them that are under way
+        # Calls in progress: networks and optimizers can be nested.
+        self._models = self._optimizers = self._backwards = 0
         self._forwarded = self._under_way = False
 
-    # The loader.
+    # Marks of the loader.
 
-    def began(self, index: int = -1) -> None:
-        """A loop begins, whose newest batch has this number; what is made for it counts as waiting."""
+    def begin_loop(self, index: int = -1) -> None:
+        """Begins a loop; `index` is the number of its newest batch. Making the iterator counts as waiting."""
         now = perf_counter_ns()
         self._clear()
         self._before_ns = now - self._last if self._ended else None
@@ -155,12 +155,12 @@ class Marks(Listener):
         self._first_ns, self._ended = None, False
         self._loop_rows = self._loop_updates = 0
 
-    def made(self) -> None:
-        """The iterator is there."""
+    def finish_iterator(self) -> None:
+        """Ends the making of the iterator."""
         self._spent[WAIT] += perf_counter_ns() - self._last
 
-    def asked(self) -> None:
-        """The loop asks for a batch, and is through with the one before."""
+    def request_batch(self) -> None:
+        """Ends the step of the batch before, and begins waiting for the next one."""
         now = perf_counter_ns()
         if self._under_way:
             self._spent[OTHER] += now - self._last
@@ -174,61 +174,63 @@ class Marks(Listener):
                 )
             self._clear()
         self._thread, self._last = get_ident(), now
-        if self.drained is not None:
-            self._before = _known(self.drained())
+        if self.is_device_idle is not None:
+            self._before = _encode_flag(self.is_device_idle())
 
-    def came(self) -> None:
-        """A batch is there."""
+    def receive_batch(self) -> None:
+        """Ends the waiting, and begins the step of the batch."""
         now = perf_counter_ns()
         self._spent[WAIT] += now - self._last
         self._last = now
-        if self.drained is not None:
-            self._after = _known(self.drained())
+        if self.is_device_idle is not None:
+            self._after = _encode_flag(self.is_device_idle())
         self._index += 1
         self._under_way = True
         if self._index == 0:
             self._first_ns = self._spent[WAIT]
 
-    def ended(self) -> None:
-        """There is no further batch."""
+    def end_loop(self) -> None:
+        """Ends the loop after its last batch."""
         now = perf_counter_ns()
-        self._start(self._index + 1, now - self._last)
+        self._record_loop(self._index + 1, now - self._last)
         self._last, self._ended = now, True
 
-    def left(self) -> None:
-        """The loop was left; its last step is not counted, as nothing says where it ended."""
-        self._start(None, None)
+    def leave_loop(self) -> None:
+        """Ends a loop that was left early. Its last step does not count, because its end is unknown."""
+        self._record_loop(None, None)
         self._ended = False
 
-    def _start(self, batches: int | None, end_ns: int | None) -> None:
+    def _record_loop(self, batches: int | None, end_ns: int | None) -> None:
         self._clear()
         self._updated = self._updated or self._loop_updates > 0
-        if self._updated and not self._loop_updates:  # an evaluation on the training set
+        # A loop without updates, after loops with some, is an evaluation on the training set.
+        if self._updated and not self._loop_updates:
             for _ in range(min(self._loop_rows, len(self.rows))):
                 self.rows.pop()
             return
         self.starts.append(
-            Start(
-                first_s=_seconds(self._first_ns),
+            LoopStart(
+                first_s=_to_seconds(self._first_ns),
                 begins=self._begins,
                 batches=batches,
-                end_s=_seconds(end_ns),
-                before_s=_seconds(self._before_ns),
+                end_s=_to_seconds(end_ns),
+                before_s=_to_seconds(self._before_ns),
             )
         )
         self._begins = False
 
-    # The network, backward and the optimizer.
+    # Marks of the network, backward and the optimizer. Only the outermost call of each counts.
 
-    def forward_began(self) -> None:
+    def begin_forward(self) -> None:
         if get_ident() == self._thread:
             self._models += 1
+            # A forward pass inside the optimizer's step is its closure's: the time before it is the optimizer's.
             if self._models == 1:
                 now = perf_counter_ns()
                 self._spent[OPTIMIZER if self._optimizers else OTHER] += now - self._last
                 self._last = now
 
-    def forward_ended(self) -> None:
+    def end_forward(self) -> None:
         if self._models and get_ident() == self._thread:
             self._models -= 1
             if not self._models:
@@ -237,7 +239,7 @@ class Marks(Listener):
                 self._last = now
                 self._forwarded = True
 
-    def backward_began(self) -> None:
+    def begin_backward(self) -> None:
         if get_ident() == self._thread:
             self._backwards += 1
             if self._backwards == 1:
@@ -245,10 +247,10 @@ class Marks(Listener):
                 self._spent[LOSS if self._forwarded else OPTIMIZER if self._optimizers else OTHER] += now - self._last
                 self._last = now
                 self._forwarded = False
-                if self.exchanges is not None:
-                    self._exchanged = int(self.exchanges())
+                if self.will_exchange is not None:
+                    self._exchanged = int(self.will_exchange())
 
-    def backward_ended(self) -> None:
+    def end_backward(self) -> None:
         if self._backwards and get_ident() == self._thread:
             self._backwards -= 1
             if not self._backwards:
@@ -256,29 +258,30 @@ class Marks(Listener):
                 self._spent[BACKWARD] += now - self._last
                 self._last = now
 
-    def step_began(self) -> None:
+    def begin_step(self) -> None:
         if get_ident() != self._thread:
             self.elsewhere = True
             return
         self._optimizers += 1
         if self._optimizers == 1:
             now = perf_counter_ns()
-            # Where backward was not seen (torch.autograd.grad, or one compiled function of both) it is in here.
+            # If backward was not seen (torch.autograd.grad, or one compiled function for both), its time is in here.
             self._spent[BACKWARD if self._forwarded else OTHER] += now - self._last
             self._last = now
             self._forwarded = False
 
-    def step_ended(self) -> None:
+    def end_step(self) -> None:
         if self._optimizers and get_ident() == self._thread:
             self._optimizers -= 1
-            if not self._optimizers:  # a class derived from one of torch's steps through it, and its hooks run twice
+            # A class derived from an optimizer of torch steps through it, so its hooks run twice.
+            if not self._optimizers:
                 self._updates += 1
                 now = perf_counter_ns()
                 self._spent[OPTIMIZER] += now - self._last
                 self._last = now
 
-    def read(self, name: str, on_device: bool, ns: int) -> None:
-        # On a CPU an optimizer reads its own counters, and a loader its random numbers, on a GPU they are there too.
+    def record_read(self, name: str, on_device: bool, ns: int) -> None:
+        # On a CPU an optimizer reads its own counters, and a loader its random numbers: no reads of the user's code.
         if get_ident() != self._thread or (not on_device and (self._optimizers or not self._under_way)):
             return
         if on_device:
@@ -286,14 +289,14 @@ class Marks(Listener):
             self._sync_ns += ns
         else:
             self._reads += 1
-        if self._placed < MOST_PLACES:
+        if self._placed < MAX_PLACES:
             self._placed += 1
-            self.places[name, *place()] += 1
+            self.places[name, *find_caller()] += 1
 
 
-def _known(value: bool | None) -> int:
+def _encode_flag(value: bool | None) -> int:
     return -1 if value is None else int(value)
 
 
-def _seconds(ns: int | None) -> float | None:
+def _to_seconds(ns: int | None) -> float | None:
     return None if ns is None else ns / 1e9

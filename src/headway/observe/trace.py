@@ -1,4 +1,4 @@
-"""Spans of a run's stages as a trace that ui.perfetto.dev and chrome://tracing draw."""
+"""Trace of a run's stages for ui.perfetto.dev and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from typing import Any
 from headway.core.clock import Span
 from headway.core.files import write_atomically
 
+# Rows of a process in the trace.
 STEPS, STAGES = 1, 2
-"""Rows of a process in the trace."""
 
 
-def write(path: Path, rank: int, stages: Sequence[Span], steps: Sequence[Span]) -> None:
+def write_trace(path: Path, rank: int, stages: Sequence[Span], steps: Sequence[Span]) -> None:
     """Writes one rank's spans in the Trace Event Format, as complete events.
 
-    Times are microseconds of this host's monotonic clock, which its processes share; `epoch_us` is what to add for the
-    time of day, by which the traces of several hosts are brought together.
+    Times are microseconds of this host's monotonic clock, which its processes share. Adding `epoch_us` gives the time
+    of day, which aligns the traces of several hosts.
     """
     epoch_us = (time.time_ns() - time.perf_counter_ns()) / 1000
-    events = [*_names(rank), *_spans(rank, STEPS, steps), *_spans(rank, STAGES, stages)]
+    events = [*_build_metadata(rank), *_build_events(rank, STEPS, steps), *_build_events(rank, STAGES, stages)]
     tree = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"epoch_us": epoch_us}}
     write_atomically(path, json.dumps(tree))
 
 
-def _names(rank: int) -> Iterator[dict[str, Any]]:
+def _build_metadata(rank: int) -> Iterator[dict[str, Any]]:
+    # M: metadata events, which name the rows.
     meta = {"ph": "M", "pid": rank}
     yield {**meta, "name": "process_name", "args": {"name": f"rank {rank}"}}
     yield {**meta, "name": "process_sort_index", "args": {"sort_index": rank}}
@@ -35,7 +36,7 @@ def _names(rank: int) -> Iterator[dict[str, Any]]:
         yield {**meta, "tid": row, "name": "thread_name", "args": {"name": name}}
 
 
-def _spans(rank: int, row: int, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+def _build_events(rank: int, row: int, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
     for name, start_ns, end_ns in spans:
         times = {"ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000}
         yield {"name": name, "ph": "X", "pid": rank, "tid": row, **times}

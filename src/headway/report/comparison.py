@@ -1,4 +1,4 @@
-"""Against: two runs that have ended, what each gave, and what is different between them."""
+"""Comparison of two finished runs: speed, metrics, and the differences between their recipes and machines."""
 
 from __future__ import annotations
 
@@ -11,49 +11,46 @@ from typing import Any, final
 from headway.core.errors import UsageError
 from headway.core.run_folder import RunFolder
 from headway.core.statistics import compute_median_interval
-from headway.report.panels import flat, machine, metric_text
+from headway.report.run_report import describe_machine, flatten_recipe, format_metric
 from headway.setup.run_log import NON_METRIC_KEYS
 
-ALIKE = 0.03
-"""Rates that differ by less are called the same; so are those whose records vary as much as they differ."""
-MOSTLY = 0.5
-"""Share of a change that one stage has to explain to be named as its cause."""
-NAMED_KEYS = 5
-"""Keys of the recipe that the sentence names."""
-BESIDE_TRAINING = ("evaluate", "checkpoint", "first batch")
-"""Stages that images/s leave out."""
+# Images/s that differ by less count as equal, and so do rates that vary as much within each run.
+SAME_RATE = 0.03
+# Share of the change that one stage must explain to be named as the cause.
+CAUSE_SHARE = 0.5
+# Most recipe keys that the sentence lists.
+MAX_NAMED_KEYS = 5
+# Stages that images/s leave out.
+OUTSIDE_STAGES = ("evaluate", "checkpoint", "first batch")
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    """One of the two runs.
-
-    Attributes:
-        name: by which it is told from the other.
-        images: samples that it was trained on.
-        train, evaluated: its records.
-    """
+class ComparedRun:
+    """One of the two runs, with its records."""
 
     run: RunFolder
+    # Shortest part of its path that differs from the other run's.
     name: str
     summary: Mapping[str, Any]
     about: Mapping[str, Any]
+    # Training records.
     train: Sequence[Mapping[str, Any]]
+    # Evaluation records.
     evaluated: Sequence[Mapping[str, Any]]
 
     @staticmethod
-    def of(run: RunFolder, name: str) -> Side:
-        """Raises UsageError where the run has not ended, or has made no step."""
+    def load(run: RunFolder, name: str) -> ComparedRun:
+        """Loads a run. Raises UsageError if it has not ended or has made no step."""
         summary, records = run.read_summary(), list(run.read_metrics())
         if not summary:
-            fix = f"Wait for it, or go on with it: {run.resume_command}"
-            raise UsageError("this run has not ended, and has no summary to compare", where=str(run.folder), fix=fix)
+            fix = f"Wait until it ends, or resume it: {run.resume_command}"
+            raise UsageError("this run has not ended, so it has no summary to compare", where=str(run.folder), fix=fix)
         if not summary["step"]:
-            raise UsageError("this run has made no step to compare", where=str(run.folder))
+            raise UsageError("this run made no step, so it cannot be compared", where=str(run.folder))
         train, evaluated = ([one for one in records if one["kind"] == kind] for kind in ("train", "evaluate"))
         about = run.read_provenance(samples=int)
-        return Side(run=run, name=name, summary=summary, about=about, train=train, evaluated=evaluated)
+        return ComparedRun(run=run, name=name, summary=summary, about=about, train=train, evaluated=evaluated)
 
     @cached_property
     def images(self) -> float:
@@ -62,18 +59,18 @@ class Side:
         return found
 
     @property
-    def images_a_step(self) -> float:
+    def images_per_step(self) -> float:
         """Number of images in a step, on average."""
         found: float = self.images / self.summary["step"]
         return found
 
     @cached_property
-    def recipe(self) -> dict[str, str]:
-        """Values of the recipe by dotted key."""
-        return flat(self.run.read_recipe_text())
+    def recipe_values(self) -> dict[str, str]:
+        """Recipe values by dotted key."""
+        return flatten_recipe(self.run.read_recipe_text())
 
-    def metrics(self) -> dict[str, float | None]:
-        """Metrics of the last evaluation, the loss last."""
+    def list_metrics(self) -> dict[str, float | None]:
+        """Lists the metrics of the last evaluation, the loss last."""
         last = self.evaluated[-1].items() if self.evaluated else ()
         found = {name: value for name, value in last if name not in NON_METRIC_KEYS}
         return dict(sorted(found.items(), key=lambda item: item[0] == "loss"))
@@ -81,8 +78,8 @@ class Side:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    """A value that differs between two runs."""
+class ValueDifference:
+    """A value that differs between the two runs."""
 
     what: str
     run: str
@@ -92,155 +89,161 @@ class Difference:
 @final
 @dataclass(frozen=True)
 class Comparison:
-    """A run beside another, which it is measured by: ratios are those of the first over the second."""
+    """Two runs. Ratios are those of `run` over `against`, the reference."""
 
-    run: Side
-    against: Side
+    run: ComparedRun
+    against: ComparedRun
 
     @property
-    def sides(self) -> tuple[Side, Side]:
-        """Both runs, the measured one first."""
+    def sides(self) -> tuple[ComparedRun, ComparedRun]:
+        """Both runs, the reference last."""
         return self.run, self.against
 
-    def numbers(self) -> dict[str, tuple[float | None, float | None]]:
-        """Numbers of both runs: images/s, seconds, waiting share, seconds to a common goal, and common metrics."""
+    def list_numbers(self) -> dict[str, tuple[float | None, float | None]]:
+        """Lists numbers of both runs: images/s, seconds, waiting share, seconds to a common goal, common metrics."""
         found: dict[str, tuple[float | None, float | None]]
-        found = {name: _both(self.sides, name) for name in ("images_s", "seconds", "wait_share")}
+        found = {name: _read_both(self.sides, name) for name in ("images_s", "seconds", "wait_share")}
         goals = [side.summary.get("stop_at") for side in self.sides]
         if goals[0] and goals[1] and goals[0]["goal"] == goals[1]["goal"]:
             found["seconds_to_reach"] = (goals[0]["seconds_to_reach"], goals[1]["seconds_to_reach"])
-        mine, theirs = (side.metrics() for side in self.sides)
+        mine, theirs = (side.list_metrics() for side in self.sides)
         return found | {name: (value, theirs[name]) for name, value in mine.items() if name in theirs}
 
     @property
-    def per_step(self) -> bool:
-        """Tells whether a step has as many images in both runs; if not, stages are compared for 1,000 images."""
-        mine, theirs = (side.images_a_step for side in self.sides)
+    def is_per_step(self) -> bool:
+        """True if steps have the same number of images in both runs; if not, stages are compared per 1,000 images."""
+        mine, theirs = (side.images_per_step for side in self.sides)
         return abs(mine - theirs) < 1e-6 * theirs
 
     @property
     def unit(self) -> str:
-        """Unit in which stages are shown."""
-        return "ms a step" if self.per_step else "ms for 1,000 images"
+        """Unit of the stage times."""
+        return "ms per step" if self.is_per_step else "ms per 1,000 images"
 
-    def stages(self) -> dict[str, tuple[float, float]]:
-        """Seconds of each stage in both, a step or for 1,000 images; those of the first run's clock first."""
-        mine, theirs = (self._seconds(side) for side in self.sides)
+    def list_stages(self) -> dict[str, tuple[float, float]]:
+        """Lists the seconds of each stage in both runs, per step or per 1,000 images."""
+        mine, theirs = (self._scale_seconds(side) for side in self.sides)
         return {stage: (mine.get(stage, 0.0), theirs.get(stage, 0.0)) for stage in mine | theirs}
 
-    def _seconds(self, side: Side) -> dict[str, float]:
-        count = side.summary["step"] if self.per_step else side.images / 1000
+    def _scale_seconds(self, side: ComparedRun) -> dict[str, float]:
+        count = side.summary["step"] if self.is_per_step else side.images / 1000
         return {stage: seconds / count for stage, seconds in side.summary["seconds_by_stage"].items()}
 
-    def recipe(self) -> list[Difference]:
-        """Keys whose values differ."""
-        return _differences(self.run.recipe, self.against.recipe)
+    def list_recipe_differences(self) -> list[ValueDifference]:
+        """Lists the recipe keys whose values differ."""
+        return _find_differences(self.run.recipe_values, self.against.recipe_values)
 
-    def machine(self) -> list[Difference]:
-        """What differs of the machines, versions and data."""
-        return _differences(*(dict(machine(dict(side.about))) for side in self.sides))
+    def list_machine_differences(self) -> list[ValueDifference]:
+        """Lists the differences between machines, versions and data."""
+        return _find_differences(*(dict(describe_machine(dict(side.about))) for side in self.sides))
 
-    def told_apart(self) -> bool:
-        """Whether the images/s differ by more than ALIKE, and by more than each run's own records vary."""
-        mine, theirs = _both(self.sides, "images_s")
-        if abs(mine / theirs - 1) < ALIKE:
+    def is_distinguishable(self) -> bool:
+        """Returns True if images/s differ by more than SAME_RATE, and by more than they vary within each run."""
+        mine, theirs = _read_both(self.sides, "images_s")
+        if abs(mine / theirs - 1) < SAME_RATE:
             return False
         rates = [[one["images_s"] for one in side.train] for side in self.sides]
-        if not all(rates):  # runs too short for a record
+        # Without records there is no spread to compare with.
+        if not all(rates):
             return True
         (_, low, high), (_, other_low, other_high) = map(compute_median_interval, rates)
         return high < other_low or other_high < low
 
-    def sentence(self) -> str:
-        """What changed, and by how much."""
-        mine, theirs = _both(self.sides, "images_s")
+    def describe(self) -> str:
+        """Describes the change of speed and its cause, and the differences between the runs, in one sentence."""
+        mine, theirs = _read_both(self.sides, "images_s")
         rates = f"({mine:,.0f} against {theirs:,.0f})"
-        text = f"As many images/s {rates}"
-        if abs(mine / theirs - 1) >= ALIKE:
-            text = f"{mine:,.0f} images/s against {theirs:,.0f}, which is less than either run varies by itself"
-        if self.told_apart():
-            text = f"{mine / theirs:.2f} times the images/s {rates}: {self._cause(faster=mine > theirs)}"
-        keys = [one.what for one in self.recipe()]
-        named = ", ".join(keys[:NAMED_KEYS])
-        more = f" and {len(keys) - NAMED_KEYS} more" if len(keys) > NAMED_KEYS else ""
+        text = f"About the same images/s {rates}"
+        if abs(mine / theirs - 1) >= SAME_RATE:
+            text = f"{mine:,.0f} images/s against {theirs:,.0f}, a difference within the spread of each run"
+        if self.is_distinguishable():
+            text = f"{mine / theirs:.2f} times the images/s {rates}: {self._describe_cause(faster=mine > theirs)}"
+        keys = [one.what for one in self.list_recipe_differences()]
+        named = ", ".join(keys[:MAX_NAMED_KEYS])
+        more = f" and {len(keys) - MAX_NAMED_KEYS} more" if len(keys) > MAX_NAMED_KEYS else ""
         text += f"; the recipe differs in {named}{more}" if keys else "; the recipes are the same"
-        if others := [one.what for one in self.machine()]:
+        if others := [one.what for one in self.list_machine_differences()]:
             text += f"; also different: {', '.join(others)}"
-        for name, (value, other) in self.numbers().items():
-            if name in self.run.metrics() and name != "loss":
-                text += f"; {name.replace('_', ' ')} {metric_text(name, value)} against {metric_text(name, other)}"
+        for name, (value, other) in self.list_numbers().items():
+            if name in self.run.list_metrics() and name != "loss":
+                text += f"; {name.replace('_', ' ')} {format_metric(name, value)} against {format_metric(name, other)}"
         for side in self.sides:
             if not side.summary["finished"]:
                 text += f"; {side.name} was stopped at step {side.summary['step']} of {side.summary['steps']}"
         return f"{text}."
 
-    def _cause(self, *, faster: bool) -> str:
-        """The stage that the difference comes from."""
+    def _describe_cause(self, *, faster: bool) -> str:
+        """Names the stage that explains most of the change, and its time in both runs."""
         changes = {
             stage: (theirs - mine) * (1 if faster else -1)
-            for stage, (mine, theirs) in self.stages().items()
-            if stage not in BESIDE_TRAINING
+            for stage, (mine, theirs) in self.list_stages().items()
+            if stage not in OUTSIDE_STAGES
         }
         stage = max(changes, key=lambda one: changes[one])
-        if changes[stage] < MOSTLY * sum(changes.values()):
+        if changes[stage] < CAUSE_SHARE * sum(changes.values()):
             return "several stages together"
         went = "fell" if faster else "rose"
-        mine, theirs = _both(self.sides, "wait_share")
+        # The share of waiting is clearer than milliseconds, if it moved in the same direction.
+        mine, theirs = _read_both(self.sides, "wait_share")
         if stage == "wait" and (mine < theirs) == faster:
             return f"waiting {went} from {theirs:.0%} to {mine:.0%}"
-        here, there = self.stages()[stage]
+        here, there = self.list_stages()[stage]
         return f"{stage} {went} from {there * 1e3:.3g} to {here * 1e3:.3g} {self.unit}"
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers, for a program."""
+        """Returns all numbers as a JSON tree."""
         numbers = {
-            name: {"run": mine, "against": theirs, "ratio": ratio(mine, theirs)}
-            for name, (mine, theirs) in self.numbers().items()
+            name: {"run": mine, "against": theirs, "ratio": compute_ratio(mine, theirs)}
+            for name, (mine, theirs) in self.list_numbers().items()
         }
         return {
             "run": str(self.run.run.folder),
             "against": str(self.against.run.folder),
-            "sentence": self.sentence(),
+            "sentence": self.describe(),
             "numbers": numbers,
-            "told_apart": self.told_apart(),
+            "told_apart": self.is_distinguishable(),
             "unit": self.unit,
             "stages": {
-                stage: {"run": mine * 1e3, "against": theirs * 1e3} for stage, (mine, theirs) in self.stages().items()
+                stage: {"run": mine * 1e3, "against": theirs * 1e3}
+                for stage, (mine, theirs) in self.list_stages().items()
             },
-            "recipe": [asdict(one) for one in self.recipe()],
-            "machine": [asdict(one) for one in self.machine()],
+            "recipe": [asdict(one) for one in self.list_recipe_differences()],
+            "machine": [asdict(one) for one in self.list_machine_differences()],
         }
 
 
-def compare(folder: Path, against: Path) -> Comparison:
-    """A run beside another one.
+def compare_runs(folder: Path, against: Path) -> Comparison:
+    """Compares a run with another one.
 
     Raises:
-        UsageError: one is no run folder, has not ended or has made no step; or both are the same.
+        UsageError: A folder is no run folder, its run has not ended or has made no step, or both are the same run.
     """
     one, other = RunFolder.open(folder), RunFolder.open(against)
     if folder.resolve() == against.resolve():
-        raise UsageError("these are one run, which is like itself", where=str(folder), fix="Name another one.")
-    return Comparison(*(Side.of(run, name) for run, name in zip((one, other), _names(folder, against), strict=True)))
+        fix = "Name another run to compare with."
+        raise UsageError("both folders are the same run", where=str(folder), fix=fix)
+    return Comparison(
+        *(ComparedRun.load(run, name) for run, name in zip((one, other), _choose_names(folder, against), strict=True))
+    )
 
 
-def ratio(mine: float | None, theirs: float | None) -> float | None:
-    """The first over the second; None where there is none."""
+def compute_ratio(mine: float | None, theirs: float | None) -> float | None:
+    """Divides the first number by the second; None if one is unknown or the second is 0."""
     return None if mine is None or not theirs else mine / theirs
 
 
-def _both(sides: tuple[Side, Side], name: str) -> tuple[float, float]:
-    """A number of both summaries."""
+def _read_both(sides: tuple[ComparedRun, ComparedRun], name: str) -> tuple[float, float]:
+    """Reads a number from both summaries."""
     return sides[0].summary[name], sides[1].summary[name]
 
 
-def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[Difference]:
-    both = [(what, mine.get(what, "not there"), theirs.get(what, "not there")) for what in {**mine, **theirs}]
-    return [Difference(what=what, run=one, against=other) for what, one, other in both if one != other]
+def _find_differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[ValueDifference]:
+    both = [(what, mine.get(what, "absent"), theirs.get(what, "absent")) for what in {**mine, **theirs}]
+    return [ValueDifference(what=what, run=one, against=other) for what, one, other in both if one != other]
 
 
-def _names(one: Path, other: Path) -> tuple[str, str]:
-    """The last names of two paths by which they differ."""
+def _choose_names(one: Path, other: Path) -> tuple[str, str]:
+    """Returns the shortest ends of two paths that differ."""
     for length in range(1, 1 + max(len(one.resolve().parts), len(other.resolve().parts))):
         names = tuple("/".join(path.resolve().parts[-length:]) for path in (one, other))
         if names[0] != names[1]:

@@ -1,28 +1,34 @@
-"""The page of two runs beside each other."""
+"""Page that compares two runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from headway.core.files import write_atomically
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
-from headway.report.comparison import Comparison, ratio
-from headway.report.panels import metric_text
+from headway.report.comparison import Comparison, compute_ratio
+from headway.report.run_report import format_metric
 from headway.train.progress import format_duration
 
-SECTIONS = ("Result", "Time", "Training", "What differs")
-WORDS = {"images_s": "images/s", "seconds": "time", "wait_share": "waiting for data", "seconds_to_reach": "to goal"}
-"""Of numbers that are no metrics."""
+SECTIONS = ("Result", "Time", "Training", "Differences")
+# Labels of the numbers that are not metrics.
+NUMBER_LABELS = {
+    "images_s": "images/s",
+    "seconds": "time",
+    "wait_share": "waiting for data",
+    "seconds_to_reach": "time to goal",
+}
 
 
-def write(found: Comparison, out: Path | None = None) -> Path:
-    """Writes the page, one file that needs nothing else; default: against-NAME.html in the first run's folder."""
+def write_page(found: Comparison, out: Path | None = None) -> Path:
+    """Writes the page as one self-contained file; default: against-NAME.html in the first run's folder."""
     name = found.against.run.folder.resolve().name
     path = out or found.run.run.folder / f"against-{name}.html"
     html = page.render(
-        panels(found),
+        build_panels(found),
         title=f"{found.run.name} against {found.against.name}",
         subtitle=f"Headway runs, started {found.run.about['started']} and {found.against.about['started']}",
         sections=SECTIONS,
@@ -32,70 +38,57 @@ def write(found: Comparison, out: Path | None = None) -> Path:
     return path
 
 
-def panels(found: Comparison) -> list[Panel]:
-    """Result, time and curves of both, and what differs."""
-    return [_cards(found), *_time(found), *_curves(found), *_differing(found)]
+def build_panels(found: Comparison) -> list[Panel]:
+    """Builds the panels of the page: result, time, curves and differences."""
+    return [_build_cards(found), *_build_time_panels(found), *_build_curves(found), *_build_difference_tables(found)]
 
 
-def _cards(found: Comparison) -> Panel:
+def _build_cards(found: Comparison) -> Panel:
     cards = []
-    for name, (mine, theirs) in found.numbers().items():
-        times = ratio(mine, theirs)
-        said = "" if times is None else f": {times:.3g} times"
-        label = WORDS.get(name, name.replace("_", " "))
-        cards.append((label, _text(name, mine), f"against {_text(name, theirs)}{said}"))
+    for name, (mine, theirs) in found.list_numbers().items():
+        times = compute_ratio(mine, theirs)
+        said = "" if times is None else f": {times:.3g} x"
+        label = NUMBER_LABELS.get(name, name.replace("_", " "))
+        cards.append((label, _format_number(name, mine), f"against {_format_number(name, theirs)}{said}"))
     title = f"{found.run.name} against {found.against.name}"
-    return panel.cards("result", title, cards, section="Result", order=100, note=found.sentence())
+    return panel.cards("result", title, cards, section="Result", order=100, note=found.describe())
 
 
-def _text(name: str, value: float | None) -> str:
+def _format_number(name: str, value: float | None) -> str:
     if value is None:
-        return "not reached" if name == "seconds_to_reach" else metric_text(name, value)
+        return "not reached" if name == "seconds_to_reach" else format_metric(name, value)
     if name in ("seconds", "seconds_to_reach"):
         return format_duration(value)
     if name == "wait_share":
         return f"{value:.1%}"
-    return f"{value:,.0f}" if name == "images_s" else metric_text(name, value)
+    return f"{value:,.0f}" if name == "images_s" else format_metric(name, value)
 
 
-def _time(found: Comparison) -> list[Panel]:
-    stages = found.stages()
+def _build_time_panels(found: Comparison) -> list[Panel]:
+    stages = found.list_stages()
+    # Totals of both runs, never 0, for the shares.
     totals = [max(sum(both[place] for both in stages.values()), 1e-12) for place in (0, 1)]
     rows = []
     for stage, (mine, theirs) in stages.items():
-        times = ratio(mine, theirs)
+        times = compute_ratio(mine, theirs)
         shares = (f"{mine / totals[0]:.1%}", f"{theirs / totals[1]:.1%}")
-        rows.append((stage, _ms(mine), _ms(theirs), "-" if times is None else f"{times:.2f}", *shares))
+        rows.append((stage, _format_ms(mine), _format_ms(theirs), "-" if times is None else f"{times:.2f}", *shares))
     names = [side.name for side in found.sides]
-    note = "Host time by stage, over the whole run. On a GPU, forward, loss, backward and optimizer are the time to "
-    note += "hand work over."
+    note = "Host time by stage, over the whole run. On a GPU, forward, loss, backward and optimizer are kernel launch "
+    note += "times."
+    stacks = [(stage, [float(f"{seconds * 1e3:.4g}") for seconds in both]) for stage, both in stages.items()]
+    columns = ("stage", *names, "ratio", *(f"share, {name}" for name in names))
+    wide: dict[str, Any] = {"section": "Time", "width": "full"}
     return [
-        panel.bars(
-            "stages",
-            "Where the time went",
-            names,
-            [(stage, [float(f"{seconds * 1e3:.4g}") for seconds in both]) for stage, both in stages.items()],
-            x_label=found.unit,
-            section="Time",
-            order=300,
-            width="full",
-            note=note,
-        ),
-        panel.table(
-            "stage-table",
-            f"Stages, {found.unit}",
-            ("stage", *names, "ratio", *(f"share, {name}" for name in names)),
-            rows,
-            section="Time",
-            order=310,
-            width="full",
-        ),
+        panel.bars("stages", "Time by stage", names, stacks, x_label=found.unit, order=300, note=note, **wide),
+        panel.table("stage-table", f"Stages, {found.unit}", columns, rows, order=310, **wide),
     ]
 
 
-def _curves(found: Comparison) -> list[Panel]:
+def _build_curves(found: Comparison) -> list[Panel]:
     out = []
-    metrics = [name for name in found.run.metrics() if name in found.against.metrics()]
+    metrics = [name for name in found.run.list_metrics() if name in found.against.list_metrics()]
+    # Training curves exist in every run; metrics are drawn only if both runs have them.
     wanted = [("images_s", "Throughput", "images/s", "train"), ("loss", "Training loss", "loss", "train")]
     for name in metrics:
         words = name.replace("_", " ")
@@ -105,36 +98,27 @@ def _curves(found: Comparison) -> list[Panel]:
         for side in found.sides:
             records = side.train if kind == "train" else side.evaluated
             series.append((side.name, [one["epoch"] for one in records], [one.get(name) for one in records]))
-        bounds = (
-            panel.choose_y_range([value for _, _, values in series for value in values]) if name == "images_s" else None
-        )
-        curve = panel.lines(
-            f"{kind}-{name}",
-            title,
-            series,
-            x_label="epoch",
-            y_label=label,
-            section="Training",
-            order=200 + place,
-            y_range=bounds,
-        )
-        out.append(curve)
+        # With a constant rate, the automatic axis would go below 0.
+        given: dict[str, Any] = {"section": "Training", "order": 200 + place}
+        if name == "images_s":
+            given["y_range"] = panel.choose_y_range([value for _, _, values in series for value in values])
+        out.append(panel.lines(f"{kind}-{name}", title, series, x_label="epoch", y_label=label, **given))
     return out
 
 
-def _differing(found: Comparison) -> list[Panel]:
-    """Tables of what differs; what does not is in the sentence."""
+def _build_difference_tables(found: Comparison) -> list[Panel]:
+    """Builds a table of recipe differences and one of machine differences, if there are any."""
     out = []
-    for place, (name, title, rows) in enumerate(
-        (("recipe", "Recipe", found.recipe()), ("machine", "Machine, versions and data", found.machine()))
-    ):
+    recipe, machine = found.list_recipe_differences(), found.list_machine_differences()
+    kinds = ("recipe", "Recipe", "key", recipe), ("machine", "Machine, versions and data", "property", machine)
+    for place, (name, title, first, rows) in enumerate(kinds):
         if rows:
-            columns = ("key" if name == "recipe" else "what", *(side.name for side in found.sides))
+            columns = (first, *(side.name for side in found.sides))
             cells = [(one.what, one.run, one.against) for one in rows]
-            section = "What differs"
+            section = "Differences"
             out.append(panel.table(name, title, columns, cells, section=section, order=500 + place, width="full"))
     return out
 
 
-def _ms(seconds: float) -> str:
+def _format_ms(seconds: float) -> str:
     return f"{float(f'{seconds * 1e3:.3g}'):g}"

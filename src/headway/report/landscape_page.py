@@ -1,4 +1,4 @@
-"""The page of a landscape: panels for the report of one run, or a page of its own for several."""
+"""Page of a loss landscape: panels for the report of one run, or a page for several runs."""
 
 from __future__ import annotations
 
@@ -10,159 +10,169 @@ from headway.core.recipe import format_value
 from headway.core.run_folder import RunFolder
 from headway.page import panel, renderer
 from headway.page.panel import Panel
-from headway.report.landscape import Drawn, Landscape, Line, Plane
+from headway.report.landscape import Landscape, LandscapeRun, LossLine, LossPlane
 from headway.train.evaluation_panels import write_panels
 
 SECTION = "Loss landscape"
+# Prefix of the panels' names.
 PREFIX = "landscape-"
-"""Of the panels' names."""
-STEEP = 50.0
-"""Highest over lowest loss from which a logarithmic axis shows more."""
+# Ratio of the highest to the lowest loss from which a logarithmic axis is used.
+LOG_AXIS_RATIO = 50.0
 
-STATISTICS = {
-    "kept": "statistics of batch norm as they are in the solution",
-    "recomputed": "statistics of batch norm recomputed at every place",
-    "none": "the network has no statistics of batch norm",
+STATISTICS_NOTES = {
+    "kept": "batch norm statistics are those of the solution",
+    "recomputed": "batch norm statistics are recomputed at every place",
+    "none": "the network has no batch norm statistics",
 }
 
 
-def write(found: Landscape, out: Path | None = None) -> Path:
-    """Writes the page, and returns its path: `out`, or landscape.html in the folder of one run, or here for several.
-    The panels of one run go into its report too, in place of those drawn before.
+def write_page(found: Landscape, out: Path | None = None) -> Path:
+    """Writes the page and returns its path.
+
+    The panels of a single run also go into its report, and replace those of an earlier landscape.
+
+    Args:
+        out: Path of the page; default: landscape.html in the run's folder, or here for several runs.
     """
-    made = of_landscape(found)
+    made = build_panels(found)
     if len(found.runs) == 1:
         run = RunFolder(Path(found.runs[0].folder))
+        # An earlier landscape may have had more planes: none of its panels may stay.
         for old in run.panels.glob(f"{PREFIX}*.json"):
             old.unlink()
         write_panels(run, made)
         out = out or run.folder / "landscape.html"
     out = out or Path("landscape.html")
     names = ", ".join(one.name for one in found.runs)
-    html = renderer.render(made, title=f"{names}: loss landscape", subtitle=_subtitle(found), sections=(SECTION,))
+    html = renderer.render(made, title=f"{names}: loss landscape", subtitle=_describe_data(found), sections=(SECTION,))
     write_atomically(out, html)
     return out
 
 
-def _subtitle(found: Landscape) -> str:
+def _describe_data(found: Landscape) -> str:
     counts = found.runs[0].samples
-    sizes = " and ".join(f"{count:,} images of the {name} set" for name, count in counts.items())
-    return f"Measured on {sizes}, seed {found.options.seed}; weight decay is no part of the loss"
+    sizes = " and ".join(f"{count:,} {name} images" for name, count in counts.items())
+    return f"Measured on {sizes} (seed {found.options.seed}); the loss does not include weight decay"
 
 
-def text(found: Landscape) -> str:
-    """The numbers of the runs as they are shown on a terminal, and the barriers between them."""
-    columns, rows = _rows(found)
+def format_numbers(found: Landscape) -> str:
+    """Formats the numbers of the runs, and the barriers between them, for the terminal."""
+    columns, rows = _list_rows(found)
     widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
     lines = []
     for row in (columns, *rows):
         cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
-    lines += [f"{line.name}: {_barrier(line)}" for line in found.lines if line.kind == "between"]
+    lines += [f"{line.name}: {_describe_barrier(line)}" for line in found.lines if line.kind == "between"]
     return "\n".join(lines)
 
 
-def _barrier(line: Line) -> str:
-    barriers = [f"{_number(value)} ({name})" for name, value in line.barrier.items()]
-    return f"between both, {_number(line.distance)} apart, the loss rises above their line by {', '.join(barriers)}."
+def _describe_barrier(line: LossLine) -> str:
+    barriers = [f"{_format_number(value)} ({name})" for name, value in line.barrier.items()]
+    return f"Distance {_format_number(line.distance)}; barrier {', '.join(barriers)}."
 
 
-def of_landscape(found: Landscape) -> list[Panel]:
-    """Panels: numbers of the runs, then lines and planes, by data set and metric."""
+def build_panels(found: Landscape) -> list[Panel]:
+    """Builds the table of numbers, then lines and planes by data set and metric."""
     around = [line for line in found.lines if line.kind == "around"]
-    out = [_numbers(found), *_recipes(found), *_side_by_side(around)]
+    out = [_build_numbers_table(found), *_build_recipe_table(found), *_build_lines_around(around)]
+    # Orders leave room for ten panels of each line and plane.
     for place, line in enumerate(line for line in found.lines if line.kind == "between"):
-        out += _between(line, 640 + 10 * place, place)
+        out += _build_lines_between(line, 640 + 10 * place, place)
     for place, plane in enumerate(found.planes):
-        out += _surfaces(plane, 700 + 10 * place, place)
+        out += _build_surfaces(plane, 700 + 10 * place, place)
     return out
 
 
-def _rows(found: Landscape) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of the numbers at each solution."""
+def _list_rows(found: Landscape) -> tuple[list[str], list[list[str]]]:
+    """Lists column titles and rows of the numbers at each solution."""
     sets = list(found.runs[0].numbers)
     metrics = list(next(iter(found.runs[0].numbers.values())))
     columns = ["run", *(f"{metric.replace('_', ' ')}, {name}" for metric in metrics for name in sets)]
+    # A run without sharpness has dashes if another run has some.
     how = [one.sharpness for one in found.runs]
     if any(how):
         columns += ["largest eigenvalue", "by relative change", "Keskar's sharpness, %"]
     rows = []
     for one in found.runs:
-        row = [one.name, *(_number(one.numbers.get(name, {}).get(metric)) for metric in metrics for name in sets)]
-        rows.append(row + (_sharpness(one) if any(how) else []))
+        row = [
+            one.name,
+            *(_format_number(one.numbers.get(name, {}).get(metric)) for metric in metrics for name in sets),
+        ]
+        rows.append(row + (_format_sharpness(one) if any(how) else []))
     return columns, rows
 
 
-def _numbers(found: Landscape) -> Panel:
-    columns, rows = _rows(found)
-    note = "At the solution itself."
+def _build_numbers_table(found: Landscape) -> Panel:
+    columns, rows = _list_rows(found)
+    note = "Measured at the solution itself."
     if found.options.sharpness:
         note += (
-            " Sharpness is that of the training loss. Eigenvalues: the largest of the Hessian by power iteration; by "
-            "relative change, in units of each filter's norm, is the one to compare runs by. Keskar's: the highest "
-            f"loss found in the box of epsilon {found.options.epsilon:g}, a lower bound. The first and the third "
-            "change when weights are rescaled, even where the network computes the same."
+            " Sharpness is that of the training loss. Largest eigenvalue: of the Hessian, by power iteration. Compare "
+            "runs by the second one, by relative change in units of each filter's norm: the other two numbers change "
+            "if weights are rescaled, even if the network computes the same. Keskar's sharpness: from the highest "
+            f"loss found in a box of epsilon {found.options.epsilon:g}, so a lower bound."
         )
     table: dict[str, Any] = {"section": SECTION, "order": 600, "width": "full", "note": note}
     return panel.table(f"{PREFIX}numbers", "Solutions", columns, rows, **table)
 
 
-def _sharpness(one: Drawn) -> list[str]:
+def _format_sharpness(one: LandscapeRun) -> list[str]:
     found = one.sharpness
     if found is None:
         return ["-"] * 3
     values = [found.eigenvalue and found.eigenvalue.value, found.relative and found.relative.value]
-    return [*map(_number, values), _number(found.keskar and found.keskar.percent)]
+    return [*map(_format_number, values), _format_number(found.keskar and found.keskar.percent)]
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _recipes(found: Landscape) -> list[Panel]:
+def _build_recipe_table(found: Landscape) -> list[Panel]:
     if len(found.runs) < 2:
         return []
     keys = list(found.runs[0].recipe)
     rows = [[one.name, *(format_value(one.recipe[key]) for key in keys)] for one in found.runs]
-    note = "Batch, learning rate and weight decay, and what else differs between the recipes."
+    note = "Batch, learning rate and weight decay, and all other differences between the recipes."
     table: dict[str, Any] = {"section": SECTION, "order": 601, "width": "full", "note": note}
-    return [panel.table(f"{PREFIX}recipes", "What the runs differ in", ["run", *keys], rows, **table)]
+    return [panel.table(f"{PREFIX}recipes", "Differences between the runs", ["run", *keys], rows, **table)]
 
 
-def _side_by_side(lines: list[Line]) -> list[Panel]:
-    """One panel a metric: of one run both data sets, of several a panel for each set with all runs."""
+def _build_lines_around(lines: list[LossLine]) -> list[Panel]:
+    """Builds a panel per metric; for several runs a panel per metric and data set."""
     if not lines:
         return []
-    how = STATISTICS[lines[0].statistics]
-    note = f"Along one random direction whose filters are as long as the network's (Li et al. 2018); {how}."
+    how = STATISTICS_NOTES[lines[0].statistics]
+    note = f"Along one random direction with the filter norms of the network (Li et al. 2018); {how}."
     out, order = [], 610
-    for metric in _metrics(lines[0]):
+    # One run: both data sets in a chart. Several runs: a chart for each data set, with a line per run.
+    for metric in _list_metrics(lines[0]):
         for name in lines[0].curves if len(lines) > 1 else [""]:
             if len(lines) > 1:
                 series = [(one.name, one.x, one.curves[name][metric]) for one in lines if name in one.curves]
             else:
                 series = [(which, lines[0].x, curve[metric]) for which, curve in lines[0].curves.items()]
             title = f"{metric.replace('_', ' ').capitalize()} around {'each solution' if name else 'the solution'}"
-            out.append(
-                _lines(f"around-{metric}{'-' * bool(name)}{name}", title, series, metric, name, order=order, note=note)
-            )
+            file = f"around-{metric}{'-' * bool(name)}{name}"
+            out.append(_build_chart(file, title, series, metric, name, order=order, note=note))
             order += 1
     return out
 
 
-def _between(line: Line, order: int, number: int) -> list[Panel]:
-    how = STATISTICS[line.statistics]
-    note = f"The straight line from one solution (0) to the other (1), and beyond; {how}. The barrier: {_barrier(line)}"
+def _build_lines_between(line: LossLine, order: int, number: int) -> list[Panel]:
+    how = STATISTICS_NOTES[line.statistics]
+    note = f"Straight line from one solution (0) to the other (1), and beyond; {how}. {_describe_barrier(line)}"
     out = []
-    for place, metric in enumerate(_metrics(line)):
+    for place, metric in enumerate(_list_metrics(line)):
         series = [(which, line.x, curve[metric]) for which, curve in line.curves.items()]
         title = f"{metric.replace('_', ' ').capitalize()}, {line.name}"
-        name = f"between-{number}-{metric}"
-        out.append(_lines(name, title, series, metric, "", order=order + place, note=note, x_label="share of the way"))
+        given: dict[str, Any] = {"order": order + place, "note": note, "x_label": "position on the line"}
+        out.append(_build_chart(f"between-{number}-{metric}", title, series, metric, "", **given))
     return out
 
 
-def _lines(
+def _build_chart(
     name: str,
     title: str,
     series: list[tuple[str, list[float], list[float | None]]],
@@ -171,8 +181,9 @@ def _lines(
     *,
     order: int,
     note: str,
-    x_label: str = "way along the direction, in lengths of the filters",
+    x_label: str = "distance along the direction, in filter norms",
 ) -> Panel:
+    # Only the loss spans powers of ten; accuracies do not.
     values = [value for _, _, curve in series for value in curve if value is not None]
     return panel.lines(
         PREFIX + name,
@@ -187,18 +198,19 @@ def _lines(
     )
 
 
-def _surfaces(plane: Plane, order: int, number: int) -> list[Panel]:
+def _build_surfaces(plane: LossPlane, order: int, number: int) -> list[Panel]:
     titles = {
         "around": f"Loss around {plane.name}",
         "between": f"Loss in the plane through {plane.name}",
-        "path": f"Loss along the way of {plane.name}",
+        "path": f"Loss along the training path of {plane.name}",
     }
     notes = {
-        "around": "Two random directions whose filters are as long as the network's (Li et al. 2018)",
-        "between": "The plane through the three solutions, as far from each other as they are",
-        "path": "The checkpoints, and the plane through the last one that is nearest to them: its axes show "
+        "around": "Two random directions with the filter norms of the network (Li et al. 2018)",
+        "between": "The plane through the three solutions, true to scale",
+        "path": "The checkpoints in the plane through the last one that is nearest to them; its axes show "
         f"{plane.shares[0]:.0%} and {plane.shares[1]:.0%} of their squared distances from it",
     }
+    # A path is seen along its principal axes, the other planes along chosen directions.
     labels = ("first direction", "second direction") if plane.kind != "path" else ("first axis", "second axis")
     out = []
     for place, (which, surface) in enumerate(plane.surfaces.items()):
@@ -216,15 +228,15 @@ def _surfaces(plane: Plane, order: int, number: int) -> list[Panel]:
                 log_z=_is_steep(values),
                 section=SECTION,
                 order=order + place,
-                note=f"{notes[plane.kind]}; {STATISTICS[plane.statistics]}.",
+                note=f"{notes[plane.kind]}; {STATISTICS_NOTES[plane.statistics]}.",
             )
         )
     return out
 
 
 def _is_steep(values: list[float]) -> bool:
-    return bool(values) and min(values) > 0 and max(values) > STEEP * min(values)
+    return bool(values) and min(values) > 0 and max(values) > LOG_AXIS_RATIO * min(values)
 
 
-def _metrics(line: Line) -> list[str]:
+def _list_metrics(line: LossLine) -> list[str]:
     return list(next(iter(line.curves.values())))

@@ -1,4 +1,4 @@
-"""Solution: a run's trained network with fixed samples of its data, measured wherever its weights are moved to."""
+"""Trained network of a run with fixed samples of its data, to be measured at any place of its weight space."""
 
 from __future__ import annotations
 
@@ -17,29 +17,36 @@ from headway.core.run_folder import RunFolder
 from headway.data.data_recipe import SYNTHETIC
 from headway.model.batch_norm import recompute_statistics
 from headway.observe import directions
-from headway.observe.directions import Vector
-from headway.observe.sharpness import Eigenvalue, Epsilon, Objective, Tick, epsilon_sharpness, largest_eigenvalue
+from headway.observe.directions import WeightVector
+from headway.observe.sharpness import (
+    EpsilonSharpness,
+    HessianEigenvalue,
+    SharpnessObjective,
+    Tick,
+    find_largest_eigenvalue,
+    measure_epsilon_sharpness,
+)
 from headway.setup.build import TrainSetup
 from headway.setup.checks import check_labels
 from headway.setup.inputs import Say, open_dataset
 from headway.train import runs
 
-Numbers = dict[str, float | None]
-"""Loss and metrics; None where one is not finite."""
-Curves = dict[str, dict[str, list[float | None]]]
-"""By data set and metric, a value for each place."""
+# Loss and metrics; None if one is not finite.
+SolutionMetrics = dict[str, float | None]
+# One value per place, by data set and metric.
+MetricCurves = dict[str, dict[str, list[float | None]]]
 
 TRAINING, EVALUATION = "training", "evaluation"
-MOST_AT_ONCE = 256
-"""Images that go through the network together; the same for every run, whatever its batch."""
+# Images per forward pass; the same for every run, whatever its batch, so that numbers agree.
+MAX_BATCH = 256
+# Keskar et al. take ten iterations. Power iteration needs more products the closer the two largest eigenvalues are.
 ASCENTS, ASCENT_STEPS, PRODUCTS = 2, 10, 30
-"""Keskar et al. take ten iterations. Power iteration needs more products the closer the two largest eigenvalues are."""
 
 
 @final
 @dataclass(frozen=True)
-class Sample:
-    """Images (uint8 [b, H, W, C]) and labels of part of a data set, on the device; `count` of them in all."""
+class DataSample:
+    """Images (uint8 [b, H, W, C]) and labels of part of a data set, in batches on the device; `count` in all."""
 
     batches: list[tuple[torch.Tensor, torch.Tensor]]
     count: int
@@ -48,53 +55,60 @@ class Sample:
 @final
 @dataclass(kw_only=True)
 class Solution:
-    """One trained network. Close it after use."""
+    """A trained network with samples of its data. Close it after use."""
 
     name: str
     run: RunFolder
     setup: TrainSetup
-    samples: dict[str, Sample]
+    samples: dict[str, DataSample]
+    # Called after every place, and every step of the sharpness.
     tick: Tick = field(default=lambda: None)
-    """Called after every place and every step of the sharpness."""
 
     def close(self) -> None:
         self.setup.inputs.close()
 
     @property
     def sharpness_steps(self) -> int:
-        """So many ticks, or fewer; more only where a second power iteration is needed."""
+        """Most ticks of `measure_sharpness`, unless a second power iteration is needed."""
         return 2 + ASCENTS * ASCENT_STEPS + 2 * PRODUCTS
 
-    def recomputes(self, wanted: bool) -> bool:
-        """Whether statistics of batch norm are to be computed anew: where it is wanted, and there are any."""
+    def should_recompute(self, wanted: bool) -> bool:
+        """Returns True if recomputing the statistics of batch norm is wanted and the network has any."""
         return wanted and self._has_statistics()
 
-    def statistics(self, recompute: bool) -> str:
-        """What was done with them, in a word."""
+    def describe_statistics(self, recompute: bool) -> str:
+        """Returns `recomputed`, `kept` or `none`: the treatment of the statistics of batch norm."""
         return ("recomputed" if recompute else "kept") if self._has_statistics() else "none"
 
     def _has_statistics(self) -> bool:
         return any(isinstance(one, _BatchNorm) and one.track_running_stats for one in self.setup.model.modules())
 
-    def measured(self, *, recompute: bool) -> dict[str, Numbers]:
-        """Loss and metrics of every sample where the network is now."""
+    def measure(self, *, recompute: bool) -> dict[str, SolutionMetrics]:
+        """Measures loss and metrics of every sample at the present weights."""
         if recompute:
-            self._recompute()
+            self._recompute_statistics()
         with switch_to_evaluation(self.setup.model), torch.no_grad():
-            found = {name: self._measured(sample) for name, sample in self.samples.items()}
+            found = {name: self._measure_sample(sample) for name, sample in self.samples.items()}
         self.tick()
         return found
 
-    def along(self, places: Sequence[Sequence[tuple[float, Vector]]], *, recompute: bool) -> Curves:
-        """The same at places that are reached from where the network is by sums of factor x direction."""
-        return self._curves(places, {}, recompute)
+    def measure_line(self, places: Sequence[Sequence[tuple[float, WeightVector]]], *, recompute: bool) -> MetricCurves:
+        """Measures places that differ from the present weights by sums of factor x direction."""
+        return self._measure_points(places, {}, recompute)
 
-    def over(
-        self, x: Sequence[float], y: Sequence[float], u: Vector, v: Vector, origin: Vector, *, recompute: bool
+    def measure_plane(
+        self,
+        x: Sequence[float],
+        y: Sequence[float],
+        u: WeightVector,
+        v: WeightVector,
+        origin: WeightVector,
+        *,
+        recompute: bool,
     ) -> dict[str, dict[str, list[list[float | None]]]]:
-        """The same over a plane, rows being y: at origin + x u + y v. An empty origin: where the network is."""
+        """Measures a plane at origin + x u + y v, with rows of constant y. An empty origin: the present weights."""
         places = [[(a, u), (b, v)] for b in y for a in x]
-        curves, width = self._curves(places, origin, recompute), len(x)
+        curves, width = self._measure_points(places, origin, recompute), len(x)
         return {
             name: {
                 metric: [values[low : low + width] for low in range(0, len(values), width)]
@@ -103,62 +117,72 @@ class Solution:
             for name, curve in curves.items()
         }
 
-    def _curves(self, places: Sequence[Sequence[tuple[float, Vector]]], origin: Vector, recompute: bool) -> Curves:
-        out: Curves = {}
+    def _measure_points(
+        self, places: Sequence[Sequence[tuple[float, WeightVector]]], origin: WeightVector, recompute: bool
+    ) -> MetricCurves:
+        out: MetricCurves = {}
         for place in places:
-            with directions.moved(self.setup.model, origin, place):
-                for name, numbers in self.measured(recompute=recompute).items():
+            with directions.move_weights(self.setup.model, origin, place):
+                for name, numbers in self.measure(recompute=recompute).items():
                     for metric, value in numbers.items():
                         out.setdefault(name, {}).setdefault(metric, []).append(value)
         return out
 
-    def sharpness(self, epsilon: float, seed: int) -> tuple[Epsilon | None, Eigenvalue | None, Eigenvalue | None]:
-        """Keskar's sharpness and the largest eigenvalue of the Hessian, also by relative change, on the training
-        sample. None: the loss is not finite, or the network has no second derivative.
+    def measure_sharpness(
+        self, epsilon: float, seed: int
+    ) -> tuple[EpsilonSharpness | None, HessianEigenvalue | None, HessianEigenvalue | None]:
+        """Measures Keskar's sharpness, and the largest eigenvalue of the Hessian, plain and by relative change.
+
+        All on the training sample. None: the loss is not finite, or the network has no second derivative.
         """
         model = self.setup.model
-        trained, norms = directions.trained_of(model), directions.filter_norms(model)
-        objective = Objective(list(trained.values()), self._losses, self.tick)
+        trained, norms = directions.get_trained_parameters(model), directions.compute_filter_norms(model)
+        objective = SharpnessObjective(list(trained.values()), self._compute_losses, self.tick)
+        # Directions without a filter norm (biases, norms) are left out of the relative change.
         scale = [
             norms[name].expand_as(one) if name in norms else torch.zeros_like(one) for name, one in trained.items()
         ]
         with switch_to_evaluation(model):
-            if not math.isfinite(objective.gradient()[0]):
+            if not math.isfinite(objective.compute_gradient()[0]):
                 return None, None, None
             given = {"steps": ASCENT_STEPS, "starts": ASCENTS}
-            keskar = epsilon_sharpness(objective, epsilon=epsilon, seed=seed, **given)
+            keskar = measure_epsilon_sharpness(objective, epsilon=epsilon, seed=seed, **given)
             try:
-                plain = largest_eigenvalue(objective, products=PRODUCTS, seed=seed)
-                relative = largest_eigenvalue(objective, scale=scale, products=PRODUCTS, seed=seed)
+                plain = find_largest_eigenvalue(objective, products=PRODUCTS, seed=seed)
+                relative = find_largest_eigenvalue(objective, scale=scale, products=PRODUCTS, seed=seed)
             except RuntimeError as error:
+                # Some operations of torch have no second derivative, and say so with these words only.
                 if "not implemented" not in str(error):
                     raise
-                return _finite(keskar), None, None
-        return _finite(keskar), plain, relative
+                return _drop_nonfinite(keskar), None, None
+        return _drop_nonfinite(keskar), plain, relative
 
-    def _losses(self) -> Iterator[torch.Tensor]:
+    def _compute_losses(self) -> Iterator[torch.Tensor]:
+        # Summands of the mean loss, one per batch, so that only one graph is in memory.
         sample = self.samples[TRAINING]
         for images, labels in sample.batches:
-            yield self.setup.task.loss(self._outputs(images), labels).sum() / sample.count
+            yield self.setup.task.loss(self._compute_outputs(images), labels).sum() / sample.count
 
-    def _outputs(self, images: torch.Tensor) -> torch.Tensor:
+    def _compute_outputs(self, images: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.setup.model(self.setup.augment.normalise(images))
         return outputs.float()
 
-    def _measured(self, sample: Sample) -> Numbers:
+    def _measure_sample(self, sample: DataSample) -> SolutionMetrics:
         sums: dict[str, torch.Tensor] = {}
         for images, labels in sample.batches:
-            outputs = self._outputs(images)
+            outputs = self._compute_outputs(images)
             found = {"loss": self.setup.task.loss(outputs, labels), **self.setup.task.metrics(outputs, labels)}
             for name, values in found.items():
+                # Sums stay on the device: one host-device sync at the end instead of one per batch.
                 total = values.double().sum()
                 sums[name] = sums[name] + total if name in sums else total
         numbers = {name: float(value) / sample.count for name, value in sums.items()}
         return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
-    def _recompute(self) -> None:
+    def _recompute_statistics(self) -> None:
         model = self.setup.model
         with switch_to_evaluation(model):
+            # Only batch norm goes to training mode: dropout would change the statistics.
             for one in model.modules():
                 if isinstance(one, _BatchNorm):
                     one.train()
@@ -167,66 +191,68 @@ class Solution:
                     model(self.setup.augment.normalise(images))
 
 
-def _finite(found: Epsilon) -> Epsilon | None:
+def _drop_nonfinite(found: EpsilonSharpness) -> EpsilonSharpness | None:
     return found if math.isfinite(found.percent) else None
 
 
-def opened(name: str, run: RunFolder, sets: str, count: int, seed: int, *, say: Say) -> Solution:
-    """A run's best weights, in float32, and `count` samples of its data sets, drawn by `seed`.
+def open_solution(name: str, run: RunFolder, sets: str, count: int, seed: int, *, say: Say) -> Solution:
+    """Loads a run's best weights in float32, and `count` samples of its data sets, drawn by `seed`.
 
     Args:
         sets: both, train or eval.
 
     Raises:
-        UsageError: no weights, no data of its own, or no evaluation set where only that is asked for.
-        HeadwayError: a data set cannot be opened, or every sample of it is damaged.
+        UsageError: The run has no weights or no real data, or no evaluation set although only that is wanted.
+        HeadwayError: A data set cannot be opened, or all its samples are damaged.
     """
     setup = runs.load_trained(run, say=say, wide=True)
     try:
-        found = _uris(setup, run, sets, say)
-        samples = {which: _sample(setup, uri, count, seed, sets, say) for which, uri in found.items()}
+        found = _list_uris(setup, run, sets, say)
+        samples = {which: _load_sample(setup, uri, count, seed, sets, say) for which, uri in found.items()}
     except BaseException:
         setup.inputs.close()
         raise
     return Solution(name=name, run=run, setup=setup, samples=samples)
 
 
-def _uris(setup: TrainSetup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
+def _list_uris(setup: TrainSetup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
     options, where = setup.recipe.data, str(run.folder)
     if options.train == SYNTHETIC:
         fix = "Train on real data first."
-        raise UsageError("this run was trained on synthetic data: there is nothing to draw", where=where, fix=fix)
+        raise UsageError("the run was trained on synthetic data, so there is nothing to draw", where=where, fix=fix)
     found = {}
     if sets != "eval":
         found[TRAINING] = options.train
     if sets != "train" and options.eval is not None:
         found[EVALUATION] = options.eval
     elif sets == "eval":
-        raise UsageError("this run has no evaluation set", where=where, fix="Draw its training set: --sets train.")
+        fix = "Draw its training set: --sets train."
+        raise UsageError("the run has no evaluation set", where=where, fix=fix)
     elif sets == "both":
-        say(f"{run.folder} has no evaluation set: its training set is drawn alone.")
+        say(f"{run.folder} has no evaluation set: only its training set is drawn.")
     return found
 
 
-def _sample(setup: TrainSetup, uri: str, count: int, seed: int, sets: str, say: Say) -> Sample:
+def _load_sample(setup: TrainSetup, uri: str, count: int, seed: int, sets: str, say: Say) -> DataSample:
     try:
         dataset = open_dataset(setup.loaded.base, uri, say)
     except HeadwayError as error:
-        other = " Or draw the other one alone: --sets train, or --sets eval --no-sharpness." if sets == "both" else ""
+        other = " Or draw only the other set: --sets train, or --sets eval --no-sharpness." if sets == "both" else ""
         raise type(error)(error.what, where=error.where or uri, fix=f"{error.fix}{other}".strip()) from error
     with closing(dataset):
         check_labels(setup.target, dataset)
         micro = setup.recipe.micro_batch
-        most = min(micro, MOST_AT_ONCE) if isinstance(micro, int) else MOST_AT_ONCE
+        most = min(micro, MAX_BATCH) if isinstance(micro, int) else MAX_BATCH
         count = min(count, len(dataset))
         batches = []
         for batch in setup.inputs.build_sample_loader(setup.recipe, dataset, count, min(most, count), seed):
+            # The last batch is full too: positions from `count` on do not belong to the sample. Masked ones are -1.
             kept = torch.from_numpy((batch.served >= 0) & (batch.positions < count)).to(batch.labels.device)
             if kept.any():
                 batches.append((batch.images[kept], batch.labels[kept]))
     good = sum(len(labels) for _, labels in batches)
     if not good:
-        raise HeadwayError("every sample is damaged", where=uri, fix="Run headway verify on it, and pack it again.")
+        raise HeadwayError("every sample is damaged", where=uri, fix="Run headway verify on it, then pack it again.")
     if good < count:
         say(f"{count - good:,} of {count:,} samples of {uri} are damaged and left out.")
-    return Sample(batches, good)
+    return DataSample(batches, good)

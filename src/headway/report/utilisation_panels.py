@@ -1,4 +1,4 @@
-"""What a report shows of how a run used its device and its host: over time, in numbers, and what they mean."""
+"""Panels of the use of device and host: utilisation over time, statistics, and their meaning."""
 
 from __future__ import annotations
 
@@ -12,93 +12,108 @@ from numpy.typing import NDArray
 from headway.core import row_file
 from headway.core.run_folder import RunFolder
 from headway.observe import host_load, nvml
-from headway.observe.peaks import model_flops_share, peak_flops
-from headway.observe.utilisation import Load, busy_but_light, load, matched, reading, uniform
+from headway.observe.gpu_peaks import compute_model_flops_utilisation, find_peak_flops
+from headway.observe.utilisation import (
+    LoadStatistics,
+    describe_load,
+    is_busy_but_light,
+    match_intervals,
+    resample,
+    summarise_load,
+)
 from headway.page import panel
 from headway.page.panel import Panel
 
 SECTION = "Time"
-MOST_TIMES = 240
-"""Points of a line: of more readings, neighbours are put together, and a band goes from the least to the most."""
+# Points of a line; if there are more readings, neighbours are merged, and a band shows their range.
+MAX_POINTS = 240
 
 Numbers = NDArray[np.float64]
-Line = tuple[str, list[float], list[float | None]]
+# (label, times, values)
+LoadLine = tuple[str, list[float], list[float | None]]
 
 
 @final
 @dataclass(frozen=True)
-class _Readings:
-    """Columns of one file of rows."""
+class _LoadReadings:
+    """Readings of one device, by column."""
 
     columns: Mapping[str, Numbers]
 
     def __getitem__(self, name: str) -> Numbers:
         return self.columns[name]
 
-    def mean(self, name: str) -> float:
-        """NaN where nothing is known."""
+    def compute_mean(self, name: str) -> float:
+        """Computes the mean of the known readings; NaN if there are none."""
         known = self[name][np.isfinite(self[name])]
         return float(known.mean()) if len(known) else float("nan")
 
-    def load(self, name: str) -> Load | None:
-        spacing_s, values = uniform(self["seconds"], self[name])
-        return load(values, spacing_s)
+    def summarise(self, name: str) -> LoadStatistics | None:
+        spacing_s, values = resample(self["seconds"], self[name])
+        return summarise_load(values, spacing_s)
 
 
-def panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> list[Panel]:
-    """Of a run whose load was sampled for long enough to say something. On a processor the run's load is what this
-    process uses of it: others may work there, too.
+def build_panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> list[Panel]:
+    """Builds the panels of a run whose load was sampled long enough for statistics.
+
+    On a CPU, the load is that of this process alone, because other programs may use the processor, too.
 
     Args:
-        records: of its metrics. about: its provenance.
+        records: Records of metrics.jsonl.
+        about: Provenance of the run.
     """
-    host, gpu = _read(run, host_load.KIND), _read(run, nvml.KIND)
+    host, gpu = _read_load(run, host_load.KIND), _read_load(run, nvml.KIND)
     main, column = (host, "own") if about["device"] == "cpu" else (gpu, "busy")
-    if main is None or (found := main.load(column)) is None:
-        return [] if host is None or about["device"] == "cpu" else [_missing(host)]
+    # Too few readings of the GPU say nothing, but those of the host still do.
+    if main is None or (found := main.summarise(column)) is None:
+        return [] if host is None or about["device"] == "cpu" else [_build_host_table(host)]
     summary = run.read_summary()
-    out = [_over_time(main, column, host, records)]
+    out = [_build_utilisation_chart(main, column, host, records)]
     if gpu is not None and np.isfinite(gpu["power_w"]).any():
-        out.append(_power(gpu))
-    told = [*_of_load(found), *_of_period(found, run, summary)]
-    told += _of_host(main) if main is host else [*_of_gpu(main), *_of_host(host)]
-    told += _of_peak(run, summary, about)
-    note = reading(found, _wait_share(summary)) if summary else ""
-    title = "How evenly the processor was used" if main is host else "How evenly the GPU was used"
+        out.append(_build_power_chart(gpu))
+    told = [*_list_load_rows(found), *_list_period_rows(found, run, summary)]
+    told += _list_host_rows(main) if main is host else [*_list_gpu_rows(main), *_list_host_rows(host)]
+    told += _list_peak_rows(run, summary, about)
+    note = describe_load(found, _compute_wait_share(summary)) if summary else ""
+    title = "Utilisation of the processor in numbers" if main is host else "Utilisation of the GPU in numbers"
     given: dict[str, Any] = {"section": SECTION, "order": 352, "note": note, "width": "full"}
-    return [*out, panel.table("utilisation-table", title, ("what", "value"), told, **given)]
+    return [*out, panel.table("utilisation-table", title, ("measure", "value"), told, **given)]
 
 
-def _read(run: RunFolder, kind: str) -> _Readings | None:
+def _read_load(run: RunFolder, kind: str) -> _LoadReadings | None:
     table = row_file.read_rows(run.rows_path(kind))
     if table is None or not len(table.steps):
         return None
     values = table.values[:, 0].astype(np.float64)
-    return _Readings({name: values[:, place] for place, name in enumerate(table.columns)})
+    return _LoadReadings({name: values[:, place] for place, name in enumerate(table.columns)})
 
 
-def _missing(host: _Readings) -> Panel:
-    what = "The GPU was not sampled, or for too short a time. Install nvidia-ml-py, where it is not there."
-    given: dict[str, Any] = {"section": SECTION, "order": 352, "note": what, "width": "full"}
-    return panel.table("utilisation-table", "How the host was used", ("what", "value"), _of_host(host), **given)
+def _build_host_table(host: _LoadReadings) -> Panel:
+    note = "The GPU was not sampled, or not for long enough. Install nvidia-ml-py if it is missing."
+    given: dict[str, Any] = {"section": SECTION, "order": 352, "note": note, "width": "full"}
+    return panel.table("utilisation-table", "Use of the host", ("measure", "value"), _list_host_rows(host), **given)
 
 
-def _over_time(main: _Readings, column: str, host: _Readings | None, records: Sequence[dict[str, Any]]) -> Panel:
-    """Utilisation, and the share of waiting beside it."""
-    unit, scale = _unit(main)
-    at, busy, low, high = _blocks(main, column, 100, scale)
-    lines: list[Line] = [("processor, this process" if main is host else "GPU", at, busy)]
+def _build_utilisation_chart(
+    main: _LoadReadings, column: str, host: _LoadReadings | None, records: Sequence[dict[str, Any]]
+) -> Panel:
+    """Builds the chart of utilisation, with the share of waiting for data."""
+    unit, scale = _choose_time_unit(main)
+    at, busy, low, high = _average_blocks(main, column, 100, scale)
+    lines: list[LoadLine] = [("processor, this process" if main is host else "GPU", at, busy)]
     if host is not None:
-        lines.append(("processor, all processes", *_blocks(host, "busy", 100, scale)[:2]))
+        lines.append(("processor, all processes", *_average_blocks(host, "busy", 100, scale)[:2]))
     train = [record for record in records if record["kind"] == "train"]
+    # Waiting comes from the training records, which have the same clock.
     if train:
-        waits = _Readings({name: np.array([r[name] for r in train], float) for name in ("seconds", "wait_share")})
-        lines.append(("waiting for data", *_blocks(waits, "wait_share", 100, scale)[:2]))
-    note = "The band goes from the least to the most of the readings that a point is made of." if low != high else ""
+        waits = _LoadReadings({name: np.array([r[name] for r in train], float) for name in ("seconds", "wait_share")})
+        lines.append(("waiting for data", *_average_blocks(waits, "wait_share", 100, scale)[:2]))
+    note = "The band spans the lowest to the highest reading of each point." if low != high else ""
     return panel.lines(
         "utilisation",
         "Utilisation and waiting",
         lines,
+        # The band belongs to the first line, the device that trains.
         bands=[(0, low, high)],
         x_label=unit,
         y_label="% of the time",
@@ -110,45 +125,46 @@ def _over_time(main: _Readings, column: str, host: _Readings | None, records: Se
     )
 
 
-def _power(gpu: _Readings) -> Panel:
-    unit, scale = _unit(gpu)
-    at, power, low, high = _blocks(gpu, "power_w", 1, scale)
-    lines: list[Line] = [("power", at, power)]
+def _build_power_chart(gpu: _LoadReadings) -> Panel:
+    unit, scale = _choose_time_unit(gpu)
+    at, power, low, high = _average_blocks(gpu, "power_w", 1, scale)
+    lines: list[LoadLine] = [("power", at, power)]
     if np.isfinite(gpu["power_limit_w"]).any():
-        lines.append(("power limit", *_blocks(gpu, "power_limit_w", 1, scale)[:2]))
+        lines.append(("power limit", *_average_blocks(gpu, "power_limit_w", 1, scale)[:2]))
     given: dict[str, Any] = {"section": SECTION, "order": 351}
     return panel.lines("power", "Power", lines, bands=[(0, low, high)], x_label=unit, y_label="W", **given)
 
 
-def _of_load(found: Load) -> list[tuple[str, str]]:
-    dip = "" if found.dip_s is None else f", {found.dip_s:.2g} s long in the median"
+def _list_load_rows(found: LoadStatistics) -> list[tuple[str, str]]:
+    dip = "" if found.dip_s is None else f", median length {found.dip_s:.2g} s"
     variation = "unknown" if found.variation is None else f"{found.variation:.2f}"
     return [
         ("utilisation, mean", f"{found.mean:.1%}"),
         ("variance; standard deviation over mean", f"{found.variance:.4f}; {variation}"),
-        ("10 %, 50 % and 90 % of the samples are below", f"{found.p10:.1%}, {found.p50:.1%}, {found.p90:.1%}"),
+        ("10th, 50th and 90th percentile", f"{found.p10:.1%}, {found.p50:.1%}, {found.p90:.1%}"),
         ("spikiness, 1 - mean / p90", f"{found.spikiness:.1%}"),
-        ("idle, busy for less than 5 %", f"{found.idle_share:.1%} of the time"),
-        ("swings between 0 and 100 %", f"{found.swings_s:.2f} a second"),
-        ("dips below half of p90", f"{found.dips_min:.1f} a minute{dip}"),
+        ("idle (below 5 %)", f"{found.idle_share:.1%} of the time"),
+        ("swings between 0 and 100 %", f"{found.swings_s:.2f} per second"),
+        ("dips below half of p90", f"{found.dips_min:.1f} per minute{dip}"),
         ("samples", f"{found.seconds / found.spacing_s:,.0f} of {found.spacing_s:.2g} s"),
     ]
 
 
-def _of_period(found: Load, run: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _list_period_rows(found: LoadStatistics, run: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if found.period_s is None:
-        return [("comes back", "no period is seen")]
+        return [("period", "none found")]
     text = f"every {found.period_s:.3g} s"
     if summary and summary["step"]:
-        intervals = _intervals(run, summary)
-        names = matched(found.period_s, intervals)
+        intervals = _measure_intervals(run, summary)
+        names = match_intervals(found.period_s, intervals)
         known = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in intervals.items())
-        text += f", as the run's {' and '.join(names)}" if names else f", which is none of the run's own ({known})"
-    return [("comes back", text)]
+        # A period that matches an interval of the run points to its cause.
+        text += f", as the run's {' and '.join(names)}" if names else f", unlike the intervals of the run ({known})"
+    return [("period", text)]
 
 
-def _intervals(run: RunFolder, summary: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds between what comes again and again in a run, in its mean."""
+def _measure_intervals(run: RunFolder, summary: Mapping[str, Any]) -> dict[str, float]:
+    """Measures the mean seconds between steps, epochs, evaluations and checkpoints of a run."""
     recipe = run.read_recipe_tree()
     step_s, epoch_s = summary["seconds"] / summary["step"], summary["seconds"] / summary["epochs"]
     saved = recipe["checkpoint"]
@@ -160,78 +176,82 @@ def _intervals(run: RunFolder, summary: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _of_host(host: _Readings | None) -> list[tuple[str, str]]:
+def _list_host_rows(host: _LoadReadings | None) -> list[tuple[str, str]]:
     if host is None:
         return []
     found = (
         ("own", "processor: used by this process", "{:.1%} of the usable cores", 1.0),
         ("busy", "processor: used by all processes", "{:.1%} of the usable cores", 1.0),
         ("memory_bytes", "processor: memory of this process, mean", "{:.3g} GB", 1e9),
-        ("throttled", "processor: stopped by its quota", "in {:.1%} of the scheduler's periods", 1.0),
+        ("throttled", "processor: throttled by its quota", "in {:.1%} of the scheduler's periods", 1.0),
         ("read_bytes_s", "read from the disk", "{:,.1f} MB/s", 1e6),
     )
-    means = [(words, form, host.mean(name) / scale) for name, words, form, scale in found]
+    means = [(words, form, host.compute_mean(name) / scale) for name, words, form, scale in found]
     return [(words, form.format(value)) for words, form, value in means if np.isfinite(value)]
 
 
-def _of_gpu(gpu: _Readings) -> list[tuple[str, str]]:
+def _list_gpu_rows(gpu: _LoadReadings) -> list[tuple[str, str]]:
     told = []
-    if np.isfinite(memory := gpu.mean("memory_busy")):
+    if np.isfinite(memory := gpu.compute_mean("memory_busy")):
         told.append(("GPU: memory read or written", f"{memory:.1%} of the time"))
-    power, limit, busy = gpu.mean("power_w"), gpu.mean("power_limit_w"), gpu.mean("busy")
+    power, limit, busy = gpu.compute_mean("power_w"), gpu.compute_mean("power_limit_w"), gpu.compute_mean("busy")
+    # Power far below the limit, at full utilisation, tells small kernels from real work.
     if np.isfinite(power) and np.isfinite(limit):
         told.append(("GPU: power, mean", f"{power:,.0f} W of {limit:,.0f} W"))
-        light = "yes: small kernels, memory or launches hold it back" if busy_but_light(busy, power, limit) else "no"
+        light = "yes: small kernels, memory or launches limit it" if is_busy_but_light(busy, power, limit) else "no"
         told.append(("GPU: busy but light", light))
+    # Each reason is one bit of NVML's mask.
     reasons = gpu["throttle"][np.isfinite(gpu["throttle"])].astype(np.int64)
     if len(reasons):
-        slowed = {name: float(((reasons & bit) > 0).mean()) for bit, name in nvml.THROTTLED.items()}
+        slowed = {name: float(((reasons & bit) > 0).mean()) for bit, name in nvml.THROTTLE_REASONS.items()}
         found = [f"{name}, {share:.1%} of the time" for name, share in slowed.items() if share > 0]
-        told.append(("GPU: its clock is held back by", "; ".join(found) or "nothing"))
+        told.append(("GPU: clock limited by", "; ".join(found) or "nothing"))
     for name, words, unit, scale in (
         ("sm_clock_hz", "clock, mean", "MHz", 1e6),
         ("temperature_c", "temperature, mean", "°C", 1.0),
         ("memory_bytes", "memory, mean", "GB", 1e9),
     ):
-        if np.isfinite(value := gpu.mean(name)):
+        if np.isfinite(value := gpu.compute_mean(name)):
             told.append((f"GPU: {words}", f"{value / scale:,.4g} {unit}"))
     return told
 
 
-def _of_peak(run: RunFolder, summary: Mapping[str, Any], about: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Model FLOPs utilisation, where everything that it takes is known."""
+def _list_peak_rows(run: RunFolder, summary: Mapping[str, Any], about: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Lists the model FLOPs utilisation, or the reason why it is unknown."""
     recipe = run.read_recipe_tree()
-    name, work = "share of the peak (model FLOPs)", about.get("multiply_adds")
-    peak = peak_flops(about["device"], recipe["precision"])
+    name, work = "model FLOPs utilisation", about.get("multiply_adds")
+    peak = find_peak_flops(about["device"], recipe["precision"])
     if peak is None:
-        return [(name, f"unknown: no peak of {about['device']} is known in {recipe['precision']}")]
+        return [(name, f"unknown: no peak is known for {about['device']} in {recipe['precision']}")]
+    # The work per image changes with the image size, and with the number of frozen layers.
     if recipe["data"]["progressive"] is not None or recipe["model"]["freeze_after"]:
-        return [(name, "unknown: what an image takes changes while the run goes on")]
+        return [(name, "unknown: the work per image changes during the run")]
     if not summary or work is None or "ranks" not in about:
-        return [(name, "unknown: the run has not ended, or its network could not be counted")]
-    share = model_flops_share(summary["images_s"], work, peak, about["ranks"])
+        return [(name, "unknown: the run has not ended, or the multiply-adds of its network were not counted")]
+    share = compute_model_flops_utilisation(summary["images_s"], work, peak, about["ranks"])
     return [(name, f"{share:.1%} of {peak / 1e12:,.0f} TFLOP/s in {recipe['precision']}")]
 
 
-def _wait_share(summary: Mapping[str, Any]) -> float:
-    """Of the whole time, as the samples are: the summary's own leaves evaluations and checkpoints out."""
+def _compute_wait_share(summary: Mapping[str, Any]) -> float:
+    """Computes the share of waiting in the whole run; the summary's own leaves out evaluations and checkpoints."""
     stages = summary["seconds_by_stage"]
     return float(stages.get("wait", 0.0) / max(sum(stages.values()), 1e-9))
 
 
-def _unit(found: _Readings) -> tuple[str, float]:
-    """(name, seconds) of what suits the length of a run."""
+def _choose_time_unit(found: _LoadReadings) -> tuple[str, float]:
+    """Chooses (name, seconds) of the time unit that suits the length of a run."""
     longest = float(found["seconds"].max())
     return ("seconds", 1.0) if longest < 300 else ("minutes", 60.0) if longest < 4 * 3600 else ("hours", 3600.0)
 
 
-def _blocks(
-    found: _Readings, name: str, factor: float, scale: float
+def _average_blocks(
+    found: _LoadReadings, name: str, factor: float, scale: float
 ) -> tuple[list[float], list[float | None], list[float | None], list[float | None]]:
-    """(times, means, least, most) of a column, of neighbours together; without what is not known."""
+    """Merges neighbours of a column to (times, means, lowest, highest), without unknown readings."""
     known = np.isfinite(found[name])
     at, values = found["seconds"][known] / scale, factor * found[name][known]
-    parts = np.array_split(np.arange(len(at)), max(1, min(MOST_TIMES, len(at))))
+    parts = np.array_split(np.arange(len(at)), max(1, min(MAX_POINTS, len(at))))
+    # Six and four digits keep the page small.
     pieces = [values[part] for part in parts if len(part)]
     times = [float(f"{at[part].mean():.6g}") for part in parts if len(part)]
     means, least, most = ([float(f"{of(piece):.4g}") for piece in pieces] for of in (np.mean, np.min, np.max))

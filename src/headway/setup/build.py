@@ -27,7 +27,7 @@ from headway.launch.ranks import Ranks
 from headway.model.builder import build_model, find_initialiser
 from headway.model.freezing import FreezeSchedule
 from headway.model.model_size import ModelSize, measure_model_size
-from headway.observe.activations import ActivationWatch
+from headway.observe.activations import ActivationPercentiles
 from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.setup import checks
@@ -346,7 +346,7 @@ class _SetupBuilder:
         model = build_model(parts, num_outputs=task.outputs, in_channels=channels, base=base, say=say)
         model = model.to(device=self.device)
         # Built only to refuse patterns that match no layer, before there is a run folder.
-        ActivationWatch(model, recipe.observe.activations)
+        ActivationPercentiles(model, recipe.observe.activations)
         # The ranks have not met yet, so the layers get a group of this process alone; `Ranks.meet` gives them its own.
         if ranks is not None and recipe.comm.batch_norm == "sync":
             model = convert_sync(model, World.create_single(self.device).create_group(name="not met yet"))

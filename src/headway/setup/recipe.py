@@ -13,7 +13,7 @@ from headway.data.augment_recipe import AugmentRecipe
 from headway.data.batch_plan import BatchGrowthRecipe
 from headway.data.data_recipe import DataRecipe
 from headway.model.model_recipe import ModelRecipe
-from headway.observe.options import ObserveRecipe
+from headway.observe.observe_recipe import ObserveRecipe
 from headway.optim.batch_scaling import BatchScaledRecipe, Scalable
 from headway.optim.optimizer_recipe import AnyOptimizerRecipe
 from headway.optim.schedule import AnyScheduleRecipe, ConstantScheduleRecipe

@@ -18,7 +18,7 @@ from headway.core import row_file
 from headway.core.files import write_atomically
 from headway.core.run_folder import RunFolder
 from headway.data.batch import BadSample
-from headway.observe.sinks import Sink, open_sinks
+from headway.observe.sinks import MetricsSink, open_sinks
 
 NON_METRIC_KEYS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
@@ -41,7 +41,7 @@ class RunLog:
         self.confirm: Callable[[], None] = lambda: None
         """Called before the best weights are replaced; raises if the other ranks have gone on without this process."""
         self._is_lead = False
-        self._sinks: list[Sink] = []
+        self._sinks: list[MetricsSink] = []
         if leads:
             self.take_lead()
 

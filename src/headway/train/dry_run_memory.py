@@ -103,7 +103,7 @@ def _count_averaged_bytes(setup: TrainSetup) -> int:
 
 
 def _count_watched_bytes(setup: TrainSetup) -> int:
-    """Counts the bytes that `LayerWatch` keeps within a logging step: the layers before it, and their differences."""
+    """Counts the bytes that `LayerStatistics` keeps in a logging step: the layers before it, and their differences."""
     observe = setup.recipe.observe
     if not observe.layer_rates and observe.on_divergence == "ignore":
         return 0

@@ -258,7 +258,7 @@ class MetricsAccumulator:
         at, seconds = found
         names, position = [str(rank) for rank in range(len(seconds))], self._setup.plan.find_position(at)
         self.log.write_rows(stragglers.KIND, names, stragglers.COLUMNS, position, at, seconds.astype(np.float32))
-        slowest = stragglers.slowest(seconds)
+        slowest = stragglers.find_slowest_rank(seconds)
         return {} if slowest is None else {"slowest": {**asdict(slowest), "step": at}}
 
     def _gather_bad(self, ranks: Ranks) -> None:

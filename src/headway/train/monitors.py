@@ -16,10 +16,10 @@ from headway.core import row_file
 from headway.core.cpu_count import list_usable_cpus
 from headway.core.files import open_regular
 from headway.core.untrusted_json import parse_object
-from headway.observe.host_load import HostLoad
+from headway.observe.host_load import HostLoadSource
+from headway.observe.load_sampler import LoadRow, LoadSampler, LoadSource
 from headway.observe.nvml import open_gpu
-from headway.observe.prometheus import ADDRESS, PORT, Endpoint
-from headway.observe.sampling import Row, Sampler, Source
+from headway.observe.prometheus import ADDRESS, PORT, PrometheusEndpoint
 from headway.train.trainer import Trainer
 
 TAIL_BYTES = 1 << 16
@@ -37,10 +37,10 @@ def run_monitors(trainer: Trainer) -> Iterator[None]:
         UsageError: the port of Prometheus is taken.
     """
     recipe = trainer.setup.recipe
-    sampler: Sampler | None = None
+    sampler: LoadSampler | None = None
     with ExitStack() as stack:
         if recipe.observe.utilisation:
-            sampler = Sampler(
+            sampler = LoadSampler(
                 _open_sources(trainer.setup.device), partial(_append_row, trainer), trainer.clock.total_seconds()
             )
             stack.enter_context(sampler)
@@ -50,19 +50,19 @@ def run_monitors(trainer: Trainer) -> Iterator[None]:
             gauges = partial(_collect_gauges, trainer, sampler)
             address = recipe.observe.prometheus_address or ADDRESS
             port = recipe.observe.prometheus_port or PORT
-            stack.enter_context(Endpoint(address, port, gauges, labels, leads=lambda: trainer.is_lead))
+            stack.enter_context(PrometheusEndpoint(address, port, gauges, labels, leads=lambda: trainer.is_lead))
         yield
 
 
-def _open_sources(device: torch.device) -> list[Source]:
-    host = HostLoad(list_usable_cpus())
+def _open_sources(device: torch.device) -> list[LoadSource]:
+    host = HostLoadSource(list_usable_cpus())
     if device.type != "cuda":
         return [host]
     gpu = open_gpu(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     return [host] if gpu is None else [host, gpu]
 
 
-def _append_row(trainer: Trainer, source: Source, row: Row) -> None:
+def _append_row(trainer: Trainer, source: LoadSource, row: LoadRow) -> None:
     """Appends a row at the trainer's current step."""
     # Every rank samples, as any rank may become the lead. A resumed run cuts the rows back by their step.
     if trainer.is_lead:
@@ -73,7 +73,7 @@ def _append_row(trainer: Trainer, source: Source, row: Row) -> None:
         )
 
 
-def _collect_gauges(trainer: Trainer, sampler: Sampler | None) -> dict[str, float]:
+def _collect_gauges(trainer: Trainer, sampler: LoadSampler | None) -> dict[str, float]:
     """Returns the current position of the run, its newest records, and its load, by name."""
     epoch = trainer.position / trainer.setup.epoch
     found: dict[str, float] = {"step": trainer.step, "steps": trainer.setup.steps, "epoch": epoch}

@@ -15,10 +15,10 @@ from headway.comm.gradient_noise import NoiseScale, compute_local_term, compute_
 from headway.comm.reducer import StepReduction
 from headway.core.errors import CheckpointError
 from headway.core.modules import preserve_training_state
-from headway.observe import activations, layers
-from headway.observe.activations import ActivationWatch
-from headway.observe.divergence import DivergenceWatch
-from headway.observe.layers import LayerWatch
+from headway.observe import activations, layer_statistics
+from headway.observe.activations import ActivationPercentiles
+from headway.observe.divergence import DivergenceDetector
+from headway.observe.layer_statistics import LayerStatistics
 from headway.optim.layer_rates import measure_layer_rates
 from headway.setup.build import TrainSetup
 from headway.setup.run_log import RunLog
@@ -40,18 +40,18 @@ class StepObserver:
         recipe = setup.recipe
         self._setup, self._options = setup, recipe.observe
         options, every = recipe.observe, recipe.log_every_steps
-        self._layers: LayerWatch | None = None
-        self._divergence: DivergenceWatch | None = None
+        self._layers: LayerStatistics | None = None
+        self._divergence: DivergenceDetector | None = None
         # Divergence is judged by the update rates of the layers, so it needs them too.
         if options.layer_rates or options.on_divergence != "ignore":
             named = (setup.masters or setup.model).named_parameters()
-            self._layers = LayerWatch(named, setup.optimizer, partial(measure_layer_rates, setup.optimizer))
+            self._layers = LayerStatistics(named, setup.optimizer, partial(measure_layer_rates, setup.optimizer))
         if options.on_divergence != "ignore" and self._layers is not None:
-            weights, batch = self._layers.weights(), setup.plan.get_batch_size(0)
-            self._divergence = DivergenceWatch(self._layers.names, self._layers.sizes, weights, batch)
-        self._activations: ActivationWatch | None = None
+            weights, batch = self._layers.measure_weights(), setup.plan.get_batch_size(0)
+            self._divergence = DivergenceDetector(self._layers.names, self._layers.sizes, weights, batch)
+        self._activations: ActivationPercentiles | None = None
         if options.activations:
-            self._activations = ActivationWatch(setup.model, options.activations)
+            self._activations = ActivationPercentiles(setup.model, options.activations)
         self._noise: NoiseScale | None = None
         self._noise_every = options.noise_every_steps or every
         if options.noise_scale:
@@ -107,16 +107,16 @@ class StepObserver:
         if self._divergence is None:
             return None
         lr = self._setup.lr_at(self._setup.plan.find_position(step - 1))
-        return self._divergence.look(step, losses, self._norms, gradient, loss_scale, lr)
+        return self._divergence.check(step, losses, self._norms, gradient, loss_scale, lr)
 
     def find_culprit(self) -> str:
         """Returns a sentence that names the layer that diverged first; empty if none is known."""
-        return "" if self._divergence is None else self._divergence.culprit()
+        return "" if self._divergence is None else self._divergence.describe_culprit()
 
     def write_rows(self, log: RunLog, step: int, position: int) -> dict[str, float]:
         """Writes the measurements of the newest step, after `check_divergence`; returns additions to its record."""
         if self._norms is not None and self._options.layer_rates and self._layers is not None:
-            log.write_rows("layers", self._layers.names, layers.COLUMNS, position, step, self._norms)
+            log.write_rows("layers", self._layers.names, layer_statistics.COLUMNS, position, step, self._norms)
         self._norms = None
         if self._activations is not None and (found := self._activations.read()) is not None:
             log.write_rows("activations", self._activations.names, activations.COLUMNS, position, step, found)
@@ -128,7 +128,7 @@ class StepObserver:
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint, for JSON. This waits for the device."""
         return {
-            "divergence": None if self._divergence is None else self._divergence.state(),
+            "divergence": None if self._divergence is None else self._divergence.state_dict(),
             "noise": self._noise and {key: value.tolist() for key, value in self._noise.state_dict().items()},
         }
 
@@ -139,7 +139,7 @@ class StepObserver:
         divergence, noise = state.get("divergence"), state.get("noise")
         if self._divergence is not None and divergence is not None:
             try:
-                self._divergence.take(divergence)
+                self._divergence.load_state_dict(divergence)
             except ValueError as error:
                 what = f"its manifest has no good scalars.observer.divergence ({error})"
                 raise CheckpointError(what, where=where) from None

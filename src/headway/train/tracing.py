@@ -70,4 +70,4 @@ class TracingDisplay(Display):
         stages, clock.spans = clock.spans, None
         # On another host than the lead's the run folder may not exist yet.
         self._run.folder.mkdir(parents=True, exist_ok=True)
-        trace.write(self._run.folder / f"trace-{self._rank}.json", self._rank, stages, self._step_spans)
+        trace.write_trace(self._run.folder / f"trace-{self._rank}.json", self._rank, stages, self._step_spans)

@@ -20,7 +20,7 @@ from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
 from headway.data.upload import to_device
 from headway.launch.ranks import Ranks
-from headway.observe.host_syncs import ValueReads
+from headway.observe.host_syncs import HostSyncCounter
 from headway.optim import draw_gradient_noise, set_lr
 from headway.setup.build import TrainSetup
 from headway.setup.prepare import prepare_batch, split_micro_batches
@@ -79,7 +79,7 @@ class Trainer:
         self.reached_s: float | None = None
         self.saved_step: int | None = None
         self.say = print if ranks is None else ranks.say
-        self.clock, self.host_syncs = Clock(), ValueReads()
+        self.clock, self.host_syncs = Clock(), HostSyncCounter()
         self.accumulator = MetricsAccumulator(setup, run, ranks, display.record)
         options = setup.recipe.checkpoint
         self._checkpoints = Checkpoints.locate(run.folder, options.keep, options.folder, setup.loaded.base)
@@ -112,7 +112,7 @@ class Trainer:
                     elif self._must_stop:
                         recovery.actions += [*self._list_log_actions(), "checkpoint"]
                     else:
-                        self.host_syncs.of(self._train_step, recovery.actions)
+                        self.host_syncs.run_step(self._train_step, recovery.actions)
                 recovery.run_actions(self._run_action)
             self._display.step(self)
             self.clock.lap("log")

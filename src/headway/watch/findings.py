@@ -11,8 +11,8 @@ from headway.doctor.loop_advice import WORTH, LoopAdviser
 from headway.doctor.loop_observation import LoopFacts, LoopObservation, LoopPattern, RankTime, format_share
 from headway.doctor.loop_verdict import LoopCosts, compute_costs, describe_too_few_steps, judge_loop
 from headway.observe import patterns
-from headway.observe.patterns import CHANCE, Recurring
-from headway.observe.step_marks import STAGES, WAIT, WARM_UP_STEPS, Numbers, Series, Start
+from headway.observe.patterns import MAX_CHANCE, RecurringPattern
+from headway.observe.step_marks import STAGES, WAIT, WARM_UP_STEPS, LoopStart, Numbers, StepSeries
 
 # Share of the time from which a pattern of the waits is reported.
 SEEN = 0.01
@@ -23,8 +23,8 @@ BURSTS = 0.1
 
 
 def conclude_watch(
-    series: Series,
-    starts: Sequence[Start],
+    series: StepSeries,
+    starts: Sequence[LoopStart],
     facts: LoopFacts,
     *,
     ranks: Sequence[RankTime] = (),
@@ -52,7 +52,7 @@ def conclude_watch(
             kind=None, sentence=describe_too_few_steps(steps, WARM_UP_STEPS), steps=steps, **given, **nothing
         )
     # First steps of epochs have their own costs: they count as `first batch` only.
-    steady = series.where(series.index > 0)
+    steady = series.select(series.index > 0)
     judged = judge_loop(found, facts)
     seen, period = _find_patterns(series, steady, found, facts, windows)
     # Bursts: the queue is full most of the time and runs dry now and then.
@@ -86,20 +86,20 @@ def conclude_watch(
 
 
 def _find_patterns(
-    series: Series, steady: Series, found: LoopCosts, facts: LoopFacts, windows: Numbers | None
+    series: StepSeries, steady: StepSeries, found: LoopCosts, facts: LoopFacts, windows: Numbers | None
 ) -> tuple[list[LoopPattern], tuple[int, str | None] | None]:
     """Returns all patterns, and the period of the stalls with the known interval of that length."""
     out = []
     waits, own = steady.seconds[:, WAIT], steady.seconds.sum(1) - steady.seconds[:, WAIT]
     workers = facts.workers if facts.torch_loader else None
-    if found.wait >= SEEN and (one := patterns.of_workers(waits, steady.index, workers)):
+    if found.wait >= SEEN and (one := patterns.find_worker_period(waits, steady.index, workers)):
         out.append(LoopPattern(kind="workers", sentence=_describe_workers(one, workers), p_value=one.p_value))
     if found.first_s is not None and found.first_s > found.step_s:
         share = f", {format_share(found.first)} of the time" if found.first else ""
         what = f"the first batch of an epoch takes {found.first_s:.3g} s longer than the others{share}"
         out.append(LoopPattern(kind="first batch", sentence=what, p_value=None))
     period: tuple[int, str | None] | None = None
-    again = patterns.period(own)
+    again = patterns.find_period(own)
     accumulates = float(steady.updates.mean())
     known = dict(facts.every)
     if facts.batches:
@@ -108,29 +108,29 @@ def _find_patterns(
         # Gradient accumulation makes every n-th step longer.
         known["the optimizer's step"] = round(1 / accumulates)
     if again is not None:
-        name = patterns.matched(again.period, known)
+        name = patterns.match_interval(again.period, known)
         period = again.period, name
         named = "" if name is None else f", as often as {name}"
         what = f"one step in {again.period} takes {_compare_times(again)}{named}"
         out.append(LoopPattern(kind="period", sentence=what, p_value=again.p_value))
-    drift = patterns.drift(waits + own)
-    if drift is not None and drift.p_value < CHANCE and abs(drift.change) >= DRIFTED:
+    drift = patterns.find_drift(waits + own)
+    if drift is not None and drift.p_value < MAX_CHANCE and abs(drift.change) >= DRIFTED:
         way = "longer" if drift.change > 0 else "shorter"
         what = f"steps get {way}: by {format_share(abs(drift.change))} of the median during the watch"
         out.append(LoopPattern(kind="drift", sentence=what, p_value=drift.p_value))
-    if windows is not None and (slow := patterns.slow_rank(windows, found.step_s)):
+    if windows is not None and (slow := patterns.find_slow_rank(windows, found.step_s)):
         out.append(LoopPattern(kind="slow rank", sentence=_describe_slow_rank(slow), p_value=None))
     return out, period
 
 
-def _describe_workers(one: Recurring, workers: int | None) -> str:
+def _describe_workers(one: RecurringPattern, workers: int | None) -> str:
     what = f"one batch in {one.period} makes the loop wait {_compare_times(one)}"
     if workers is None:
         return f"{what}, as if {one.period} workers delivered at the same time"
     return f"{what}: the {workers} workers deliver at the same time, and are too slow"
 
 
-def _compare_times(one: Recurring) -> str:
+def _compare_times(one: RecurringPattern) -> str:
     return f"{1e3 * one.large:.3g} ms, the others {1e3 * one.rest:.3g} ms"
 
 
@@ -143,7 +143,7 @@ def _describe_slow_rank(slow: patterns.SlowRank) -> str:
     return f"the slowest rank {behind}, and it changes: the input is slow on all ranks"
 
 
-def _list_unknown(found: LoopCosts, facts: LoopFacts, starts: Sequence[Start]) -> list[str]:
+def _list_unknown(found: LoopCosts, facts: LoopFacts, starts: Sequence[LoopStart]) -> list[str]:
     out = []
     seen = {one.stage for one in found.stages}
     if facts.is_asynchronous:

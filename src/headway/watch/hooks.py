@@ -10,7 +10,7 @@ import torch
 from torch import is_grad_enabled, nn
 from torch.compiler import is_compiling
 
-from headway.observe.step_marks import Marks
+from headway.observe.step_marks import StepMarks
 
 
 @final
@@ -26,19 +26,21 @@ class Hooks:
         autocast: lower precision was on in the first forward pass; None: there was none.
     """
 
-    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], marks: Marks) -> None:
+    def __init__(
+        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], marks: StepMarks
+    ) -> None:
         self.autocast: bool | None = None
         # Functions that take one hook off each.
         self._remove: list[Callable[[], object]] = []
-        before, after = _Hook(self._read_autocast, marks.forward_began), _Hook(lambda: None, marks.forward_ended)
+        before, after = _Hook(self._read_autocast, marks.begin_forward), _Hook(lambda: None, marks.end_forward)
 
         def mark_begin(*_: object) -> None:
             if not is_compiling():
-                marks.step_began()
+                marks.begin_step()
 
         def mark_end(*_: object) -> None:
             if not is_compiling():
-                marks.step_ended()
+                marks.end_step()
 
         for model in models:
             compiled = vars(model).get("_compiled_call_impl")

@@ -16,8 +16,8 @@ from headway.core.cpu_count import count_rank_cores
 from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
 from headway.doctor.loop_observation import LoopFacts, LoopObservation, RankTime
-from headway.observe.step_marks import BACKWARD, Marks, Series
-from headway.observe.tensor_taps import listen, unlisten
+from headway.observe.step_marks import BACKWARD, StepMarks, StepSeries
+from headway.observe.tensor_taps import add_listener, remove_listener
 from headway.watch.findings import conclude_watch
 from headway.watch.hooks import Hooks
 
@@ -89,7 +89,7 @@ class LoopWatch(Generic[B]):
         self._samples: int | None = None
         # Token of the loop that is watched now; None: no loop runs.
         self._current: object = None
-        self._marks = Marks()
+        self._marks = StepMarks()
         self._hooks: Hooks | None = Hooks(models, optimizers, self._marks)
         self._autocast: bool | None = None
         self.loader = WatchedLoader(loader, self)
@@ -125,7 +125,7 @@ class LoopWatch(Generic[B]):
             UsageError: across_ranks is set, but torch.distributed is not initialised.
         """
         # A copy: the loop may go on and add rows meanwhile.
-        series = Series.of(list(self._marks.rows))
+        series = StepSeries.from_rows(list(self._marks.rows))
         if not across_ranks:
             return conclude_watch(series, tuple(self._marks.starts), self._collect_facts())
         if not _is_distributed():
@@ -145,31 +145,31 @@ class LoopWatch(Generic[B]):
             return WatchedIterator(make(), self, token)
         # Weights may move to a device after the watch was built, so it is looked up at each loop.
         self._device = next((one.device for model in self._models for one in model.parameters()), self._device)
-        self._marks.drained, self._marks.exchanges = (
+        self._marks.is_device_idle, self._marks.will_exchange = (
             _build_idle_query(self._device),
             _build_exchange_query(self._models),
         )
         if self._current is None:
-            listen(self._marks)
+            add_listener(self._marks)
         self._current = token
-        self._marks.began(index)
+        self._marks.begin_loop(index)
         try:
             inner = make()
         except BaseException:
             self._abandon(token)
             raise
-        self._marks.made()
+        self._marks.finish_iterator()
         return WatchedIterator(inner, self, token)
 
     def _abandon(self, token: object) -> None:
         """Ends the watch of a loop that was left early."""
         if self._current is token:
-            self._marks.left()
+            self._marks.leave_loop()
             self._finish()
 
     def _finish(self) -> None:
         self._current = None
-        unlisten(self._marks)
+        remove_listener(self._marks)
 
     def _collect_facts(self) -> LoopFacts:
         loader, device = self._given, self._device
@@ -241,17 +241,17 @@ class WatchedIterator(Generic[B]):
             # This loop is over, or a newer one over the same loader is watched now.
             return next(self._inner)
         # Between `asked` and `came` the loop waits for its batch.
-        marks.asked()
+        marks.request_batch()
         try:
             batch = next(self._inner)
         except StopIteration:
-            marks.ended()
+            marks.end_loop()
             watched._finish()
             raise
         except BaseException:
             watched._abandon(self._token)
             raise
-        marks.came()
+        marks.receive_batch()
         if watched._samples is None:
             watched._samples = _count_samples(batch)
         return batch
@@ -340,13 +340,13 @@ def _describe_exchange(models: Sequence[nn.Module]) -> str:
     return "several ranks train; their exchange is in the stages in which your loop does it"
 
 
-def _gather_ranks(series: Series) -> tuple[tuple[RankTime, ...], np.ndarray[Any, np.dtype[np.float64]]]:
+def _gather_ranks(series: StepSeries) -> tuple[tuple[RankTime, ...], np.ndarray[Any, np.dtype[np.float64]]]:
     """Returns the times of all ranks, and [windows, ranks] own seconds of a step.
 
     Own time is everything but backward, in which the ranks wait for each other: while one still computes, the others
     wait.
     """
-    steady = series.where(series.index > 0)
+    steady = series.select(series.index > 0)
     step, own = steady.seconds.sum(1), steady.seconds.sum(1) - steady.seconds[:, BACKWARD]
     # Means of windows are compared, because single steps are too noisy; ranks may differ in their number of windows.
     windows = [float(own[first : first + WINDOW].mean()) for first in range(0, len(own) - WINDOW + 1, WINDOW)]

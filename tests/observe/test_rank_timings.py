@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.comm._ranks import Rank, run_ranks
 from torch.distributed import HashStore
 
-from headway.observe.board import Board
+from headway.observe.rank_timings import RankTimings
 
 
-def boards(size: int) -> list[Board]:
+def boards(size: int) -> list[RankTimings]:
     store = HashStore()
-    return [Board(store, rank, size) for rank in range(size)]
+    return [RankTimings(store, rank, size) for rank in range(size)]
 
 
 def test_nothing_is_read_before_all_have_written() -> None:
@@ -69,7 +69,7 @@ def test_numbers_of_two_intervals_are_never_mixed(size: int, data: st.DataObject
 
 
 def test_a_world_of_one_and_a_store_that_is_gone() -> None:
-    alone = Board(None, 0, 1)
+    alone = RankTimings(None, 0, 1)
     alone.write(5, [1.0])
     assert alone.read() is None
 
@@ -82,13 +82,13 @@ def test_a_world_of_one_and_a_store_that_is_gone() -> None:
 
         multi_get: Any = check
 
-    board = Board(Gone(), 0, 2)
+    board = RankTimings(Gone(), 0, 2)
     board.write(5, [1.0])
     assert board.read() is None
 
 
 def written(rank: Rank) -> list[Any]:
-    board, out = Board(rank.world.store, rank.rank, rank.size), []
+    board, out = RankTimings(rank.world.store, rank.rank, rank.size), []
     for step in (3, 6, 9):
         board.write(step, [float(rank.rank), step / 10])
         rank.world.control.barrier()

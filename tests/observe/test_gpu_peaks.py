@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.observe.peaks import model_flops_share, peak_flops
+from headway.observe.gpu_peaks import compute_model_flops_utilisation, find_peak_flops
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from headway.observe.peaks import model_flops_share, peak_flops
     ],
 )
 def test_peaks_that_are_known(device: str, precision: str, tera: float) -> None:
-    assert peak_flops(device, precision) == pytest.approx(tera * 1e12)
+    assert find_peak_flops(device, precision) == pytest.approx(tera * 1e12)
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_peaks_that_are_known(device: str, precision: str, tera: float) -> None:
     ],
 )
 def test_peaks_that_are_not_known_are_not_guessed(device: str, precision: str) -> None:
-    assert peak_flops(device, precision) is None
+    assert find_peak_flops(device, precision) is None
 
 
 def test_the_share_of_a_peak() -> None:
     """ResNet-50 in bf16 on one A100 at 2,470 images/s, as NVIDIA published."""
     resnet50 = 4_089_184_256
-    one = model_flops_share(2470, resnet50, 312e12)
+    one = compute_model_flops_utilisation(2470, resnet50, 312e12)
     assert one == pytest.approx(2470 * 6 * resnet50 / 312e12)
     assert 0.19 < one < 0.20
-    assert model_flops_share(8 * 2470, resnet50, 312e12, devices=8) == pytest.approx(one)
+    assert compute_model_flops_utilisation(8 * 2470, resnet50, 312e12, devices=8) == pytest.approx(one)

@@ -1,4 +1,4 @@
-"""A dry run as a page for a person."""
+"""Text of a dry run, for the terminal."""
 
 from __future__ import annotations
 
@@ -9,37 +9,43 @@ from headway.core.byte_format import format_bytes
 from headway.core.workload import Workload
 from headway.train.dry_run import DryRun
 
-COLUMNS = 10
-"""Epochs in a row of learning rates."""
-MOST_ROWS = 12
-"""Rows of them; of a longer run every second epoch is shown, every third, ..."""
+# Epochs in a row of learning rates.
+RATES_PER_ROW = 10
+# Rows of learning rates; a longer run shows every second epoch, every third, and so on.
+MAX_RATE_ROWS = 12
 
 
-def page(found: DryRun) -> str:
-    """Steps, batch, network, memory, exchange, learning rates, kinds of layers."""
+def format_dry_run(found: DryRun) -> str:
+    """Formats steps, batch, network, memory, exchange, learning rates and kinds of layers."""
     work, recipe = found.workload, found.loaded.recipe
     run, step, images = work.run, work.step, work.input
+    # Frozen layers have no gradients, so their parameters do not count.
     trained = sum(one.parameters * one.gradient_bytes // one.weight_bytes for one in work.layers if one.weight_bytes)
     rows = [
-        ("steps", f"{run.steps:,}, which are {run.epochs:.4g} epochs of {run.samples:,} samples"),
-        ("batch", _batch(found)),
-        ("images", _images(work)),
-        ("host does", ", ".join(("decode", *images.on_host))),
-        ("device does", ", ".join(images.on_device) or "no augmentation"),
+        ("steps", f"{run.steps:,} in {run.epochs:.4g} epochs of {run.samples:,} samples"),
+        ("batch", _describe_batch(found)),
+        ("images", _describe_images(work)),
+        ("on host", ", ".join(("decode", *images.on_host))),
+        ("on device", ", ".join(images.on_device) or "no augmentation"),
         ("network", f"{work.parameters:,} parameters ({trained:,} trained) in {len(work.layers)} layers"),
         (
             "",
-            f"{large(work.forward_multiply_adds)} multiply-adds forward, {large(work.backward_multiply_adds)} backward",
+            f"{format_count(work.forward_multiply_adds)} multiply-adds forward, "
+            f"{format_count(work.backward_multiply_adds)} backward",
         ),
-        ("", f"an image; {large(step.batch * (work.forward_multiply_adds + work.backward_multiply_adds))} a step"),
+        (
+            "",
+            f"per image; {format_count(step.batch * (work.forward_multiply_adds + work.backward_multiply_adds))} "
+            "per step",
+        ),
         ("precision", step.precision),
-        *_compile(found),
+        *_describe_compile(found),
         (
             "optimizer",
             f"{step.update.optimizer}: {format_bytes(step.update.state_bytes, 4)} of state, "
             f"{step.update.passes:.1f} passes over the weights",
         ),
-        ("exchange", _exchange(found)),
+        ("exchange", _describe_exchange(found)),
     ]
     if run.evaluations:
         of = f" of {run.evaluation_samples:,} samples" if run.evaluation_samples is not None else ""
@@ -53,21 +59,21 @@ def page(found: DryRun) -> str:
             )
             for place, one in enumerate(run.phases)
         ]
-    lines = [f"{recipe.name}: a dry run, nothing was trained", ""]
+    lines = [f"{recipe.name}: dry run, nothing was trained", ""]
     lines += [f"{name:<13}{text}" for name, text in rows]
-    lines += ["", *_memory(found), "", *_rates(found.rates), "", *_kinds(work)]
+    lines += ["", *_list_memory(found), "", *_list_rates(found.rates), "", *_list_layer_kinds(work)]
     return "\n".join([*lines, *(["", *found.notes] if found.notes else [])])
 
 
-def large(number: float) -> str:
-    """`4.089 billion`."""
+def format_count(number: float) -> str:
+    """Formats a large number, such as `4.089 billion`."""
     for unit, name in ((1e15, " x 10^15"), (1e12, " x 10^12"), (1e9, " billion"), (1e6, " million")):
         if number >= unit:
             return f"{number / unit:.4g}{name}"
     return f"{number:,.0f}"
 
 
-def _batch(found: DryRun) -> str:
+def _describe_batch(found: DryRun) -> str:
     work, batch = found.workload, f"{found.workload.step.batch:,}"
     largest = max(phase.batch for phase in work.run.phases)
     if largest > work.step.batch:
@@ -79,7 +85,7 @@ def _batch(found: DryRun) -> str:
     return f"{batch}: {found.micro_batch:,} in a micro-batch x {found.accumulation:,} accumulated x {ranks}{about}"
 
 
-def _images(work: Workload) -> str:
+def _describe_images(work: Workload) -> str:
     images = work.input
     text = f"{images.channels} x {images.height} x {images.width}, {format_bytes(images.decoded_bytes, 4)} decoded"
     if images.encoded_bytes is not None:
@@ -87,8 +93,8 @@ def _images(work: Workload) -> str:
     return text
 
 
-def _compile(found: DryRun) -> list[tuple[str, str]]:
-    """What torch.compile does, or would: also where nobody has asked for it, as it is one word in the recipe."""
+def _describe_compile(found: DryRun) -> list[tuple[str, str]]:
+    """Describes the graphs that torch.compile makes of the network, even if the recipe does not compile it."""
     asked, fits = found.loaded.recipe.compile, found.compilable
     word = str(asked).lower()
     if fits is None:
@@ -96,53 +102,55 @@ def _compile(found: DryRun) -> list[tuple[str, str]]:
     takes = "takes" if asked else "would take"
     if fits.is_whole:
         return [("compile", f"{word}: torch.compile {takes} the network whole, as one graph")]
+    # Compiling is one word in the recipe, so the result is worth showing before anybody asks for it.
     what = {0: "nothing of the network", 1: "a part of the network, as one graph"}
     text = what.get(fits.graphs, f"the network in {fits.graphs} graphs")
     if not fits.breaks:
-        return [("compile", f"{word}: torch.compile {takes} {text}, and does not say why")]
+        return [("compile", f"{word}: torch.compile {takes} {text}, and gives no reason")]
     return [
         ("compile", f"{word}: torch.compile {takes} {text}; it stops at"),
         *(("", one.describe()) for one in fits.breaks),
     ]
 
 
-def _exchange(found: DryRun) -> str:
+def _describe_exchange(found: DryRun) -> str:
     exchange = found.workload.step.exchange
-    text = f"{format_bytes(exchange.gradient_bytes, 4)} of gradients a step"
+    text = f"{format_bytes(exchange.gradient_bytes, 4)} of gradients per step"
     if exchange.statistics_bytes:
         text += f", {format_bytes(exchange.statistics_bytes, 4)} of running statistics"
     if found.ranks == 1:
         return f"{text}; none with one process"
-    who, how = ("host", "others") if found.hosts > 1 else ("rank", "others")
+    who = "host" if found.hosts > 1 else "rank"
     name = "ring" if exchange.algorithm == "auto" else exchange.algorithm
-    return f"{text}; a {who} sends {format_bytes(found.sent_bytes, 4)} to {how} ({name})"
+    return f"{text}; each {who} sends {format_bytes(found.sent_bytes, 4)} ({name})"
 
 
-def _memory(found: DryRun) -> list[str]:
+def _list_memory(found: DryRun) -> list[str]:
     places = [where for where in ("device", "host") if any(part.where == where for part in found.memory)]
-    lines = ["memory of a rank, estimated; temporary memory of layers and the cache of the data are not in it"]
+    lines = ["memory per rank, estimated; without temporary memory of layers and without the cache of the data"]
     for where in places:
         parts = [part for part in found.memory if part.where == where]
         on = f"  on the {where}" if len(places) > 1 else ""
         lines += [f"  {part.name:<22}{format_bytes(part.bytes, 4):>10}{on}  {part.what}".rstrip() for part in parts]
-        lines.append(f"  {'together':<22}{format_bytes(sum(part.bytes for part in parts), 4):>10}{on}")
+        lines.append(f"  {'total':<22}{format_bytes(sum(part.bytes for part in parts), 4):>10}{on}")
     return lines
 
 
-def _rates(rates: Sequence[tuple[float, float]]) -> list[str]:
+def _list_rates(rates: Sequence[tuple[float, float]]) -> list[str]:
+    # The last entry is the last step; all others are beginnings of epochs.
     of_epochs, (end, last) = rates[:-1], rates[-1]
-    every = max(1, ceil(len(of_epochs) / (COLUMNS * MOST_ROWS)))
+    every = max(1, ceil(len(of_epochs) / (RATES_PER_ROW * MAX_RATE_ROWS)))
     shown = [rate for rate in of_epochs if int(rate[0]) % every == 0]
-    lines = [f"learning rate at the beginning of {'each epoch' if every == 1 else f'every {every} epochs'}"]
-    for place in range(0, len(shown), COLUMNS):
-        row = shown[place : place + COLUMNS]
+    lines = [f"learning rate at the start of {'each epoch' if every == 1 else f'every {every} epochs'}"]
+    for place in range(0, len(shown), RATES_PER_ROW):
+        row = shown[place : place + RATES_PER_ROW]
         lines.append(f"  {row[0][0]:>5.0f}  " + " ".join(f"{lr:>8.4g}" for _, lr in row))
     return [*lines, f"  at the last step, epoch {end:.4g}: {last:.4g}"]
 
 
-def _kinds(work: Workload) -> list[str]:
-    """The layers by kind, those with the most multiply-adds first."""
-    header = ("layers", "", "parameters", "multiply-adds", "kept a sample")
+def _list_layer_kinds(work: Workload) -> list[str]:
+    """Lists the layers by kind, those with the most multiply-adds first."""
+    header = ("layers", "", "parameters", "multiply-adds", "saved per sample")
     rows = []
     for kind in {layer.kind: None for layer in work.layers}:
         mine = [layer for layer in work.layers if layer.kind == kind]
@@ -152,9 +160,10 @@ def _kinds(work: Workload) -> list[str]:
                 *((one.forward_multiply_adds, one.parameters, one.saved_bytes) for one in mine), strict=True
             )
         ]
-        rows.append((sums, (kind, f"{len(mine)}", f"{sums[1]:,}", large(sums[0]), format_bytes(sums[2], 4))))
+        rows.append((sums, (kind, f"{len(mine)}", f"{sums[1]:,}", format_count(sums[0]), format_bytes(sums[2], 4))))
     rows.sort(key=lambda row: row[0], reverse=True)
     cells = [header, *(row for _, row in rows)]
+    # Names are flush left, numbers flush right.
     wide = [max(len(row[place]) for row in cells) for place in range(len(header))]
     return [
         "  ".join([row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:], wide[1:], strict=True))])

@@ -1,4 +1,4 @@
-"""What a run's report shows: panels from its metrics and evaluations."""
+"""Report of a run: panels from its metrics, evaluations and observations, on one HTML page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.observe import stragglers
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
-from headway.report import anatomy, observation_panels, utilisation_panels
+from headway.report import observation_panels, step_anatomy, utilisation_panels
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.run_log import NON_METRIC_KEYS
 from headway.train.evaluation_panels import write_panels
@@ -36,40 +36,37 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
     """Writes report.html of a run and returns its path.
 
     Args:
-        beside: run folders whose layers' rates are drawn with this one's.
+        beside: Folders of runs whose layer rates are drawn next to this run's.
 
     Raises:
-        UsageError: one is no run folder, or has not observed its layers.
+        UsageError: A folder is no run folder, or a run did not record its layer rates.
     """
     runs = [RunFolder.open(path) for path in (folder, *beside)]
     for run in runs if beside else ():
         if not run.rows_path("layers").exists():
             fix = "Train with observe={layer_rates: true}, or leave --beside out."
-            raise UsageError("this run has no rates of layers to compare", where=str(run.folder), fix=fix)
+            raise UsageError("the run did not record layer rates to compare", where=str(run.folder), fix=fix)
     return write_run_report(runs[0], runs[1:])
 
 
 def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
-    """Writes report.html from the run's metrics and panels; returns its path.
+    """Writes report.html from the run's metrics and panels, and returns its path.
 
     Args:
-        beside: other runs, whose layers' rates are drawn with this one's.
+        beside: Runs whose layer rates are drawn next to this run's.
     """
+    # Everything is read from the run folder, so a report can be written at any time, and again.
     records = list(run.read_metrics())
     about, recipe = run.read_provenance(origins=dict, command=list, host=dict, versions=dict), run.read_recipe_text()
     summary = run.read_summary()
-    for path in run.panels.glob("compared-*.json"):  # with runs that may not be beside it now
+    # Comparisons of an earlier report may be with other runs.
+    for path in run.panels.glob("compared-*.json"):
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
-    write_panels(run, _of_run(records, summary, about, recipe))
-    write_panels(
-        run,
-        [
-            *stragglers.panels(run),
-            *utilisation_panels.panels(run, records, about),
-            *observation_panels.panels(run, train, beside),
-        ],
-    )
+    write_panels(run, _build_run_panels(records, summary, about, recipe))
+    write_panels(run, [*stragglers.build_panels(run), *utilisation_panels.build_panels(run, records, about)])
+    write_panels(run, observation_panels.build_panels(run, train, beside))
+    # Evaluation, landscape and other commands left panels of their own in the folder.
     made = [Panel.from_json(read_text(path)) for path in sorted(run.panels.glob("*.json"))]
     state = "finished" if summary.get("finished") else "not finished"
     html = page.render(
@@ -83,29 +80,33 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
     return run.report_path
 
 
-def _of_run(records: list[dict[str, Any]], summary: dict[str, Any], about: dict[str, Any], recipe: str) -> list[Panel]:
+def _build_run_panels(
+    records: list[dict[str, Any]], summary: dict[str, Any], about: dict[str, Any], recipe: str
+) -> list[Panel]:
     train = [record for record in records if record["kind"] == "train"]
     evaluated = [record for record in records if record["kind"] == "evaluate"]
     return [
-        _cards(summary, evaluated, about),
-        *observation_panels.divergence(records),
-        *_curves(train, evaluated),
-        *_time(train, summary),
-        *_input(summary),
-        *anatomy.panels(summary, about["device"]),
-        *_recipe(about, recipe),
+        _build_cards(summary, evaluated, about),
+        *observation_panels.build_divergence_cards(records),
+        *_build_curves(train, evaluated),
+        *_build_time_panels(train, summary),
+        *_build_input_table(summary),
+        *step_anatomy.build_panels(summary, about["device"]),
+        *_build_recipe_tables(about, recipe),
     ]
 
 
-def _cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict[str, Any]) -> Panel:
+def _build_cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict[str, Any]) -> Panel:
     cards = []
-    for name in sorted(_metric_names(evaluated), key=lambda name: name == "loss"):
+    # The loss comes last: readers look for accuracy first.
+    for name in sorted(_list_metrics(evaluated), key=lambda name: name == "loss"):
         last = evaluated[-1][name]
-        cards.append((name.replace("_", " "), metric_text(name, last), f"epoch {evaluated[-1]['epoch']:.4g}, the last"))
+        cards.append((name.replace("_", " "), format_metric(name, last), f"last, epoch {evaluated[-1]['epoch']:.4g}"))
+        # A best epoch is shown only if it differs from the last one.
         best = summary.get("best") or {}
         if best.get(name, last) != last and name != "loss":
-            note = f"epoch {best['epoch']:.4g}; these weights are kept"
-            cards.append((f"best {name.replace('_', ' ')}", metric_text(name, best[name]), note))
+            note = f"epoch {best['epoch']:.4g}; these weights are saved"
+            cards.append((f"best {name.replace('_', ' ')}", format_metric(name, best[name]), note))
     if summary:
         seconds = summary["seconds"]
         cards.append(("time", format_duration(seconds), f"{summary['step']} of {summary['steps']} steps"))
@@ -113,35 +114,33 @@ def _cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict
         if reached:
             goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())
             took = reached["seconds_to_reach"]
-            cards.append(
-                (f"time to {goal}", format_duration(took) if took else "not reached", "see the note on the clock")
-            )
+            cards.append((f"time to {goal}", format_duration(took) if took else "not reached", "see the clock's note"))
         cards.append(("images/s", f"{summary['images_s']:,.0f}", "while training"))
         cards.append(("waiting for data", f"{summary['wait_share']:.1%}", "of training time, after the first batch"))
         if summary["damaged_samples"]:
             cards.append(("damaged samples", f"{summary['damaged_samples']:,}", "listed in quarantine.jsonl"))
     count = about["parameters"]
     cards.append(("parameters", f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count:,}", ""))
-    note = f"The clock leaves out {summary['clock_excludes']}." if summary else "This run has not ended yet."
+    note = f"The clock leaves out {summary['clock_excludes']}." if summary else "The run has not ended yet."
     return panel.cards("result", "Result", cards, section="Result", order=100, note=note)
 
 
-def metric_text(name: str, value: float | None) -> str:
-    """A mean of a metric: accuracies in percent."""
+def format_metric(name: str, value: float | None) -> str:
+    """Formats the value of a metric; accuracies in percent."""
     if value is None:
-        return "no number"
+        return "not finite"
     return f"{value:.2%}" if "accuracy" in name or name == "exact" else f"{value:.4g}"
 
 
-def _metric_names(records: list[dict[str, Any]]) -> list[str]:
+def _list_metrics(records: list[dict[str, Any]]) -> list[str]:
     last = records[-1].items() if records else ()
     return [name for name, value in last if name not in NON_METRIC_KEYS and not isinstance(value, dict)]
 
 
-def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> list[Panel]:
-    """Metrics of training and evaluation, then what only training has. A number that was not finite is a gap."""
+def _build_curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> list[Panel]:
+    """Builds curves of the metrics, then of values that only training has. A value that is not finite is a gap."""
     out = []
-    names = list(dict.fromkeys([*_metric_names(evaluated), *_metric_names(train)]))
+    names = list(dict.fromkeys([*_list_metrics(evaluated), *_list_metrics(train)]))
     for place, name in enumerate(sorted(names, key=lambda name: name == "loss")):
         series = [
             (label, [r["epoch"] for r in records], [r.get(name) for r in records])
@@ -152,107 +151,84 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
             if any(name in r for r in records)
         ]
         words = name.replace("_", " ")
-        out.append(_curve(name, words.capitalize(), words, series, order=200 + place))
+        out.append(_build_curve(name, words.capitalize(), words, series, order=200 + place))
     if train:
-        for place, (name, title, label) in enumerate(
-            (
-                ("lr", "Learning rate", "learning rate"),
-                ("batch", "Batch", "samples of a step"),
-                ("images_s", "Throughput", "images/s"),
-            )
-        ):
-            found = [r for r in train if name in r]  # older records do not tell the batch
+        kinds = (
+            ("lr", "Learning rate", "learning rate"),
+            ("batch", "Batch", "samples per step"),
+            ("images_s", "Throughput", "images/s"),
+        )
+        for place, (name, title, label) in enumerate(kinds):
+            # Older records have no batch.
+            found = [r for r in train if name in r]
             epochs, values = [r["epoch"] for r in found], [r[name] for r in found]
+            # A constant batch needs no curve: it is in the table of the recipe.
             if name != "batch" or len(set(values)) > 1:
                 series, bounds = [(label, epochs, values)], panel.choose_y_range(values)
-                out.append(_curve(name, title, label, series, order=250 + place, y_range=bounds))
+                out.append(_build_curve(name, title, label, series, order=250 + place, y_range=bounds))
     return out
 
 
-def _curve(name: str, title: str, y_label: str, series: list[Any], **more: Any) -> Panel:
-    """A panel over epochs in the section on training."""
+def _build_curve(name: str, title: str, y_label: str, series: list[Any], **more: Any) -> Panel:
+    """Builds a chart over epochs in the section on training."""
     return panel.lines(f"curve-{name}", title, series, x_label="epoch", y_label=y_label, section="Training", **more)
 
 
-def _time(train: list[dict[str, Any]], summary: dict[str, Any]) -> list[Panel]:
+def _build_time_panels(train: list[dict[str, Any]], summary: dict[str, Any]) -> list[Panel]:
     out = []
     if summary:
         stages = summary["seconds_by_stage"]
+        stacks = [(stage, [round(seconds, 4)]) for stage, seconds in stages.items()]
+        note = "Host time by stage. On a GPU, forward, backward and optimizer are kernel launch times."
+        wide: dict[str, Any] = {"section": "Time", "width": "full"}
         out.append(
-            panel.bars(
-                "stages",
-                "Where the time went",
-                ["run"],
-                [(stage, [round(seconds, 4)]) for stage, seconds in stages.items()],
-                x_label="seconds",
-                section="Time",
-                order=300,
-                width="full",
-                note="Host time by stage. On a GPU, forward, backward and optimizer are the time to hand work over.",
-            )
+            panel.bars("stages", "Time by stage", ["run"], stacks, x_label="seconds", order=300, note=note, **wide)
         )
         total = max(sum(stages.values()), 1e-9)
+        # The longest stage comes first, so that the table begins with the bottleneck.
         rows = [(stage, f"{s:.3f}", f"{s / total:.1%}") for stage, s in sorted(stages.items(), key=lambda x: -x[1])]
         out.append(panel.table("stage-table", "Stages", ("stage", "seconds", "share"), rows, section="Time", order=310))
     if train:
         series = [("waiting", [r["epoch"] for r in train], [100 * r["wait_share"] for r in train])]
-        out.append(
-            panel.lines(
-                "curve-wait",
-                "Share of time the device waited for data",
-                series,
-                x_label="epoch",
-                y_label="% of training time",
-                section="Time",
-                order=320,
-            )
-        )
+        given: dict[str, Any] = {"x_label": "epoch", "y_label": "% of training time", "section": "Time", "order": 320}
+        out.append(panel.lines("curve-wait", "Share of time spent waiting for data", series, **given))
     return out
 
 
-def _input(summary: dict[str, Any]) -> list[Panel]:
-    """What each stage of the input would give alone, beside what the run took."""
+def _build_input_table(summary: dict[str, Any]) -> list[Panel]:
+    """Builds the table of images/s that each input stage reaches alone, and the rate of the run."""
     found = summary.get("input")
     if found is None:
         return []
+    # Rates of a single thread: only decoding has several of them.
     rows = [(f"{name} (the loader's thread)", f"{rate:,.0f}") for name, rate in found["stage_images_s"].items()]
-    rows += [(f"{name} (a decoding thread)", f"{rate:,.0f}") for name, rate in found["thread_images_s"].items()]
-    rows.append(("the run took", f"{summary['images_s']:,.0f}"))
+    rows += [(f"{name} (one decoding thread)", f"{rate:,.0f}") for name, rate in found["thread_images_s"].items()]
+    rows.append(("the run", f"{summary['images_s']:,.0f}"))
     threads, cores = found["threads"], found.get("cores")
     name, _, reason = found["tier"].partition(", ")
     note = (
         f"{describe_decoding(found['backend'], threads, cores)} "
         f"Training data {TIER_PHRASES.get(name, name)}: {reason}. "
-        f"When a batch was asked for, {found['occupancy']:.1f} of {found['ahead']} were ready in the mean. "
+        f"On average {found['occupancy']:.1f} of {found['ahead']} prefetched batches were ready when the loop asked. "
         f"Read: {found['record_bytes'] / 1e6:,.1f} MB."
     )
     title = "Input: images/s of each stage alone"
     return [panel.table("input", title, ("stage", "images/s"), rows, section="Time", order=330, note=note)]
 
 
-def _recipe(about: dict[str, Any], recipe: str) -> list[Panel]:
-    values = flat(recipe)
+def _build_recipe_tables(about: dict[str, Any], recipe: str) -> list[Panel]:
+    values = flatten_recipe(recipe)
     rows = [(key, values.get(key, ""), origin) for key, origin in about["origins"].items()]
-    found = [*machine(about), ("command", " ".join(about["command"]))]
-    section = "Recipe and machine"
+    found = [*describe_machine(about), ("command", " ".join(about["command"]))]
+    title, wide = "Recipe, with the origin of each value", {"section": "Recipe and machine", "width": "full"}
     return [
-        panel.table(
-            "recipe",
-            "Recipe, with where each value came from",
-            ("key", "value", "origin"),
-            rows,
-            section=section,
-            order=500,
-            width="full",
-        ),
-        panel.table(
-            "machine", "Machine and versions", ("what", "value"), found, section=section, order=510, width="full"
-        ),
+        panel.table("recipe", title, ("key", "value", "origin"), rows, order=500, **wide),
+        panel.table("machine", "Machine and versions", ("property", "value"), found, order=510, **wide),
     ]
 
 
-def machine(about: dict[str, Any]) -> list[tuple[str, str]]:
-    """(what, value) of where and with what a run was made, from its provenance."""
+def describe_machine(about: dict[str, Any]) -> list[tuple[str, str]]:
+    """Describes the machine, versions and data of a run as (property, value), from its provenance."""
     host = about["host"]
     return [
         ("processor", f"{host['processor']}, {host['cores']} cores"),
@@ -266,8 +242,8 @@ def machine(about: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def flat(recipe: str) -> dict[str, str]:
-    """The leaves of a recipe's YAML by dotted key, as they are written."""
+def flatten_recipe(recipe: str) -> dict[str, str]:
+    """Flattens the YAML of a recipe to values by dotted key, written as in the recipe."""
     out: dict[str, str] = {}
 
     def walk(tree: Any, path: str) -> None:

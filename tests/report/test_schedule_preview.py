@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from headway.optim import LBSGD, RMSpropSGD
-from headway.report import preview_page
-from headway.report.preview import Preview, preview
+from headway.report import schedule_preview_page
+from headway.report.schedule_preview import SchedulePreview, build_preview
 
 GOYAL = {
     "optimizer": {"name": "nag", "lr": {"base": 0.1, "per": 256}},
@@ -109,7 +109,7 @@ def test_falls_after_250_steps(tmp_path: Path) -> None:
 def test_any_run_can_be_drawn(
     folder: Path, columns: int, epochs: float, batch: int, growth: dict[str, Any] | None, shape: str
 ) -> None:
-    found = preview(
+    found = build_preview(
         folder / "recipe.yaml",
         (
             f"epochs={epochs}",
@@ -120,11 +120,11 @@ def test_any_run_can_be_drawn(
         samples=1000,
     )
     for blocks in (True, False):
-        text = preview_page.text(found, columns, blocks=blocks)
+        text = schedule_preview_page.format_preview(found, columns, blocks=blocks)
         assert text.isascii() or blocks
         widest = max(map(len, text.split("\n\n")[1].splitlines()))
-        assert widest <= max(columns, preview_page.MARGIN + 22)
-    turns, curve = found.turns(), found.curve()
+        assert widest <= max(columns, schedule_preview_page.MARGIN + 22)
+    turns, curve = found.list_turns(), found.sample_curve()
     assert (turns[0].step, turns[-1].step) == (0, found.steps - 1) or found.steps == 1
     assert curve[-1].step == found.steps - 1
     highest = max(point.lr for point in curve)
@@ -150,7 +150,7 @@ def test_a_schedule_needs_no_torch(goyal: Path, tmp_path: Path) -> None:
         [sys.executable, "-X", "importtime", "-m", "headway", *arguments], capture_output=True, text=True, check=True
     )
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    assert "headway.report.preview" in modules
+    assert "headway.report.schedule_preview" in modules
     assert "torch" not in modules
 
 
@@ -160,13 +160,13 @@ def test_the_page_has_the_curves_and_where_each_number_came_from(goyal: Path, tm
     assert said.json()["page"] == str(page)
     assert f"Wrote {page}." in said.err
     html = page.read_text()
-    for text in ("Learning rate, by its powers of ten", "Momentum", "Batch", "auto: 0.1 x 8,192 / 256", "14,075"):
+    for text in ("Learning rate, logarithmic", "Momentum", "Batch", "auto: 0.1 x 8,192 / 256", "14,075"):
         assert text in html
-    assert "by its powers of ten" not in preview_page.page(shown(goyal, "schedule={name: cosine}"))
+    assert "by its powers of ten" not in schedule_preview_page.render_preview(shown(goyal, "schedule={name: cosine}"))
 
 
-def shown(path: Path, *overrides: str) -> Preview:
-    return preview(path, overrides, samples=50_000)
+def shown(path: Path, *overrides: str) -> SchedulePreview:
+    return build_preview(path, overrides, samples=50_000)
 
 
 def test_the_momentum_is_that_of_the_optimizer(goyal: Path) -> None:
@@ -177,7 +177,7 @@ def test_the_momentum_is_that_of_the_optimizer(goyal: Path) -> None:
     )
 
 
-def followed(make: Callable[[Tensor], Optimizer], found: Preview) -> list[float]:
+def followed(make: Callable[[Tensor], Optimizer], found: SchedulePreview) -> list[float]:
     """What a weight loses in each step, with a gradient of 1, as the trainer sets the rates."""
     weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     optimizer, out = make(weight), []
@@ -196,51 +196,51 @@ def followed(make: Callable[[Tensor], Optimizer], found: Preview) -> list[float]
 def test_lbsgd_is_drawn_as_it_steps(goyal: Path, warmup: str, scale: int) -> None:
     recipe = f"{{name: lbsgd, lr: 0.1, momentum: 0, batch_scale: {scale}, warmup: {warmup}, warmup_epochs: 1.5}}"
     more = (f"optimizer={recipe}", "schedule={name: cosine}", "batch=100", "epochs=3.7")
-    found = preview(goyal, more, samples=1000)
+    found = build_preview(goyal, more, samples=1000)
     options: dict[str, Any] = {"batch_scale": scale, "warmup": warmup, "warmup_epochs": 1.5, "steps_per_epoch": 10}
     lost = followed(lambda weight: LBSGD([weight], 1.0, momentum=0, **options), found)
     assert found.steps == len(lost) == 37
     full = found.steps // scale * scale
     for step, way in enumerate(lost):
-        drawn = found.at(step)
+        drawn = found.compute_point(step)
         assert drawn.batch == 100 * scale
         if (step + 1) % scale:
             assert way == 0
         else:
-            assert drawn.lr == found.at(step - scale + 1).lr == pytest.approx(way, rel=1e-9)
+            assert drawn.lr == found.compute_point(step - scale + 1).lr == pytest.approx(way, rel=1e-9)
         assert (drawn.lr == 0) == (step >= full)
-    said = {turn.step: turn.what for turn in found.turns()}
+    said = {turn.step: turn.what for turn in found.list_turns()}
     assert "end of LBSGD's warm-up" in said[14]
-    assert "no full macro-batch: moves nothing" in said[full]
-    assert max(turn.lr for turn in found.turns()) == pytest.approx(max(point.lr for point in found.curve()))
+    assert "macro-batch not full: no update" in said[full]
+    assert max(turn.lr for turn in found.list_turns()) == pytest.approx(max(point.lr for point in found.sample_curve()))
     assert found.to_json()["curve"]["batch"][0] == 100 * scale
-    assert f"37 steps, {scale} of them a macro-batch" in preview_page.text(found, 80)
+    assert f"37 steps, {scale} of them a macro-batch" in schedule_preview_page.format_preview(found, 80)
 
 
 def test_rmsprop_sgd_is_drawn_as_it_steps(goyal: Path, tmp_path: Path) -> None:
     recipe = "{name: rmsprop_sgd, lr: 0.5, lr_rmsprop: 0.01, momentum: 0, smoothing: 0, center_epochs: 1.2}"
     more = (f"optimizer={recipe}", "optimizer.period_epochs=1.5", "schedule={name: cosine}", "batch=100", "epochs=4")
-    found = preview(goyal, more, samples=1000)
+    found = build_preview(goyal, more, samples=1000)
     options: dict[str, Any] = {"center_epochs": 1.2, "period_epochs": 1.5, "steps_per_epoch": 10, "eps": 1e-12}
     lost = followed(
         lambda weight: RMSpropSGD([weight], 1.0, rmsprop=0.01 / 0.5, momentum=0, smoothing=0, **options), found
     )
     for step, way in enumerate(lost):  # a gradient of 1 over its root of 1
-        drawn = found.at(step)
+        drawn = found.compute_point(step)
         assert drawn.lr_rmsprop is not None
         assert drawn.lr + drawn.lr_rmsprop == pytest.approx(way, rel=1e-9)
-    assert [(turn.step, turn.lr_rmsprop == 0) for turn in found.turns() if "SGD" in turn.what] == [
+    assert [(turn.step, turn.lr_rmsprop == 0) for turn in found.list_turns() if "SGD" in turn.what] == [
         (12, False),
         (20, True),
     ]
-    text = preview_page.text(found, 80)
+    text = schedule_preview_page.format_preview(found, 80)
     assert "learning rate of RMSprop" in text
     assert " + 0 of RMSprop  " in text
-    assert "Learning rate of RMSprop" in preview_page.page(found)
+    assert "Learning rate of RMSprop" in schedule_preview_page.render_preview(found)
     assert len(found.to_json()["curve"]["lr_rmsprop"]) == len(found.to_json()["curve"]["lr"])
-    plain = preview(goyal, (), samples=50_000)
+    plain = build_preview(goyal, (), samples=50_000)
     assert "lr_rmsprop" not in plain.to_json()["curve"]
-    assert "RMSprop" not in preview_page.page(plain)
+    assert "RMSprop" not in schedule_preview_page.render_preview(plain)
 
 
 def test_a_macro_batch_that_is_never_full_is_refused(goyal: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_macro_batch_that_is_never_full_is_refused(goyal: Path) -> None:
 
 def test_a_run_of_few_large_steps_and_one_of_another_length_are_warned_of(goyal: Path) -> None:
     def said(*overrides: str, samples: int = 720) -> str:
-        return " ".join(preview(goyal, ("schedule={name: constant}", *overrides), samples).warnings)
+        return " ".join(build_preview(goyal, ("schedule={name: constant}", *overrides), samples).warnings)
 
     few = said("batch=8192", "epochs=20")
     assert "The run has 2 steps of 8,192 samples, 11.4 epochs each, and ends after 22.76 epochs in place of 20" in few
@@ -266,7 +266,7 @@ def test_a_run_of_few_large_steps_and_one_of_another_length_are_warned_of(goyal:
 
 
 def test_a_set_that_is_not_there_needs_its_size(goyal: Path, folder: Path, tmp_path: Path) -> None:
-    sentence = "there is no packed data set here, so its size is not known. Say how many images it has: --samples 50000"
+    sentence = "there is no packed data set here, so its size is unknown. Give the number of images: --samples 50000"
     assert sentence in refused("schedule", goyal, status=2)
     assert sentence in refused("schedule", goyal, "data.train=s3://bucket/train", status=2)
     assert refused("schedule", tmp_path / "none.yaml", status=2).startswith(str(tmp_path / "none.yaml"))
@@ -277,14 +277,14 @@ def test_a_set_that_is_not_there_needs_its_size(goyal: Path, folder: Path, tmp_p
 
 
 def test_the_page_has_words_for_what_is_unset_and_an_axis_from_zero(goyal: Path) -> None:
-    made = {one.name: one for one in preview_page._panels(shown(goyal, "schedule=constant"))}
+    made = {one.name: one for one in schedule_preview_page._build_panels(shown(goyal, "schedule=constant"))}
     low, high = made["lr"].data["y_range"]
     assert (low, high) == (0.0, pytest.approx(1.1 * made["lr"].data["series"][0]["y"][0]))
     cells = {key: value for key, value, _ in made["recipe"].data["rows"]}
     assert cells["batch_growth"] == "unset"
     assert cells["optimizer.no_decay"] in ("true", "false")
     assert not {"None", "True", "False"} & set(cells.values())
-    moving = {one.name: one for one in preview_page._panels(shown(goyal))}
+    moving = {one.name: one for one in schedule_preview_page._build_panels(shown(goyal))}
     assert moving["lr"].data["y_range"] is None
 
 

@@ -1,4 +1,4 @@
-"""A preview drawn: with blocks on a terminal, with charts on a page."""
+"""Preview of a schedule, drawn with blocks on a terminal and with charts on a page."""
 
 from __future__ import annotations
 
@@ -8,44 +8,45 @@ from typing import Any
 from headway.core.recipe import format_value
 from headway.page import panel, renderer
 from headway.page.panel import Panel
-from headway.report.preview import Point, Preview
+from headway.report.schedule_preview import SchedulePoint, SchedulePreview
 
+# Each character is one eighth of a line higher than the one before.
 BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-"""An eighth of a line more each."""
-PLAIN = " ..::##"
-"""The same for a terminal that has no blocks."""
+# The same for a terminal without block characters.
+ASCII_BLOCKS = " ..::##"
+# Lines of a drawing.
 HEIGHT = 8
-"""Lines of a drawing."""
+# Columns to the left of a drawing.
 MARGIN = 10
-"""Columns left of it."""
-MOST_ROWS = 14
-"""Turns that are listed on a terminal; of more, the first and the last."""
-OF_A_SCHEDULE = ("batch", "batch_growth", "epochs", "optimizer", "schedule")
-"""Parts of a recipe that a preview is made of."""
+# Turns that are listed on a terminal; of more, the first and the last.
+MAX_TURNS = 14
+# Sections of a recipe that determine the schedule.
+SCHEDULE_KEYS = ("batch", "batch_growth", "epochs", "optimizer", "schedule")
 
 
-def text(found: Preview, width: int, *, blocks: bool = True) -> str:
-    """Learning rate and batch over the epochs, then the numbers at every turn.
+def format_preview(found: SchedulePreview, width: int, *, blocks: bool = True) -> str:
+    """Formats charts of learning rate and batch, and a table of every turn.
 
     Args:
-        width: columns of the terminal.
-        blocks: whether it can show Unicode's.
+        width: Columns of the terminal.
+        blocks: True if the terminal can show block characters.
     """
-    columns, shades = max(20, width - MARGIN - 2), BLOCKS if blocks else PLAIN
-    points, turns = [_at_column(found, column, columns) for column in range(columns)], found.turns()
+    columns, shades = max(20, width - MARGIN - 2), BLOCKS if blocks else ASCII_BLOCKS
+    points, turns = [_find_point(found, column, columns) for column in range(columns)], found.list_turns()
+    # Turns count for the scale, too: the peak may lie between two columns.
     highest = max(point.lr for point in (*points, *turns))
-    lines = [_headline(found), ""]
-    lines += ["learning rate", *_plot([point.lr for point in points], highest, shades)]
-    lines += [*_axis(found.epochs, columns), ""]
+    lines = [_format_headline(found), ""]
+    lines += ["learning rate", *_draw_bars([point.lr for point in points], highest, shades)]
+    lines += [*_draw_axis(found.epochs, columns), ""]
     if rmsprop := [point.lr_rmsprop for point in points if point.lr_rmsprop is not None]:
-        lines += ["learning rate of RMSprop", *_plot(rmsprop, max(rmsprop), shades)]
-        lines += [*_axis(found.epochs, columns), ""]
+        lines += ["learning rate of RMSprop", *_draw_bars(rmsprop, max(rmsprop), shades)]
+        lines += [*_draw_axis(found.epochs, columns), ""]
     if found.plan.grows:
-        lines += ["batch", *_plot([point.batch for point in points], found.largest, shades)]
-        lines += [*_axis(found.epochs, columns), ""]
-    rows = [_cells(turn) for turn in turns]
-    if len(rows) > MOST_ROWS:
-        half = MOST_ROWS // 2
+        lines += ["batch", *_draw_bars([point.batch for point in points], found.largest_batch, shades)]
+        lines += [*_draw_axis(found.epochs, columns), ""]
+    rows = [_format_point(turn) for turn in turns]
+    if len(rows) > MAX_TURNS:
+        half = MAX_TURNS // 2
         rows = [*rows[:half], ("",) * 5 + (f"... {len(rows) - 2 * half} more",), *rows[-half:]]
     header = ("step", "epoch", "learning rate", "momentum", "batch", "")
     widths = [max(len(row[place]) for row in (header, *rows)) for place in range(5)]
@@ -55,25 +56,26 @@ def text(found: Preview, width: int, *, blocks: bool = True) -> str:
     return "\n".join(lines)
 
 
-def _headline(found: Preview) -> str:
+def _format_headline(found: SchedulePreview) -> str:
     steps = f"{found.steps:,} step{'s'[: found.steps > 1]}"
     macro = f", {found.internal.steps_per_update} of them a macro-batch" if found.internal.steps_per_update > 1 else ""
     return f"{found.loaded.recipe.name}: {steps}{macro}, {found.epochs:.4g} epochs of {found.samples:,} samples"
 
 
-def _cells(point: Point) -> tuple[str, ...]:
+def _format_point(point: SchedulePoint) -> tuple[str, ...]:
     momentum = "none" if point.momentum is None else f"{point.momentum:g}"
     rate = f"{point.lr:.5g}" + ("" if point.lr_rmsprop is None else f" + {point.lr_rmsprop:.3g} of RMSprop")
     return (f"{point.step:,}", f"{point.epoch:.2f}", rate, momentum, f"{point.batch:,}", point.what)
 
 
-def _at_column(found: Preview, column: int, columns: int) -> Point:
-    middle = (2 * column + 1) * found.total // (2 * columns)
-    return found.at(max(0, found.plan.count_steps(0, middle + 1) - 1))
+def _find_point(found: SchedulePreview, column: int, columns: int) -> SchedulePoint:
+    middle = (2 * column + 1) * found.total_positions // (2 * columns)
+    return found.compute_point(max(0, found.plan.count_steps(0, middle + 1) - 1))
 
 
-def _plot(values: Sequence[float], top: float, shades: str) -> list[str]:
-    """Columns that stand on zero; `top` is HEIGHT lines high."""
+def _draw_bars(values: Sequence[float], top: float, shades: str) -> list[str]:
+    """Draws columns of blocks that stand on zero; `top` is HEIGHT lines high."""
+    # A column is counted in levels, of which each line shows as many as there are shades.
     levels = len(shades) - 1
     heights = [round(value / top * HEIGHT * levels) if top else 0 for value in values]
     lines = []
@@ -84,10 +86,11 @@ def _plot(values: Sequence[float], top: float, shades: str) -> list[str]:
     return lines
 
 
-def _axis(epochs: float, columns: int) -> list[str]:
-    """The epochs under a drawing, at five places."""
+def _draw_axis(epochs: float, columns: int) -> list[str]:
+    """Draws five labels of the epoch axis."""
     out = [" "] * (columns + 12)
     for quarter in range(5):
+        # The first label is flush left, the last flush right, and those between are centred.
         label = f"{epochs * quarter / 4:.3g}"
         place = round((columns - 1) * quarter / 4) - (len(label) // 2 if 0 < quarter < 4 else 0)
         place -= len(label) - 1 if quarter == 4 else 0
@@ -95,22 +98,22 @@ def _axis(epochs: float, columns: int) -> list[str]:
     return [f"{'epoch':>{MARGIN}} {''.join(out).rstrip()}"]
 
 
-def page(found: Preview) -> str:
-    """The same as one HTML file, with charts."""
+def render_preview(found: SchedulePreview) -> str:
+    """Renders the same as one HTML file with charts."""
     recipe = found.loaded.recipe
     return renderer.render(
-        _panels(found),
+        _build_panels(found),
         title=f"{recipe.name}: schedule",
-        subtitle="What the recipe says, before the run",
+        subtitle="Computed from the recipe, before the run",
         sections=("Schedule", "Steps"),
     )
 
 
-def _panels(found: Preview) -> list[Panel]:
-    recipe, points, turns = found.loaded.recipe, found.curve(), found.turns()
+def _build_panels(found: SchedulePreview) -> list[Panel]:
+    recipe, points, turns = found.loaded.recipe, found.sample_curve(), found.list_turns()
     epochs = [point.epoch for point in points]
     highest = max(turns, key=lambda turn: turn.lr)
-    largest = found.largest
+    largest = found.largest_batch
     cards = [
         ("steps", f"{found.steps:,}", f"{found.epochs:.4g} epochs of {found.samples:,} samples"),
         ("highest learning rate", f"{highest.lr:.5g}", f"at epoch {highest.epoch:.4g}"),
@@ -118,13 +121,14 @@ def _panels(found: Preview) -> list[Panel]:
         ("largest batch", f"{largest:,}", f"from {turns[0].batch:,}" if found.plan.grows else "throughout"),
     ]
     rates: list[float | None] = [point.lr for point in points]
-    falls = ("step", "multi_step", "exponential")  # by a factor each time: the last ones are lost beside the first
+    # These fall by a factor each time: on a linear axis the last rates would look like zero.
+    falls = ("step", "multi_step", "exponential")
     curves: tuple[tuple[str, str, str, list[float | None], tuple[float, float] | None], ...] = (
         ("lr", "Learning rate", "learning rate", rates, panel.choose_y_range(rates)),
-        ("lr-log", "Learning rate, by its powers of ten", "learning rate", rates, None),
+        ("lr-log", "Learning rate, logarithmic", "learning rate", rates, None),
         ("lr-rmsprop", "Learning rate of RMSprop", "learning rate", [point.lr_rmsprop for point in points], None),
         ("momentum", "Momentum", "momentum", [point.momentum for point in points], (0.0, 1.0)),
-        ("batch", "Batch", "samples of a step", [point.batch for point in points], (0.0, 1.05 * largest)),
+        ("batch", "Batch", "samples per step", [point.batch for point in points], (0.0, 1.05 * largest)),
     )
     lines = [
         panel.lines(
@@ -141,14 +145,14 @@ def _panels(found: Preview) -> list[Panel]:
         for place, (name, title, label, values, bounds) in enumerate(curves)
         if None not in values and (name != "lr-log" or recipe.schedule.name in falls)
     ]
-    columns = ("step", "epoch", "learning rate", "momentum", "batch", "what")
+    columns = ("step", "epoch", "learning rate", "momentum", "batch", "change")
     origins = found.loaded.origins
-    leaves = [leaf for leaf in found.loaded.list_leaves() if leaf[0].partition(".")[0] in OF_A_SCHEDULE]
+    leaves = [leaf for leaf in found.loaded.list_leaves() if leaf[0].partition(".")[0] in SCHEDULE_KEYS]
     rows = [(key, format_value(value), origins.get(key, "default")) for key, value in leaves]
     wide: dict[str, Any] = {"section": "Steps", "width": "full"}
     return [
         panel.cards("length", "Run", cards, section="Schedule", order=100, note=" ".join(found.warnings)),
         *lines,
-        panel.table("turns", "Turns", columns, [_cells(turn) for turn in turns], order=300, **wide),
-        panel.table("recipe", "What the recipe says", ("key", "value", "origin"), rows, order=310, **wide),
+        panel.table("turns", "Changes", columns, [_format_point(turn) for turn in turns], order=300, **wide),
+        panel.table("recipe", "Recipe", ("key", "value", "origin"), rows, order=310, **wide),
     ]

@@ -8,7 +8,7 @@ import torch
 from tests._waits import counted
 from torch import Tensor, nn
 
-from headway.observe.layers import LayerWatch
+from headway.observe.layer_statistics import LayerStatistics
 from headway.optim import LARS
 
 
@@ -30,7 +30,7 @@ def test_norms_are_those_around_the_step() -> None:
     model = network()
     model[4].weight.requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1, momentum=0.9)
-    watch = LayerWatch(model.named_parameters(), optimizer, lambda after, before, g: g * 2)
+    watch = LayerStatistics(model.named_parameters(), optimizer, lambda after, before, g: g * 2)
     assert watch.names == ("0.weight", "3.weight")  # as for LARS: no bias, no batch norm, nothing frozen
     assert watch.sizes == (36, 432)
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_norms_are_those_around_the_step() -> None:
 def test_it_is_off_but_for_one_step() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    watch = LayerWatch(model.named_parameters(), optimizer, nothing)
+    watch = LayerStatistics(model.named_parameters(), optimizer, nothing)
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     for disarmed in (False, True):
         backward(model)
@@ -77,7 +77,7 @@ def test_loss_scaling_is_taken_off() -> None:
     model = network()
     optimizer = LARS(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    watch = LayerWatch(model.named_parameters(), optimizer, nothing)
+    watch = LayerStatistics(model.named_parameters(), optimizer, nothing)
     torch.manual_seed(1)
     backward(model, scale=1024.0)
     plain = [float(p.grad.norm()) / 1024 for p in model.parameters() if p.grad is not None and p.ndim > 1]
@@ -92,7 +92,7 @@ def test_loss_scaling_is_taken_off() -> None:
 def test_a_layer_without_a_gradient_has_none() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    watch = LayerWatch(model.named_parameters(), optimizer, nothing)
+    watch = LayerStatistics(model.named_parameters(), optimizer, nothing)
     backward(model)
     model[3].weight.grad = None
     watch.arm()
@@ -102,7 +102,7 @@ def test_a_layer_without_a_gradient_has_none() -> None:
     assert np.isfinite(found[0][:, :3]).all()
     assert found[0][1, 1:3].tolist() == [0, 0]
     vectors = nn.BatchNorm1d(3)
-    watch = LayerWatch(vectors.named_parameters(), torch.optim.SGD(vectors.parameters(), 0.1), nothing)
+    watch = LayerStatistics(vectors.named_parameters(), torch.optim.SGD(vectors.parameters(), 0.1), nothing)
     watch.arm()
     assert watch.names == ()
     assert watch.read() is None

@@ -11,7 +11,7 @@ import pytest
 from tests._support import finished, headway, packed_digits, write_recipe
 
 from headway.page.panel import Panel
-from headway.report.anatomy import Part, panels, parts
+from headway.report.step_anatomy import StepPart, build_panels, list_step_parts
 
 NAMES = [
     "read", "transport", "pre-process", "queue", "transport to the device", "activation, layer 1",
@@ -41,32 +41,32 @@ def changed(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in found.items() if changes.get(key, value) is not None}
 
 
-def by_name(summary: dict[str, Any], device: str = "cpu") -> dict[str, Part]:
-    return {part.name: part for part in parts(summary, device)}
+def by_name(summary: dict[str, Any], device: str = "cpu") -> dict[str, StepPart]:
+    return {part.name: part for part in list_step_parts(summary, device)}
 
 
 def test_the_fifteen_parts_in_their_order() -> None:
-    found = parts(SUMMARY, "cpu")
+    found = list_step_parts(SUMMARY, "cpu")
     assert [part.name for part in found] == NAMES
     assert all(part.note for part in found)
     named = by_name(SUMMARY)
-    assert named["read"].beside_s == pytest.approx(30 / 15_000)
+    assert named["read"].loader_s == pytest.approx(30 / 15_000)
     assert named["read"].loop_s is None
-    assert named["pre-process"].beside_s == pytest.approx(30 / 30_000 + 30 / 3000 + 30 / 300_000)
+    assert named["pre-process"].loader_s == pytest.approx(30 / 30_000 + 30 / 3000 + 30 / 300_000)
     assert named["pre-process"].loop_s == pytest.approx(0.001)
-    assert (named["queue"].loop_s, named["queue"].shared) == (pytest.approx(0.003), False)
-    assert (named["loss"].loop_s, named["loss"].shared) == (pytest.approx(0.0005), False)
+    assert (named["queue"].loop_s, named["queue"].is_shared) == (pytest.approx(0.003), False)
+    assert (named["loss"].loop_s, named["loss"].is_shared) == (pytest.approx(0.0005), False)
     assert named["return to the beginning"].loop_s == pytest.approx(0.0002)
     assert named["transport to the device"].loop_s is None  # on a CPU there is none
 
 
 def test_what_cannot_be_told_apart_is_not_split() -> None:
     """Parts of one measurement all have the whole of it, marked; and all measurements together are the step's."""
-    found = parts(SUMMARY, "cpu")
+    found = list_step_parts(SUMMARY, "cpu")
     for stage, count in (("forward", 3), ("backward", 3), ("optimizer", 2)):
         group = [part for part in found if part.stage == stage]
         assert len(group) == count
-        assert all(part.shared for part in group)
+        assert all(part.is_shared for part in group)
         assert {part.loop_s for part in group} == {SUMMARY["seconds_by_stage"][stage] / 100}
     once = {part.stage: part.loop_s or 0.0 for part in found if part.stage}
     outside = ("first batch", "evaluate")
@@ -77,42 +77,42 @@ def test_what_cannot_be_told_apart_is_not_split() -> None:
 def test_a_run_of_before_has_no_stage_of_the_loss() -> None:
     stages = {stage: seconds for stage, seconds in SUMMARY["seconds_by_stage"].items() if stage != "loss"}
     found = by_name(changed(seconds_by_stage=stages))
-    assert found["loss"] == Part(
-        name="loss", stage="forward", loop_s=0.01, shared=True, beside_s=None, note="the loop's clock: forward"
+    assert found["loss"] == StepPart(
+        name="loss", stage="forward", loop_s=0.01, is_shared=True, loader_s=None, note="the loop's clock: forward"
     )
     assert [part.stage for part in found.values()].count("forward") == 4
 
 
 def test_what_is_not_known_is_not_zero() -> None:
     older = changed(input={key: value for key, value in SUMMARY["input"].items() if key != "batches"})
-    assert by_name(older)["read"].beside_s is None
+    assert by_name(older)["read"].loader_s is None
     synthetic = by_name(changed(input=None))
     assert list(synthetic) == NAMES
-    assert all(part.beside_s is None for part in synthetic.values())
+    assert all(part.loader_s is None for part in synthetic.values())
     assert "nothing to do" in synthetic["read"].note
-    assert parts(changed(step=0), "cpu") == ()
-    assert panels({}, "cpu") == []
+    assert list_step_parts(changed(step=0), "cpu") == ()
+    assert build_panels({}, "cpu") == []
 
 
 @pytest.mark.parametrize(
     ("tier", "device", "transport", "copied"),
     [
-        ("none, x", "cpu", "within pre-process", ""),
-        ("memory, x", "cpu", "brought here before", ""),
-        ("disk, x", "cpu", "within read", ""),
-        ("disk, x", "NVIDIA H200", "within read", "wait"),
-        ("device, x", "NVIDIA H200", "brought here before", ""),
+        ("none, x", "cpu", "part of pre-process", ""),
+        ("memory, x", "cpu", "copied here before", ""),
+        ("disk, x", "cpu", "part of read", ""),
+        ("disk, x", "NVIDIA H200", "part of read", "wait"),
+        ("device, x", "NVIDIA H200", "copied here before", ""),
     ],
 )
 def test_where_the_bytes_go(tier: str, device: str, transport: str, copied: str) -> None:
     found = by_name(changed(input={**SUMMARY["input"], "tier": tier}), device)
     assert transport in found["transport"].note
     assert found["transport to the device"].stage == copied
-    assert found["queue"].shared == bool(copied)  # the hand-over is in the same measurement
+    assert found["queue"].is_shared == bool(copied)  # the hand-over is in the same measurement
 
 
 def test_the_panels_show_each_measurement_once() -> None:
-    bars, table = panels(SUMMARY, "cpu")
+    bars, table = build_panels(SUMMARY, "cpu")
     assert bars.data["names"] == ["the loop", "the loader's thread"]
     loop = {stack["name"]: stack["values"][0] for stack in bars.data["stacks"]}
     assert sum(loop.values()) == pytest.approx(1e3 * (0.3 + 0.1 + 1.0 + 0.05 + 2.0 + 0.4 + 0.02) / 100)
@@ -125,15 +125,15 @@ def test_the_panels_show_each_measurement_once() -> None:
     assert "evaluate 30" in bars.note
     assert "On a GPU" not in bars.note
     ranks = changed(seconds_by_stage={**SUMMARY["seconds_by_stage"], "reduce": 0.7}, input=None)
-    bars, _ = panels(ranks, "NVIDIA H200")
+    bars, _ = build_panels(ranks, "NVIDIA H200")
     assert bars.data["names"] == ["the loop"]
-    assert {stack["name"]: stack["values"] for stack in bars.data["stacks"]}["sum over the ranks"] == [7]
+    assert {stack["name"]: stack["values"] for stack in bars.data["stacks"]}["all-reduce"] == [7]
     assert "On a GPU" in bars.note
 
 
 def test_reads_of_values_are_told() -> None:
     def note(found: dict[str, Any] | None, device: str = "cpu") -> str:
-        return panels(SUMMARY | {"host_syncs": found}, device)[0].note
+        return build_panels(SUMMARY | {"host_syncs": found}, device)[0].note
 
     reads: dict[str, Any] = {
         "steps": 3,
@@ -144,12 +144,12 @@ def test_reads_of_values_are_told() -> None:
             {"method": "__bool__", "place": "net.py:33", "waits": False, "a_step": 1.0},
         ],
     }
-    told = "Values read in Python: 2 a step, item at net.py:31 (1), __bool__ at net.py:33 (1); "
-    assert note(reads).endswith(f"{told}on a GPU each of a value that lies there waits for the device.")
+    told = "Values read in Python: 2 per step, item at net.py:31 (1), __bool__ at net.py:33 (1); "
+    assert note(reads).endswith(f"{told}on a GPU each read of a tensor there is a host-device sync.")
     assert note(reads, "NVIDIA H200").endswith(f"{told}1 of them waited for the device.")
-    assert note({"steps": 3, "a_step": 0.0, "places": []}).endswith("Values read in Python: none, in 3 steps.")
+    assert note({"steps": 3, "a_step": 0.0, "places": []}).endswith("Values read in Python: none in 3 steps.")
     assert "not counted" in note(None)
-    assert "Values read" not in panels(SUMMARY, "cpu")[0].note, "runs of before do not tell"
+    assert "Values read" not in build_panels(SUMMARY, "cpu")[0].note, "runs of before do not tell"
 
 
 READING = """
@@ -164,10 +164,10 @@ def reads(images, labels, keys):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ((), "none, in 3 steps"),
-        (("transform=user.py:reads",), "2 a step, item at user.py:3 (1), __bool__ at user.py:5 (1); on a GPU"),
+        ((), "none in 3 steps"),
+        (("transform=user.py:reads",), "2 per step, item at user.py:3 (1), __bool__ at user.py:5 (1); on a GPU"),
         (("--procs", "2", "transform=user.py:reads"), "4 a step, item at user.py:3 (1), __bool__ at user.py:5 (1),"),
-        (("epochs=4",), "none, in 3 steps"),
+        (("epochs=4",), "none in 3 steps"),
         (("epochs=3",), "not counted"),
         (("log_every_steps=1",), "not counted"),
     ],
@@ -198,14 +198,14 @@ def test_of_a_real_run(tmp_path: Path) -> None:
     headway("train", recipe, "--run", tmp_path / "run")
     headway("report", tmp_path / "run")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    found = parts(summary, "cpu")
+    found = list_step_parts(summary, "cpu")
     once = {part.stage: part.loop_s or 0.0 for part in found if part.stage}
     assert set(once) == {"augment", "wait", "forward", "loss", "backward", "optimizer", "log"}
     outside = sum(summary["seconds_by_stage"].get(stage, 0.0) for stage in ("first batch", "evaluate", "checkpoint"))
     assert sum(once.values()) * summary["step"] + outside == pytest.approx(summary["seconds"])
     read, made = (next(part for part in found if part.name == name) for name in ("read", "pre-process"))
-    assert read.beside_s is not None
-    assert made.beside_s is not None
-    assert min(made.beside_s, read.beside_s) > 0
+    assert read.loader_s is not None
+    assert made.loader_s is not None
+    assert min(made.loader_s, read.loader_s) > 0
     table = Panel.from_json((tmp_path / "run/panels/anatomy-table.json").read_text())
     assert [row[0] for row in table.data["rows"]] == NAMES

@@ -8,12 +8,12 @@ from typing import final
 
 import pytest
 
-from headway.observe import sampling
-from headway.observe.sampling import Row, Sampler, Source
+from headway.observe import load_sampler
+from headway.observe.load_sampler import LoadRow, LoadSampler, LoadSource
 
 
 @final
-class Counted(Source):
+class Counted(LoadSource):
     """Gives so many rows a reading, each with its running number."""
 
     def __init__(self, rows: int = 1, fails_after: int | None = None) -> None:
@@ -28,7 +28,7 @@ class Counted(Source):
     def columns(self) -> tuple[str, ...]:
         return "seconds", "number"
 
-    def read(self, now_s: float) -> list[Row]:
+    def read(self, now_s: float) -> list[LoadRow]:
         self.threads.add(threading.current_thread().name)
         self.given += self.rows
         return [(now_s, float(number)) for number in range(self.given - self.rows, self.given)]
@@ -37,10 +37,10 @@ class Counted(Source):
         self.closed = True
 
 
-def sampled(*sources: Counted, since_s: float = 0.0, until: int = 5) -> tuple[Sampler, list[tuple[str, Row]]]:
+def sampled(*sources: Counted, since_s: float = 0.0, until: int = 5) -> tuple[LoadSampler, list[tuple[str, LoadRow]]]:
     """Sampled until so many readings have been written."""
-    written: list[tuple[str, Row]] = []
-    with Sampler(sources, lambda source, row: written.append((source.kind, row)), since_s) as sampler:
+    written: list[tuple[str, LoadRow]] = []
+    with LoadSampler(sources, lambda source, row: written.append((source.kind, row)), since_s) as sampler:
         while sources[0].given < until * sources[0].rows:
             time.sleep(0.001)
     return sampler, written
@@ -48,7 +48,7 @@ def sampled(*sources: Counted, since_s: float = 0.0, until: int = 5) -> tuple[Sa
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "EVERY_S", 0.002)
+    monkeypatch.setattr(load_sampler, "INTERVAL_S", 0.002)
 
 
 def test_every_row_is_written_once_and_in_order() -> None:
@@ -69,16 +69,16 @@ def test_every_row_is_written_once_and_in_order() -> None:
 def test_a_long_run_is_read_less_often() -> None:
     """A thousand hours in, one reading is of a quarter of an hour: none comes before the last."""
     source = Counted()
-    with Sampler([source], lambda *_: None, since_s=3.6e6):
+    with LoadSampler([source], lambda *_: None, since_s=3.6e6):
         time.sleep(0.05)
         assert source.given == 0
     assert source.given == 1
 
 
 def test_the_shortest_run_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "EVERY_S", 60.0)
+    monkeypatch.setattr(load_sampler, "INTERVAL_S", 60.0)
     source = Counted()
-    with Sampler([source], lambda *_: None):
+    with LoadSampler([source], lambda *_: None):
         pass
     assert source.given == 1
     assert source.closed
@@ -87,10 +87,10 @@ def test_the_shortest_run_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_disk_ends_the_sampling_and_not_the_run() -> None:
     source = Counted()
 
-    def full(source: Source, row: Row) -> None:
+    def full(source: LoadSource, row: LoadRow) -> None:
         raise OSError(28, "No space left on device")
 
-    with Sampler([source], full) as sampler:
+    with LoadSampler([source], full) as sampler:
         while source.given == 0:
             time.sleep(0.001)
         time.sleep(0.02)
@@ -101,7 +101,7 @@ def test_a_full_disk_ends_the_sampling_and_not_the_run() -> None:
 
 def test_it_ends_with_a_block_that_fails() -> None:
     source = Counted()
-    with pytest.raises(KeyboardInterrupt), Sampler([source], lambda *_: None):
+    with pytest.raises(KeyboardInterrupt), LoadSampler([source], lambda *_: None):
         raise KeyboardInterrupt
     assert source.closed
     assert "headway-sampler" not in [thread.name for thread in threading.enumerate()]

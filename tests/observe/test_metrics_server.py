@@ -12,8 +12,8 @@ import pytest
 from tests._support import free_port
 from tests.observe.test_prometheus import get, parsed
 
-from headway.observe.page_server import CONNECTIONS, REQUEST_BYTES
-from headway.observe.prometheus import ADDRESS, Endpoint
+from headway.observe.metrics_server import MAX_CONNECTIONS, MAX_REQUEST_BYTES
+from headway.observe.prometheus import ADDRESS, PrometheusEndpoint
 
 WAIT_S = 60.0
 NUMBERS = {"step": 1.0}
@@ -26,7 +26,7 @@ def port() -> int:
 
 @contextmanager
 def served(port: int, address: str = ADDRESS) -> Iterator[None]:
-    with Endpoint(address, port, lambda: NUMBERS, {}):
+    with PrometheusEndpoint(address, port, lambda: NUMBERS, {}):
         yield
 
 
@@ -94,7 +94,7 @@ def test_a_request_without_an_end_is_refused_by_its_size(port: int) -> None:
     with ExitStack() as stack:
         stack.enter_context(served(port))
         endless = connected(stack, port)
-        endless.sendall(b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * (REQUEST_BYTES // 6))
+        endless.sendall(b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * (MAX_REQUEST_BYTES // 6))
         assert endless.recv(100).startswith(b"HTTP/1.1 431 ")
         assert parsed(get(port)[2]) == {"headway_step": 1}
 
@@ -102,10 +102,10 @@ def test_a_request_without_an_end_is_refused_by_its_size(port: int) -> None:
 def test_many_silent_connections_keep_nobody_out(port: int) -> None:
     with ExitStack() as stack:
         stack.enter_context(served(port))
-        silent = [connected(stack, port) for _ in range(3 * CONNECTIONS)]
+        silent = [connected(stack, port) for _ in range(3 * MAX_CONNECTIONS)]
         assert parsed(get(port)[2]) == {"headway_step": 1}
         # The oldest had to go, long before their time was over.
-        for one in silent[: 2 * CONNECTIONS]:
+        for one in silent[: 2 * MAX_CONNECTIONS]:
             one.setblocking(False)
             assert one.recv(1) == b""
 
@@ -113,7 +113,7 @@ def test_many_silent_connections_keep_nobody_out(port: int) -> None:
 def test_who_does_not_read_the_answer_holds_nobody_up(port: int) -> None:
     many = {f"number_{number}": 1.0 for number in range(100_000)}
     with ExitStack() as stack:
-        stack.enter_context(Endpoint(ADDRESS, port, lambda: many, {}))
+        stack.enter_context(PrometheusEndpoint(ADDRESS, port, lambda: many, {}))
         deaf = socket.socket()
         stack.enter_context(deaf)
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
@@ -132,7 +132,7 @@ def test_a_page_that_is_never_made_does_not_hold_up_the_end_of_a_run(port: int) 
 
     with ExitStack() as stack:
         begun = time.monotonic()
-        with Endpoint(ADDRESS, port, gauges, {}):
+        with PrometheusEndpoint(ADDRESS, port, gauges, {}):
             client = connected(stack, port)
             client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             assert asked.wait(WAIT_S)
@@ -172,6 +172,6 @@ def test_an_error_in_making_the_page_is_told_and_the_server_goes_on(port: int) -
             raise error
         return NUMBERS
 
-    with Endpoint(ADDRESS, port, gauges, {}):
+    with PrometheusEndpoint(ADDRESS, port, gauges, {}):
         assert get(port)[0] == 500
         assert get(port)[0] == 200

@@ -1,4 +1,4 @@
-"""Norms of each layer's weights, gradient and step, taken around one step of the optimizer."""
+"""Norms of each layer's weights, gradient and step, measured around one step of the optimizer."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
+# For each layer: |w| before the step, |g| as the optimizer got it, |dw|, and the result of `local`.
 COLUMNS = ("weight", "gradient", "step", "local_rate")
-"""Of each layer: |w| before the step, |g| as the optimizer got it, |dw|, and what `local` gave."""
 
-Local = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
-"""(parameters after the step, before, norms of gradients [n]) -> one number each, [n]."""
+# (parameters after the step, before the step, norms of gradients [n]) -> one local learning rate each, [n].
+LocalRates = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
 
 
 @final
-class LayerWatch:
-    """Of a network's layers: the trained parameters of two dimensions or more, as for LARS.
+class LayerStatistics:
+    """Measures the layers of a network: trained parameters of two or more dimensions, as for LARS.
 
-    `arm` hangs hooks on the next step of the optimizer, which take themselves off; at all other steps there is nothing.
-    Within that step it keeps a copy of the weights, and reads them and the gradients twice. Nothing waits for the
-    device before `read`.
+    `arm` registers hooks for the next optimizer step, which remove themselves; all other steps cost nothing. The
+    measured step keeps a copy of the weights, and reads weights and gradients twice. There is no host-device sync
+    before `read`.
 
     Args:
-        named: the network's parameters as the optimizer has them: masters, where it steps those of a 16-bit network.
-        optimizer: that steps them.
-        local: of the optimizer; see `headway.optim.layer_rates`.
+        named: Parameters as the optimizer has them: the masters of a 16-bit network.
+        local: Local learning rates of the optimizer; see `headway.optim.layer_rates`.
 
     Attributes:
-        names: of the layers. sizes: numbers of each.
+        names: Names of the layers.
+        sizes: Number of weights of each layer.
     """
 
-    def __init__(self, named: Iterable[tuple[str, Tensor]], optimizer: Optimizer, local: Local) -> None:
+    def __init__(self, named: Iterable[tuple[str, Tensor]], optimizer: Optimizer, local: LocalRates) -> None:
         trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
         found = [(name, one) for name, one in named if one.requires_grad and id(one) in trained]
         self.names = tuple(name for name, one in found if one.ndim > 1)
@@ -50,15 +50,15 @@ class LayerWatch:
         self._found: Tensor | None = None
         self._handles: list[Any] = []
 
-    def weights(self) -> list[float]:
-        """|w| of each layer as it is now; waits for the device."""
+    def measure_weights(self) -> list[float]:
+        """Measures |w| of each layer now; waits for the device."""
         found: list[float] = (
             torch.stack(torch._foreach_norm([one.detach() for one in self._layers])).tolist() if self._layers else []
         )
         return found
 
     def arm(self) -> None:
-        """The next step of the optimizer is the one to look at."""
+        """Prepares to measure the next optimizer step."""
         self.disarm()
         self._handles = [
             self._optimizer.register_step_pre_hook(self._before_step),
@@ -66,15 +66,17 @@ class LayerWatch:
         ]
 
     def disarm(self) -> None:
-        """Takes the hooks off, where the step did not come about."""
+        """Removes the hooks if the step did not happen."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
         self._before = []
 
     def read(self) -> tuple[NDArray[np.float32], float] | None:
-        """([n, 4] by COLUMNS, norm of the whole gradient) of the step that was looked at, once; waits for the device.
-        None where there was none. Of a step that loss scaling has skipped the gradient is not finite, and |dw| is 0."""
+        """Returns ([n, 4] by COLUMNS, norm of the whole gradient) of the measured step, once; waits for the device.
+
+        None if no step was measured. If loss scaling skipped the step, the gradient is not finite and |dw| is 0.
+        """
         found, self._found = self._found, None
         if found is None:
             return None
@@ -85,8 +87,9 @@ class LayerWatch:
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if not self._layers:
             return
-        every = _norms(self._all)
-        if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # fp16: the optimizer takes it off itself
+        every = _compute_gradient_norms(self._all)
+        # In fp16 a fused optimizer removes the loss scale itself, after this hook.
+        if (scale := getattr(optimizer, "grad_scale", None)) is not None:
             every = every / scale.to(every.device, every.dtype).reshape(())
         self._total = torch.linalg.vector_norm(every)
         self._g = every[self._places]
@@ -99,14 +102,15 @@ class LayerWatch:
             w = torch.stack(torch._foreach_norm(before)).double()
             dw = torch.stack(torch._foreach_norm(torch._foreach_sub(layers, before))).double()
             columns = torch.stack([w, self._g, dw, self._local(self._layers, before, self._g)], 1)
+            # The norm of the whole gradient travels as one more row: a single copy to the host.
             total = torch.full_like(columns[:1], torch.nan)
             total[0, 0] = self._total
             self._found = torch.cat([columns, total])
         self.disarm()
 
 
-def _norms(parameters: Sequence[Tensor]) -> Tensor:
-    """Of their gradients, float64, of sums in float32 at least; 0 of a parameter without a gradient."""
+def _compute_gradient_norms(parameters: Sequence[Tensor]) -> Tensor:
+    """Computes gradient norms in float64, from sums in at least float32; 0 for a parameter without a gradient."""
     grads = [one.new_zeros(1) if one.grad is None else one.grad for one in parameters]
     kind = reduce(torch.promote_types, {grad.dtype for grad in grads}, torch.float32)
     return torch.stack(torch._foreach_norm(grads, 2.0, kind)).double()

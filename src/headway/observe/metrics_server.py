@@ -1,4 +1,8 @@
-"""A web server for one small page: one thread, few connections, and a limit on the time and size of each request."""
+"""HTTP server for one small page, with limits on the time and size of requests and the number of connections.
+
+It is kept instead of prometheus_client's server, which starts a thread for each connection and limits neither the time
+of a request nor the number of connections: clients that connect and say nothing would pile up threads in the run.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,21 @@ from typing import Final, final
 
 LOG = logging.getLogger("headway.observe")
 
-REQUEST_S = 2.0
-"""From the connection to the end of the answer. Whoever takes longer is cut off, however much it has sent."""
-REQUEST_BYTES = 8 << 10
-"""Of a request's line and headers together."""
-CONNECTIONS = 16
-"""Open at once. One more replaces the oldest: clients that connect and say nothing do not keep others out."""
-STOPS_S = 1.0
-"""How long `stop` waits at most for a page that is being made."""
+# Seconds from the connection to the end of the answer; slower clients are cut off, however much they have sent.
+MAX_REQUEST_S = 2.0
+# Request line and headers together.
+MAX_REQUEST_BYTES = 8 << 10
+# Open at once. One more replaces the oldest, so that clients that connect and say nothing do not keep others out.
+MAX_CONNECTIONS = 16
+# Seconds that `stop` waits for a page that is being made.
+MAX_STOP_S = 1.0
 READ_BYTES = 4 << 10
 
 
 @final
 @dataclass(slots=True)
 class _Client:
-    """A connection: what it has sent, then what it is still to be sent."""
+    """A connection, with its request so far, and then the rest of its answer."""
 
     socket: socket.socket
     until: float
@@ -37,22 +41,22 @@ class _Client:
 
 
 @final
-class PageServer:
+class MetricsServer:
     """Answers GET requests for one path.
 
     Args:
-        address: an IP address of this host; `0.0.0.0` and `::` are all of its interfaces.
-        page: makes the page, in the server's thread.
+        address: IP address of this host; `0.0.0.0` and `::` are all interfaces.
+        page: Makes the page, in the server's thread.
 
     Raises:
-        OSError: the port cannot be used.
+        OSError: The port cannot be used.
     """
 
     def __init__(self, address: str, port: int, path: str, content_type: str, page: Callable[[], str]) -> None:
         self._path, self._content_type, self._page = path.encode(), content_type, page
-        self._listening = socket.create_server((address, port), family=_family(address), backlog=CONNECTIONS)
+        self._listening = socket.create_server((address, port), family=_choose_family(address), backlog=MAX_CONNECTIONS)
         self._listening.setblocking(False)
-        # One byte into this pair wakes the thread, so that `stop` need not wait for its next look.
+        # One byte into this pair wakes the thread, so that `stop` does not wait for the selector's timeout.
         self._wake, self._woken = socket.socketpair()
         self._clients: dict[socket.socket, _Client] = {}
         self._selector: Final = selectors.DefaultSelector()
@@ -67,13 +71,13 @@ class PageServer:
         # In this order: the thread closes the pair once it has seen the flag.
         self._wake.send(b"x")
         self._stopping.set()
-        self._thread.join(STOPS_S)
+        self._thread.join(MAX_STOP_S)
         # The thread may be in the middle of a page, and closes the rest by itself once that is made.
         self._listening.close()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            ready = self._selector.select(self._patience())
+            ready = self._selector.select(self._compute_timeout())
             now = time.monotonic()
             for key, events in ready:
                 if self._stopping.is_set():
@@ -90,7 +94,7 @@ class PageServer:
         for one in (self._listening, self._wake, self._woken):
             one.close()
 
-    def _patience(self) -> float | None:
+    def _compute_timeout(self) -> float | None:
         """Seconds until the next client is cut off."""
         if not self._clients:
             return None
@@ -99,12 +103,13 @@ class PageServer:
     def _accept(self, now: float) -> None:
         try:
             connection, _ = self._listening.accept()
-        except OSError:  # it has gone again, or there are no descriptors left
+        # The client has left already, or there are no descriptors left.
+        except OSError:
             return
-        if len(self._clients) == CONNECTIONS:
+        if len(self._clients) == MAX_CONNECTIONS:
             self._drop(next(iter(self._clients.values())))
         connection.setblocking(False)
-        self._clients[connection] = _Client(connection, now + REQUEST_S)
+        self._clients[connection] = _Client(connection, now + MAX_REQUEST_S)
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _serve(self, client: _Client, events: int) -> None:
@@ -115,6 +120,7 @@ class PageServer:
                 client.answer = client.answer[client.socket.send(client.answer) :]
                 if not client.answer:
                     self._drop(client)
+        # The socket was not ready after all: the selector will say when it is.
         except BlockingIOError:
             pass
         except OSError:
@@ -125,24 +131,28 @@ class PageServer:
         if not received:
             raise ConnectionError("the client has left")
         client.request += received
+        # Some clients end their headers without carriage returns.
         whole = b"\r\n\r\n" in client.request or b"\n\n" in client.request
-        if whole or len(client.request) > REQUEST_BYTES:
-            client.answer = memoryview(self._answer(bytes(client.request)) if whole else _plain(431, "Too large."))
+        if whole or len(client.request) > MAX_REQUEST_BYTES:
+            client.answer = memoryview(
+                self._answer(bytes(client.request)) if whole else _build_text_response(431, "Too large.")
+            )
             self._selector.modify(client.socket, selectors.EVENT_WRITE)
 
     def _answer(self, request: bytes) -> bytes:
         words = request.split(b"\n", 1)[0].split()
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return _plain(400, "Not a request of HTTP/1.")
+            return _build_text_response(400, "Not a request of HTTP/1.")
         if words[0] != b"GET":
-            return _plain(405, "Only GET is answered.")
+            return _build_text_response(405, "Only GET is answered.")
         if words[1].partition(b"?")[0] != self._path:
-            return _plain(404, f"The numbers are at {self._path.decode()}.")
+            return _build_text_response(404, f"The numbers are at {self._path.decode()}.")
         try:
-            return _response(200, self._content_type, self._page())
-        except Exception:  # of whoever makes the page: the run goes on, and so does the server
+            return _build_response(200, self._content_type, self._page())
+        # The page belongs to the caller: its errors must stop neither the server nor the run.
+        except Exception:
             LOG.debug("the page could not be made", exc_info=True)
-            return _plain(500, "The page could not be made.")
+            return _build_text_response(500, "The page could not be made.")
 
     def _drop(self, client: _Client) -> None:
         del self._clients[client.socket]
@@ -161,11 +171,11 @@ REASONS = {
 }
 
 
-def _plain(status: int, text: str) -> bytes:
-    return _response(status, "text/plain; charset=utf-8", f"{text}\n")
+def _build_text_response(status: int, text: str) -> bytes:
+    return _build_response(status, "text/plain; charset=utf-8", f"{text}\n")
 
 
-def _response(status: int, content_type: str, text: str) -> bytes:
+def _build_response(status: int, content_type: str, text: str) -> bytes:
     body = text.encode()
     allow = "Allow: GET\r\n" if status == 405 else ""
     head = (
@@ -175,5 +185,5 @@ def _response(status: int, content_type: str, text: str) -> bytes:
     return head.encode() + body
 
 
-def _family(address: str) -> socket.AddressFamily:
+def _choose_family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
