@@ -82,11 +82,12 @@ check: lint docs peers benches ## everything that takes longer, some 25 minutes:
 	# Hosts that are network namespaces, and the memory of a process, want the machine for themselves.
 	$(PYTEST) -m check $(ALONE)
 
-lint: $(VENV)/.tools ## ruff, mypy, and the floors
+lint: $(VENV)/.tools ## ruff, mypy, the floors, names and docstrings
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/prose.py
 
 docs: $(VENV)/.tools ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
 from bench._family import run_bench
-from headway.launch.hosts import hosts_of
+from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
 from headway.setup.build import TrainSetup
@@ -126,7 +126,7 @@ def compare(
         folder = Path(name)
         if procs > 1:
             asked = json.dumps([factory.__name__, size, channels, batch * procs, pairs, name])
-            if status := launch(["-m", "bench._loop_rank", asked], hosts_of(procs, None)):
+            if status := launch(["-m", "bench._loop_rank", asked], parse_hosts(procs, None)):
                 sys.exit(status)
             found: list[list[float]] = json.loads((folder / "times.json").read_text())
             return found

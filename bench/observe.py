@@ -28,7 +28,7 @@ from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
 from bench._family import run_bench
 from headway.comm.comm_recipe import CommRecipe
-from headway.launch.hosts import hosts_of
+from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
 from headway.train.monitors import run_monitors
@@ -141,7 +141,7 @@ def alone(case: str, blocks: int, *overrides: str) -> list[Block]:
 def together(blocks: int) -> list[Block]:
     """By two ranks, each with the batch of one process."""
     with tempfile.TemporaryDirectory() as name:
-        if status := launch(["-m", "bench.observe", "--rank", json.dumps([name, blocks])], hosts_of(2, None)):
+        if status := launch(["-m", "bench.observe", "--rank", json.dumps([name, blocks])], parse_hosts(2, None)):
             sys.exit(status)
         found: list[Block] = json.loads((Path(name) / "blocks.json").read_text())
         return found

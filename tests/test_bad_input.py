@@ -136,7 +136,7 @@ def test_a_flipped_bit_that_still_decodes_is_packed(tmp_path: Path) -> None:
             break
     path.write_bytes(flipped)
     headway("pack", source, tmp_path / "dst")
-    assert headway("verify", tmp_path / "dst").out.endswith(" samples) is whole.\n")
+    assert headway("verify", tmp_path / "dst").out.endswith(" samples) is intact.\n")
 
 
 @pytest.fixture
@@ -345,7 +345,7 @@ def test_a_full_disk_while_packing(small_disk: Path, tmp_path: Path) -> None:
     assert [path.name for path in small_disk.iterdir()] == ["dst"]
     make_room(small_disk, "20m")
     headway("pack", source, small_disk / "dst", "--overwrite")
-    assert headway("verify", small_disk / "dst").out == "Every record (80 samples) is whole.\n"
+    assert headway("verify", small_disk / "dst").out == "Every record (80 samples) is intact.\n"
     assert len(opening.open(small_disk / "dst")) == 80
 
 

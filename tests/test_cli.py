@@ -80,10 +80,10 @@ def test_sentences_without_json(folder: Path, tmp_path: Path) -> None:
     said = headway("pack", folder / "digits", tmp_path / "dst")
     packed = rf"Packed 240 images \(0\.0 MB, format recordio, mode \w+\) into {tmp_path}/dst at [\d,]+ images/s\.\n"
     assert re.fullmatch(packed, said.out)
-    assert headway("verify", tmp_path / "dst").out == "Every record (240 samples) is whole.\n"
+    assert headway("verify", tmp_path / "dst").out == "Every record (240 samples) is intact.\n"
     said = headway("pack", folder / "digits", tmp_path / "split", "--split", "0.2")
     assert said.out.endswith(" images/s: train 190, eval 50 images, 10 classes.\n")
-    assert headway("verify", tmp_path / "split").out == "Every record of 2 parts (190 + 50 samples) is whole.\n"
+    assert headway("verify", tmp_path / "split").out == "Every record of 2 parts (190 + 50 samples) is intact.\n"
     said = headway("train", folder / "recipe.yaml", "--run", tmp_path / "run")
     pattern = r"Trained \S+/run:  loss \d\.\d{4}  accuracy 0\.\d{4}  \d+\.\d s  [\d,]+ images/s\n"
     kept = r"The run keeps the best weights, those of step (\d+): loss \d\.\d{4}, accuracy (0\.\d{4})\n"
@@ -210,4 +210,4 @@ def test_metrics_are_written_as_they_come(folder: Path, tmp_path: Path, monkeypa
 @pytest.mark.fresh
 def test_a_verb_says_nothing_else_from_a_real_process(folder: Path) -> None:
     said = finished("verify", folder / "digits.packed")
-    assert (said.status, said.out, said.err) == (0, "Every record of 2 parts (180 + 60 samples) is whole.\n", "")
+    assert (said.status, said.out, said.err) == (0, "Every record of 2 parts (180 + 60 samples) is intact.\n", "")

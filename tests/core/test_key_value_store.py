@@ -39,7 +39,7 @@ def store(server: StoreServer) -> Any:
 def test_it_does_what_torchs_stores_do(store: Any) -> None:
     part = PrefixStore("part", store)
     part.set("key", "value")
-    assert part.get("key") == b"value" == store.get("part/key") == store.under("part").get("key")
+    assert part.get("key") == b"value" == store.get("part/key") == store.open_prefix("part").get("key")
     assert part.check(["key"])
     assert not part.check(["key", "other"])
     assert [part.add("count", 2), part.add("count", 3)] == [2, 5]

@@ -19,7 +19,7 @@ from headway.doctor.examination import examine_job
 from headway.doctor.measurement_job import MeasurementJob, say_nothing
 from headway.doctor.rank_examination import join_profiles
 from headway.doctor.rank_exchange import CommTrial, ExchangeMeasurement, JointRate, select_faster
-from headway.launch.hosts import Host, hosts_of
+from headway.launch.hosts import Host, parse_hosts
 from headway.launch.launcher import launch
 from headway.train.runs import load_recipe
 
@@ -45,9 +45,9 @@ def many(num_classes):
 
 LAUNCHER = """
 import sys
-from headway.launch.hosts import hosts_of
+from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
-sys.exit(launch(sys.argv[2:], hosts_of(None, sys.argv[1]), respawn=False))
+sys.exit(launch(sys.argv[2:], parse_hosts(None, sys.argv[1]), respawn=False))
 """
 
 
@@ -184,7 +184,7 @@ def measured(recipe: Path, hosts: tuple[Host, ...], seconds: float) -> Any:
 
 @pytest.mark.check
 def test_real_ranks_try_larger_buckets_and_are_as_before(tmp_path: Path) -> None:
-    found = measured(many_buckets(tmp_path), hosts_of(2, None), 600.0)
+    found = measured(many_buckets(tmp_path), parse_hosts(2, None), 600.0)
     before, after, last = ([json.loads(one) for one in found[name]] for name in ("before", "after", "last"))
     assert found["steps"] >= 9
     assert found["exchange"]["buckets"] == len(before[0][2]) > 30

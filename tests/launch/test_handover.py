@@ -228,7 +228,7 @@ class Disk:
             raise CheckpointError("it is damaged", where="there", fix="Mend it.")
         return Checkpoint(Path("there"), self.step, {}, {}), ["so it is"]
 
-    def without_state(self, recorded: int) -> HeadwayError:
+    def explain_missing_state(self, recorded: int) -> HeadwayError:
         return HeadwayError(f"{recorded} steps are lost")
 
 
@@ -236,7 +236,7 @@ class Walker:
     """Its state is its step."""
 
     def __init__(self, progress: int, step: int, past: Disk) -> None:
-        self.far, self.step, self.past, self.unsaved = progress, step, past, lambda: True
+        self.far, self.step, self.past, self.is_saving = progress, step, past, lambda: True
         self.precision: Any = None
 
     def identity(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tests._support import refused
 
 from headway.core.errors import CommunicationError
 from headway.launch import launcher
-from headway.launch.hosts import Host, hosts_of
+from headway.launch.hosts import Host, parse_hosts
 from headway.launch.launcher import launch
 
 SCRIPT = Path(__file__).with_name("_worker.py")
@@ -43,7 +43,7 @@ def command(folder: Path, until: tuple[int, int], **do: str) -> list[str]:
 
 
 def here(procs: int) -> tuple[Host, ...]:
-    return hosts_of(procs, None)
+    return parse_hosts(procs, None)
 
 
 def log(folder: Path, worker: str) -> list[list[int]]:
@@ -182,7 +182,7 @@ def test_a_worker_killed_at_the_start_is_replaced_as_if_it_had_never_been(tmp_pa
     """With the command that goes on with what the first one may have made."""
     plan, again = command(tmp_path, (0, 2), r0="die"), tmp_path / "again"
     again.mkdir()
-    assert launch(plan, here(2), again=lambda: command(again, (0, 2))) == 0
+    assert launch(plan, here(2), restart_command=lambda: command(again, (0, 2))) == 0
     assert log(again, "0.0.1")[-1][1:] == [0, 2, 0]
     assert log(tmp_path, "0.1.0")[-1][1:] == [1, 2, 0]
 
@@ -219,8 +219,8 @@ def test_workers_that_find_nothing_to_do_are_no_failure(tmp_path: Path) -> None:
 def test_where_nobody_is_left_the_way_on_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (one := tmp_path / "one").mkdir()
     with pytest.raises(CommunicationError, match=r"no worker is left: .* was ended by SIGKILL .*Go on with it\.$"):
-        launch(command(one, (9, 9), r0="kill"), here(1), how="Go on with it.")
-    assert launch(command(tmp_path, (9, 9), r0="exit 7", r1="exit 7"), here(2), how="Go on with it.") == 7
+        launch(command(one, (9, 9), r0="kill"), here(1), resume_hint="Go on with it.")
+    assert launch(command(tmp_path, (9, 9), r0="exit 7", r1="exit 7"), here(2), resume_hint="Go on with it.") == 7
     assert capfd.readouterr().err.endswith("headway: No worker is left. Go on with it.\n")
 
 
@@ -238,7 +238,7 @@ def test_an_error_of_its_own_ends_the_run_and_is_said_once(
 ) -> None:
     monkeypatch.setattr(launcher, "GRACE_S", 5.0 if "r0" in who else 1.0)  # on a busy machine it may be late
     plan = command(tmp_path, (9, 9), **dict.fromkeys(who, "own 4"))
-    assert launch(plan, here(3), timeout_s=200.0, how="Go on with it.") == 4
+    assert launch(plan, here(3), timeout_s=200.0, resume_hint="Go on with it.") == 4
     (line,) = (line for line in capfd.readouterr().err.splitlines() if "note" not in line)
     assert line.endswith("headway: the disk is full.")
     assert ("[rank " in line) == ("r0" not in who)
@@ -284,7 +284,7 @@ def test_restart_ends_all_and_begins_again(tmp_path: Path, capfd: pytest.Capture
     first.mkdir()
     then.mkdir()
     plan, again = command(first, (9, 9), r1="kill"), command(then, (0, 2))
-    assert launch(plan, here(2), again=lambda: again, on_rank_failure="restart") == 0
+    assert launch(plan, here(2), restart_command=lambda: again, on_rank_failure="restart") == 0
     assert log(first, "0.0.0") == [[0, 0, 2, 0]]
     assert log(then, "0.1.0") == [[0, 1, 2, 0]]
     assert "restart 1 of at most 3" in capfd.readouterr().err
@@ -311,7 +311,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def remote(hosts: str) -> tuple[Host, ...]:
-    return hosts_of(None, hosts)
+    return parse_hosts(None, hosts)
 
 
 def test_workers_of_other_hosts_go_through_the_remote_shell(
@@ -405,9 +405,9 @@ def test_a_host_whose_agent_is_lost_is_lost_and_comes_back(
 
 LAUNCHER = """
 import sys
-from headway.launch.hosts import hosts_of
+from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
-sys.exit(launch(sys.argv[3:], hosts_of(None, sys.argv[1]), timeout_s=float(sys.argv[2])))
+sys.exit(launch(sys.argv[3:], parse_hosts(None, sys.argv[1]), timeout_s=float(sys.argv[2])))
 """
 
 
@@ -453,9 +453,9 @@ def test_two_hosts_and_a_cut_link(tmp_path: Path) -> None:
 def test_the_verb_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "--repeat trains in one process" in refused("train", "r.yaml", "--procs", "2", "--repeat", "2", status=2)
     assert "no number of processes" in refused("train", "r.yaml", "--hosts", "a:x", status=2)
-    assert "train wants a recipe" in refused("train", "--procs", "2", status=2)
-    assert "--no-respawn is about processes that" in refused("train", "r.yaml", "--no-respawn", status=2)
-    assert "--respawn is about processes that" in refused("train", "r.yaml", "--respawn", status=2)
+    assert "train needs a recipe" in refused("train", "--procs", "2", status=2)
+    assert "--no-respawn only works with" in refused("train", "r.yaml", "--no-respawn", status=2)
+    assert "--respawn only works with" in refused("train", "r.yaml", "--respawn", status=2)
     assert str(tmp_path / "r.yaml") in refused("train", tmp_path / "r.yaml", "--procs", "2", status=2)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")

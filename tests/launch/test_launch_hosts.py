@@ -9,8 +9,8 @@ import pytest
 from tests.security._stranger import listening
 
 from headway.core.errors import UsageError
-from headway.launch.hosts import Host, hosts_of, own_address
-from headway.launch.launcher import _Launch
+from headway.launch.hosts import Host, find_launcher_address, parse_hosts
+from headway.launch.launcher import _LaunchSession
 
 
 @pytest.mark.parametrize(
@@ -35,29 +35,31 @@ from headway.launch.launcher import _Launch
 )
 def test_bad_hosts_are_refused(procs: int | None, hosts: str | None, match: str) -> None:
     with pytest.raises(UsageError, match=match):
-        hosts_of(procs, hosts)
+        parse_hosts(procs, hosts)
 
 
 def test_hosts_and_processes() -> None:
-    assert hosts_of(4, "me@a:3, [fe80::1]:1") == (Host("me@a", 3, False), Host("fe80::1", 1, False))
-    assert hosts_of(None, "localhost:2") == hosts_of(2, None) == (Host("localhost", 2, True),)
-    assert hosts_of(2, "[::1]:2")[0].here
+    assert parse_hosts(4, "me@a:3, [fe80::1]:1") == (Host("me@a", 3, False), Host("fe80::1", 1, False))
+    assert parse_hosts(None, "localhost:2") == parse_hosts(2, None) == (Host("localhost", 2, True),)
+    assert parse_hosts(2, "[::1]:2")[0].is_local
 
 
 def test_the_launchers_address_is_that_of_the_route() -> None:
-    assert own_address(hosts_of(4, None), {}) == "127.0.0.1"
-    assert own_address(hosts_of(None, "127.0.0.2:1"), {}) == "127.0.0.1"
-    assert own_address(hosts_of(2, None), {"HEADWAY_ADDRESS": "here.example"}) == "127.0.0.1"
-    assert own_address(hosts_of(None, "b:1"), {"HEADWAY_ADDRESS": "here.example"}) == "here.example"
+    assert find_launcher_address(parse_hosts(4, None), {}) == "127.0.0.1"
+    assert find_launcher_address(parse_hosts(None, "127.0.0.2:1"), {}) == "127.0.0.1"
+    assert find_launcher_address(parse_hosts(2, None), {"HEADWAY_ADDRESS": "here.example"}) == "127.0.0.1"
+    assert find_launcher_address(parse_hosts(None, "b:1"), {"HEADWAY_ADDRESS": "here.example"}) == "here.example"
     with pytest.raises(UsageError, match=r"--hosts: host no\.such\.host\.invalid is not known here .*HEADWAY_ADDRESS"):
-        own_address(hosts_of(None, "localhost:1,nobody@no.such.host.invalid:1"), {})
+        find_launcher_address(parse_hosts(None, "localhost:1,nobody@no.such.host.invalid:1"), {})
 
 
 @pytest.mark.parametrize("left", ["", "192.0.2.1"])
 def test_a_run_on_one_host_listens_on_the_loopback_alone(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever address another run has left in the environment."""
     monkeypatch.setenv("HEADWAY_ADDRESS", left)
-    hosts = hosts_of(2, None)
-    with closing(_Launch([], list, {}, hosts, own_address(hosts), timeout_s=60, respawn=False)) as made:
+    hosts = parse_hosts(2, None)
+    with closing(
+        _LaunchSession([], list, {}, hosts, find_launcher_address(hosts), timeout_s=60, respawn=False)
+    ) as made:
         ports = {made._store.port, made._coordinator.port}
         assert {place for place in listening(os.getpid()) if place[1] in ports} == {("127.0.0.1", one) for one in ports}

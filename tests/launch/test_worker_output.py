@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.launch import worker_output
-from headway.launch.worker_output import Output
+from headway.launch.worker_output import WorkerOutput
 from headway.launch.workers import ERR, OUT
 
 TRACE = "Traceback (most recent call last):\n  here\nValueError: x\n"
@@ -13,15 +13,15 @@ FULL = "headway: the disk is full.\n"
 
 
 @pytest.fixture
-def begun() -> Output:
+def begun() -> WorkerOutput:
     """Of a run that has begun, with ranks a, b and c; what a writes is passed on as it is."""
-    found = Output({"a": 0, "b": 1, "c": 2})
+    found = WorkerOutput({"a": 0, "b": 1, "c": 2})
     found.release()
     return found
 
 
 def test_what_goes_on_is_shown_at_once_and_last_words_with_the_end(
-    begun: Output, capsys: pytest.CaptureFixture[str]
+    begun: WorkerOutput, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun.show("a", OUT, "result\n")
     begun.show("b", OUT, "unseen\n")
@@ -31,13 +31,13 @@ def test_what_goes_on_is_shown_at_once_and_last_words_with_the_end(
     assert (said.out, said.err) == ("result\n", "[rank 1] a note\n")
     begun.beat()
     assert capsys.readouterr().err == ""
-    begun.ended("b")
-    begun.ended("b")
+    begun.show_last_words("b")
+    begun.show_last_words("b")
     assert capsys.readouterr().err == "".join(f"[rank 1] {line}\n" for line in (TRACE + FULL).splitlines())
 
 
 def test_what_were_no_last_words_is_shown_after_a_while(
-    begun: Output, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    begun: WorkerOutput, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun.show("b", ERR, TRACE)
     monkeypatch.setattr(worker_output, "HOLD_S", -1.0)
@@ -56,22 +56,22 @@ def test_what_were_no_last_words_is_shown_after_a_while(
     ],
 )
 def test_what_several_say_alike_is_said_once(
-    begun: Output, statuses: dict[str, int], expected: str, capsys: pytest.CaptureFixture[str]
+    begun: WorkerOutput, statuses: dict[str, int], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for worker in ("b", "c"):
         begun.show(worker, ERR, FULL)
-    begun.failed(statuses, 1)
-    begun.ended("b")
+    begun.show_failure(statuses, 1)
+    begun.show_last_words("b")
     assert capsys.readouterr().err == expected
 
 
 @pytest.mark.parametrize("status", [-9, 1])
 def test_what_rank_0_said_itself_is_said_once_and_what_others_say_beside_it_too(
-    begun: Output, status: int, capsys: pytest.CaptureFixture[str]
+    begun: WorkerOutput, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where rank 0 was killed after it had said it."""
     begun.show("a", ERR, f"a note\n{FULL}")
     begun.show("b", ERR, FULL)
     begun.show("c", ERR, "headway: something else.\n")
-    begun.failed({"a": status, "b": 1, "c": 1}, 1)
+    begun.show_failure({"a": status, "b": 1, "c": 1}, 1)
     assert capsys.readouterr().err == f"a note\n{FULL}[rank 2] headway: something else.\n"

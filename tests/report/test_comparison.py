@@ -209,7 +209,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, folder: Path) -> Non
     assert "both folders are the same run" in said(one, one)
     (tmp_path / "link").symlink_to(one)
     assert "both folders are the same run" in said(one, tmp_path / "link")
-    assert "Take one." in said(one, two, "--beside", two)
+    assert "cannot be combined" in said(one, two, "--beside", two)
     assert "Add --against RUN" in refused("report", one, "--out", tmp_path / "page.html", status=2)
     running = tmp_path / "running"
     shutil.copytree(two, running)

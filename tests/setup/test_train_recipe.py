@@ -250,7 +250,7 @@ def test_files_that_are_no_recipes(folder: Path, tmp_path: Path) -> None:
     assert [
         key for key in ("data", "model", "optimizer", "batch", "epochs") if f"the key '{key}' is missing" in sentence
     ]
-    assert "train wants a recipe" in refused("train", status=2)
+    assert "train needs a recipe" in refused("train", status=2)
 
 
 def test_a_line_of_the_file_is_named(folder: Path) -> None:

@@ -302,7 +302,7 @@ def test_fp16_can_be_looked_at_without_a_gpu(folder: Path) -> None:
     assert half.forward_multiply_adds == whole.forward_multiply_adds
     if not torch.cuda.is_available():
         assert {part.where for part in found.memory} == {"device", "host"}
-        assert "There is no GPU here" in format_dry_run(found)
+        assert "needs a GPU, and there is none here" in format_dry_run(found)
 
 
 def test_16_bit_weights_have_masters(folder: Path, tmp_path: Path) -> None:
@@ -342,9 +342,9 @@ def test_of_very_many_epochs_some_rates_are_kept(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--dry-run", "--run", "r"), "--dry-run trains nothing"),
-        (("--dry-run", "--repeat", "2"), "--dry-run trains nothing"),
-        (("--samples", "5"), "are of a dry run"),
+        (("--dry-run", "--run", "r"), "cannot be combined with --dry-run"),
+        (("--dry-run", "--repeat", "2"), "cannot be combined with --dry-run"),
+        (("--samples", "5"), "only work with --dry-run"),
         (("--dry-run", "--classes", "5"), "go with --samples"),
         (("--dry-run", "--procs", "31"), "a batch of 30 cannot be shared by 31 processes"),
         (("--dry-run", "--hosts", "a"), "no host with a number"),

@@ -209,7 +209,7 @@ def test_sigterm_and_ctrl_c_save_and_say_how_to_go_on(folder: Path, whole: Calla
         stopped = Checkpoints(run / "checkpoints").newest()
         assert stopped is not None
         assert step <= stopped.step < STEPS
-        expected = f"Stopped at step {stopped.step} of {STEPS}; go on with: headway train --resume {run}\n"
+        expected = f"Stopped at step {stopped.step} of {STEPS}; resume with: headway train --resume {run}\n"
         assert out == expected
         assert "Traceback" not in err
         assert logged(run) == stopped.step
@@ -287,5 +287,5 @@ def test_two_processes_cannot_train_in_one_folder(folder: Path) -> None:
 def test_resume_takes_a_run_and_nothing_else(folder: Path) -> None:
     for more in (("recipe.yaml",), ("--run", folder / "x"), ("--repeat", "2")):
         said = headway("train", "--resume", folder / "x", *more, status=2)
-        assert "a recipe, --run and --repeat do not go with --resume" in said.err
+        assert "a recipe, --run and --repeat cannot be combined with --resume" in said.err
     assert "there is no such run folder" in headway("train", "--resume", folder / "x", status=2).err

@@ -1,4 +1,4 @@
-"""The verbs of the command line; each is a thin call into the library."""
+"""The command line. Each verb is a thin call into the library."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from headway.train.runs import RunResult
 
 app = typer.Typer(
-    help="Makes the training of deep networks take less time.",
+    help="Train deep networks in less time.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
+# Exit status of typer after Ctrl-C.
 CTRL_C = 130
-"""The status with which typer leaves after Ctrl-C."""
 
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file or folder.")]
 
 
 def _version(asked: bool) -> None:
@@ -52,13 +52,13 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of any error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Makes the training of deep networks take less time."""
+    """Train deep networks in less time."""
 
 
-def _typed(path: Path) -> str:
-    """A path as it is typed in a shell."""
+def _quote(path: Path) -> str:
+    """Quotes a path for a shell."""
     return shlex.quote(str(path))
 
 
@@ -67,19 +67,19 @@ def init(
     src: Annotated[
         str, typer.Argument(help="Folder CLASS/NAME.ext, CSV or JSONL of paths and labels, or a packed folder.")
     ],
-    out: Annotated[Path | None, typer.Option(help="The recipe to write; default NAME.yaml.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Recipe to write; default NAME.yaml.")] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Look at images and write a recipe that works for them."""
+    """Look at your images and write a recipe that fits them."""
     from headway.setup.propose import propose
     from headway.storage.addresses import parse_local_path
 
     path = parse_local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")
     recipe, found, packed = propose(path, out, overwrite=overwrite)
     split = "" if found.held_out else " --split 0.1"
-    steps = [] if found.packed else [f"headway pack {_typed(path)} {_typed(packed)}{split}"]
-    steps.append(f"headway train {_typed(recipe)}")
+    steps = [] if found.packed else [f"headway pack {_quote(path)} {_quote(packed)}{split}"]
+    steps.append(f"headway train {_quote(recipe)}")
     text = "\n  ".join([f"Wrote {recipe}. Next:", *steps])
     print_result({"recipe": str(recipe), "packed": str(packed), "samples": found.samples, "next": steps}, as_json, text)
 
@@ -93,26 +93,22 @@ def pack(
             "data."
         ),
     ],
-    dst: Annotated[str, typer.Argument(help="Folder to make.")],
+    dst: Annotated[str, typer.Argument(help="Folder to create.")],
     form: Annotated[
         str | None,
-        typer.Option("--format", help="recordio, tar, lmdb or raw; default: recordio, raw for sources of pixels."),
+        typer.Option("--format", help="Format: recordio, tar, lmdb or raw. Default: recordio; raw for pixels."),
     ] = None,
     mode: Annotated[
-        str | None, typer.Option(help="keep, seekable (default), resize=N,quality=Q, raw, or raw,resize=N.")
+        str | None, typer.Option(help="Mode: keep, seekable (default), resize=N,quality=Q, raw, or raw,resize=N.")
     ] = None,
     transform: Annotated[
         str | None, typer.Option(help="module:function or file.py:function, called with (image, label, name).")
     ] = None,
-    orient: Annotated[bool, typer.Option("--orient", help="Turn images as their EXIF block says.")] = False,
-    split: Annotated[
-        float, typer.Option(help="Share of each class held out for evaluation: makes DST/train and DST/eval.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the split and the order on disk.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="Default: the usable cores.")] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave bad images out and list them, instead of failing.")
-    ] = False,
+    orient: Annotated[bool, typer.Option("--orient", help="Rotate images by their EXIF orientation.")] = False,
+    split: Annotated[float, typer.Option(help="Share of each class held out for evaluation, in DST/eval.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the split and of the order on disk.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="Decoding threads; default: the usable cores.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad images and list them.")] = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -178,7 +174,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
         *map(str, damages),
         f"{len(damages)} damaged place{'s'[: len(damages) > 1]}: pack the data again."
         if damages
-        else f"Every record{of} ({' + '.join(counts)} samples) is whole.",
+        else f"Every record{of} ({' + '.join(counts)} samples) is intact.",
     ]
     print_result({"damaged": [asdict(d) for d in damages], "samples": found.samples}, as_json, "\n".join(lines))
     if damages:
@@ -189,93 +185,101 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
 def train(
     recipe: Annotated[Path | None, typer.Argument(help="A YAML recipe.")] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")
+        list[str] | None, typer.Argument(metavar="key=value", help="Override recipe values, for example batch=128.")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--run", "--run-folder", help="Run folder to make; default runs/NAME.")
+        Path | None, typer.Option("--run", "--run-folder", help="Run folder to create; default runs/NAME.")
     ] = None,
     repeat: Annotated[
-        int, typer.Option(min=1, help="Train so many times, with seeds s, s+1, ...; print mean and interval.")
+        int, typer.Option(min=1, help="Number of trainings, with seeds s, s+1, ...; prints mean and interval.")
     ] = 1,
-    resume: Annotated[Path | None, typer.Option(help="Go on with a run folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     procs: Annotated[
-        int | None, typer.Option(min=1, help="Train by so many processes; a lost one costs a step, and is replaced.")
+        int | None, typer.Option(min=1, help="Number of processes. A lost process costs a step and is replaced.")
     ] = None,
     hosts: Annotated[
-        str | None, typer.Option(help="Where they run, for example a:4,b:4: started through ssh. Default: here.")
+        str | None,
+        typer.Option(help="Hosts of the processes, for example a:4,b:4, reached by ssh. Default: this host."),
     ] = None,
     respawn: Annotated[
-        bool | None, typer.Option(help="Of --procs and --hosts: replace processes that are lost. Default: yes.")
+        bool | None, typer.Option(help="With --procs or --hosts: replace lost processes. Default: yes.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Build everything, say what it would take, and train nothing.")
+        bool, typer.Option("--dry-run", help="Build everything, print its cost and memory, and train nothing.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Of --dry-run: the workload to write, JSON; default NAME.workload.json.")
+        Path | None, typer.Option(help="With --dry-run: JSON workload to write; default NAME.workload.json.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Of --dry-run: size of a training set that need not be there.")
+        int | None, typer.Option(min=1, help="With --dry-run: size of a training set that may be absent.")
     ] = None,
-    classes: Annotated[int | None, typer.Option(min=2, help="With --samples: its classes; default 1000.")] = None,
-    eval_samples: Annotated[int | None, typer.Option(min=1, help="With --samples: of the evaluation set.")] = None,
+    classes: Annotated[int | None, typer.Option(min=2, help="With --samples: number of classes; default 1000.")] = None,
+    eval_samples: Annotated[int | None, typer.Option(min=1, help="With --samples: size of the evaluation set.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a recipe into a run folder, or go on with one."""
+    """Train a recipe into a run folder, or resume a run."""
+    plan: dict[str, Any] = {"out": out, "samples": samples, "classes": classes, "eval_samples": eval_samples}
     if dry_run:
         if resume is not None or folder is not None or repeat > 1 or respawn is not None:
             fix = "headway train RECIPE --dry-run [--procs N] [--hosts a:4,b:4] [--samples N --classes K] [--out FILE]"
-            raise UsageError(
-                "--dry-run trains nothing: --run, --resume, --repeat, --respawn do not go with it", fix=fix
-            )
+            raise UsageError("--run, --resume, --repeat and --respawn cannot be combined with --dry-run", fix=fix)
         if recipe is None:
-            raise UsageError("train wants a recipe", fix="headway train RECIPE --dry-run.")
-        stated = {"samples": samples, "classes": classes, "evaluation_samples": eval_samples}
-        _dry_run(recipe, overrides or (), out, as_json, procs=procs, hosts=hosts, **stated)
+            raise UsageError("train needs a recipe", fix="headway train RECIPE --dry-run.")
+        _dry_run(recipe, overrides or (), as_json, procs=procs, hosts=hosts, **plan)
         return
-    if any(value is not None for value in (out, samples, classes, eval_samples)):
+    if any(value is not None for value in plan.values()):
         fix = "Add --dry-run, or leave them out."
-        raise UsageError("--out, --samples, --classes and --eval-samples are of a dry run", fix=fix)
+        raise UsageError("--out, --samples, --classes and --eval-samples only work with --dry-run", fix=fix)
     if resume is not None and (recipe is not None or folder is not None or repeat > 1):
-        fix = "A run goes on with the recipe it began with: headway train --resume RUN."
-        raise UsageError("a recipe, --run and --repeat do not go with --resume", fix=fix)
+        fix = "A run continues with the recipe that it began with: headway train --resume RUN."
+        raise UsageError("a recipe, --run and --repeat cannot be combined with --resume", fix=fix)
     if resume is None and recipe is None:
-        raise UsageError("train wants a recipe", fix="headway train RECIPE, or headway train --resume RUN.")
+        raise UsageError("train needs a recipe", fix="headway train RECIPE, or headway train --resume RUN.")
     if procs is not None or hosts is not None:
         if repeat > 1:
-            raise UsageError("--repeat trains in one process", fix="Leave --procs out, or repeat with seed=1, seed=2.")
-        from headway.train import distributed
-        from headway.train.runs import find_finished_run
-
-        if resume is not None and (done := find_finished_run(resume, say=say)) is not None:
-            _ended(done, as_json)
-            return
-        options = ["--json"] if as_json else []
-        replaces = respawn is not False
-        status = distributed.train_on_ranks(
-            recipe, overrides or (), folder, resume, procs=procs, hosts=hosts, respawn=replaces, options=options
-        )
-        raise typer.Exit(status)
+            fix = "Leave --procs out, or repeat with seed=1, seed=2."
+            raise UsageError("--repeat trains in one process and cannot be combined with --procs", fix=fix)
+        target = {"recipe": recipe, "overrides": overrides or (), "folder": folder, "resume": resume}
+        _train_on_ranks(target, as_json, procs=procs, hosts=hosts, respawn=respawn is not False)
+        return
     if respawn is not None:
         fix = "Name --procs or --hosts too, or leave it out."
-        raise UsageError(f"--{'no-' * (not respawn)}respawn is about processes that --procs or --hosts start", fix=fix)
-    if "RANK" in os.environ:  # what befalls other ranks is told in sentences, not in torch's stacks
+        raise UsageError(f"--{'no-' * (not respawn)}respawn only works with --procs or --hosts", fix=fix)
+    # Under another launcher torch would print C++ stacks on every rank when one is lost.
+    if "RANK" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from headway.train import runs
 
     if resume is not None:
-        _ended(runs.resume(resume, say=say), as_json)
-        return
-    assert recipe is not None
+        _print_run(runs.resume(resume, say=say), as_json)
+    elif recipe is not None and repeat == 1:
+        _print_run(runs.train(recipe, overrides or (), folder, say=say), as_json)
+    elif recipe is not None:
+        _print_repeats(runs.repeat(recipe, overrides or (), folder, repeat, say=say), as_json)
 
-    if repeat == 1:
-        _ended(runs.train(recipe, overrides or (), folder, say=say), as_json)
+
+def _train_on_ranks(target: dict[str, Any], as_json: bool, **ranks: Any) -> None:
+    """Trains with Headway's launcher, and exits with its status."""
+    from headway.train import distributed
+    from headway.train.runs import find_finished_run
+
+    if (resume := target["resume"]) is not None and (done := find_finished_run(resume, say=say)) is not None:
+        _print_run(done, as_json)
         return
-    ended = runs.repeat(recipe, overrides or (), folder, repeat, say=say)
+    options = ["--json"] if as_json else []
+    raise typer.Exit(distributed.train_on_ranks(*target.values(), **ranks, options=options))
+
+
+def _print_repeats(ended: Sequence[RunResult], as_json: bool) -> None:
+    """Prints mean and 95 % interval over runs with several seeds."""
+    from headway.train import runs
+
     rows = {}
     metrics = [name for name in ended[0].summary.get("best") or () if name not in ("step", "epoch")]
     for name in (*metrics, "seconds", "images_s", "seconds_to_reach"):
         found = [run.summary | run.summary.get("stop_at", {}) for run in ended]
         values = [one[name] for one in found if one.get(name) is not None]
+        # A goal that some runs did not reach has no mean.
         if len(values) == len(ended):
             rows[name] = runs.compute_interval(values)
     lines = [f"{name:<10} {mean:.5g} +- {half:.2g}" for name, (mean, half) in rows.items()]
@@ -286,21 +290,23 @@ def train(
         raise typer.Exit(1)
 
 
-def _dry_run(recipe: Path, overrides: Sequence[str], out: Path | None, as_json: bool, **options: Any) -> None:
+def _dry_run(
+    recipe: Path, overrides: Sequence[str], as_json: bool, *, out: Path | None, eval_samples: int | None, **options: Any
+) -> None:
     from headway.report.dry_run_text import format_dry_run
     from headway.train.dry_run import dry_run
 
     expect_writable(out)
-    found = dry_run(recipe, overrides, say=say, **options)
+    found = dry_run(recipe, overrides, say=say, evaluation_samples=eval_samples, **options)
     out = out or Path(f"{found.workload.name}.workload.json")
     found.workload.write(out)
     print_result(found.to_json() | {"written": str(out)}, as_json, f"{format_dry_run(found)}\n\nWrote {out}.")
 
 
-def _ended(ended: RunResult, as_json: bool) -> None:
+def _print_run(ended: RunResult, as_json: bool) -> None:
     summary, folder = ended.summary, ended.run.folder
     if ended.was_interrupted:
-        text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: {ended.run.resume_command}"
+        text = f"Stopped at step {summary['step']} of {summary['steps']}; resume with: {ended.run.resume_command}"
     else:
         best = dict(summary.get("best") or {})
         step, _ = best.pop("step", summary["step"]), best.pop("epoch", None)
@@ -313,7 +319,7 @@ def _ended(ended: RunResult, as_json: bool) -> None:
             text += f"\nThe run keeps the best weights, those of step {step:,}: {kept}"
         if summary["damaged_samples"]:
             text += (
-                f"\nDamaged samples came up {summary['damaged_samples']:,} times: see {folder / 'quarantine.jsonl'}."
+                f"\nDamaged samples occurred {summary['damaged_samples']:,} times: see {folder / 'quarantine.jsonl'}."
             )
         reached = summary.get("stop_at")
         if reached:
@@ -330,10 +336,10 @@ def _ended(ended: RunResult, as_json: bool) -> None:
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    data: Annotated[str | None, typer.Option(help="A packed folder; default: the run's evaluation set.")] = None,
+    data: Annotated[str | None, typer.Option(help="Packed folder; default: the run's evaluation set.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run's best weights."""
+    """Evaluate the best weights of a run."""
     from headway.train import runs
 
     metrics = runs.evaluate(run, data, say=say)
@@ -345,13 +351,13 @@ def evaluate(
 def predict(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
-    out: Annotated[Path | None, typer.Option(help="File to write, .csv or .jsonl; default: CSV on the screen.")] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave bad images out and name them, instead of failing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSONL instead of CSV on the screen.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, .csv or .jsonl. Default: CSV on standard output.")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad images and name them.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSONL instead of CSV.")] = False,
 ) -> None:
-    """Predict image files with a run's best weights."""
+    """Predict image files with the best weights of a run."""
     from headway.core.run_folder import RunFolder
     from headway.train import runs
     from headway.train.predict import list_image_files, write_rows
@@ -377,20 +383,18 @@ def predict(
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     beside: Annotated[
-        list[Path] | None, typer.Option(help="Another run, to compare the layers' rates with; more than once for more.")
+        list[Path] | None, typer.Option(help="Another run for the chart of layer rates; may be repeated.")
     ] = None,
-    against: Annotated[
-        Path | None, typer.Option(help="Another run: a page of both instead, with what changed and by how much.")
-    ] = None,
+    against: Annotated[Path | None, typer.Option(help="Another run: write a page that compares both instead.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Of --against: the page to write; default: against-NAME.html in the run folder.")
+        Path | None, typer.Option(help="With --against: page to write; default against-NAME.html in the run folder.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run's report, or a comparison with another run: one HTML file that needs nothing else."""
+    """Write the report of a run, or a comparison with another run, as one HTML file."""
     if against is not None:
         if beside:
-            raise UsageError("--beside is of a run's report, and --against makes a page of its own", fix="Take one.")
+            raise UsageError("--beside and --against cannot be combined", fix="Leave one of them out.")
         from headway.report import comparison_page
         from headway.report.comparison import compare_runs
 
@@ -400,7 +404,7 @@ def report(
         print_result(found.to_json() | {"report": str(page)}, as_json, f"{found.describe()}\nPage: {page}")
         return
     if out is not None:
-        raise UsageError("--out names the page of --against", fix="Add --against RUN, or leave it out.")
+        raise UsageError("--out only works with --against", fix="Add --against RUN, or leave it out.")
     from headway.report import run_report
 
     path = run_report.write_report(run, beside or ())
@@ -418,15 +422,15 @@ app.command()(planning.plan)
 def schedule(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")
+        list[str] | None, typer.Argument(metavar="key=value", help="Override recipe values, for example batch=128.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Size of the training set; default: as the packed data say.")
+        int | None, typer.Option(min=1, help="Size of the training set; default: read from the packed data.")
     ] = None,
-    page: Annotated[Path | None, typer.Option(help="Draw it as an HTML file too.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw learning rate, momentum and batch over a run, before it begins."""
+    """Draw learning rate, momentum and batch over a run before it begins."""
     from headway.core.files import write_atomically
     from headway.report import schedule_preview_page
     from headway.report.schedule_preview import build_preview
@@ -450,9 +454,9 @@ def schedule(
 @app.command("bench-links")
 def bench_links(
     procs: Annotated[
-        int | None, typer.Option(help="Processes to start here, at least 2; leave it out under a launcher.")
+        int | None, typer.Option(help="Processes to start on this host, at least 2; leave it out under a launcher.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="About how long the sums of all sizes may take.")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Time for the all-reduces of all sizes.")] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Measure the links between ranks, and the bandwidth of each algorithm."""
@@ -465,20 +469,23 @@ def bench_links(
 
 @cache
 def build_command() -> Callable[..., Any]:
-    """Builds the command with all its verbs, once: that takes 0.06 s."""
+    """Builds the command with all its verbs."""
+    # Cached for tests that call it many times: it takes 0.06 s.
     return typer.main.get_command(app)
 
 
 def main() -> None:
-    """The entry point: an error is a sentence and an exit status; its traceback only with --debug."""
-    debug = "--debug" in sys.argv  # before or after the verb
+    """Runs the command line. An error is a sentence and an exit status; --debug also shows its traceback."""
+    # Accepted before and after the verb.
+    debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
         expect_address_space("".join(sys.argv[1:2]))
         build_command()(prog_name="headway")
     except UserCodeError as error:
         cause = error.__cause__
-        if cause is not None:  # the user's own code failed: they need to see where
+        # The user's own code failed: they need the line.
+        if cause is not None:
             traceback.print_exception(cause, file=sys.stderr)
         _fail(error, error.exit_status, debug)
     except HeadwayError as error:

@@ -51,7 +51,7 @@ def _facility_option(help_text: str) -> Any:
 
 # typer reads the options of a verb from its signature: there is no other place for 33 of them. The body passes them on
 # as one PlanRequest.
-def plan(  # noqa: PLR0913
+def plan(
     context: typer.Context,
     workload: Annotated[Path | None, typer.Argument(metavar="RECIPE|WORKLOAD.json", help=WORKLOAD_HELP)] = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value", help=OVERRIDES_HELP)] = None,

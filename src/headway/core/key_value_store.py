@@ -266,13 +266,13 @@ class StoreClient:
 
 
 def build_store(client: StoreClient) -> Any:
-    """Returns the store as a torch.distributed store, usable for its groups; its method `under` adds a prefix."""
+    """Returns the store as a torch.distributed store, usable for its groups; its method `open_prefix` adds a prefix."""
     return _define_store_class()(client, "")
 
 
 # ruff counts each method of the nested class as a branch; none of them has one.
 @cache
-def _define_store_class() -> Any:
+def _define_store_class() -> Any:  # noqa: C901
     """Defines the store class on first use, since its base is torch's."""
 
     @final
@@ -287,7 +287,7 @@ def _define_store_class() -> Any:
         def port(self) -> int:
             return self.client.port
 
-        def under(self, prefix: str) -> ClientStore:
+        def open_prefix(self, prefix: str) -> ClientStore:
             return ClientStore(self.client, f"{self._prefix}{prefix}/")
 
         def clone(self) -> ClientStore:

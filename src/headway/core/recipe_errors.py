@@ -126,7 +126,7 @@ def _find_place(entry: Any, tree: Any, model: type[BaseModel]) -> _ErrorPlace:
     last = len(entry["loc"]) - 1
     for index, element in enumerate(entry["loc"]):
         # pydantic puts the tag of a union into the location: `optimizer.lars.clip`. It is no key of the user.
-        tagged = _tagged_members(annotation)
+        tagged = _find_tagged_members(annotation)
         if element in tagged:
             annotation, members = tagged[element], tagged
             continue
@@ -255,7 +255,7 @@ def _first_model(annotation: Any) -> type[BaseModel] | None:
     )
 
 
-def _tagged_members(annotation: Any) -> dict[str, type[BaseModel]]:
+def _find_tagged_members(annotation: Any) -> dict[str, type[BaseModel]]:
     """The members of a tagged union by tag; empty for every other type."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
@@ -264,9 +264,9 @@ def _tagged_members(annotation: Any) -> dict[str, type[BaseModel]]:
         if name := next((name for name in names if isinstance(name, str)), None):
             members = _models(inner[0])
             return {tag: one for one in members for tag in typing.get_args(one.model_fields[name].annotation)}
-        return _tagged_members(inner[0])
+        return _find_tagged_members(inner[0])
     if origin in (typing.Union, types.UnionType):
-        return {tag: member for one in inner for tag, member in _tagged_members(one).items()}
+        return {tag: member for one in inner for tag, member in _find_tagged_members(one).items()}
     return {}
 
 

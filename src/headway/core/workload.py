@@ -186,7 +186,7 @@ class Workload(JsonRecord):
         # Vendors state peak operations this way.
         return 2 * (self.forward_multiply_adds + self.backward_multiply_adds)
 
-    def saved_bytes(self, samples: int) -> int:
+    def count_saved_bytes(self, samples: int) -> int:
         """Returns the bytes that the forward pass of `samples` saves for backward, without the weights."""
         return sum(samples * layer.saved_bytes + layer.saved_bytes_fixed for layer in self.layers)
 

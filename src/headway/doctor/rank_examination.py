@@ -48,7 +48,7 @@ from headway.doctor.rank_exchange import (
 from headway.doctor.throughput_model import ThroughputModel
 from headway.doctor.verdict import conclude_verdict
 from headway.doctor.whole_job import run_whole_job
-from headway.launch.hosts import hosts_of, shared
+from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
@@ -79,12 +79,12 @@ def examine_ranks(
         UsageError: recipe or hosts are wrong, or a launcher started this process. CommunicationError: a process failed;
             its own message says why.
     """
-    on = hosts_of(procs, hosts)
+    on = parse_hosts(procs, hosts)
     if (above := read_launcher_environment()) is not None:
         fix = "Leave --procs and --hosts out."
         raise UsageError(f"a launcher ({above.launcher}) started this process, so it cannot launch others", fix=fix)
     loaded = load_recipe(recipe, overrides)
-    shared(loaded.recipe.batch, sum(host.procs for host in on))
+    check_batch_covers_ranks(loaded.recipe.batch, sum(host.procs for host in on))
     with tempfile.TemporaryDirectory(prefix="headway-doctor-", dir=Path.cwd() if hosts else None) as folder:
         target = Path(folder) / "profile.json"
         asked = {"recipe": str(recipe.resolve()), "overrides": list(overrides), "quick": quick, "folder": folder}

@@ -1,7 +1,7 @@
-"""The agent: what the launcher starts on another host, through a remote shell, to have workers there.
+"""The agent: the program that the launcher starts on another host, through a remote shell, to run workers there.
 
-It takes messages on stdin (start, signal, beat) and gives messages on stdout (hello, output, ended, beat). Where stdin
-ends, or nothing comes for long, the launcher is gone: it kills its workers and ends.
+It reads messages on stdin (start, signal, beat) and writes messages to stdout (hello, output, ended, beat). If stdin
+ends or stays silent, the launcher is gone: the agent kills its workers and ends.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from contextlib import suppress
 from typing import Any
 
 from headway.comm.messages import LineDecoder, Message, encode, read_int, read_text
-from headway.launch.workers import Workers
+from headway.launch.workers import LocalWorkers
 
 
 def main() -> int:
-    """Serves a launcher until it is gone."""
+    """Serves the launcher until it is gone. Returns the exit status."""
     lock = threading.Lock()
 
     def tell(kind: str, **fields: Any) -> None:
-        # Where stdout is gone, stdin is too, or silent.
+        # If stdout is gone, stdin is gone or silent too, and ends the loop below.
         with lock, suppress(BrokenPipeError):
             rest = memoryview(encode(kind, **fields))
             while rest:
@@ -33,9 +33,10 @@ def main() -> int:
     def leave(number: int, frame: object) -> None:
         raise SystemExit(1)
 
+    # An exit by a signal also kills the workers, in `finally`.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, leave)
-    workers = Workers(
+    workers = LocalWorkers(
         lambda worker, stream, lines: tell("output", worker=worker, stream=stream, lines=lines),
         lambda worker, status, why: tell("ended", worker=worker, status=status, why=why),
     )
@@ -47,7 +48,8 @@ def main() -> int:
     return 0
 
 
-def _serve(workers: Workers, tell: Callable[..., None]) -> None:
+def _serve(workers: LocalWorkers, tell: Callable[..., None]) -> None:
+    # The first beat of the launcher says how long to wait for the next one.
     lines, patience_s = LineDecoder(), None
     while select.select([0], [], [], patience_s)[0] and (data := os.read(0, 1 << 16)):
         for message in lines.feed(data):
@@ -60,7 +62,7 @@ def _serve(workers: Workers, tell: Callable[..., None]) -> None:
                 tell("beat")
 
 
-def _start(workers: Workers, message: Message) -> None:
+def _start(workers: LocalWorkers, message: Message) -> None:
     workers.start(read_text(message, "worker"), message["command"], message["environ"], inherit=False)
 
 

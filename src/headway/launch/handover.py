@@ -1,8 +1,8 @@
-"""Handover: the ranks of a new generation come to one state.
+"""Brings the ranks of a new generation to one state.
 
-Those that are behind take over the state of the lowest rank that is ahead. A process that has just been started has no
-state, however far it has come in joining. Where all that held the state were lost meanwhile, one rank loads the newest
-checkpoint, and gives it to the others; nobody begins at step 0 what others had trained already.
+Ranks that are behind take the state of the lowest rank that is ahead. A new process has no state. If every rank with
+the state was lost, one rank loads the newest checkpoint and sends it to the others. No rank restarts at step 0 a run
+that others have trained.
 """
 
 from __future__ import annotations
@@ -19,38 +19,41 @@ from headway.checkpoint.checkpoints import Checkpoint
 from headway.core.errors import HeadwayError
 from headway.core.world import Group, World
 
-State = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]
-"""Scalars (for JSON) and tensors."""
+TransferredState = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]
+"""Scalars, as JSON, and tensors by name."""
 
 
-class Choice(Protocol):
-    """Something that ranks agree on by what each has found."""
+class AgreedChoice(Protocol):
+    """A choice that all ranks make together from the findings of each."""
 
     def finding(self) -> Any:
-        """Returns what this rank has found, for JSON."""
+        """Returns the finding of this rank, for JSON."""
 
     def agree(self, findings: Sequence[Any]) -> str:
-        """Given the findings of all, in one order; decides, and returns what there is to say."""
+        """Decides from the findings of all ranks, in one order; returns a message, or an empty string."""
 
 
-class Fallback(Protocol):
-    """The files that a run has left on the disk, as this rank sees them."""
+class SavedFiles(Protocol):
+    """The files of a run on the disk, as this rank sees them."""
 
     def is_ahead(self, step: int) -> bool:
         """Tells whether a later step has a complete checkpoint."""
 
     def look(self) -> dict[str, Any]:
-        """For JSON: `step` of the newest checkpoint (-1: none), whether the run folder is `seen`, the steps `recorded`
-        there, and the `error` (`what`, `where`, `fix`) where the checkpoints are out of reach."""
+        """Describes the files, for JSON.
+
+        Keys: `step` of the newest checkpoint (-1: none), `seen` (True if the run folder exists here), `recorded` (steps
+        in its metrics), and `error` (`what`, `where`, `fix`) if the checkpoints cannot be reached.
+        """
 
     def read(self) -> tuple[Checkpoint, list[str]]:
-        """The newest checkpoint that is whole, and what there is to say of others. Raises HeadwayError: none is."""
+        """Reads the newest intact checkpoint, with messages about skipped ones. Raises HeadwayError without one."""
 
-    def without_state(self, recorded: int) -> HeadwayError:
-        """The error of a run that cannot go on, of which so many steps were recorded."""
+    def explain_missing_state(self, recorded: int) -> HeadwayError:
+        """Builds the error of a run that cannot continue, with its number of recorded steps."""
 
 
-class Traveller(Protocol):
+class StateCarrier(Protocol):
     """Carries a state from generation to generation: `Recovery` of the Trainer."""
 
     @property
@@ -58,64 +61,74 @@ class Traveller(Protocol):
         """Number of steps done."""
 
     @property
-    def precision(self) -> Choice:
+    def precision(self) -> AgreedChoice:
         """The choice of precision, which all ranks make together."""
 
     @property
-    def past(self) -> Fallback:
+    def past(self) -> SavedFiles:
         """The files to continue from if no rank holds the state."""
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that must be equal on all ranks, for JSON."""
 
     def progress(self) -> int:
-        """How far it is: grows alike on all ranks; -1: it has no state yet."""
+        """Returns a number that grows with each action, alike on all ranks; -1 without a state."""
 
-    def unsaved(self) -> bool:
+    def is_saving(self) -> bool:
         """Tells whether a checkpoint is being written; it may still fail."""
 
-    def state(self) -> State:
-        """Asked of the rank that is ahead."""
+    def state(self) -> TransferredState:
+        """Returns the state. Called on the rank that is ahead."""
 
     def take(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
-        """Given the state of the rank that is ahead, on those that are behind."""
+        """Loads the state of the rank that is ahead. Called on ranks that are behind."""
 
     def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
-        """Goes on from a checkpoint, or where there is none from its own beginning, and is so far from now on."""
+        """Continues from a checkpoint, or from the beginning if it is None, with `progress` from now on."""
 
 
-class Met(NamedTuple):
-    """How a handover went. `unsaved`: some rank was writing a checkpoint. `names`: of all processes."""
+class HandoverResult(NamedTuple):
+    """Result of a handover.
+
+    Attributes:
+        unsaved: True if a rank was writing a checkpoint.
+        names: names of all processes.
+    """
 
     unsaved: bool
     names: tuple[str, ...]
 
 
-def hand_over(world: World, name: str, traveller: Traveller, say: Callable[[str], object], *, led: bool) -> Met:
+def hand_over(
+    world: World, name: str, traveller: StateCarrier, say: Callable[[str], object], *, led: bool
+) -> HandoverResult:
     """Brings all ranks of a world to the state of the one that is ahead.
 
     Args:
-        name: of this process. say: tells the user, once for all ranks.
-        led: this process led before. One that did not, and leads now, looks for checkpoints of later steps: whoever led
-            may have saved a step that it alone had come to, and the logs are not cut back behind that.
+        name: name of this process.
+        say: tells the user, once for all ranks.
+        led: True if this process was the leader of the last generation.
 
     Raises:
-        HeadwayError: nobody holds the state, and there is nothing to go on from; on all ranks. CommunicationError: some
-            rank was lost.
+        HeadwayError: no rank has the state and no checkpoint can be loaded; on all ranks.
+        CommunicationError: a rank was lost.
     """
     control, mine = world.control, traveller.progress()
+    # A new leader looks for checkpoints of later steps: the former leader may have saved a step that it alone had
+    # reached, and the logs must not be cut back behind that.
     overtaken = world.is_lead and not led and mine >= 0 and traveller.past.is_ahead(traveller.step)
-    found = _tell(control, [mine, traveller.unsaved(), overtaken, name])
+    found = _share(control, [mine, traveller.is_saving(), overtaken, name])
     told, unsaved, passed, names = zip(*found, strict=True)
-    met = Met(any(unsaved), names)
-    # Only a rank that has taken part, or has taken over a state whole, says that it is at 0 or further.
+    met = HandoverResult(any(unsaved), names)
+    # Only a rank that has trained, or has received a whole state, reports progress of 0 or more.
     if (ahead := max(told)) < 0 or any(passed):
         _go_back(control, traveller, ahead + 1, say)
         met = met._replace(unsaved=False)
-        told = tuple(_tell(control, traveller.progress()))
+        told = tuple(_share(control, traveller.progress()))
         ahead = max(told)
+    # One rank sends its state to those behind; ranks at the same progress have equal states.
     if min(told) < ahead:
-        root = _lowest(control, [progress == ahead for progress in told])
+        root = _find_lowest(control, [progress == ahead for progress in told])
         scalars = tensors = None
         if control.rank == root:
             given, values = traveller.state()
@@ -127,26 +140,30 @@ def hand_over(world: World, name: str, traveller: Traveller, say: Callable[[str]
     return met
 
 
-def _go_back(control: Group, traveller: Traveller, progress: int, say: Callable[[str], object]) -> None:
-    """The lowest rank that sees the newest checkpoint loads it. Where there is none, and nothing of the run was written
-    down yet, the lowest rank that sees its folder begins it anew."""
-    seen = _tell(control, traveller.past.look())
+def _go_back(control: Group, traveller: StateCarrier, progress: int, say: Callable[[str], object]) -> None:
+    """Lets the lowest rank that sees the newest checkpoint load it.
+
+    Without a checkpoint, and if no step was recorded yet, the lowest rank that sees the run folder begins anew.
+    """
+    seen = _share(control, traveller.past.look())
+    # Checkpoints may lie on a disk that only some hosts see.
     newest = max(one["step"] for one in seen)
     if newest < 0:
         for one in seen:
             if one["error"]:
                 raise HeadwayError(**one["error"])
         if (recorded := max(one["recorded"] for one in seen)) or not any(one["seen"] for one in seen):
-            raise traveller.past.without_state(recorded)
-        root = _lowest(control, [one["seen"] for one in seen])
+            raise traveller.past.explain_missing_state(recorded)
+        root = _find_lowest(control, [one["seen"] for one in seen])
         if control.rank == root:
             traveller.go_back(None, progress)
         say("No process was left that held the state of the run, and no step was recorded yet: it begins anew.")
         return
-    root = _lowest(control, [one["step"] == newest for one in seen])
+    root = _find_lowest(control, [one["step"] == newest for one in seen])
     outcome: dict[str, Any] | None = None
     error: HeadwayError | None = None
     if control.rank == root:
+        # The outcome is sent to all ranks: otherwise they would wait for a rank that has failed.
         try:
             checkpoint, said = traveller.past.read()
             traveller.go_back(checkpoint, progress)
@@ -162,11 +179,11 @@ def _go_back(control: Group, traveller: Traveller, progress: int, say: Callable[
         say(text)
 
 
-def _tell(control: Group, value: Any) -> list[Any]:
-    """What each rank tells the others, by its place in the group."""
+def _share(control: Group, value: Any) -> list[Any]:
+    """Exchanges a value; returns the values of all ranks, by their place in the group."""
     return [json.loads(text) for text in control.gather_bytes(json.dumps(value).encode())]
 
 
-def _lowest(control: Group, fits: Sequence[bool]) -> int:
-    """Place in the group of the lowest of the ranks that fit."""
+def _find_lowest(control: Group, fits: Sequence[bool]) -> int:
+    """Returns the place in the group of the lowest rank that fits."""
     return min((rank, place) for place, rank in enumerate(control.ranks) if fits[place])[1]

@@ -1,4 +1,4 @@
-"""On which hosts a run's workers are started, and by which address they reach this one."""
+"""Parses `--hosts`, and finds the address by which workers on other hosts reach the launcher."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import final
 
 from headway.core.errors import CommunicationError, UsageError
-from headway.core.hosts import find_own_address as towards
+from headway.core.hosts import find_own_address
 from headway.core.launcher_environment import LOOPBACK
 
+# Names by which a user means this host.
 HERE = ("localhost", LOOPBACK, "::1")
 
 EXAMPLE = "Write them as --hosts a:4,b:4: four processes on each of two hosts."
@@ -20,35 +21,42 @@ EXAMPLE = "Write them as --hosts a:4,b:4: four processes on each of two hosts."
 @final
 @dataclass(frozen=True)
 class Host:
-    """A host as the user named it, and how many workers it gets. `here`: it is this one."""
+    """A host with its number of workers.
+
+    Attributes:
+        name: the host as the user wrote it.
+        procs: number of workers.
+        is_local: True if it is this host.
+    """
 
     name: str
     procs: int
-    here: bool
+    is_local: bool
 
 
-def shared(batch: int, ranks: int) -> None:
-    """Raises UsageError where a step has fewer samples than there are processes."""
+def check_batch_covers_ranks(batch: int, ranks: int) -> None:
+    """Raises UsageError if a step has fewer samples than ranks."""
     if ranks > batch:
         what = f"a batch of {batch} cannot be shared by {ranks} processes"
         raise UsageError(what, where="batch", fix=f"Set it to at least that, or take at most {batch} processes.")
 
 
-def hosts_of(procs: int | None, hosts: str | None) -> tuple[Host, ...]:
-    """What --procs and --hosts ask for; without --hosts all workers run here.
+def parse_hosts(procs: int | None, hosts: str | None) -> tuple[Host, ...]:
+    """Parses `--procs` and `--hosts`. Without `--hosts` all workers run on this host.
 
     Raises:
-        UsageError: a host without a number, twice, or of another total than `procs`.
+        UsageError: a host has no number or is named twice, or the sum differs from `procs`.
     """
     if procs is not None and procs < 1:
         raise UsageError(f"--procs is {procs}", fix="It is the number of processes, at least 1.")
     if hosts is None:
         return (Host(HERE[0], procs or 1, True),)
-    found = tuple(_host(part.strip()) for part in hosts.split(","))
-    names = [HERE[0] if host.here else host.name for host in found]
+    found = tuple(_parse_host(part.strip()) for part in hosts.split(","))
+    names = [HERE[0] if host.is_local else host.name for host in found]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"--hosts names {name} twice", where=hosts, fix="Name each host once, with all it gets.")
+    # A total that differs is a typing error in one of the two options; neither is the better guess.
     total = sum(host.procs for host in found)
     if procs not in (None, total):
         fix = "Leave --procs out, or make it the sum."
@@ -56,8 +64,9 @@ def hosts_of(procs: int | None, hosts: str | None) -> tuple[Host, ...]:
     return found
 
 
-def _host(text: str) -> Host:
+def _parse_host(text: str) -> Host:
     name, _, count = text.rpartition(":")
+    # An IPv6 address has colons of its own, so it needs brackets: [fe80::1]:4.
     bracketed = name.startswith("[") and name.endswith("]")
     if not name or name.startswith("-") or any(sign.isspace() for sign in name) or (":" in name and not bracketed):
         raise UsageError(f"--hosts has {text!r}, which is no host with a number", fix=EXAMPLE)
@@ -67,25 +76,28 @@ def _host(text: str) -> Host:
     return Host(name, int(count), name in (*HERE, socket.gethostname()))
 
 
-def own_address(hosts: Sequence[Host], environ: Mapping[str, str] | None = None) -> str:
-    """By which address the workers reach this host: the loopback where there is no other; else HEADWAY_ADDRESS, or that
-    of the interface of the route to the first of the other hosts.
+def find_launcher_address(hosts: Sequence[Host], environ: Mapping[str, str] | None = None) -> str:
+    """Finds the address by which all workers reach this host.
+
+    Without other hosts it is the loopback; else HEADWAY_ADDRESS, or the address of the interface that routes to the
+    first other host.
 
     Raises:
-        UsageError: that host is not known here, or there is no route to it.
+        UsageError: that host is unknown here, or there is no route to it.
     """
     environ = os.environ if environ is None else environ
-    other = next((host for host in hosts if not host.here), None)
+    other = next((host for host in hosts if not host.is_local), None)
     if other is None:
         return LOOPBACK
     if given := environ.get("HEADWAY_ADDRESS"):
         return given
     name = other.name.rpartition("@")[2]
     try:
-        return towards(name)
+        return find_own_address(name)
     except CommunicationError as error:
         cause = error.__cause__
-        if cause is None:  # the name is known, and there is no route
+        # Without a cause the name was resolved, but there is no route.
+        if cause is None:
             what = f"it cannot be told by which address host {other.name} reaches this one ({error.what})"
             fix = "Set HEADWAY_ADDRESS to an address of this host that the others reach."
             raise UsageError(what, fix=fix) from error

@@ -1,4 +1,4 @@
-"""The launcher: starts a run's workers, keeps the store and the coordinator for them, replaces those that are lost."""
+"""Starts the workers of a run, serves their store and coordinator, and replaces workers that are lost."""
 
 from __future__ import annotations
 
@@ -22,66 +22,68 @@ from headway.core.key_value_store import StoreServer
 from headway.core.printable import escape_controls
 from headway.core.rendezvous import new_secret
 from headway.core.signals import handle_signals
-from headway.launch.hosts import Host, own_address
-from headway.launch.remote_workers import RSH, Remote
-from headway.launch.worker_output import SENTENCE, Output, clear_line
-from headway.launch.workers import Crew, Workers
+from headway.launch.hosts import Host, find_launcher_address
+from headway.launch.remote_workers import RSH, RemoteWorkers
+from headway.launch.worker_output import SENTENCE, WorkerOutput, clear_line
+from headway.launch.workers import LocalWorkers, WorkerCrew
 
+# Wait before a lost worker is replaced; doubled for each replacement that was lost before it had joined.
 BACKOFF_S = 0.5
-"""Before a lost worker is replaced; doubled for each replacement that was lost before it had joined."""
+# A slot is given up after this many failed starts in a row.
 FAILED_STARTS = 5
-"""In a row, after which a place is given up."""
+# A slot gets at most this many workers in this time: a host that kills every worker must not fill the log.
 STARTS, WITHIN_S = 6, 60.0
-"""A place gets at most so many workers in so many seconds."""
+# After a worker fails for the whole run, the others get this long to report the same error.
 GRACE_S = 2.0
-"""Where one worker fails so that the run does, the others get so long to say the same."""
 
 
 def launch(
     command: Sequence[str],
     hosts: Sequence[Host],
     *,
-    again: Callable[[], Sequence[str]] | None = None,
+    restart_command: Callable[[], Sequence[str]] | None = None,
     environ: Mapping[str, str] | None = None,
-    how: str = "",
+    resume_hint: str = "",
     timeout_s: float = 10.0,
     respawn: bool = True,
     on_rank_failure: Literal["continue", "restart"] = "continue",
     restarts: int = 3,
 ) -> int:
-    """Runs workers to their end, and returns 0 where the run finished, else the exit status of the first that failed.
+    """Runs workers to their end. Returns 0 if the run finished, else the exit status of the first worker that failed.
 
-    A worker is a Python process that uses `CoordinatorClient.from_environment`. One that leaves with
-    `leave(done=True)`, and then ends with another status than 0 has failed for all: all are ended, and what it said is
-    said once. One that ends otherwise was lost. The first SIGTERM or Ctrl-C is passed on as SIGTERM; the second kills.
+    A worker is a Python process that uses `CoordinatorClient.from_environment`. If it calls `leave(done=True)` and ends
+    with a status other than 0, the whole run has failed: all workers are ended, and its message is shown once. A worker
+    that ends in any other way was lost. The first SIGTERM or Ctrl-C is passed on as SIGTERM; the second one kills.
 
     Args:
-        command: Python's arguments.
-        hosts: with how many workers each.
-        again: gives the command after a restart, and that of who takes the place of a worker that was lost before the
-            run began; default: the same one.
-        environ: of each worker, beside this process's own.
-        how: sentence that says how to go on where no worker is left.
-        timeout_s: silence after which a worker is lost.
-        respawn: lost workers are replaced.
-        on_rank_failure: `continue`: the others go on without a lost one; `restart`: all are ended and started again.
-        restarts: at most so many.
+        command: arguments of the Python interpreter.
+        hosts: the hosts, each with its number of workers.
+        restart_command: returns the command after a restart, and for a worker that replaces one lost before the run
+            began; default: the same command.
+        environ: variables for each worker, added to this process's own.
+        resume_hint: sentence that says how to resume if no worker is left.
+        timeout_s: silence after which a worker counts as lost.
+        respawn: if True, lost workers are replaced.
+        on_rank_failure: `continue`: the others continue without the lost worker; `restart`: all are restarted.
+        restarts: largest number of restarts.
 
     Raises:
-        CommunicationError: a host cannot be used, or no worker is left and none has said why.
-        UsageError: it cannot be told how other hosts reach this one.
+        CommunicationError: a host cannot be used, or no worker is left and none has reported an error.
+        UsageError: no address is known by which other hosts reach this one.
     """
-    address, again = own_address(hosts), again or (lambda: command)
+    address, restart_command = find_launcher_address(hosts), restart_command or (lambda: command)
     first, restart, environ = command, 0, environ or {}
     while True:
-        with closing(_Launch(first, again, environ, hosts, address, timeout_s=timeout_s, respawn=respawn)) as run:
+        with closing(
+            _LaunchSession(first, restart_command, environ, hosts, address, timeout_s=timeout_s, respawn=respawn)
+        ) as run:
             run.ends_on_rank_failure = on_rank_failure == "restart"
             run.run()
             if not run.lost or restart == restarts:
-                return run.status(how)
+                return run.compute_status(resume_hint)
         restart += 1
         _say(f"All workers begin again: restart {restart} of at most {restarts}.")
-        first = again()
+        first = restart_command()
 
 
 def _say(text: str) -> None:
@@ -89,9 +91,14 @@ def _say(text: str) -> None:
 
 
 @dataclass
-class _Worker:
-    """What is known of a worker. `left`: how it left the run; `status`: with which its process ended; `due_s`: when
-    another one takes its place."""
+class _WorkerRecord:
+    """State of a worker, as the launcher knows it.
+
+    Attributes:
+        left: how it left the run (done, stopped, died, silent); None: it has not.
+        status: exit status of its process; None: it still runs.
+        due_s: time at which its replacement starts.
+    """
 
     id: str
     slot: WorkerSlot
@@ -105,24 +112,25 @@ class _Worker:
 
 
 @dataclass(frozen=True)
-class _Ended:
+class _ProcessEnded:
     worker: str
     status: int
     why: str
 
 
 @final
-class _Launch:
-    """From the start of all workers to the end of the last. Events of threads and signals come through one queue.
+class _LaunchSession:
+    """One start of all workers, up to the end of the last. Events of threads and signals come through one queue.
 
     Attributes:
-        ends_on_rank_failure: a worker that is lost takes the others with it. lost: one was.
+        ends_on_rank_failure: if True, a lost worker ends all others.
+        lost: True if that has happened.
     """
 
     def __init__(
         self,
         command: Sequence[str],
-        again: Callable[[], Sequence[str]],
+        restart_command: Callable[[], Sequence[str]],
         environ: Mapping[str, str],
         hosts: Sequence[Host],
         address: str,
@@ -130,15 +138,20 @@ class _Launch:
         timeout_s: float,
         respawn: bool,
     ) -> None:
-        self._command, self._again, self._environ, self._hosts = command, again, environ, tuple(hosts)
+        self._command, self._restart_command, self._environ, self._hosts = (
+            command,
+            restart_command,
+            environ,
+            tuple(hosts),
+        )
         self._address, self._respawn = address, respawn
         self._slots = [(host, local) for host, one in enumerate(hosts) for local in range(one.procs)]
-        self._events: SimpleQueue[CoordinatorEvent | _Ended | int] = SimpleQueue()
-        self._workers: dict[str, _Worker] = {}
+        self._events: SimpleQueue[CoordinatorEvent | _ProcessEnded | int] = SimpleQueue()
+        self._workers: dict[str, _WorkerRecord] = {}
         self._members: set[str] = set()
-        self._ended: list[_Worker] = []
+        self._ended: list[_WorkerRecord] = []
         self._began = self._stopping = False
-        self._failed: _Worker | None = None
+        self._failed: _WorkerRecord | None = None
         self._patience_s = timeout_s
         self._kills: dict[str, float] = {}
         self._failures: defaultdict[WorkerSlot, int] = defaultdict(int)
@@ -147,7 +160,7 @@ class _Launch:
         self.ends_on_rank_failure = self.lost = False
         self._beat_s = timeout_s / BEATS
         self._next_beat = monotonic()
-        self._output = Output({_id(slot, 0): rank for rank, slot in enumerate(self._slots)})
+        self._output = WorkerOutput({_format_worker_id(slot, 0): rank for rank, slot in enumerate(self._slots)})
         self._secret = new_secret()
         listens = choose_listening_address(address)
         self._store = StoreServer(self._secret.encode(), listens)
@@ -160,24 +173,26 @@ class _Launch:
             address=listens,
         )
         rsh = os.environ.get("HEADWAY_RSH") or RSH
-        show, ended = self._output.show, lambda *end: self._events.put(_Ended(*end))
-        self._crews: list[Crew] = [
-            Workers(show, ended) if host.here else Remote(host.name, show, ended, timeout_s=timeout_s, rsh=rsh)
+        show, ended = self._output.show, lambda *end: self._events.put(_ProcessEnded(*end))
+        self._crews: list[WorkerCrew] = [
+            LocalWorkers(show, ended)
+            if host.is_local
+            else RemoteWorkers(host.name, show, ended, timeout_s=timeout_s, rsh=rsh)
             for host in hosts
         ]
 
     def run(self) -> None:
-        """From the start to the end of the last worker."""
+        """Starts all workers and runs until the last one has ended."""
         with self._signals():
             for slot in self._slots:
                 self._start(slot, 0)
             while not self._is_over():
                 with suppress(Empty):
                     self._take(self._events.get(timeout=self._wait_s()))
-                self._do_what_is_due()
+                self._run_due()
 
     def close(self) -> None:
-        """Kills what is left, and ends the coordinator and the store."""
+        """Kills the remaining workers, and closes the coordinator and the store."""
         for crew in self._crews:
             crew.close()
         self._output.close()
@@ -185,9 +200,10 @@ class _Launch:
         self._store.close()
 
     def _hear(self, event: CoordinatorEvent) -> None:
-        """In the coordinator's thread: what comes next in the output is of the new ranks."""
+        """Takes an event in the coordinator's thread."""
+        # Here and not in `_take`: output that follows the event already belongs to the new ranks.
         if isinstance(event, GenerationFormed):
-            self._output.place({worker.id: rank for rank, worker in enumerate(event.workers)})
+            self._output.set_ranks({worker.id: rank for rank, worker in enumerate(event.workers)})
         elif isinstance(event, RunBegan):
             self._output.release()
         self._events.put(event)
@@ -200,7 +216,7 @@ class _Launch:
     def _start(self, slot: WorkerSlot, attempt: int) -> None:
         host, local = slot
         rank = self._slots.index(slot)
-        worker = _Worker(_id(slot, attempt), slot, rank, joining=self._began)
+        worker = _WorkerRecord(_format_worker_id(slot, attempt), slot, rank, joining=self._began)
         self._workers[worker.id] = worker
         where = f"[{self._address}]" if ":" in self._address else self._address
         environ = {
@@ -215,11 +231,11 @@ class _Launch:
             "LOCAL_WORLD_SIZE": str(self._hosts[host].procs),
         }
         if not worker.joining:
-            self._output.place({worker.id: rank})
-        command = self._again() if attempt and not worker.joining else self._command
+            self._output.set_ranks({worker.id: rank})
+        command = self._restart_command() if attempt and not worker.joining else self._command
         self._crews[host].start(worker.id, command, environ, inherit=rank == 0 and not worker.joining)
 
-    def _take(self, event: CoordinatorEvent | _Ended | int) -> None:
+    def _take(self, event: CoordinatorEvent | _ProcessEnded | int) -> None:
         match event:
             case GenerationFormed():
                 self._members = {worker.id for worker in event.workers}
@@ -231,20 +247,21 @@ class _Launch:
                 self._members.discard(event.worker.id)
                 if worker := self._workers.get(event.worker.id):
                     worker.left = event.how
-                    if event.how == "died":  # it has closed its connection, and may still have to say why
+                    # Its connection is closed, but the process may still have to print its error.
+                    if event.how == "died":
                         self._kills[worker.id] = monotonic() + self._patience_s
                     elif event.how == "silent" and not self._began:
                         self._kills[worker.id] = monotonic()
-                    self._after(worker)
-            case _Ended():
+                    self._handle_end(worker)
+            case _ProcessEnded():
                 worker = self._workers[event.worker]
                 worker.status, worker.why = event.status, event.why
                 self._ended.append(worker)
                 if event.status < 0:
                     self._coordinator.mark_dead(worker.id)
-                self._after(worker)
+                self._handle_end(worker)
                 if self._failed is None:
-                    self._output.ended(worker.id)
+                    self._output.show_last_words(worker.id)
             case _:
                 self._signal(signal.SIGKILL if self._stopping else signal.SIGTERM)
                 self._stopping, self.lost = True, False
@@ -256,8 +273,8 @@ class _Launch:
                 worker.member = True
                 self._failures[worker.slot] = 0
 
-    def _after(self, worker: _Worker) -> None:
-        """A worker has left, or its process has ended, or both."""
+    def _handle_end(self, worker: _WorkerRecord) -> None:
+        """Decides what follows when a worker has left, or its process has ended, or both."""
         in_order = worker.left in ("done", "stopped")
         if self._failed or self.lost or (in_order and worker.status is None):
             return
@@ -274,24 +291,26 @@ class _Launch:
                         self._kills[other.id] = monotonic()
             else:
                 self._replace(worker)
-        elif worker.status == 0:  # it found nothing to do
+        # Before the run began: status 0 means that there was nothing to do.
+        elif worker.status == 0:
             self._coordinator.give_up_slot(worker.slot)
         elif worker.status is not None:
+            # A signal before the run began may be chance (memory is short); the same error in every worker is not.
             by_chance = worker.status < 0 and not worker.why and self._failures[worker.slot] + 1 < FAILED_STARTS
             if self._respawn and by_chance:
                 self._replace(worker)
             else:
                 self._fail(worker)
 
-    def _fail(self, worker: _Worker) -> None:
-        """Why it has ended is why the run ends."""
+    def _fail(self, worker: _WorkerRecord) -> None:
+        """Ends the run because of this worker."""
         self._failed = worker
         for other in self._workers.values():
             leaving = other.left in ("done", "stopped")
             self._kills[other.id] = monotonic() + GRACE_S + leaving * self._patience_s
 
-    def _replace(self, worker: _Worker) -> None:
-        """Another one is to take its place: at once where it was silent, else when its process has ended."""
+    def _replace(self, worker: _WorkerRecord) -> None:
+        """Schedules a replacement: at once for a silent worker, else when its process has ended."""
         ending = worker.left == "died" and worker.status is None
         if ending or worker.due_s is not None or not self._respawn or (self._began and not self._members):
             return
@@ -301,10 +320,12 @@ class _Launch:
         failures = self._failures[worker.slot] = 0 if worker.member else self._failures[worker.slot] + 1
         if failures >= FAILED_STARTS:
             worker.due_s = inf
-            _say(f"{self._name(worker)} is given up: {failures} workers in a row were lost before they had joined.")
+            name = self._describe_worker(worker)
+            _say(f"{name} is given up: {failures} workers in a row were lost before they had joined.")
             return
         started = self._started[worker.slot]
         worker.due_s = monotonic() + BACKOFF_S * 2**failures
+        # The oldest of the last six starts limits the rate.
         if len(started) == STARTS:
             worker.due_s = max(worker.due_s, started[0] + WITHIN_S)
 
@@ -315,17 +336,19 @@ class _Launch:
 
     # Time passes.
 
-    def _waiting(self) -> dict[str, float]:
-        """Places to be filled again, and when."""
+    def _list_due_starts(self) -> dict[str, float]:
+        """Returns the workers to be replaced, each with the time of its replacement."""
         if self._stopping or self._failed or self.lost or (self._began and not self._members):
             return {}
         dues = {worker.id: worker.due_s for worker in self._workers.values() if worker.due_s is not None}
         return {worker: due_s for worker, due_s in dues.items() if due_s < inf}
 
     def _wait_s(self) -> float:
-        return max(0.0, min(self._next_beat, *self._kills.values(), *self._waiting().values(), inf) - monotonic())
+        return max(
+            0.0, min(self._next_beat, *self._kills.values(), *self._list_due_starts().values(), inf) - monotonic()
+        )
 
-    def _do_what_is_due(self) -> None:
+    def _run_due(self) -> None:
         now = monotonic()
         if now >= self._next_beat:
             self._next_beat = now + self._beat_s
@@ -333,9 +356,10 @@ class _Launch:
                 crew.beat()
             if self._failed is None:
                 self._output.beat()
-        for name in [name for name, due_s in self._waiting().items() if due_s <= now]:
+        for name in [name for name, due_s in self._list_due_starts().items() if due_s <= now]:
             worker = self._workers[name]
-            worker.due_s, self._kills[name] = inf, now  # it was silent, and may still wake
+            # A silent worker may still wake up, so it is killed before its slot is filled.
+            worker.due_s, self._kills[name] = inf, now
             self._started[worker.slot].append(now)
             self._start(worker.slot, int(name.rpartition(".")[2]) + 1)
         for name in [name for name, due_s in self._kills.items() if due_s <= now]:
@@ -346,20 +370,21 @@ class _Launch:
     def _is_over(self) -> bool:
         running = [worker for worker in self._workers.values() if worker.status is None]
         if self._began and not self._members and not self._stopping:
-            for worker in running:  # newcomers and silent ones; the others end by themselves
+            # Newcomers and silent workers would wait for ever; the others end by themselves.
+            for worker in running:
                 if worker.left in (None, "silent"):
                     self._crews[worker.slot[0]].signal(worker.id, signal.SIGKILL)
-        return not running and not self._waiting()
+        return not running and not self._list_due_starts()
 
     # The end.
 
-    def status(self, how: str) -> int:
-        """With which the launcher ends; see `launch`."""
+    def compute_status(self, resume_hint: str) -> int:
+        """Returns the exit status of the run; see `launch`."""
         if self._failed is not None:
-            return self._of_failure(self._failed)
+            return self._report_failure(self._failed)
         for left in ("done", "stopped"):
             members = [worker for worker in self._ended if worker.left == left and worker.member]
-            if statuses := [_positive(worker.status) for worker in members]:
+            if statuses := [_as_exit_status(worker.status) for worker in members]:
                 return max(statuses) if left == "done" else max(1, *statuses)
         if self._stopping:
             _say("Stopped.")
@@ -369,38 +394,38 @@ class _Launch:
         lost = [worker for worker in self._ended if worker.member]
         spoke = next((worker for worker in lost if (worker.status or 0) > 0), None)
         if spoke is None:
-            raise CommunicationError(f"no worker is left: {self._end_of(lost[-1])}", fix=how)
-        _say(f"No worker is left. {how}".rstrip())
-        return _positive(spoke.status)
+            raise CommunicationError(f"no worker is left: {self._describe_end(lost[-1])}", fix=resume_hint)
+        _say(f"No worker is left. {resume_hint}".rstrip())
+        return _as_exit_status(spoke.status)
 
-    def _of_failure(self, failed: _Worker) -> int:
-        """One or all have failed for the run: what they said, once."""
+    def _report_failure(self, failed: _WorkerRecord) -> int:
+        """Prints the errors of the workers that failed, each once, and returns the exit status."""
         ended = [worker for worker in self._ended if worker.left != "died" or not self._began]
         statuses = {worker.id: worker.status for worker in ended if worker.status is not None and worker.status > 0}
-        self._output.failed(statuses, failed.status or 0)
+        self._output.show_failure(statuses, failed.status or 0)
         if failed.id in statuses and not failed.why:
             return statuses[failed.id]
-        raise CommunicationError(self._end_of(failed))
+        raise CommunicationError(self._describe_end(failed))
 
-    def _name(self, worker: _Worker) -> str:
+    def _describe_worker(self, worker: _WorkerRecord) -> str:
         host, local = worker.slot
         return f"worker {local} on host {self._hosts[host].name}"
 
-    def _end_of(self, worker: _Worker) -> str:
+    def _describe_end(self, worker: _WorkerRecord) -> str:
         if worker.why:
             return worker.why
         if worker.left == "silent":
-            return f"{self._name(worker)} was silent for too long at the start, and was ended"
+            return f"{self._describe_worker(worker)} did not respond at the start and was ended"
         number = -(worker.status or 0)
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         hint = " (as the kernel does where memory is short)" if number == signal.SIGKILL else ""
-        return f"{self._name(worker)} was ended by {name}{hint}"
+        return f"{self._describe_worker(worker)} was ended by {name}{hint}"
 
 
-def _id(slot: WorkerSlot, attempt: int) -> str:
+def _format_worker_id(slot: WorkerSlot, attempt: int) -> str:
     return f"{slot[0]}.{slot[1]}.{attempt}"
 
 
-def _positive(status: int | None) -> int:
-    """An exit status, also for a process that a signal has ended."""
+def _as_exit_status(status: int | None) -> int:
+    """Returns a positive exit status, also for a process that a signal has ended."""
     return abs(status or 0) and max(1, status or 0)

@@ -1,7 +1,7 @@
-"""Ranks: the processes that train one run together, through all of its generations.
+"""The processes that train one run together, through all of its generations.
 
-Where our launcher started them, a lost process ends a generation and not the run: the others meet in the next one,
-those that are behind take over the state of the lowest rank that is ahead, and go on.
+Under Headway's launcher a lost process ends a generation, not the run: the others meet in the next generation, ranks
+that are behind take the state of the lowest rank that is ahead, and training continues.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ from headway.core.errors import (
 from headway.core.launcher_environment import LaunchedProcess, read_launcher_environment
 from headway.core.random_keys import GOLDEN, mix_int
 from headway.core.world import World
-from headway.launch.handover import Met, Traveller, hand_over
-from headway.launch.hosts import shared
+from headway.launch.handover import HandoverResult, StateCarrier, hand_over
+from headway.launch.hosts import check_batch_covers_ranks
 from headway.observe.rank_timings import RankTimings
 
+# Numbers that are summed with each step's gradients, besides the loss: damaged samples, a signal to stop, newcomers.
 FLAGS = ("bad", "stopping", "regroup")
-"""What rides with each step's gradients besides the loss: damaged samples, a signal to stop, newcomers that wait."""
+# Time limit for building a group. All ranks have said that they are ready, so more time means that one was lost or is
+# slow: doubled for each failed attempt with all ranks alive.
 CONNECT_S = 3.0
-"""For the building of a group: all have said that they are ready, so more means that one of them was lost meanwhile,
-or is slow: doubled for each attempt that failed though all members are alive."""
 
-CONNECT_OF_A_RANK_S = 0.05
-"""The same for large worlds, whose ranks connect to each other."""
+# In large worlds every rank connects to every other.
+CONNECT_PER_RANK_S = 0.05
 
+# Attempts at a generation that fails to connect although all its ranks are alive.
 ATTEMPTS = 5
-"""At a generation that does not come together though all of its members are alive."""
 
-BUDGET_OF_ONE_HOST_S = 0.2
-"""There is little to choose on one host."""
+# On one host there is little to choose, so measuring links may take less time.
+ONE_HOST_BUDGET_S = 0.2
 
 Say = Callable[[str], object]
 
 
 @final
 class Ranks:
-    """This process among the others; a context that it leaves at its end.
+    """This process among the ranks of a run. Use it as a context manager.
 
     Attributes:
-        options: of the recipe; others count from the next time the ranks meet.
-        world, communicator, reducer: of the generation in use.
-        name: of this process, in the names of its files; it stays when ranks change.
-        speaks: whether this process says for all what is to be said: rank 0 does.
-        lost: names of the processes that were lost since the generation before.
-        joins: this process has come to ranks that train already.
-        done: whether the run was at its end when this process left in order.
-        noise_scale: whether gradients tell the noise scale; to be set before the ranks meet.
+        options: `comm` of the recipe; a change counts from the next generation on.
+        world, communicator, reducer: those of the current generation.
+        name: name of this process in file names; it stays when ranks change.
+        speaks: True on rank 0, which speaks to the user for all ranks.
+        lost: names of the processes that were lost since the last generation.
+        joins: True if this process joins ranks that already train.
+        done: False if this process leaves before the end of the run.
+        noise_scale: set it before the ranks meet to measure the gradient noise scale.
     """
 
     def __init__(
@@ -86,15 +86,17 @@ class Ranks:
         self._measured: Measured | None = None
         self.joins = member is not None and member.joining
         self._led = False
-        self._named = False  # which parameters have no gradient
+        # True once the parameters without a gradient have been named to the user.
+        self._named = False
         self.done, self.noise_scale = True, False
 
     @staticmethod
     def from_environment(recipe: CommRecipe, say: Say) -> Ranks | None:
-        """The ranks that a launcher started; None where this process trains alone.
+        """Reads the launcher's environment variables; returns None if this process trains alone.
 
         Raises:
-            UsageError: variables that contradict each other. CommunicationError: the launcher cannot be reached.
+            UsageError: the variables contradict each other.
+            CommunicationError: the launcher cannot be reached.
         """
         found, member = read_launcher_environment(), CoordinatorClient.from_environment()
         if found is None or (found.size == 1 and member is None):
@@ -121,36 +123,36 @@ class Ranks:
 
     @property
     def board(self) -> RankTimings:
-        """On which the ranks of this generation write down how long they took."""
+        """Step timings that the ranks of this generation share."""
         assert self._joined is not None
         return self._joined.board
 
     @property
     def local_rank(self) -> int:
-        """Number of this process on its host: that of its device."""
+        """Rank on this host, which selects the device."""
         return self._launched.local_rank or 0
 
     @property
     def launched_size(self) -> int:
-        """How many processes were started."""
+        """Number of processes that the launcher started."""
         return self._launched.size
 
     def share(self, batch: int) -> None:
-        """Raises UsageError where a step has fewer samples than there are processes."""
-        shared(batch, self._launched.size)
+        """Raises UsageError if a step has fewer samples than ranks."""
+        check_batch_covers_ranks(batch, self._launched.size)
 
     def say(self, text: str) -> None:
         """Tells the user, once for all ranks."""
         if self.speaks:
             self._loud(text)
 
-    def meet(self, model: torch.nn.Module, device: torch.device, traveller: Traveller) -> Met:
-        """Comes together with the others, for the first time or in the next generation, and waits for all of them.
-        All have one state then; see `hand_over`.
+    def meet(self, model: torch.nn.Module, device: torch.device, traveller: StateCarrier) -> HandoverResult:
+        """Meets the other ranks, for the first time or in the next generation; all have one state then (`hand_over`).
 
         Raises:
-            FencedError: the others have gone on without this process. CommunicationError: they cannot be reached.
-            HeadwayError: nobody holds the state of the run any more, and there is nothing to go on from.
+            FencedError: the others have continued without this process.
+            CommunicationError: they cannot be reached.
+            HeadwayError: no rank has the state of the run, and no checkpoint can be loaded.
         """
         failures = 0
         while True:
@@ -167,7 +169,8 @@ class Ranks:
                 try:
                     self._member.check()
                 except GenerationEndedError:
-                    continue  # somebody was lost meanwhile: there is a generation after this one
+                    # Another rank was lost in the meantime: the next generation is already forming.
+                    continue
                 failures += 1
                 if failures == ATTEMPTS:
                     raise error
@@ -177,7 +180,7 @@ class Ranks:
         if self._member is not None:
             self._member.check()
 
-    def reason(self, error: CommunicationError) -> CommunicationError:
+    def explain_error(self, error: CommunicationError) -> CommunicationError:
         """Explains a failed collective: GenerationEndedError if this process goes on in the next generation."""
         member = self._member
         if member is None or isinstance(error, FencedError):
@@ -195,12 +198,12 @@ class Ranks:
             return seen
         return error
 
-    def _agree(self, traveller: Traveller) -> None:
-        """Compares what has to be alike, and decides what each has only found out for itself.
+    def _agree(self, traveller: StateCarrier) -> None:
+        """Compares the settings that must be equal on all ranks, and makes choices together, such as the precision.
 
         Raises:
-            UsageError: it is not. Among newcomers to a run only by the one that is unlike: it leaves, and the others go
-                on. CommunicationError: some newcomer leaves.
+            UsageError: settings differ. A newcomer that differs raises it alone and leaves; the others continue.
+            CommunicationError: a newcomer leaves.
         """
         control = self.world.control
         said = json.dumps([self.joins, traveller.identity(), traveller.precision.finding()], sort_keys=True).encode()
@@ -219,10 +222,10 @@ class Ranks:
             self.say(decided)
 
     def seed(self, seed: int, position: int) -> None:
-        """Sets the generators of torch, numpy and Python for one step: a function of seed, position and rank, so that
-        a step that is repeated, resumed or done by other ranks needs no generator's state."""
+        """Seeds torch, numpy and Python for one step, from seed, position and rank."""
+        # So a step that is repeated, resumed or made by other ranks needs no saved state of the generators.
         word = mix_int(mix_int(mix_int(seed) + position) + (self.world.rank + 1) * GOLDEN)
-        # Not torch.manual_seed: without CUDA it notes a traceback at each call, in a list that nobody empties (2.13).
+        # Not torch.manual_seed: without CUDA, torch 2.13 appends a traceback to a list at each call, and leaks.
         device, generator = self.world.device, torch.default_generator
         if device.type == "cuda":
             generator = torch.cuda.default_generators[device.index or 0]
@@ -231,14 +234,18 @@ class Ranks:
         random.seed(word)
 
     def arm(self, share: float) -> None:
-        """Before the last backward pass of a step, of whose samples this rank has a share."""
+        """Prepares the reducer for the last backward pass of a step.
+
+        Args:
+            share: this rank's share of the step's samples.
+        """
         self.reducer.arm(share)
 
     def finish(self, loss: torch.Tensor, *, bad: int, stopping: bool) -> StepReduction:
-        """Waits for the sums of a step; see `Reducer.finish`.
+        """Waits for the sums of a step, as `Reducer.finish` does.
 
         Raises:
-            GenerationEndedError: the step did not come about.
+            GenerationEndedError: a rank was lost, and the step is void.
         """
         regroup = False
         if self._member is not None:
@@ -247,7 +254,7 @@ class Ranks:
         return self.reducer.finish(loss, (float(bad), float(stopping), float(regroup)))
 
     def exchange(self) -> SaveExchange:
-        """By which the ranks of this generation agree on a checkpoint."""
+        """Returns the exchange by which these ranks agree on a checkpoint."""
         world = self.world
         return (
             SingleRankExchange()
@@ -255,9 +262,11 @@ class Ranks:
             else StoreExchange(world.store, world.rank, world.size, alive=self.check)
         )
 
-    def confirmer(self) -> Callable[[], None]:
-        """What is to be called, from any thread, right before something of this generation becomes final: it raises
-        GenerationEndedError or FencedError where the others have gone on meanwhile."""
+    def build_confirmer(self) -> Callable[[], None]:
+        """Builds a function to call, from any thread, right before a result of this generation becomes final.
+
+        It raises GenerationEndedError or FencedError if the other ranks have continued without this process.
+        """
         member, number = self._member, self.world.generation
         return (lambda: None) if member is None else (lambda: member.confirm(number))
 
@@ -265,7 +274,7 @@ class Ranks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Leaves: in order, or where something failed so that the others take this process for lost."""
+        """Leaves in order; after an error, in such a way that the others count this process as lost."""
         self._leave()
         if self._member is not None:
             if kind is None:
@@ -286,15 +295,16 @@ class Ranks:
                 why="the generation is over",
                 timeout_s=options.stall_s,
                 interface=options.interface,
-                connect_s=max(connect_s, CONNECT_OF_A_RANK_S * info.size),
+                connect_s=max(connect_s, CONNECT_PER_RANK_S * info.size),
             )
         self.speaks = world.is_lead
         if again:
             self.say(info.why)
+        # Measured once: later generations take the links, trials and bucket order from rank 0.
         parameters = [value for value in model.parameters() if value.requires_grad]
         total_bytes = sum(value.numel() * value.element_size() for value in parameters)
-        known = self._agreed(world)
-        budget_s = BUDGET_S if len(world.hosts) > 1 else BUDGET_OF_ONE_HOST_S
+        known = self._share_measured(world)
+        budget_s = BUDGET_S if len(world.hosts) > 1 else ONE_HOST_BUDGET_S
         links = known.links if known else measure_links(world, rails=options.rails, budget_s=budget_s)
         communicator = Communicator(world, rails=links.rails)
         network = links.build_network(world)
@@ -302,10 +312,11 @@ class Ranks:
         order = known.order if known else None
         wire = known.wire if known else options.wire
         self._measured = Measured(links, trials, order, wire)
-        chooser = self._chooser(communicator, network, trials, total_bytes)
+        chooser = self._build_chooser(communicator, network, trials, total_bytes)
         watch = StallWatch(communicator) if world.size > 1 else None
         if watch is not None:
             world.explain = watch.explain
+        # Gradients of batch norm statistics do not exist: the running statistics ride along as buffers.
         reducer = Reducer(
             model.named_parameters(),
             communicator,
@@ -326,8 +337,8 @@ class Ranks:
                 if isinstance(module, SyncBatchNorm):
                     module.group = group
 
-    def _agreed(self, world: World) -> Measured | None:
-        """What rank 0 knows from an earlier generation, on every rank; None where it knows nothing."""
+    def _share_measured(self, world: World) -> Measured | None:
+        """Returns rank 0's measurements from an earlier generation on every rank; None if it has none."""
         mine = b""
         if world.is_lead and self._measured is not None:
             links, trials, *rest = self._measured
@@ -340,12 +351,12 @@ class Ranks:
             MeasuredLinks.from_json(links), {name: AlgorithmTrial(**trial) for name, trial in trials.items()}, *rest
         )
 
-    def _chooser(
+    def _build_chooser(
         self, communicator: Communicator, network: Network, trials: dict[Algorithm, AlgorithmTrial], total_bytes: int
     ) -> AlgorithmChooser:
         options, algorithm = self.options, self.options.algorithm
         if algorithm != "auto" and algorithm not in communicator.algorithms:
-            self.say(f"{algorithm} wants as many ranks on each host: leader takes its place.")
+            self.say(f"{algorithm} needs the same number of ranks on each host; leader is used instead.")
             algorithm = "leader"
         return AlgorithmChooser(
             network,
@@ -358,7 +369,7 @@ class Ranks:
         )
 
     def _leave(self) -> None:
-        """Lets go of the generation in use."""
+        """Closes everything of the current generation."""
         joined, self._joined = self._joined, None
         if joined is None:
             return
@@ -374,8 +385,10 @@ class Ranks:
 
 
 class Measured(NamedTuple):
-    """What goes over to the next generation, the same on all ranks: what is known of the links, in which order
-    gradients become ready, and how they cross between hosts."""
+    """Measurements that the next generation keeps, the same on all ranks.
+
+    They are the links, the trials of algorithms, the order in which gradients become ready, and the wire format.
+    """
 
     links: MeasuredLinks
     trials: dict[Algorithm, AlgorithmTrial]
@@ -385,7 +398,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class _Joined:
-    """One generation, as this process has built it."""
+    """Objects of one generation."""
 
     world: World
     communicator: Communicator
@@ -395,7 +408,6 @@ class _Joined:
 
 
 def running_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Mean and variance of every batch norm: what becomes its mean over the ranks in each step. Other buffers are the
-    network's own affair."""
+    """Lists mean and variance of every batch norm, which each step averages over the ranks."""
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     return [value for norm in norms for value in norm.buffers(recurse=False) if value.is_floating_point()]

@@ -1,4 +1,4 @@
-"""Remote: the crew of another host, reached through a remote shell and the agent that it starts there."""
+"""Workers on another host, started by an agent that a remote shell starts there."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from queue import SimpleQueue
 from typing import Any, final
 
 from headway.comm.messages import BEATS, Message, decode, encode
-from headway.launch.workers import Ended, Show
+from headway.launch.workers import OnEnd, OnLines
 
+# Batch mode: several hosts would ask for passwords on one terminal at the same time.
 RSH = "ssh -o BatchMode=yes -o ConnectTimeout=15"
-"""A password cannot be asked for: several hosts would ask at once."""
 
-HANDED_ON = ("HEADWAY_", "GLOO_", "NCCL_", "OMP_", "PYTHON", "TORCH_")
-"""Beginnings of the names of this process's variables that workers on other hosts are given too."""
+# Environment variables with these prefixes are passed to workers on other hosts.
+PASSED_PREFIXES = ("HEADWAY_", "GLOO_", "NCCL_", "OMP_", "PYTHON", "TORCH_")
 
+# An agent may take this long to end.
 PATIENCE_S = 5.0
-"""How long an agent may take to end."""
 
 SILENCE = "it said nothing"
 
+# Exit status of a worker with its host lost, as after SIGKILL.
 LOST = -9
-"""The status of a worker whose host is gone."""
 
 
 @final
-class Remote:
-    """A crew on another host. Its agent is started with the first worker, and anew where it has ended meanwhile.
+class RemoteWorkers:
+    """The workers of another host. The agent is started with the first worker, and again if it has ended.
 
-    Nothing secret stands on a command line: what workers are given goes through the agent's stdin.
+    The run's secret and the environment go through the agent's stdin, never on a command line that others can read.
 
     Args:
-        host: as the remote shell takes it.
-        timeout_s: silence of the agent after which the host is taken for lost.
-        rsh: the remote shell and its options; called with the host and one command.
+        host: the host as the remote shell takes it.
+        timeout_s: silence of the agent after which the host counts as lost.
+        rsh: the remote shell with its options; called with the host and one command.
     """
 
-    def __init__(self, host: str, show: Show, ended: Ended, *, timeout_s: float, rsh: str = RSH) -> None:
+    def __init__(self, host: str, show: OnLines, ended: OnEnd, *, timeout_s: float, rsh: str = RSH) -> None:
         self._host, self._show, self._ended, self._rsh = host, show, ended, rsh
         self._timeout_s = timeout_s
-        self._agent: _Agent | None = None
+        self._agent: _AgentConnection | None = None
 
     def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit: bool) -> None:
-        if self._agent is None or not self._agent.takes(worker):
+        if self._agent is None or not self._agent.add_worker(worker):
             self.close()
             try:
-                self._agent = _Agent(self._host, shlex.split(self._rsh), self._show, self._ended, worker)
+                self._agent = _AgentConnection(self._host, shlex.split(self._rsh), self._show, self._ended, worker)
             except OSError as error:
                 self._ended(worker, LOST, f"the remote shell {self._rsh!r} cannot be run ({error})")
                 return
-        handed_on = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
-        self._agent.send("start", worker=worker, command=[*command], environ={**handed_on, **environ})
+        passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED_PREFIXES)}
+        self._agent.send("start", worker=worker, command=[*command], environ={**passed, **environ})
 
     def signal(self, worker: str, number: int) -> None:
         if self._agent is not None:
@@ -74,10 +74,10 @@ class Remote:
 
 
 @final
-class _Agent:
-    """One run of the agent. A thread each speaks to it, hears it, and hears what the remote shell complains of."""
+class _AgentConnection:
+    """Connection to one run of the agent: a thread each for its stdin, its stdout and the remote shell's stderr."""
 
-    def __init__(self, host: str, rsh: Sequence[str], show: Show, ended: Ended, worker: str) -> None:
+    def __init__(self, host: str, rsh: Sequence[str], show: OnLines, ended: OnEnd, worker: str) -> None:
         self._host, self._rsh, self._show, self._ended = host, rsh, show, ended
         self._lock = threading.Lock()
         self._workers = {worker}
@@ -87,7 +87,8 @@ class _Agent:
         self._orders: SimpleQueue[bytes | None] = SimpleQueue()
         python = os.environ.get("HEADWAY_REMOTE_PYTHON") or sys.executable
         there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.quote(python)} -m headway.launch.agent"
-        pipe = subprocess.PIPE  # and a session of its own: the terminal's Ctrl-C reaches the launcher alone
+        # A session of its own, so that Ctrl-C in the terminal reaches the launcher alone.
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             [*rsh, host, there], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
@@ -98,8 +99,8 @@ class _Agent:
         for thread in self._threads:
             thread.start()
 
-    def takes(self, worker: str) -> bool:
-        """Takes a worker over, unless the agent has ended."""
+    def add_worker(self, worker: str) -> bool:
+        """Adds a worker and returns True, unless the agent has ended."""
         with self._lock:
             if not self._gone:
                 self._workers.add(worker)
@@ -109,7 +110,8 @@ class _Agent:
         self._orders.put(encode(kind, **fields))
 
     def beat(self, timeout_s: float) -> None:
-        if not self._came:  # how long a shell takes to get there is its own affair
+        # Before the agent's hello only the shell's own time limit counts: logging in may take long.
+        if not self._came:
             return
         self._silent_beats += 1
         if self._silent_beats > BEATS:
@@ -118,7 +120,7 @@ class _Agent:
         self.send("beat", patience_s=2 * timeout_s)
 
     def close(self) -> None:
-        """Closes the agent's stdin: it kills its workers and ends. A shell that does not end then is killed."""
+        """Closes the agent's stdin, so that it kills its workers and ends. A shell that does not end is killed."""
         self._orders.put(None)
         self._threads[-1].join(PATIENCE_S)
         self._kill()
@@ -132,7 +134,8 @@ class _Agent:
 
     def _speak(self) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError), self._process.stdin as end:  # where it breaks, hearing ends too
+        # If this pipe breaks, stdout ends too, and `_hear` reports the loss.
+        with suppress(OSError), self._process.stdin as end:
             while (order := self._orders.get()) is not None:
                 end.write(order)
                 end.flush()
@@ -143,10 +146,12 @@ class _Agent:
             for line in lines:
                 try:
                     message = decode(line)
-                except ValueError:  # what a shell says when it is entered
+                # A login shell may print a greeting first.
+                except ValueError:
                     continue
-                self._heed(message)
-        self._threads[0].join()  # what it complained of
+                self._handle(message)
+        # The shell's complaint on stderr becomes part of the message.
+        self._threads[0].join()
         status = self._process.wait()
         self._orders.put(None)
         shell = f"{self._rsh[0]} ended with status {status}: {self._last.rstrip('.')}"
@@ -161,7 +166,7 @@ class _Agent:
         for worker in workers:
             self._ended(worker, LOST, why)
 
-    def _heed(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         self._silent_beats = 0
         if message["kind"] == "hello":
             self._came, self._last = True, SILENCE

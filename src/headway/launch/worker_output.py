@@ -1,4 +1,4 @@
-"""What the user sees of the workers' output: rank 0's as it is, of the others what they say on stderr."""
+"""Shows the output of several workers: rank 0's unchanged, and the stderr of the other ranks with their number."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import final
 
 from headway.launch.workers import OUT
 
+# Prefix of the message of an error.
 SENTENCE = "headway: "
-"""How the sentence of an error begins."""
 
+# Beginning of the last words of a process that fails.
 LAST_WORDS = re.compile(rf"^(?:{SENTENCE}|Traceback \()", re.MULTILINE)
-"""How a process begins to say why it ends."""
 
+# Held lines are shown after this time: a process that is still alive then did not write its last words.
 HOLD_S = 10.0
-"""Whoever has not ended so long after that will go on."""
 
+# Rank 0 may have drawn a progress bar on the last line: other output overwrites it, and rank 0 draws it again.
 CLEAR_LINE, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
-"""Rank 0 may have drawn a bar at the bottom of the terminal: what others say takes its place, and it is drawn anew."""
 
 
 @final
-class Output:
-    """Lines of several workers, told apart.
+class WorkerOutput:
+    """Prints lines of several workers, each marked with its rank.
 
-    What ends one rank mostly ends all, and is to be read once. So until the run has begun all lines of the other ranks
-    are held back; then their last words are, until it is known what their end means for the run.
+    An error that ends one rank mostly ends all of them, and should be read once. So all lines of the other ranks are
+    held back until the run has begun, and after that their last words, until the launcher knows if the whole run ends.
 
     Args:
-        ranks: that each worker will have.
+        ranks: the rank of each worker.
     """
 
     def __init__(self, ranks: Mapping[str, int]) -> None:
@@ -42,90 +42,91 @@ class Output:
         self._said = ""
         self._lock = threading.Lock()
 
-    def place(self, ranks: Mapping[str, int]) -> None:
-        """From now on these are their ranks; a worker that is lost keeps the one it had."""
+    def set_ranks(self, ranks: Mapping[str, int]) -> None:
+        """Sets the ranks of a new generation. A lost worker keeps its old rank."""
         with self._lock:
             self._ranks.update(ranks)
 
     def show(self, worker: str, stream: int, lines: str) -> None:
-        """Lines that a worker has written."""
+        """Takes lines that a worker wrote, and prints or holds them."""
         with self._lock:
             if self._ranks.get(worker) == 0:
                 _write(lines, stream)
                 if stream != OUT and SENTENCE in lines:
-                    self._said = _sentence(lines)
+                    self._said = _extract_sentence(lines)
             elif stream != OUT:
                 if self._begun and worker not in self._held:
                     last_words = LAST_WORDS.search(lines)
                     until = last_words.start() if last_words else len(lines)
-                    self._tell(worker, lines[:until])
+                    self._show(worker, lines[:until])
                     lines = lines[until:]
                 if lines:
                     self._held[worker] = self._held.get(worker, "") + lines
                     self._since_s.setdefault(worker, monotonic())
 
     def release(self) -> None:
-        """The run has begun: shows what was held back."""
+        """Prints all held lines: the run has begun."""
         with self._lock:
             self._begun = True
-            self._tell_held(*self._held)
+            self._show_held(*self._held)
 
-    def ended(self, worker: str) -> None:
-        """Shows the last words of a worker whose end is not the run's."""
+    def show_last_words(self, worker: str) -> None:
+        """Prints the last words of a worker whose end does not end the run."""
         with self._lock:
             if self._begun:
-                self._tell_held(worker)
+                self._show_held(worker)
 
     def beat(self) -> None:
-        """Called all the time: shows what were no last words."""
+        """Prints lines that were held for too long to be last words. Called in every beat."""
         with self._lock:
             if self._begun:
                 now = monotonic()
-                self._tell_held(*(worker for worker in self._held if now - self._since_s[worker] > HOLD_S))
+                self._show_held(*(worker for worker in self._held if now - self._since_s[worker] > HOLD_S))
 
-    def failed(self, statuses: Mapping[str, int], status: int) -> None:
-        """Shows why a run has failed, what several workers say alike only once.
+    def show_failure(self, statuses: Mapping[str, int], status: int) -> None:
+        """Prints why the run failed; a message that several workers share is printed once.
 
         Args:
-            statuses: of the workers that failed. status: of the run. Where rank 0 failed with it, or was ended after it
-                had said the same, it has said so itself, and if the others agree there is nothing to add.
+            statuses: exit statuses of the workers that failed.
+            status: exit status of the run.
         """
         with self._lock:
+            # Rank 0 prints its own message. If it failed with the same status and all others agree, nothing is added.
             told = any(self._ranks.get(worker) == 0 and statuses[worker] == status for worker in statuses)
             first: dict[str, str] = {}
             for worker in statuses:
                 if lines := self._held.get(worker):
-                    first.setdefault(_sentence(lines), worker)
+                    first.setdefault(_extract_sentence(lines), worker)
             agreed = told and len(first) == 1
             first.pop(self._said, None)
             if not agreed:
-                self._tell_held(*first.values())
+                self._show_held(*first.values())
             self._held.clear()
             self._since_s.clear()
 
     def close(self) -> None:
-        """Leaves the terminal as it was: whoever drew a bar may have been killed."""
+        """Shows the cursor again: a killed rank 0 may have hidden it for its bar."""
         if sys.stderr.isatty():
             print(SHOW_CURSOR, end="", file=sys.stderr, flush=True)
 
-    def _tell_held(self, *workers: str) -> None:
+    def _show_held(self, *workers: str) -> None:
         for worker in workers:
             self._since_s.pop(worker, None)
-            self._tell(worker, self._held.pop(worker, ""))
+            self._show(worker, self._held.pop(worker, ""))
 
-    def _tell(self, worker: str, lines: str) -> None:
+    def _show(self, worker: str, lines: str) -> None:
         rank = self._ranks.get(worker)
         mark = "[joining]" if rank is None else f"[rank {rank}]"
         _write("".join(f"{mark} {line}" for line in lines.splitlines(keepends=True)), 2)
 
 
 def clear_line() -> str:
-    """What to write before a line on stderr."""
+    """Returns the characters that clear a progress bar before a line on stderr; empty if stderr is no terminal."""
     return CLEAR_LINE if sys.stderr.isatty() else ""
 
 
-def _sentence(lines: str) -> str:
-    """The error at the end of what a worker has said."""
+def _extract_sentence(lines: str) -> str:
+    """Returns the error message at the end of a worker's lines."""
     return lines[max(0, lines.rfind(SENTENCE)) :]
 
 

@@ -1,4 +1,4 @@
-"""Workers: the processes of a run on this host. One thread reads what they write and notices when they end."""
+"""Starts the workers of this host; one thread reads their output and notices when they end."""
 
 from __future__ import annotations
 
@@ -14,49 +14,54 @@ from typing import Protocol, final
 
 from headway.core.cpu_count import count_usable_cores
 
+# Interval at which processes are polled. The coordinator notices a loss sooner, by its connection.
 POLL_S = 0.05
-"""How often the processes are looked at; losses are noticed sooner, by their connections."""
 LONGEST_LINE = 1 << 16
 
 OUT, ERR = 1, 2
 
-Show = Callable[[str, int, str], None]
-"""Called with a worker's id, OUT or ERR, and whole lines."""
-Ended = Callable[[str, int, str], None]
-"""Called with a worker's id, its exit status (negative: the signal that ended it), and why where that is known."""
+OnLines = Callable[[str, int, str], None]
+"""Callback for output: worker id, OUT or ERR, whole lines."""
+OnEnd = Callable[[str, int, str], None]
+"""Callback for the end of a worker: its id, its exit status (negative: the signal), and the reason if it is known."""
 
 
-class Crew(Protocol):
+class WorkerCrew(Protocol):
     """The workers of one host."""
 
     def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit: bool) -> None:
-        """Starts a process of Python with these arguments.
+        """Starts a Python process.
 
         Args:
-            environ: beside this process's own.
-            inherit: it writes where this process writes.
+            worker: id of the worker.
+            command: arguments of the interpreter.
+            environ: variables added to this process's own.
+            inherit: if True, the worker writes to this process's stdout and stderr.
         """
 
     def signal(self, worker: str, number: int) -> None:
-        """Sends a signal, where the worker still runs; SIGKILL also to what it has started."""
+        """Sends a signal to a running worker; SIGKILL also goes to the processes that it started."""
 
     def beat(self) -> None:
-        """A sign of life from the launcher; called all the time."""
+        """Tells the other host that the launcher is alive. Called in every beat."""
 
     def close(self) -> None:
-        """Kills what still runs."""
+        """Kills all workers that still run."""
 
 
 @final
-class Workers:
-    """The crew of this host. Each worker is the head of a process group, so that the terminal's Ctrl-C reaches the
-    launcher alone, and what a dead worker has left running goes with it."""
+class LocalWorkers:
+    """The workers of this host, each the leader of a process group.
 
-    def __init__(self, show: Show, ended: Ended) -> None:
+    So Ctrl-C in the terminal reaches the launcher alone, and processes that a dead worker left behind are killed with
+    its group.
+    """
+
+    def __init__(self, show: OnLines, ended: OnEnd) -> None:
         self._show, self._ended = show, ended
         self._lock = threading.Lock()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._pipes: dict[int, _Pipe] = {}
+        self._pipes: dict[int, _LineBuffer] = {}
         self._selector = selectors.DefaultSelector()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="workers", daemon=True)
@@ -64,7 +69,8 @@ class Workers:
 
     def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit: bool) -> None:
         whole = {**os.environ, **environ}
-        whole.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost worker is told in a sentence, not in torch's stacks
+        # The launcher reports a lost worker in a sentence; torch would print C++ stacks on every rank.
+        whole.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         whole.setdefault(
             "OMP_NUM_THREADS", str(max(1, count_usable_cores() // int(environ.get("LOCAL_WORLD_SIZE", "1"))))
         )
@@ -79,20 +85,22 @@ class Workers:
                     stderr=ends,
                     process_group=0,
                 )
-            except OSError as error:  # no more processes, or no memory for one
+            # The limit of processes, or the memory, is exhausted.
+            except OSError as error:
                 self._ended(worker, 1, f"it could not be started ({error})")
                 return
             self._running[worker] = process
             for stream, end in ((OUT, process.stdout), (ERR, process.stderr)):
                 if end is not None:
                     os.set_blocking(end.fileno(), False)
-                    self._pipes[end.fileno()] = _Pipe(worker, stream)
+                    self._pipes[end.fileno()] = _LineBuffer(worker, stream)
                     self._selector.register(end, selectors.EVENT_READ)
 
     def signal(self, worker: str, number: int) -> None:
         with self._lock:
             process = self._running.get(worker)
-            if process is not None:  # it is waited for under the lock: its number is still its own
+            # The process is waited for under the same lock, so its pid cannot belong to another process yet.
+            if process is not None:
                 (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
 
     def beat(self) -> None:
@@ -101,6 +109,7 @@ class Workers:
     def close(self) -> None:
         for worker in tuple(self._running):
             self.signal(worker, signal.SIGKILL)
+        # The thread ends once no worker runs, so that every end is reported.
         self._closing = True
         self._thread.join()
         self._selector.close()
@@ -114,7 +123,7 @@ class Workers:
                     self._finish(worker, process)
 
     def _read(self, number: int) -> bool:
-        """Hands on what lies in a pipe; False where nothing does, or nothing will any more."""
+        """Passes on the data in a pipe. Returns False if there is none, or the pipe is closed."""
         pipe = self._pipes[number]
         try:
             data = os.read(number, LONGEST_LINE)
@@ -123,13 +132,14 @@ class Workers:
         if not data:
             self._selector.unregister(number)
             return False
-        lines = pipe.whole_lines(data)
+        lines = pipe.split_lines(data)
         if lines:
             self._show(pipe.worker, pipe.stream, lines)
         return True
 
     def _finish(self, worker: str, process: subprocess.Popen[bytes]) -> None:
         with self._lock:
+            # The group first: once the leader is waited for, its number may be reused.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
@@ -144,26 +154,27 @@ class Workers:
             if number in self._selector.get_map():
                 self._selector.unregister(number)
             pipe = self._pipes.pop(number)
-            if rest := pipe.rest():
+            if rest := pipe.flush():
                 self._show(worker, pipe.stream, rest)
             end.close()
         self._ended(worker, status, "")
 
 
 @final
-class _Pipe:
-    """One stream of a worker, cut into lines."""
+class _LineBuffer:
+    """Cuts one stream of a worker into lines."""
 
     def __init__(self, worker: str, stream: int) -> None:
         self.worker, self.stream = worker, stream
         self._begun = b""
 
-    def whole_lines(self, data: bytes) -> str:
+    def split_lines(self, data: bytes) -> str:
         lines, end, self._begun = (self._begun + data).rpartition(b"\n")
+        # A worker that writes without line ends must not fill the memory.
         if len(self._begun) > LONGEST_LINE:
-            return self.rest()
+            return self.flush()
         return (lines + end).decode(errors="replace")
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         text, self._begun = self._begun.decode(errors="replace"), b""
         return text and text + "\n"

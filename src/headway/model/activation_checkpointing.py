@@ -70,11 +70,11 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = No
             raise UsageError(what, fix=f"Name the modules in it, for example {inner}.")
     for name in names:
         # A bound method, not a closure: a deep copy of the module then calls its own forward.
-        matched[name].forward = MethodType(_checkpointed_forward, matched[name])
+        matched[name].forward = MethodType(_run_checkpointed, matched[name])
     return names
 
 
-def _checkpointed_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _run_checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     forward = partial(type(module).forward, module)
     # Without gradients nothing is kept anyway.
     if not torch.is_grad_enabled():

@@ -82,7 +82,7 @@ class CompileReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole network is one graph."""
+        """True if the whole network is one graph."""
         return self.graphs == 1 and not self.breaks
 
 

@@ -127,7 +127,7 @@ class FusedOptimizer(Optimizer, ABC):
                 raise UsageError(what, fix="Load the state of an optimizer of the same network.")
 
     def _fits_native(self, parameter: Tensor, rule: UpdateRule) -> bool:
-        """Whether the native core takes a parameter: on the CPU, of a known type, all tensors laid out alike."""
+        """Tells whether the native core takes a parameter: on the CPU, of a known type, all tensors laid out alike."""
         grad = parameter.grad
         assert grad is not None
         names = [name for name in (rule.first_state, rule.second_state) if name is not None]
@@ -203,7 +203,7 @@ class FusedOptimizer(Optimizer, ABC):
 
 
 def _share_layout(parameter: Tensor, grad: Tensor, states: list[Tensor]) -> bool:
-    """Whether all lie in memory without gaps, and in the same order."""
+    """Tells whether all lie in memory without gaps, and in the same order."""
     strides = parameter.stride()
     if grad.stride() != strides:
         return False

@@ -19,7 +19,7 @@ Group = dict[str, Any]
 
 
 def has_layer_rates(optimizer: Optimizer) -> bool:
-    """Whether the optimizer has a learning rate for each layer that is known after its step."""
+    """Tells whether the optimizer has a learning rate for each layer that is known after its step."""
     if isinstance(optimizer, LBSGD):
         # The rate of a macro-batch comes from the sum of its gradients, which is cleared in the step.
         return all(group["warmup"] == "lars" and group["batch_scale"] == 1 for group in optimizer.param_groups)
@@ -64,7 +64,9 @@ def measure_layer_rates(
         rule, found = optimizer._rule(group), [one] * len(indices)
         # The same function as in the step, given the norms as they were in it.
         if rule.trust_ratio is not None:
-            below = [_scaled_norm(optimizer, parameters[at], before[at], gradients[at], group) for at in indices]
+            below = [
+                _measure_scaled_norm(optimizer, parameters[at], before[at], gradients[at], group) for at in indices
+            ]
             found = list(rule.trust_ratio(torch.stack([weights[at] for at in indices]), torch.stack(below)).unbind())
         for at, ratio in zip(indices, found, strict=True):
             # Biases and batch norm step at the plain learning rate.
@@ -75,7 +77,7 @@ def measure_layer_rates(
     return torch.stack(rates).masked_fill(unknown, torch.nan)
 
 
-def _scaled_norm(optimizer: Optimizer, parameter: Tensor, before: Tensor, g: Tensor, group: Group) -> Tensor:
+def _measure_scaled_norm(optimizer: Optimizer, parameter: Tensor, before: Tensor, g: Tensor, group: Group) -> Tensor:
     """The norm of the value that the trust ratio scaled in the step: the gradient, or the optimizer's update of it."""
     if isinstance(optimizer, NovoGrad):
         return _read_state_number(optimizer, parameter, "norm_sq", g).sqrt()

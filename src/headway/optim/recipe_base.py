@@ -76,13 +76,13 @@ class OptimizerRecipe(RecipePart, ABC):
     @property
     # Read by `headway train` and `headway schedule`: a very large batch wants layers with rates of their own.
     def is_layer_wise(self) -> bool:
-        """Whether the optimizer scales the step of each layer separately."""
+        """True if the optimizer scales the step of each layer separately."""
         return False
 
     @property
     # A large batch at one rate throughout gets a warning, unless the optimizer itself changes the rate.
     def changes_lr(self) -> bool:
-        """Whether the optimizer changes the learning rate by itself, whatever the schedule does."""
+        """True if the optimizer changes the learning rate by itself, whatever the schedule does."""
         return False
 
     @property

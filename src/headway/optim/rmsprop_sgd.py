@@ -38,7 +38,7 @@ class RMSpropSGD(FusedOptimizer):
     """
 
     # Options are keyword arguments, as in every torch optimizer: eleven arguments in all.
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         params: Iterable[Any],
         lr: float | Tensor,

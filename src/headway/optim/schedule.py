@@ -94,7 +94,7 @@ class ScheduleRecipe(RecipePart, ABC):
 
     @property
     def changes_lr(self) -> bool:
-        """Whether the factor is not always 1."""
+        """True if the factor is not always 1."""
         return True
 
 

@@ -57,8 +57,8 @@ def estimate_memory(workload: Workload, samples: float, capacity: float, devices
     weights = gradients + sum(layer.weight_bytes for layer in workload.layers)
     weights += workload.step.update.state_bytes + workload.step.update.beside_bytes
     # Backward holds the gradients of two activations at a time: of a layer's output and of its input.
-    fixed, back = workload.saved_bytes(0), 2 * max(layer.activation_bytes for layer in workload.layers)
-    each = workload.saved_bytes(1) - fixed + back
+    fixed, back = workload.count_saved_bytes(0), 2 * max(layer.activation_bytes for layer in workload.layers)
+    each = workload.count_saved_bytes(1) - fixed + back
     most = max(0, math.floor((USABLE_MEMORY * capacity - weights - fixed) / max(1, each)))
     whole = samples if samples < 1 else math.ceil(samples)
     return DeviceMemory(weights, round(fixed + whole * each), capacity, most)

@@ -13,7 +13,7 @@ from headway.core.errors import UsageError
 from headway.core.launcher_environment import read_launcher_environment
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RESUME_COMMAND, RunFolder
-from headway.launch.hosts import hosts_of, shared
+from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
 from headway.launch.launcher import launch
 from headway.setup.recipe import TrainRecipe
 from headway.train import runs
@@ -41,7 +41,7 @@ def train_on_ranks(
     Raises:
         UsageError: recipe or hosts are wrong, or a launcher started this process. CommunicationError: see `launch`.
     """
-    on = hosts_of(procs, hosts)
+    on = parse_hosts(procs, hosts)
     if (above := read_launcher_environment()) is not None:
         fix = "Leave --procs and --hosts out: the launcher says how many processes there are."
         raise UsageError(f"this process was started by a launcher ({above.launcher}) and cannot be one", fix=fix)
@@ -57,7 +57,7 @@ def train_on_ranks(
         verb = [str(recipe), *overrides, "--run", str(folder)]
     else:
         raise UsageError("there is neither a recipe nor a run")
-    shared(tree.batch, sum(host.procs for host in on))
+    check_batch_covers_ranks(tree.batch, sum(host.procs for host in on))
     command = ["-m", "headway", "train", *options]
     again = ["--resume", str(folder)]
 
@@ -70,9 +70,9 @@ def train_on_ranks(
     return launch(
         [*command, *verb],
         on,
-        again=build_restart_command,
+        restart_command=build_restart_command,
         environ={RESUME_COMMAND: go_on},
-        how=f"Go on from the last checkpoint: {go_on}",
+        resume_hint=f"Go on from the last checkpoint: {go_on}",
         timeout_s=tree.comm.timeout_s,
         respawn=respawn,
         on_rank_failure=_resolve_on_rank_failure(tree),

@@ -27,7 +27,7 @@ from headway.core.workload import (
 )
 from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import compute_size
-from headway.launch.hosts import hosts_of, shared
+from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
 from headway.launch.ranks import running_statistics
 from headway.model.fake_tensors import use_fake_tensors
 from headway.model.graph_breaks import CompileReport, try_compiling
@@ -131,7 +131,7 @@ def dry_run(
     Raises:
         HeadwayError: see `build_setup`. UsageError: there are no data, and their size was not given.
     """
-    machines = hosts_of(procs, hosts)
+    machines = parse_hosts(procs, hosts)
     if samples is None and (classes, evaluation_samples) != (None, None):
         raise UsageError("--classes and --eval-samples go with --samples", fix=WITHOUT_DATA)
     # 1,000 classes, as ImageNet has, unless told otherwise.
@@ -189,7 +189,7 @@ def _build_dry_run(
     found, on_shapes_only = measured
     # Rounded up: the busiest rank counts.
     share = -(-setup.plan.largest_batch // ranks)
-    shared(recipe.batch, ranks)
+    check_batch_covers_ranks(recipe.batch, ranks)
     saved = sum(layer.saved_bytes for layer in found)
     # A run measures it; here it is estimated from the bytes that a sample keeps for backward.
     micro = recipe.micro_batch

@@ -46,13 +46,14 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
     # Of synthetic data every rank holds one whole batch.
     if recipe.data.train == SYNTHETIC:
         ahead, of_ring = 1, setup.plan.largest_batch
+    saved_bytes = workload.count_saved_bytes(micro_batch)
     items = [
         MemoryItem("weights", weights, device, about),
         *list_extra_memory(setup),
         MemoryItem("gradients", gradients, device),
         MemoryItem("buckets", gradients if ranks > 1 else 0, device, "gradients on their way"),
         MemoryItem("optimizer state", workload.step.update.state_bytes, device, recipe.optimizer.name),
-        MemoryItem("kept for backward", workload.saved_bytes(micro_batch), device, f"a micro-batch of {micro_batch:,}"),
+        MemoryItem("kept for backward", saved_bytes, device, f"a micro-batch of {micro_batch:,}"),
         MemoryItem(
             "activation gradients",
             micro_batch * 2 * largest,

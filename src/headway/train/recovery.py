@@ -27,7 +27,7 @@ from headway.core.errors import (
 )
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
-from headway.launch.handover import State
+from headway.launch.handover import TransferredState
 from headway.setup.build import TrainSetup
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
@@ -76,7 +76,7 @@ class Recovery:
         if not isinstance(error, CommunicationError) or self._ranks is None:
             return False
         # The launcher says why the collective failed: a lost rank, or an end of the whole run.
-        if not isinstance(reason := self._ranks.reason(error), GenerationEndedError):
+        if not isinstance(reason := self._ranks.explain_error(error), GenerationEndedError):
             raise reason from error
         self.meet()
         self._trainer.clock.lap("regroup")
@@ -127,8 +127,8 @@ class Recovery:
         trainer.close_stream()
         trainer.setup.freezing.thaw()
         met = ranks.meet(trainer.setup.model, trainer.setup.device, self)
-        trainer.saver.meet(ranks.exchange(), ranks.confirmer())
-        accumulator.log.confirm = ranks.confirmer()
+        trainer.saver.meet(ranks.exchange(), ranks.build_confirmer())
+        accumulator.log.confirm = ranks.build_confirmer()
         # A checkpoint that was being written may have lost the share of a lost rank.
         if met.unsaved and "checkpoint" not in self.actions:
             self.actions.insert(0, "checkpoint")
@@ -196,7 +196,7 @@ class Recovery:
         """
         return self._progress
 
-    def unsaved(self) -> bool:
+    def is_saving(self) -> bool:
         """Tells whether a checkpoint is being written."""
         return self._trainer.saver.is_writing
 
@@ -206,7 +206,7 @@ class Recovery:
             self._trainer.resume(checkpoint)
         self._progress, self.actions = progress, []
 
-    def state(self) -> State:
+    def state(self) -> TransferredState:
         """Returns all that another rank needs to continue from here."""
         trainer = self._trainer
         scalars = {
@@ -305,7 +305,7 @@ class SavedRun:
         self._expect_own_recipe()
         return checkpoint, messages
 
-    def without_state(self, recorded: int) -> HeadwayError:
+    def explain_missing_state(self, recorded: int) -> HeadwayError:
         """Returns the error of a run that cannot continue. Args: recorded: number of steps in its logs."""
         what = "no process is left that holds the state of the run, and no checkpoint of it can be seen from here"
         if not recorded:

@@ -114,7 +114,7 @@ def sets(rank: Rank) -> None:
         assert low.process_set_id == 1
         even_and_odd = [hvd.add_process_set(pair) for pair in pairs]
         mine, other = even_and_odd[me % 2], even_and_odd[1 - me % 2]
-        assert (mine.size(), mine.rank(), mine.included(), other.included()) == (2, me // 2, True, False)
+        assert (mine.size(), mine.rank(), mine.includes_self(), other.includes_self()) == (2, me // 2, True, False)
         refused(ValueError, other.rank, str(me))
         refused(ValueError, lambda: hvd.add_process_set([2, 0]), "already")
         refused(ValueError, lambda: hvd.add_process_set([0, 9]), "9")
@@ -124,7 +124,7 @@ def sets(rank: Rank) -> None:
         own = torch.full((3,), float(me))
         everywhere = hvd.allreduce_async(own, name="a", op=hvd.Sum)
         within = hvd.allreduce_async(own, name="a", op=hvd.Sum, process_set=mine)
-        if low.included():
+        if low.includes_self():
             assert hvd.allgather(own, process_set=low).tolist() == [0.0] * 3 + [1.0] * 3
         assert hvd.synchronize(within).tolist() == [float(sum(mine.ranks or ()))] * 3
         assert hvd.synchronize(everywhere).tolist() == [6.0] * 3

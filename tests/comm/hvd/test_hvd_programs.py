@@ -16,7 +16,7 @@ from tests.comm._ranks import ROOT
 from torch.distributed import TCPStore
 
 from headway.launch import launcher
-from headway.launch.hosts import hosts_of
+from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 
 FOLDER = Path(__file__).parent
@@ -143,7 +143,7 @@ def test_an_elastic_script_goes_on_without_a_worker_and_takes_its_replacement_in
     (tmp_path / "wait").touch()  # until the replacement has come
     script = [str(FOLDER / "elastic_like.py"), str(tmp_path), victim, signal, "12"]
     timeout_s = 6.0 if signal == "SIGSTOP" else 200.0  # one that is killed is not found by silence
-    assert launch(script, hosts_of(3, None), timeout_s=timeout_s) == 0
+    assert launch(script, parse_hosts(3, None), timeout_s=timeout_s) == 0
     logs = {path.stem: path.read_text().splitlines() for path in tmp_path.glob("*.log")}
     replacement = f"{victim[:-1]}1"
     assert set(logs) == {"0.0.0", "0.1.0", "0.2.0", replacement}

@@ -73,7 +73,7 @@ def DistributedOptimizer(  # noqa: N802
             raise NotImplementedError("Adasum works over all ranks, not over a process set")
         _AdasumUpdates(optimizer, names, compression).attach()
         return optimizer
-    takes_part = bool(process_set.included()) and not alone
+    takes_part = bool(process_set.includes_self()) and not alone
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     gradients = GradientReduction(
         names,

@@ -51,7 +51,7 @@ class ProcessSet:
             raise ValueError(f"rank {context.rank()} is not in {self}")
         return ranks.index(context.rank())
 
-    def included(self) -> bool | None:
+    def includes_self(self) -> bool | None:
         """Returns whether this process is in it; None while its ranks are not known."""
         return None if self.ranks is None else context.rank() in self.ranks
 
