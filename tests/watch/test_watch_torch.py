@@ -300,5 +300,5 @@ def test_ranks_are_compared_when_the_user_asks(tmp_path: Path) -> None:
         assert [round(1e3 * one.own_s, 3) for one in found.ranks] == [4, 9]
         (slow,) = (one.sentence for one in found.patterns if one.kind == "slow rank")
         assert slow.startswith("rank 1 is behind the others")
-        assert "look at its host" in slow
+        assert "check its host" in slow
         assert any("backward contains the exchange of gradients" in one and "it takes" in one for one in found.unknown)

@@ -43,7 +43,7 @@ _BUILDING = threading.Lock()
 
 def add_prefix(store: Store, prefix: str) -> Any:
     """Returns the part of a store, Headway's or torch's, whose keys begin with a prefix."""
-    mine = getattr(store, "under", None)
+    mine = getattr(store, "open_prefix", None)
     return mine(prefix) if mine else load_c10d().PrefixStore(prefix, store)
 
 
@@ -262,7 +262,7 @@ def _gather_values(
         try:
             wait_s = max(0.01, min(SLICE_S, left_s))
             # Headway's store waits and answers in one request, torch's needs two.
-            if hasattr(store, "under"):
+            if hasattr(store, "open_prefix"):
                 found = store.multi_get(keys, wait_s)
             else:
                 store.wait(keys, timedelta(seconds=wait_s))
