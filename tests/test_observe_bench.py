@@ -35,5 +35,5 @@ def test_a_block_is_a_logging_interval(tmp_path: Path) -> None:
 
 @pytest.mark.check
 def test_two_ranks_have_a_board() -> None:
-    for block in observe.prefetch(1):
+    for block in observe.together(1):
         assert block["board"] > 0

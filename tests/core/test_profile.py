@@ -90,7 +90,7 @@ def test_sums_are_those_of_the_layers(rows: list[tuple[int, int, int, int]]) -> 
     assert found.parameters == sum(row[0] for row in rows)
     assert found.forward_multiply_adds == sum(row[1] for row in rows)
     assert found.backward_multiply_adds == 200 * len(rows)
-    assert found.saved_bytes(3) == sum(3 * row[2] + row[3] for row in rows)
+    assert found.count_saved_bytes(3) == sum(3 * row[2] + row[3] for row in rows)
 
 
 @given(st.permutations(range(6)))

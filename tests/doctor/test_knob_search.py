@@ -38,7 +38,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def search(recipe: Path) -> Profile:
+def found(recipe: Path) -> Profile:
     slow = [
         "channels_last=false",
         "checkpoint.every_steps=1",

@@ -127,7 +127,7 @@ def test_no_rank_drops_files_that_others_read(tmp_path: Path, monkeypatch: pytes
     with closing(MeasurementJob.from_recipe(load_recipe(recipe, ()), say_nothing)) as job:
         found = examine_job(job, say_nothing, short, quick=True, barrier=lambda: None)
     assert dropped == []
-    assert [one.split(":")[0] for one in found.not_measured if "by one process alone" in one] == ["The first epoch"]
+    assert [one.split(":")[0] for one in found.not_measured if "only one process alone" in one] == ["The first epoch"]
     assert found.runs[-1].name == "cold"
     assert found.runs[-1].images_s is None
 
