@@ -151,8 +151,8 @@ def test_rescaled_weights_have_the_same_curve(folder: Path) -> None:
             from headway.observe.directions import draw_direction
 
             direction = draw_direction(solution.setup.model, 1)
-            curves = solution.along([[(at, direction)] for at in (-0.5, 0.0, 0.5)], recompute=False)
-            _, plain, relative = solution.sharpness(1e-3, 0)
+            curves = solution.measure_line([[(at, direction)] for at in (-0.5, 0.0, 0.5)], recompute=False)
+            _, plain, relative = solution.measure_sharpness(1e-3, 0)
             assert plain is not None
             assert relative is not None
             return [float(value or 0) for value in curves["training"]["loss"]], plain.value, relative.value
@@ -276,13 +276,13 @@ def test_a_data_set_that_is_gone_or_never_was(folder: Path, tmp_path: Path) -> N
     headway("train", recipe, "--run", tmp_path / "alone", "data.eval=null")
     quick = ("--points", "3", "--samples", "20", "--no-sharpness")
     sentence = refused("landscape", tmp_path / "alone", "--sets", "eval", *quick, status=2)
-    assert "this run has no evaluation set" in sentence
+    assert "the run has no evaluation set" in sentence
     said = headway("landscape", tmp_path / "alone", *quick)
-    assert "has no evaluation set: its training set is drawn alone." in said.err
+    assert "has no evaluation set: only its training set is drawn." in said.err
     shutil.rmtree(tmp_path / "digits.packed/eval")
     for extra, status in (((), 2), (("--sets", "train"), 0), (("--sets", "eval"), 2)):
         said = headway("landscape", tmp_path / "run", *quick, *extra, status=status)
-        assert ("Or draw the other one alone: --sets train" in said.err) == (extra == ())
+        assert ("Or draw only the other set: --sets train" in said.err) == (extra == ())
     synthetic = tmp_path / "s.yaml"
     synthetic.write_text(
         "data: {train: synthetic, synthetic: {samples: 64, size: [8, 8]}}\n"
@@ -290,7 +290,7 @@ def test_a_data_set_that_is_gone_or_never_was(folder: Path, tmp_path: Path) -> N
         "optimizer: {name: sgd, lr: 0.1}\nbatch: 16\nepochs: 1\nprecision: fp32\n"
     )
     headway("train", synthetic, "--run", tmp_path / "synthetic")
-    assert "trained on synthetic data: there is nothing to draw" in refused(
+    assert "trained on synthetic data, so there is nothing to draw" in refused(
         "landscape", tmp_path / "synthetic", status=2
     )
 

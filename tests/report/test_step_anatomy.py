@@ -166,7 +166,7 @@ def reads(images, labels, keys):
     [
         ((), "none in 3 steps"),
         (("transform=user.py:reads",), "2 per step, item at user.py:3 (1), __bool__ at user.py:5 (1); on a GPU"),
-        (("--procs", "2", "transform=user.py:reads"), "4 a step, item at user.py:3 (1), __bool__ at user.py:5 (1),"),
+        (("--procs", "2", "transform=user.py:reads"), "4 per step, item at user.py:3 (1), __bool__ at user.py:5 (1),"),
         (("epochs=4",), "none in 3 steps"),
         (("epochs=3",), "not counted"),
         (("log_every_steps=1",), "not counted"),

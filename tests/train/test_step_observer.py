@@ -319,7 +319,7 @@ def test_the_report_shows_it_also_beside_another_run(folder: Path, tmp_path: Pat
     headway("report", plain)
     assert not [name for name, one in panels(plain).items() if one.section == "Large batches"]
     said = refused("report", small, "--beside", plain, status=2)
-    assert "has no rates of layers to compare" in said
+    assert "did not record layer rates to compare" in said
     assert "layer_rates: true" in said
 
 

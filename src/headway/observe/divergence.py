@@ -20,7 +20,7 @@ from headway.core.untrusted_json import is_any_number
 
 # The loss at the start is the median of this many steps, if that is above the loss of the first step,
 START_STEPS = 10
-# but at most so many standard errors above it. Each sample's deviation is taken to be as large as its loss. A run may
+# but at most this many standard errors above it. Each sample's deviation is taken to be as large as its loss. A run may
 # diverge from its second step on, and only the first loss is that of the untrained network.
 START_DEVIATIONS = 3.0
 # The recent loss is a median of at least this many steps: a spike of nine steps does not move it.
@@ -31,9 +31,9 @@ DIVERGING_CHECKS = 2
 LOST_CHECKS = 3
 # The run diverges if the median is above the loss at the start by this share of it,
 LOSS_RISE = 1.0
-# or by so many standard deviations of a single step's loss, if these are more,
+# or by this many standard deviations of a single step's loss, if these are more,
 NOISE_DEVIATIONS = 3.0
-# but by at most so many first losses: the loss of a diverging run is noisy itself.
+# but by at most this many first losses: the loss of a diverging run is noisy itself.
 MAX_NOISE_RISE = 3.0
 # A run has progress to lose after the loss fell by this share of the loss at the start.
 LEARNED_SHARE = 0.3
@@ -45,9 +45,9 @@ LOST_STEPS = 40
 WEIGHT_GROWTH = 30.0
 # and the root mean square of its weights is at least this: a layer that starts near zero grows by large factors.
 MIN_WEIGHT_RMS = 1.0
-# The gradient has blown up if it is so many times its median, while the loss is above that at the start.
+# The gradient has blown up if it is this many times its median, while the loss is above that at the start.
 GRADIENT_GROWTH = 1000.0
-# A layer jumps if its |dw| / (lr |w|) is so many times its median before.
+# A layer jumps if its |dw| / (lr |w|) is this many times its median before.
 STEP_JUMP = 10.0
 # Logging steps that are remembered of each layer and of the gradient.
 HISTORY_CHECKS = 16

@@ -8,7 +8,7 @@ import re
 # (2023) and H200 (2024). The sheets of H100 and H200 give rates with sparsity, which are halved here. In fp32 PyTorch
 # computes convolutions in TF32 if the GPU can; a V100 has no units for bf16.
 PEAKS = (
-    # name as the driver tells it, TFLOP/s in fp16, bf16 and fp32 (as TF32, where there is that)
+    # Name as the driver reports it; TFLOP/s in fp16, bf16 and fp32 (TF32 if the GPU has it).
     (r"V100S", 130.0, None, 16.4),
     (r"V100-SXM", 125.0, None, 15.7),
     (r"V100-PCIE", 112.0, None, 14.0),

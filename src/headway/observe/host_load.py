@@ -112,7 +112,7 @@ class _QuotaGroup(NamedTuple):
 
 
 def _read_ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
-    """(not idle, all) of these CPUs since the start of the machine, in ticks; NaN where it is not told."""
+    """Reads (busy, all) ticks of these CPUs since boot; NaN if they are unknown."""
     busy = everything = 0.0
     try:
         lines = path.read_text().splitlines()
@@ -123,7 +123,7 @@ def _read_ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
         if not name.startswith("cpu"):
             break
         if name in cpus:
-            # user, nice, system, idle, iowait, irq, softirq, steal; guests are counted among users already
+            # user, nice, system, idle, iowait, irq, softirq, steal; user includes guests already.
             ticks = [int(field) for field in fields[:8]]
             everything += sum(ticks)
             busy += sum(ticks) - sum(ticks[3:5])
@@ -131,18 +131,19 @@ def _read_ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
 
 
 def _read_cpu_seconds(folder: Path) -> float:
-    """Seconds of processors that a group has used."""
+    """Reads the CPU seconds that a control group has used."""
     used = _read_stat(folder).get("usage_usec")
     if used is not None:
         return used / 1e6
     try:
-        return int((folder / "cpuacct.usage").read_text()) / 1e9  # version 1, where both controllers lie together
+        # Version 1 of control groups, if its cpu and cpuacct controllers share a folder.
+        return int((folder / "cpuacct.usage").read_text()) / 1e9
     except (OSError, ValueError):
         return math.nan
 
 
 def _read_periods(folder: Path) -> tuple[float, float]:
-    """(all, throttled) periods of a group's quota."""
+    """Reads (all, throttled) scheduler periods of a control group."""
     stat = _read_stat(folder)
     return stat.get("nr_periods", math.nan), stat.get("nr_throttled", math.nan)
 

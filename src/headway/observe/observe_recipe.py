@@ -18,7 +18,7 @@ class ObserveRecipe(RecipePart):
     """Sample the utilisation of device and processor twice per second, in a thread of its own. NVIDIA GPUs need the
     package nvidia-ml-py."""
     trace_steps: int = Field(default=0, ge=0)
-    """Write the stages of so many steps, from the eleventh on, to trace-RANK.json for ui.perfetto.dev."""
+    """Write the stages of this many steps, from the eleventh on, to trace-RANK.json for ui.perfetto.dev."""
     prometheus_port: int | None = Field(default=None, ge=1, le=65_535)
     """Port of `sinks: [prometheus]`; unset: 9400."""
     prometheus_address: str | None = None

@@ -16,15 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 
 # A pattern that chance produces more often is ignored.
 MAX_CHANCE = 0.01
-# A pattern has to recur at least so many times.
+# A pattern has to recur at least this many times.
 MIN_CYCLES = 4
-# Values are large if three quarters of them are at least so many times the median of the others.
+# Values are large if three quarters of them are at least this many times the median of the others.
 LARGE_RATIO = 2.0
 MAX_WORKERS = 64
-# A drift is searched in medians of so many pieces: Mann-Kendall compares all pairs, and assumes independent values,
+# A drift is searched in medians of this many pieces: Mann-Kendall compares all pairs, and assumes independent values,
 # which those of neighbouring steps are not.
 DRIFT_PIECES = 64
-# Below so many values the normal approximation of Mann-Kendall is off (Gilbert 1987, section 16.4).
+# Below this many values the normal approximation of Mann-Kendall is off (Gilbert 1987, section 16.4).
 MIN_DRIFT_VALUES = 10
 # Share of a step. A slowest rank with a smaller delay is no straggler: one rank is always the slowest.
 MIN_DELAY = 0.05
@@ -256,7 +256,7 @@ def _find_normal_quantile(chance: float) -> float:
 
 
 def _compute_binomial_tail(hits: int, tries: int, chance: float) -> float:
-    """Computes the binomial probability of at least so many hits; 0 < chance < 1."""
+    """Computes the binomial probability of at least this many hits; 0 < chance < 1."""
     # Logarithms, because the binomial coefficients overflow.
     ways = [math.lgamma(tries + 1) - math.lgamma(k + 1) - math.lgamma(tries - k + 1) for k in range(hits, tries + 1)]
     yes, no = math.log(chance), math.log1p(-chance)

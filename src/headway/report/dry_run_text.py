@@ -103,8 +103,8 @@ def _describe_compile(found: DryRun) -> list[tuple[str, str]]:
     if fits.is_whole:
         return [("compile", f"{word}: torch.compile {takes} the network whole, as one graph")]
     # Compiling is one word in the recipe, so the result is worth showing before anybody asks for it.
-    what = {0: "nothing of the network", 1: "a part of the network, as one graph"}
-    text = what.get(fits.graphs, f"the network in {fits.graphs} graphs")
+    parts = {0: "nothing of the network", 1: "a part of the network, as one graph"}
+    text = parts.get(fits.graphs, f"the network in {fits.graphs} graphs")
     if not fits.breaks:
         return [("compile", f"{word}: torch.compile {takes} {text}, and gives no reason")]
     return [

@@ -62,7 +62,7 @@ class LandscapeOptions:
     # Data sets to use: both, train or eval.
     sets: str = "both"
     # Statistics of batch norm at each place. `keep`: those of the solution, moved along with the weights on a line to
-    # another solution. `recompute`: measured anew on the training sample. `auto`: kept around a solution; recomputed
+    # another solution. `recompute`: measured again on the training sample. `auto`: kept around a solution; recomputed
     # between solutions and along a path, because those of neither end fit there.
     statistics: str = "auto"
 

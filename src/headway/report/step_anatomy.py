@@ -191,5 +191,5 @@ def _format_ms(seconds: float | None) -> str:
 
 
 def _round_ms(seconds: float) -> float:
-    """Three digits."""
+    """Converts to milliseconds with three digits."""
     return float(f"{seconds * 1e3:.3g}")
