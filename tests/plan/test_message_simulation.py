@@ -15,7 +15,7 @@ from headway.core import collectives
 from headway.core.collectives import Algorithm, Link, Network
 from headway.core.errors import UsageError
 from headway.plan.message_simulation import schedule_messages, simulate_all_reduce, simulate_exchange, simulate_messages
-from headway.plan.step import ComputeTime, GradientBucket, make_even_buckets, predict_step
+from headway.plan.step import ComputeTime, PlannedBucket, make_even_buckets, predict_step
 
 ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "double_tree", "two_dimensional")
 
@@ -129,7 +129,7 @@ def test_the_exchange_of_a_step_is_the_closed_form_where_ranks_are_alike(
     shares = [(at + 1) / len(sizes) for at in range(len(sizes))]
     ready = [[share * backward] * net.ranks for share in shares]
     found = simulate_exchange("ring", sizes, ready, net)
-    filled = [GradientBucket(size, share) for size, share in zip(sizes, shares, strict=True)]
+    filled = [PlannedBucket(size, share) for size, share in zip(sizes, shares, strict=True)]
     expected = predict_step(ComputeTime(0.0, backward), 1, filled, net, among=("ring",), backward=1.0)
     assert found.done[-1] == pytest.approx(backward + expected.exposed_s)
     assert found.ends == pytest.approx([found.done[-1]] * net.ranks)

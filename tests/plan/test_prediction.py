@@ -16,7 +16,7 @@ from headway.plan.job import TrainingJob
 from headway.plan.prediction import Prediction, estimate_storage_rates, predict
 from headway.plan.scaling import find_paying_nodes, predict_scaling
 from headway.plan.sensitivity import rank_sensitivities
-from headway.plan.step import ComputeTime, GradientBucket, make_even_buckets
+from headway.plan.step import ComputeTime, PlannedBucket, make_even_buckets
 
 LAW = EpochsLaw(35.0, 47_000.0, 1_600, 68_000, 0.04)
 
@@ -112,7 +112,7 @@ def test_more_nodes_never_train_less(fixed: float, sample: float, each: float, n
 
 
 BYTES = (8_196_000, *(4_000, 2_359_296, 590_000) * 20)
-LAYERS = tuple(GradientBucket(nbytes, (at + 1) / len(BYTES)) for at, nbytes in enumerate(BYTES))
+LAYERS = tuple(PlannedBucket(nbytes, (at + 1) / len(BYTES)) for at, nbytes in enumerate(BYTES))
 """Gradients of a network, for which the planner chooses the bucket size."""
 
 

@@ -13,7 +13,7 @@ from headway.plan.step import (
     BUCKET_SIZES,
     GPU_ALGORITHMS,
     ComputeTime,
-    GradientBucket,
+    PlannedBucket,
     build_cost_function,
     choose_buckets,
     compute_expected_maximum,
@@ -37,7 +37,7 @@ def test_alone_a_step_is_its_computing() -> None:
 
 def test_an_exchange_is_exposed_by_what_is_left_after_the_backward_pass() -> None:
     """Three buckets of a second each, ready at 1, 2 and 3 s: the last one alone is seen. Of 2 s each, 4 s are."""
-    three = [GradientBucket(1.0, share / 3) for share in (1, 2, 3)]
+    three = [PlannedBucket(1.0, share / 3) for share in (1, 2, 3)]
     for each, exposed in ((1.0, 1.0), (2.0, 4.0), (0.1, 0.1)):
         found = overlap_exchange(three, 3.0, lambda nbytes, each=each: (each, "ring"))  # type: ignore[misc]
         assert found.exposed_s == pytest.approx(exposed)

@@ -113,6 +113,8 @@ def pack(
 ) -> None:
     """Pack images into shards with columns."""
     from headway.core.sample_progress import SampleProgress
+
+    # Imports stand inside the verbs: torch takes seconds to load, and --help must not.
     from headway.data.pack import pack as run
 
     with SampleProgress("Packing", "images") as progress:
@@ -133,6 +135,7 @@ def pack(
     folders = ", ".join(str(folder) for folder in packed.folders)
     rate = packed.samples / max(packed.seconds, 1e-9)
     made = f"{packed.bytes / 1e6:,.1f} MB, format {packed.format}, mode {packed.mode}"
+    # Only a transform leaves samples out; bad images are counted apart, below.
     if packed.left_out:
         made += f"; the transform left out {packed.left_out:,}"
     text = f"Packed {packed.samples:,} images ({made}) into {folders} at {rate:,.0f} images/s"
@@ -176,6 +179,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
         else f"Every record{of} ({' + '.join(counts)} samples) is intact.",
     ]
     print_result({"damaged": [asdict(d) for d in damages], "samples": found.samples}, as_json, "\n".join(lines))
+    # Exit status 1 lets a script react to damage.
     if damages:
         raise typer.Exit(1)
 
@@ -214,6 +218,7 @@ def predict(
     from headway.train.predict import predict as rows_of
 
     expect_writable(out)
+    # Listed before the network is loaded: a wrong path is then refused at once.
     files = list_image_files(images)
 
     def bad(error: HeadwayError) -> None:
@@ -292,6 +297,7 @@ def schedule(
     if page is not None:
         write_atomically(page, schedule_preview_page.render_preview(found))
         say(f"Wrote {page}.")
+    # Wider pictures are hard to read, and narrower terminals would break the lines.
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     result = found.to_json() | {"page": page and str(page)}
     print_result(
@@ -313,6 +319,7 @@ def bench_links(
     from headway.comm.bench_links import run_bench_links
 
     found = run_bench_links(procs, seconds)
+    # Under a launcher every rank runs this verb, and only rank 0 gets the result.
     if found is not None:
         print_result(asdict(found), as_json, found.to_text())
 
@@ -345,6 +352,7 @@ def main() -> None:
             raise
         _fail(sentence, 1, debug)
     except SystemExit as left:
+        # click takes an option of the script for one of its own.
         if left.code == UsageError.exit_status and sys.argv[1:2] == ["assess"] and "--" not in sys.argv:
             say("Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1.")
         if left.code != CTRL_C:

@@ -55,6 +55,7 @@ def train(
 ) -> None:
     """Train a recipe into a run folder, or resume a run."""
     plan: dict[str, Any] = {"out": out, "samples": samples, "classes": classes, "eval_samples": eval_samples}
+    # Combinations that cannot work are refused before anything is loaded.
     if dry_run:
         if resume is not None or folder is not None or repeat > 1 or respawn is not None:
             fix = "headway train RECIPE --dry-run [--procs N] [--hosts a:4,b:4] [--samples N --classes K] [--out FILE]"
@@ -102,6 +103,7 @@ def _train_on_ranks(target: dict[str, Any], as_json: bool, **ranks: Any) -> None
     if (resume := target["resume"]) is not None and (done := find_finished_run(resume, say=say)) is not None:
         _print_run(done, as_json)
         return
+    # Rank 0 prints the result, so it needs the option too.
     options = ["--json"] if as_json else []
     raise typer.Exit(distributed.train_on_ranks(*target.values(), **ranks, options=options))
 
@@ -132,6 +134,7 @@ def _dry_run(
     from headway.report.dry_run_text import format_dry_run
     from headway.train.dry_run import dry_run
 
+    # A dry run of a large network takes seconds: a path that cannot be written is refused first.
     expect_writable(out)
     found = dry_run(recipe, overrides, say=say, evaluation_samples=eval_samples, **options)
     out = out or Path(f"{found.workload.name}.workload.json")
@@ -150,6 +153,7 @@ def _print_run(ended: RunResult, as_json: bool) -> None:
         text = "  ".join(
             [f"Trained {folder}:", *known, f"{summary['seconds']:.1f} s", f"{summary['images_s']:,.0f} images/s"]
         )
+        # The weights that are kept may be those of an earlier evaluation.
         if step != summary["step"]:
             kept = ", ".join(f"{name} {value:.4f}" for name, value in best.items())
             text += f"\nThe run keeps the best weights, those of step {step:,}: {kept}"

@@ -10,7 +10,7 @@ from typing import Literal, final
 from headway.core.errors import UsageError
 from headway.core.workload import Workload
 from headway.plan.convergence import ConvergencePoint, EpochsLaw, derive_epochs_law, fit_epochs, load_official_points
-from headway.plan.step import BACKWARD_SHARE, ComputeTime, GradientBucket, list_gradients
+from headway.plan.step import BACKWARD_SHARE, ComputeTime, PlannedBucket, list_gradients
 
 EstimateBasis = Literal["profile", "runs", "data sheet"]
 
@@ -53,7 +53,7 @@ class TrainingJob:
     encoded_bytes: float | None
     compute: ComputeTime
     # In the order in which the backward pass produces them.
-    gradients: tuple[GradientBucket, ...]
+    gradients: tuple[PlannedBucket, ...]
     # Size of all-reduce buckets; None: the planner chooses it for the links.
     bucket_bytes: int | None = None
     # For each convolution, bytes of one row of its input: neighbours exchange it if they share an image.

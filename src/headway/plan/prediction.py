@@ -10,7 +10,7 @@ from headway.core.collectives import Network
 from headway.core.errors import UsageError
 from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
-from headway.plan.step import GradientBucket, StepTime, choose_buckets, predict_step
+from headway.plan.step import PlannedBucket, StepTime, choose_buckets, predict_step
 
 Bottleneck = Literal["computing", "fixed time of a step", "exchange", "slowest device", "loading", "storage"]
 
@@ -105,7 +105,7 @@ def predict_job_step(job: TrainingJob, cluster: Cluster, network: Network, sampl
     )  # fmt: skip
 
 
-def choose_job_buckets(job: TrainingJob, cluster: Cluster, network: Network, samples: float) -> list[GradientBucket]:
+def choose_job_buckets(job: TrainingJob, cluster: Cluster, network: Network, samples: float) -> list[PlannedBucket]:
     """Choose the all-reduce buckets of a job whose devices have this many samples in a micro-batch."""
     return choose_buckets(
         job.gradients, network, nbytes=job.bucket_bytes, among=cluster.algorithms, wire_ratio=job.wire_ratio,

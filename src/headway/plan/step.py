@@ -49,7 +49,7 @@ class ComputeTime:
 
 @final
 @dataclass(frozen=True)
-class GradientBucket:
+class PlannedBucket:
     """Gradients that are all-reduced together."""
 
     # Bytes of the gradients.
@@ -101,7 +101,7 @@ class StepTime:
 def predict_step(
     compute: ComputeTime,
     samples: float,
-    buckets: Sequence[GradientBucket],
+    buckets: Sequence[PlannedBucket],
     network: Network,
     *,
     jitter: float = 0.0,
@@ -148,7 +148,7 @@ def build_cost_function(network: Network, among: tuple[Algorithm, ...], wire_rat
     return compute_cost
 
 
-def overlap_exchange(buckets: Sequence[GradientBucket], backward_s: float, cost: Cost) -> ExchangeTime:
+def overlap_exchange(buckets: Sequence[PlannedBucket], backward_s: float, cost: Cost) -> ExchangeTime:
     """Overlap the exchange with the backward pass: each bucket starts when it is full and the one before it is done.
 
     Args:
@@ -164,36 +164,36 @@ def overlap_exchange(buckets: Sequence[GradientBucket], backward_s: float, cost:
     return ExchangeTime(total, max(0.0, done - backward_s), tuple(algorithms))
 
 
-def list_gradients(workload: Workload) -> list[GradientBucket]:
+def list_gradients(workload: Workload) -> list[PlannedBucket]:
     """List each layer's gradients in the order of the backward pass, whose progress is measured in multiply-adds."""
-    total, found, spent = workload.backward_multiply_adds, list[GradientBucket](), 0
+    total, found, spent = workload.backward_multiply_adds, list[PlannedBucket](), 0
     for layer in workload.order_by_gradient():
         spent += layer.backward_multiply_adds
         if layer.gradient_bytes:
-            found.append(GradientBucket(layer.gradient_bytes, spent / total if total else 1.0))
+            found.append(PlannedBucket(layer.gradient_bytes, spent / total if total else 1.0))
     return found
 
 
-def pack_buckets(gradients: Sequence[GradientBucket], nbytes: float) -> list[GradientBucket]:
+def pack_buckets(gradients: Sequence[PlannedBucket], nbytes: float) -> list[PlannedBucket]:
     """Pack gradients into buckets of at least this size, in order; the last one may be smaller."""
-    found, held = list[GradientBucket](), 0.0
+    found, held = list[PlannedBucket](), 0.0
     for one in gradients:
         held += one.nbytes
         if held >= nbytes:
-            found.append(GradientBucket(held, one.ready))
+            found.append(PlannedBucket(held, one.ready))
             held = 0.0
-    return [*found, GradientBucket(held, 1.0)] if held else found
+    return [*found, PlannedBucket(held, 1.0)] if held else found
 
 
 def choose_buckets(
-    gradients: Sequence[GradientBucket],
+    gradients: Sequence[PlannedBucket],
     network: Network,
     *,
     nbytes: int | None = None,
     backward_s: float = 0.0,
     among: Sequence[Algorithm] = GPU_ALGORITHMS,
     wire_ratio: float = 1.0,
-) -> list[GradientBucket]:
+) -> list[PlannedBucket]:
     """Choose the buckets of an exchange.
 
     Args:
@@ -204,20 +204,20 @@ def choose_buckets(
         return pack_buckets(gradients, nbytes)
     cost = build_cost_function(network, tuple(among), wire_ratio)
 
-    def measure_exposed(found: Sequence[GradientBucket]) -> tuple[float, float]:
+    def measure_exposed(found: Sequence[PlannedBucket]) -> tuple[float, float]:
         exchange = overlap_exchange(found, backward_s, cost)
         return exchange.exposed_s, exchange.seconds
 
     return min((pack_buckets(gradients, size) for size in BUCKET_SIZES), key=measure_exposed)
 
 
-def make_even_buckets(nbytes: float, *, each: float = BUCKET_BYTES, first: float = FIRST_BYTES) -> list[GradientBucket]:
+def make_even_buckets(nbytes: float, *, each: float = BUCKET_BYTES, first: float = FIRST_BYTES) -> list[PlannedBucket]:
     """Make buckets for a network of which only the gradients' bytes are known: backward produces them evenly."""
-    found, made = list[GradientBucket](), 0.0
+    found, made = list[PlannedBucket](), 0.0
     while made < nbytes:
         part = min(each if found else first, nbytes - made)
         made += part
-        found.append(GradientBucket(part, made / nbytes))
+        found.append(PlannedBucket(part, made / nbytes))
     return found
 
 

@@ -23,7 +23,7 @@ from headway.core.files import write_atomically
 from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
 from headway.plan.prediction import Prediction, choose_job_buckets, estimate_halo_s
-from headway.plan.step import BACKWARD_SHARE, GPU_ALGORITHMS, ComputeTime, GradientBucket
+from headway.plan.step import BACKWARD_SHARE, GPU_ALGORITHMS, ComputeTime, PlannedBucket
 
 Seconds = npt.NDArray[np.float64]
 # One step: for each rank, when it has its batch, has computed and is done; and (begin, end) of each bucket.
@@ -43,7 +43,7 @@ class StepScenario:
     compute: ComputeTime
     # Micro-batch of a rank.
     samples: float
-    buckets: Sequence[GradientBucket]
+    buckets: Sequence[PlannedBucket]
     steps: int = 50
     # Standard deviation of a rank's compute time over its mean, drawn anew for each step.
     jitter: float = 0.0

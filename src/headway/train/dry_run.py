@@ -131,6 +131,7 @@ def dry_run(
     Raises:
         HeadwayError: see `build_setup`. UsageError: there are no data, and their size was not given.
     """
+    # Hosts are only counted: nothing is started on them.
     machines = parse_hosts(procs, hosts)
     if samples is None and (classes, evaluation_samples) != (None, None):
         raise UsageError("--classes and --eval-samples go with --samples", fix=WITHOUT_DATA)
@@ -147,8 +148,10 @@ def dry_run(
             raise UsageError(error.what, where=error.where, fix=f"{error.fix} {WITHOUT_DATA}".strip()) from None
         raise
     with closing(setup.inputs):
+        # Real images where there are any: a network may branch on their size.
         images = _load_images(setup)
         measured = _measure_layers(setup, images)
+        # The two cannot be combined, so an answer would be of no use.
         asked = compiles and not setup.recipe.activation_checkpointing
         fits = try_compiling(setup.model, images, setup.precision.autocast) if asked else None
         ranks = sum(host.procs for host in machines)

@@ -22,8 +22,8 @@ from headway.observe.nvml import open_gpu
 from headway.observe.prometheus import ADDRESS, PORT, PrometheusEndpoint
 from headway.train.trainer import Trainer
 
+# The end of metrics.jsonl that is read for the newest records; it holds some hundreds.
 TAIL_BYTES = 1 << 16
-"""Length of the end of metrics.jsonl that is read for the newest records; it holds some hundreds."""
 
 
 @contextmanager
@@ -39,6 +39,7 @@ def run_monitors(trainer: Trainer) -> Iterator[None]:
     recipe = trainer.setup.recipe
     sampler: LoadSampler | None = None
     with ExitStack() as stack:
+        # The sampler goes first: Prometheus serves its newest row too.
         if recipe.observe.utilisation:
             sampler = LoadSampler(
                 _open_sources(trainer.setup.device), partial(_append_row, trainer), trainer.clock.total_seconds()
