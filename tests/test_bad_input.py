@@ -222,6 +222,7 @@ def test_too_many_damaged_samples_stop_the_run(run_of_damaged: Path) -> None:
     run = run_of_damaged / "run"
     sentence = refused("train", run_of_damaged / "recipe.yaml", "--run", run, "data.max_bad_share=0.001", status=1)
     assert "of 180 samples are damaged, more than data.max_bad_share 0.001" in sentence
+    assert "Run headway verify on the data" in sentence
     assert (run / "quarantine.jsonl").exists()
     sentence = refused(
         "train", run_of_damaged / "recipe.yaml", "--run", run_of_damaged / "stop", "data.on_bad=stop", status=1
