@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
 
 import typer
 
-from headway.cli.screen import Json, print_result, say
+from headway.cli.screen import Json, Overrides, can_print, print_result, say
 from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
 # About the start of the process: the limit of wall time includes the imports.
 STARTED = perf_counter()
-
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="key=value", help="Override recipe values, for example batch=128.")
-]
 
 
 # Typer reads the options from the signature.
@@ -47,15 +44,7 @@ def doctor(
         if out or page or quick or cold or procs or hosts:
             fix = "Run: headway doctor --script train.py [--steps N] [-- ARGS]"
             raise UsageError("only --steps and --json can be combined with --script", fix=fix)
-        if recipe is not None and recipe.endswith((".yaml", ".yml")) and "--" not in sys.argv:
-            fix = "Run headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
-            raise UsageError("the doctor examines a recipe or a script, not both", where=recipe, fix=fix)
-        # Imports stand inside of the verbs: torch takes seconds to load, and --help must not.
-        from headway.doctor.script_watch import watch_script
-
-        arguments = [*([] if recipe is None else [recipe]), *(overrides or ())]
-        seen = watch_script(script, arguments, steps=steps, to_stderr=as_json)
-        print_result(seen.to_json(), as_json, seen.to_text())
+        _watch_script(script, [*([] if recipe is None else [recipe]), *(overrides or ())], steps, as_json)
         return
     if recipe is None:
         fix = "Run headway doctor RECIPE, or headway doctor --script train.py."
@@ -88,9 +77,22 @@ def doctor(
     # With --json standard output holds the profile alone; `say` goes to standard error.
     if as_json:
         say(written)
-    print_result(
-        found.model_dump(mode="json"), as_json, f"{format_profile(found, blocks=_shows_blocks())}\n\n{written}"
-    )
+    # A dumb terminal (TERM=dumb, as editors set it) gets plain characters.
+    blocks = os.environ.get("TERM") != "dumb" and can_print("█▏")
+    print_result(found.model_dump(mode="json"), as_json, f"{format_profile(found, blocks=blocks)}\n\n{written}")
+
+
+def _watch_script(script: str, arguments: Sequence[str], steps: int | None, as_json: bool) -> None:
+    """Watches the training loop of a script, and prints the findings."""
+    # Without `--` in the command, a recipe as first argument is a mistake, and no argument of the script.
+    if arguments and arguments[0].endswith((".yaml", ".yml")) and "--" not in sys.argv:
+        fix = "Run headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
+        raise UsageError("the doctor examines a recipe or a script, not both", where=arguments[0], fix=fix)
+    # Imports stand inside the verbs: torch takes seconds to load, and --help must not.
+    from headway.doctor.script_watch import watch_script
+
+    found = watch_script(script, arguments, steps=steps, to_stderr=as_json)
+    print_result(found.to_json(), as_json, found.to_text())
 
 
 def tune(
@@ -115,14 +117,3 @@ def tune(
 
     found = run(recipe, overrides or (), allow=allow, out=out, say=say, quick=quick, overwrite=overwrite)
     print_result(found.to_json(), as_json, found.to_text())
-
-
-def _shows_blocks() -> bool:
-    """Checks whether standard output can show block characters."""
-    if os.environ.get("TERM") == "dumb":
-        return False
-    try:
-        "█▏".encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli import examine, planning, study, training
-from headway.cli.screen import Json, can_print, print_result, say
+from headway.cli.screen import Json, Overrides, can_print, print_result, say
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
 from headway.core.system_errors import expect_address_space, explain_system_error
 
 if TYPE_CHECKING:
-    pass
+    from headway.data.pack import PackResult
 
 app = typer.Typer(
     help="Train deep networks in less time.",
@@ -37,7 +37,7 @@ CTRL_C = 130
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file or folder.")]
 
 
-def _version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         from headway import __version__
 
@@ -49,7 +49,7 @@ def _version(asked: bool) -> None:
 def options(
     ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -132,22 +132,8 @@ def pack(
             overwrite=overwrite,
             progress=progress,
         )
-    folders = ", ".join(str(folder) for folder in packed.folders)
-    rate = packed.samples / max(packed.seconds, 1e-9)
-    made = f"{packed.bytes / 1e6:,.1f} MB, format {packed.format}, mode {packed.mode}"
-    # Only a transform leaves samples out; bad images are counted apart, below.
-    if packed.left_out:
-        made += f"; the transform left out {packed.left_out:,}"
-    text = f"Packed {packed.samples:,} images ({made}) into {folders} at {rate:,.0f} images/s"
-    if len(packed.folders) > 1:
-        parts = ", ".join(f"{path.name} {n:,}" for path, n in zip(packed.folders, packed.counts, strict=True))
-        text += f": {parts} images" + (f", {len(packed.classes):,} classes" if packed.classes else "")
-    text += "."
     for note in packed.notes:
         say(note)
-    if packed.skipped:
-        some = "image was left out; it is" if len(packed.skipped) == 1 else "images were left out; they are"
-        text += f"\n{len(packed.skipped):,} bad {some} listed in {packed.skipped_file}."
     result = {
         "folders": [str(folder) for folder in packed.folders],
         "format": packed.format,
@@ -159,7 +145,26 @@ def pack(
         "skipped": packed.skipped,
         "seconds": packed.seconds,
     }
-    print_result(result, as_json, text)
+    print_result(result, as_json, _describe_pack(packed))
+
+
+def _describe_pack(packed: PackResult) -> str:
+    """Describes the result of a pack, for the terminal."""
+    folders = ", ".join(str(folder) for folder in packed.folders)
+    rate = packed.samples / max(packed.seconds, 1e-9)
+    size = f"{packed.bytes / 1e6:,.1f} MB, format {packed.format}, mode {packed.mode}"
+    # Only a transform leaves samples out; bad images are counted apart, below.
+    if packed.left_out:
+        size += f"; the transform left out {packed.left_out:,}"
+    text = f"Packed {packed.samples:,} images ({size}) into {folders} at {rate:,.0f} images/s"
+    if len(packed.folders) > 1:
+        parts = ", ".join(f"{path.name} {n:,}" for path, n in zip(packed.folders, packed.counts, strict=True))
+        text += f": {parts} images" + (f", {len(packed.classes):,} classes" if packed.classes else "")
+    text += "."
+    if packed.skipped:
+        images = "image was left out; it is" if len(packed.skipped) == 1 else "images were left out; they are"
+        text += f"\n{len(packed.skipped):,} bad {images} listed in {packed.skipped_file}."
+    return text
 
 
 @app.command()
@@ -215,18 +220,18 @@ def predict(
     from headway.core.run_folder import RunFolder
     from headway.train import runs
     from headway.train.predict import list_image_files, write_rows
-    from headway.train.predict import predict as rows_of
+    from headway.train.predict import predict as predict_rows
 
     expect_writable(out)
     # Listed before the network is loaded: a wrong path is then refused at once.
     files = list_image_files(images)
 
-    def bad(error: HeadwayError) -> None:
+    def report_bad_image(error: HeadwayError) -> None:
         if not skip_bad:
             raise error
         say(f"Left out {error.where}: {error.what}.")
 
-    rows = rows_of(runs.load_trained(RunFolder.open(run), say=say), files, on_bad=bad)
+    rows = predict_rows(runs.load_trained(RunFolder.open(run), say=say), files, on_bad=report_bad_image)
     written = write_rows(rows, out, as_json)
     if written < len(files):
         say(f"Left out {len(files) - written:,} of {len(files):,} files.")
@@ -276,9 +281,7 @@ app.command()(planning.plan)
 @app.command()
 def schedule(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="key=value", help="Override recipe values, for example batch=128.")
-    ] = None,
+    overrides: Overrides = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Size of the training set; default: read from the packed data.")
     ] = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.screen import Json, print_result, say
+from headway.cli.screen import Json, Overrides, print_result, say
 from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 GRADIENT_MB = 102.2
 
 WORKLOAD_HELP = "A recipe, or the workload that headway train RECIPE --dry-run wrote."
-OVERRIDES_HELP = "Override recipe values, for example batch=128."
 PROFILE_HELP = (
     "Profile that headway doctor wrote on one such device. A second one, made with --procs, adds the links between the"
     " ranks of a host."
@@ -54,7 +53,7 @@ def _facility_option(help_text: str) -> Any:
 def plan(
     context: typer.Context,
     workload: Annotated[Path | None, typer.Argument(metavar="RECIPE|WORKLOAD.json", help=WORKLOAD_HELP)] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value", help=OVERRIDES_HELP)] = None,
+    overrides: Overrides = None,
     cluster: Annotated[str | None, _job_option("A cluster of the catalog, or a YAML file.")] = None,
     nodes: Annotated[str | None, _job_option("Node counts: 1..64 (doubling) or 1,2,4. Default: up to 64.")] = None,
     profile: Annotated[list[Path] | None, _job_option(PROFILE_HELP)] = None,

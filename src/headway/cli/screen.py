@@ -10,8 +10,11 @@ import typer
 
 from headway.core.printable import escape_controls
 
-# The option that every verb with a result shares.
+# The option of every verb with a result, and the argument of every verb that takes a recipe.
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="key=value", help="Override recipe values, for example `batch=128`.")
+]
 
 
 def say(text: str) -> None:

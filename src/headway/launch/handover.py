@@ -100,7 +100,7 @@ class HandoverResult(NamedTuple):
 
 
 def hand_over(
-    world: World, name: str, traveller: StateCarrier, say: Callable[[str], object], *, led: bool
+    world: World, name: str, carrier: StateCarrier, say: Callable[[str], object], *, led: bool
 ) -> HandoverResult:
     """Brings all ranks of a world to the state of the one that is ahead.
 
@@ -113,39 +113,39 @@ def hand_over(
         HeadwayError: no rank has the state and no checkpoint can be loaded; on all ranks.
         CommunicationError: a rank was lost.
     """
-    control, mine = world.control, traveller.progress()
+    control, mine = world.control, carrier.progress()
     # A new leader looks for checkpoints of later steps: the former leader may have saved a step that it alone had
     # reached, and the logs must not be cut back behind that.
-    overtaken = world.is_lead and not led and mine >= 0 and traveller.past.is_ahead(traveller.step)
-    found = _share(control, [mine, traveller.is_saving(), overtaken, name])
+    overtaken = world.is_lead and not led and mine >= 0 and carrier.past.is_ahead(carrier.step)
+    found = _exchange_values(control, [mine, carrier.is_saving(), overtaken, name])
     told, unsaved, passed, names = zip(*found, strict=True)
     met = HandoverResult(any(unsaved), names)
     # Only a rank that has trained, or has received a whole state, reports progress of 0 or more.
     if (ahead := max(told)) < 0 or any(passed):
-        _go_back(control, traveller, ahead + 1, say)
+        _go_back(control, carrier, ahead + 1, say)
         met = met._replace(unsaved=False)
-        told = tuple(_share(control, traveller.progress()))
+        told = tuple(_exchange_values(control, carrier.progress()))
         ahead = max(told)
     # One rank sends its state to those behind; ranks at the same progress have equal states.
     if min(told) < ahead:
         root = _find_lowest(control, [progress == ahead for progress in told])
         scalars = tensors = None
         if control.rank == root:
-            given, values = traveller.state()
+            given, values = carrier.state()
             scalars = json.dumps(given).encode()
             tensors = save_tensors({name: value.detach().cpu().contiguous() for name, value in values.items()})
         scalars, tensors = control.broadcast_bytes(scalars, root), control.broadcast_bytes(tensors, root)
         if told[control.rank] < ahead:
-            traveller.take(json.loads(scalars), load_tensors(tensors))
+            carrier.take(json.loads(scalars), load_tensors(tensors))
     return met
 
 
-def _go_back(control: Group, traveller: StateCarrier, progress: int, say: Callable[[str], object]) -> None:
+def _go_back(control: Group, carrier: StateCarrier, progress: int, say: Callable[[str], object]) -> None:
     """Lets the lowest rank that sees the newest checkpoint load it.
 
     Without a checkpoint, and if no step was recorded yet, the lowest rank that sees the run folder begins anew.
     """
-    seen = _share(control, traveller.past.look())
+    seen = _exchange_values(control, carrier.past.look())
     # Checkpoints may lie on a disk that only some hosts see.
     newest = max(one["step"] for one in seen)
     if newest < 0:
@@ -153,10 +153,10 @@ def _go_back(control: Group, traveller: StateCarrier, progress: int, say: Callab
             if one["error"]:
                 raise HeadwayError(**one["error"])
         if (recorded := max(one["recorded"] for one in seen)) or not any(one["seen"] for one in seen):
-            raise traveller.past.explain_missing_state(recorded)
+            raise carrier.past.explain_missing_state(recorded)
         root = _find_lowest(control, [one["seen"] for one in seen])
         if control.rank == root:
-            traveller.go_back(None, progress)
+            carrier.go_back(None, progress)
         say("No process was left that held the state of the run, and no step was recorded yet: it begins anew.")
         return
     root = _find_lowest(control, [one["step"] == newest for one in seen])
@@ -165,8 +165,8 @@ def _go_back(control: Group, traveller: StateCarrier, progress: int, say: Callab
     if control.rank == root:
         # The outcome is sent to all ranks: otherwise they would wait for a rank that has failed.
         try:
-            checkpoint, said = traveller.past.read()
-            traveller.go_back(checkpoint, progress)
+            checkpoint, said = carrier.past.read()
+            carrier.go_back(checkpoint, progress)
             why = f"it goes on from the checkpoint of step {checkpoint.step} ({checkpoint.path})"
             text = f"No process was left that held the state of the run: {why}, and makes the steps after it again."
             outcome = {"said": [*said, text]}
@@ -179,7 +179,7 @@ def _go_back(control: Group, traveller: StateCarrier, progress: int, say: Callab
         say(text)
 
 
-def _share(control: Group, value: Any) -> list[Any]:
+def _exchange_values(control: Group, value: Any) -> list[Any]:
     """Exchanges a value; returns the values of all ranks, by their place in the group."""
     return [json.loads(text) for text in control.gather_bytes(json.dumps(value).encode())]
 

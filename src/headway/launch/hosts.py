@@ -13,9 +13,9 @@ from headway.core.hosts import find_own_address
 from headway.core.launcher_environment import LOOPBACK
 
 # Names by which a user means this host.
-HERE = ("localhost", LOOPBACK, "::1")
+LOCAL_NAMES = ("localhost", LOOPBACK, "::1")
 
-EXAMPLE = "Write them as --hosts a:4,b:4: four processes on each of two hosts."
+HOSTS_FIX = "Write them as --hosts a:4,b:4: four processes on each of two hosts."
 
 
 @final
@@ -50,9 +50,9 @@ def parse_hosts(procs: int | None, hosts: str | None) -> tuple[Host, ...]:
     if procs is not None and procs < 1:
         raise UsageError(f"--procs is {procs}", fix="It is the number of processes, at least 1.")
     if hosts is None:
-        return (Host(HERE[0], procs or 1, True),)
+        return (Host(LOCAL_NAMES[0], procs or 1, True),)
     found = tuple(_parse_host(part.strip()) for part in hosts.split(","))
-    names = [HERE[0] if host.is_local else host.name for host in found]
+    names = [LOCAL_NAMES[0] if host.is_local else host.name for host in found]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"--hosts names {name} twice", where=hosts, fix="Name each host once, with all it gets.")
@@ -69,11 +69,11 @@ def _parse_host(text: str) -> Host:
     # An IPv6 address has colons of its own, so it needs brackets: [fe80::1]:4.
     bracketed = name.startswith("[") and name.endswith("]")
     if not name or name.startswith("-") or any(sign.isspace() for sign in name) or (":" in name and not bracketed):
-        raise UsageError(f"--hosts has {text!r}, which is no host with a number", fix=EXAMPLE)
+        raise UsageError(f"--hosts has {text!r}, which is no host with a number", fix=HOSTS_FIX)
     if not count.isdecimal() or not 0 < int(count) < 1 << 16:
-        raise UsageError(f"--hosts has {text!r}: {count!r} is no number of processes", fix=EXAMPLE)
+        raise UsageError(f"--hosts has {text!r}: {count!r} is no number of processes", fix=HOSTS_FIX)
     name = name.strip("[]")
-    return Host(name, int(count), name in (*HERE, socket.gethostname()))
+    return Host(name, int(count), name in (*LOCAL_NAMES, socket.gethostname()))
 
 
 def find_launcher_address(hosts: Sequence[Host], environ: Mapping[str, str] | None = None) -> str:

@@ -24,7 +24,7 @@ from headway.core.rendezvous import new_secret
 from headway.core.signals import handle_signals
 from headway.launch.hosts import Host, find_launcher_address
 from headway.launch.remote_workers import RSH, RemoteWorkers
-from headway.launch.worker_output import SENTENCE, WorkerOutput, clear_line
+from headway.launch.worker_output import ERROR_PREFIX, WorkerOutput, clear_line
 from headway.launch.workers import LocalWorkers, WorkerCrew
 
 # Wait before a lost worker is replaced; doubled for each replacement that was lost before it had joined.
@@ -32,7 +32,7 @@ BACKOFF_S = 0.5
 # A slot is given up after this many failed starts in a row.
 FAILED_STARTS = 5
 # A slot gets at most this many workers in this time: a host that kills every worker must not fill the log.
-STARTS, WITHIN_S = 6, 60.0
+MOST_STARTS, STARTS_WINDOW_S = 6, 60.0
 # After a worker fails for the whole run, the others get this long to report the same error.
 GRACE_S = 2.0
 
@@ -87,7 +87,7 @@ def launch(
 
 
 def _say(text: str) -> None:
-    print(clear_line() + SENTENCE + escape_controls(text), file=sys.stderr, flush=True)
+    print(clear_line() + ERROR_PREFIX + escape_controls(text), file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -149,14 +149,14 @@ class _LaunchSession:
         self._events: SimpleQueue[CoordinatorEvent | _ProcessEnded | int] = SimpleQueue()
         self._workers: dict[str, _WorkerRecord] = {}
         self._members: set[str] = set()
-        self._ended: list[_WorkerRecord] = []
+        self._ended_workers: list[_WorkerRecord] = []
         self._began = self._stopping = False
         self._failed: _WorkerRecord | None = None
         self._patience_s = timeout_s
-        self._kills: dict[str, float] = {}
+        self._kill_times: dict[str, float] = {}
         self._failures: defaultdict[WorkerSlot, int] = defaultdict(int)
-        self._started: defaultdict[WorkerSlot, deque[float]] = defaultdict(lambda: deque(maxlen=STARTS))
-        self._said = ""
+        self._start_times: defaultdict[WorkerSlot, deque[float]] = defaultdict(lambda: deque(maxlen=MOST_STARTS))
+        self._last_reason = ""
         self.ends_on_rank_failure = self.lost = False
         self._beat_s = timeout_s / BEATS
         self._next_beat = monotonic()
@@ -169,7 +169,7 @@ class _LaunchSession:
             secret=self._secret.encode(),
             timeout_s=timeout_s,
             store_port=self._store.port,
-            on_event=self._hear,
+            on_event=self._receive_event,
             address=listens,
         )
         rsh = os.environ.get("HEADWAY_RSH") or RSH
@@ -183,12 +183,12 @@ class _LaunchSession:
 
     def run(self) -> None:
         """Starts all workers and runs until the last one has ended."""
-        with self._signals():
+        with self._catch_signals():
             for slot in self._slots:
-                self._start(slot, 0)
+                self._start_worker(slot, 0)
             while not self._is_over():
                 with suppress(Empty):
-                    self._take(self._events.get(timeout=self._wait_s()))
+                    self._handle_event(self._events.get(timeout=self._compute_wait_s()))
                 self._run_due()
 
     def close(self) -> None:
@@ -199,21 +199,21 @@ class _LaunchSession:
         self._coordinator.close()
         self._store.close()
 
-    def _hear(self, event: CoordinatorEvent) -> None:
+    def _receive_event(self, event: CoordinatorEvent) -> None:
         """Takes an event in the coordinator's thread."""
-        # Here and not in `_take`: output that follows the event already belongs to the new ranks.
+        # Here and not in `_handle_event`: output that follows the event already belongs to the new ranks.
         if isinstance(event, GenerationFormed):
             self._output.set_ranks({worker.id: rank for rank, worker in enumerate(event.workers)})
         elif isinstance(event, RunBegan):
             self._output.release()
         self._events.put(event)
 
-    def _signals(self) -> AbstractContextManager[None]:
+    def _catch_signals(self) -> AbstractContextManager[None]:
         return handle_signals(lambda number, frame: self._events.put(number), signal.SIGTERM, signal.SIGINT)
 
     # Workers come and go.
 
-    def _start(self, slot: WorkerSlot, attempt: int) -> None:
+    def _start_worker(self, slot: WorkerSlot, attempt: int) -> None:
         host, local = slot
         rank = self._slots.index(slot)
         worker = _WorkerRecord(_format_worker_id(slot, attempt), slot, rank, joining=self._began)
@@ -235,7 +235,7 @@ class _LaunchSession:
         command = self._restart_command() if attempt and not worker.joining else self._command
         self._crews[host].start(worker.id, command, environ, inherit=rank == 0 and not worker.joining)
 
-    def _take(self, event: CoordinatorEvent | _ProcessEnded | int) -> None:
+    def _handle_event(self, event: CoordinatorEvent | _ProcessEnded | int) -> None:
         match event:
             case GenerationFormed():
                 self._members = {worker.id for worker in event.workers}
@@ -249,21 +249,21 @@ class _LaunchSession:
                     worker.left = event.how
                     # Its connection is closed, but the process may still have to print its error.
                     if event.how == "died":
-                        self._kills[worker.id] = monotonic() + self._patience_s
+                        self._kill_times[worker.id] = monotonic() + self._patience_s
                     elif event.how == "silent" and not self._began:
-                        self._kills[worker.id] = monotonic()
+                        self._kill_times[worker.id] = monotonic()
                     self._handle_end(worker)
             case _ProcessEnded():
                 worker = self._workers[event.worker]
                 worker.status, worker.why = event.status, event.why
-                self._ended.append(worker)
+                self._ended_workers.append(worker)
                 if event.status < 0:
                     self._coordinator.mark_dead(worker.id)
                 self._handle_end(worker)
                 if self._failed is None:
                     self._output.show_last_words(worker.id)
             case _:
-                self._signal(signal.SIGKILL if self._stopping else signal.SIGTERM)
+                self._signal_workers(signal.SIGKILL if self._stopping else signal.SIGTERM)
                 self._stopping, self.lost = True, False
 
     def _note_members(self) -> None:
@@ -280,7 +280,7 @@ class _LaunchSession:
             return
         if self._began and in_order and worker.member:
             if worker.left == "done" and (worker.status or 0) > 0:
-                self._fail(worker)
+                self._end_run(worker)
         elif self._stopping:
             return
         elif self._began:
@@ -288,9 +288,9 @@ class _LaunchSession:
                 self.lost = True
                 for other in self._workers.values():
                     if other.left != "died":
-                        self._kills[other.id] = monotonic()
+                        self._kill_times[other.id] = monotonic()
             else:
-                self._replace(worker)
+                self._schedule_replacement(worker)
         # Before the run began: status 0 means that there was nothing to do.
         elif worker.status == 0:
             self._coordinator.give_up_slot(worker.slot)
@@ -298,24 +298,24 @@ class _LaunchSession:
             # A signal before the run began may be chance (memory is short); the same error in every worker is not.
             by_chance = worker.status < 0 and not worker.why and self._failures[worker.slot] + 1 < FAILED_STARTS
             if self._respawn and by_chance:
-                self._replace(worker)
+                self._schedule_replacement(worker)
             else:
-                self._fail(worker)
+                self._end_run(worker)
 
-    def _fail(self, worker: _WorkerRecord) -> None:
+    def _end_run(self, worker: _WorkerRecord) -> None:
         """Ends the run because of this worker."""
         self._failed = worker
         for other in self._workers.values():
             leaving = other.left in ("done", "stopped")
-            self._kills[other.id] = monotonic() + GRACE_S + leaving * self._patience_s
+            self._kill_times[other.id] = monotonic() + GRACE_S + leaving * self._patience_s
 
-    def _replace(self, worker: _WorkerRecord) -> None:
+    def _schedule_replacement(self, worker: _WorkerRecord) -> None:
         """Schedules a replacement: at once for a silent worker, else when its process has ended."""
         ending = worker.left == "died" and worker.status is None
         if ending or worker.due_s is not None or not self._respawn or (self._began and not self._members):
             return
-        if worker.why and worker.why != self._said:
-            self._said = worker.why
+        if worker.why and worker.why != self._last_reason:
+            self._last_reason = worker.why
             _say(f"{worker.why}.")
         failures = self._failures[worker.slot] = 0 if worker.member else self._failures[worker.slot] + 1
         if failures >= FAILED_STARTS:
@@ -323,13 +323,13 @@ class _LaunchSession:
             name = self._describe_worker(worker)
             _say(f"{name} is given up: {failures} workers in a row were lost before they had joined.")
             return
-        started = self._started[worker.slot]
+        starts = self._start_times[worker.slot]
         worker.due_s = monotonic() + BACKOFF_S * 2**failures
         # The oldest of the last six starts limits the rate.
-        if len(started) == STARTS:
-            worker.due_s = max(worker.due_s, started[0] + WITHIN_S)
+        if len(starts) == MOST_STARTS:
+            worker.due_s = max(worker.due_s, starts[0] + STARTS_WINDOW_S)
 
-    def _signal(self, number: int) -> None:
+    def _signal_workers(self, number: int) -> None:
         for worker in self._workers.values():
             if worker.status is None:
                 self._crews[worker.slot[0]].signal(worker.id, number)
@@ -343,9 +343,9 @@ class _LaunchSession:
         dues = {worker.id: worker.due_s for worker in self._workers.values() if worker.due_s is not None}
         return {worker: due_s for worker, due_s in dues.items() if due_s < inf}
 
-    def _wait_s(self) -> float:
+    def _compute_wait_s(self) -> float:
         return max(
-            0.0, min(self._next_beat, *self._kills.values(), *self._list_due_starts().values(), inf) - monotonic()
+            0.0, min(self._next_beat, *self._kill_times.values(), *self._list_due_starts().values(), inf) - monotonic()
         )
 
     def _run_due(self) -> None:
@@ -359,11 +359,11 @@ class _LaunchSession:
         for name in [name for name, due_s in self._list_due_starts().items() if due_s <= now]:
             worker = self._workers[name]
             # A silent worker may still wake up, so it is killed before its slot is filled.
-            worker.due_s, self._kills[name] = inf, now
-            self._started[worker.slot].append(now)
-            self._start(worker.slot, int(name.rpartition(".")[2]) + 1)
-        for name in [name for name, due_s in self._kills.items() if due_s <= now]:
-            del self._kills[name]
+            worker.due_s, self._kill_times[name] = inf, now
+            self._start_times[worker.slot].append(now)
+            self._start_worker(worker.slot, int(name.rpartition(".")[2]) + 1)
+        for name in [name for name, due_s in self._kill_times.items() if due_s <= now]:
+            del self._kill_times[name]
             if self._workers[name].status is None:
                 self._crews[self._workers[name].slot[0]].signal(name, signal.SIGKILL)
 
@@ -383,7 +383,7 @@ class _LaunchSession:
         if self._failed is not None:
             return self._report_failure(self._failed)
         for left in ("done", "stopped"):
-            members = [worker for worker in self._ended if worker.left == left and worker.member]
+            members = [worker for worker in self._ended_workers if worker.left == left and worker.member]
             if statuses := [_as_exit_status(worker.status) for worker in members]:
                 return max(statuses) if left == "done" else max(1, *statuses)
         if self._stopping:
@@ -391,7 +391,7 @@ class _LaunchSession:
             return 1
         if not self._began:
             return 0
-        lost = [worker for worker in self._ended if worker.member]
+        lost = [worker for worker in self._ended_workers if worker.member]
         spoke = next((worker for worker in lost if (worker.status or 0) > 0), None)
         if spoke is None:
             raise CommunicationError(f"no worker is left: {self._describe_end(lost[-1])}", fix=resume_hint)
@@ -400,7 +400,7 @@ class _LaunchSession:
 
     def _report_failure(self, failed: _WorkerRecord) -> int:
         """Prints the errors of the workers that failed, each once, and returns the exit status."""
-        ended = [worker for worker in self._ended if worker.left != "died" or not self._began]
+        ended = [worker for worker in self._ended_workers if worker.left != "died" or not self._began]
         statuses = {worker.id: worker.status for worker in ended if worker.status is not None and worker.status > 0}
         self._output.show_failure(statuses, failed.status or 0)
         if failed.id in statuses and not failed.why:

@@ -43,7 +43,7 @@ from headway.launch.hosts import check_batch_covers_ranks
 from headway.observe.rank_timings import RankTimings
 
 # Numbers that are summed with each step's gradients, besides the loss: damaged samples, a signal to stop, newcomers.
-FLAGS = ("bad", "stopping", "regroup")
+STEP_FLAGS = ("bad", "stopping", "regroup")
 # Time limit for building a group. All ranks have said that they are ready, so more time means that one was lost or is
 # slow: doubled for each failed attempt with all ranks alive.
 CONNECT_S = 3.0
@@ -52,7 +52,7 @@ CONNECT_S = 3.0
 CONNECT_PER_RANK_S = 0.05
 
 # Attempts at a generation that fails to connect although all its ranks are alive.
-ATTEMPTS = 5
+CONNECT_ATTEMPTS = 5
 
 # On one host there is little to choose, so measuring links may take less time.
 ONE_HOST_BUDGET_S = 0.2
@@ -82,8 +82,8 @@ class Ranks:
         self.name = str(launched.rank) if member is None else member.worker
         self.speaks = launched.rank == 0 and (member is None or not member.joining)
         self.lost: tuple[str, ...] = ()
-        self._joined: _Joined | None = None
-        self._measured: Measured | None = None
+        self._joined: _JoinedGeneration | None = None
+        self._measured: RankMeasurements | None = None
         self.joins = member is not None and member.joining
         self._led = False
         # True once the parameters without a gradient have been named to the user.
@@ -146,7 +146,7 @@ class Ranks:
         if self.speaks:
             self._loud(text)
 
-    def meet(self, model: torch.nn.Module, device: torch.device, traveller: StateCarrier) -> HandoverResult:
+    def meet(self, model: torch.nn.Module, device: torch.device, carrier: StateCarrier) -> HandoverResult:
         """Meets the other ranks, for the first time or in the next generation; all have one state then (`hand_over`).
 
         Raises:
@@ -159,8 +159,8 @@ class Ranks:
             try:
                 self._leave()
                 self._meet(model, device, CONNECT_S * 2**failures)
-                self._agree(traveller)
-                met = hand_over(self.world, self.name, traveller, self.say, led=self._led)
+                self._agree(carrier)
+                met = hand_over(self.world, self.name, carrier, self.say, led=self._led)
                 self._led = self.world.is_lead
                 return met
             except CommunicationError as error:
@@ -172,7 +172,7 @@ class Ranks:
                     # Another rank was lost in the meantime: the next generation is already forming.
                     continue
                 failures += 1
-                if failures == ATTEMPTS:
+                if failures == CONNECT_ATTEMPTS:
                     raise error
 
     def check(self) -> None:
@@ -198,7 +198,7 @@ class Ranks:
             return seen
         return error
 
-    def _agree(self, traveller: StateCarrier) -> None:
+    def _agree(self, carrier: StateCarrier) -> None:
         """Compares the settings that must be equal on all ranks, and makes choices together, such as the precision.
 
         Raises:
@@ -206,7 +206,7 @@ class Ranks:
             CommunicationError: a newcomer leaves.
         """
         control = self.world.control
-        said = json.dumps([self.joins, traveller.identity(), traveller.precision.finding()], sort_keys=True).encode()
+        said = json.dumps([self.joins, carrier.identity(), carrier.precision.finding()], sort_keys=True).encode()
         found = [json.loads(text) for text in control.gather_bytes(said)]
         first = found[control.ranks.index(0)][1]
         for rank, (new, other, _) in zip(control.ranks, found, strict=True):
@@ -218,7 +218,7 @@ class Ranks:
             key = min(unlike)
             what = f"{key} is {other.get(key)!r} on rank {rank} and {first.get(key)!r} on rank 0"
             raise UsageError(what, fix="Start all processes with the same recipe, data and version.")
-        if decided := traveller.precision.agree([finding for _, _, finding in found]):
+        if decided := carrier.precision.agree([finding for _, _, finding in found]):
             self.say(decided)
 
     def seed(self, seed: int, position: int) -> None:
@@ -311,7 +311,7 @@ class Ranks:
         trials = known.trials if known else run_trials(communicator, network, wire=options.wire, budget_s=budget_s)
         order = known.order if known else None
         wire = known.wire if known else options.wire
-        self._measured = Measured(links, trials, order, wire)
+        self._measured = RankMeasurements(links, trials, order, wire)
         chooser = self._build_chooser(communicator, network, trials, total_bytes)
         watch = StallWatch(communicator) if world.size > 1 else None
         if watch is not None:
@@ -321,13 +321,15 @@ class Ranks:
             model.named_parameters(),
             communicator,
             plan=BucketPlan(choose=chooser, bucket_bytes=chooser.bucket_bytes, wire=wire, order=order),
-            buffers=running_statistics(model),
-            flags=len(FLAGS),
+            buffers=list_running_statistics(model),
+            flags=len(STEP_FLAGS),
             noise=self.noise_scale and world.size > 1,
             has_reported_unused=self._named,
             say=self.say,
         )
-        self._joined = _Joined(world, communicator, reducer, watch, RankTimings(world.store, world.rank, world.size))
+        self._joined = _JoinedGeneration(
+            world, communicator, reducer, watch, RankTimings(world.store, world.rank, world.size)
+        )
         if not known:
             for text in (*links.describe(world), chooser.describe([one.nbytes for one in reducer.buckets])):
                 self.say(text)
@@ -337,7 +339,7 @@ class Ranks:
                 if isinstance(module, SyncBatchNorm):
                     module.group = group
 
-    def _share_measured(self, world: World) -> Measured | None:
+    def _share_measured(self, world: World) -> RankMeasurements | None:
         """Returns rank 0's measurements from an earlier generation on every rank; None if it has none."""
         mine = b""
         if world.is_lead and self._measured is not None:
@@ -347,7 +349,7 @@ class Ranks:
         if not (found := world.control.broadcast_bytes(mine)):
             return None
         links, trials, *rest = json.loads(found)
-        return Measured(
+        return RankMeasurements(
             MeasuredLinks.from_json(links), {name: AlgorithmTrial(**trial) for name, trial in trials.items()}, *rest
         )
 
@@ -384,7 +386,7 @@ class Ranks:
         joined.world.close()
 
 
-class Measured(NamedTuple):
+class RankMeasurements(NamedTuple):
     """Measurements that the next generation keeps, the same on all ranks.
 
     They are the links, the trials of algorithms, the order in which gradients become ready, and the wire format.
@@ -397,7 +399,7 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Joined:
+class _JoinedGeneration:
     """Objects of one generation."""
 
     world: World
@@ -407,7 +409,7 @@ class _Joined:
     board: RankTimings
 
 
-def running_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
+def list_running_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
     """Lists mean and variance of every batch norm, which each step averages over the ranks."""
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     return [value for norm in norms for value in norm.buffers(recurse=False) if value.is_floating_point()]

@@ -57,8 +57,8 @@ class LocalWorkers:
     its group.
     """
 
-    def __init__(self, show: OnLines, ended: OnEnd) -> None:
-        self._show, self._ended = show, ended
+    def __init__(self, on_lines: OnLines, on_end: OnEnd) -> None:
+        self._on_lines, self._on_end = on_lines, on_end
         self._lock = threading.Lock()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._pipes: dict[int, _LineBuffer] = {}
@@ -87,7 +87,7 @@ class LocalWorkers:
                 )
             # The limit of processes, or the memory, is exhausted.
             except OSError as error:
-                self._ended(worker, 1, f"it could not be started ({error})")
+                self._on_end(worker, 1, f"it could not be started ({error})")
                 return
             self._running[worker] = process
             for stream, end in ((OUT, process.stdout), (ERR, process.stderr)):
@@ -134,7 +134,7 @@ class LocalWorkers:
             return False
         lines = pipe.split_lines(data)
         if lines:
-            self._show(pipe.worker, pipe.stream, lines)
+            self._on_lines(pipe.worker, pipe.stream, lines)
         return True
 
     def _finish(self, worker: str, process: subprocess.Popen[bytes]) -> None:
@@ -155,9 +155,9 @@ class LocalWorkers:
                 self._selector.unregister(number)
             pipe = self._pipes.pop(number)
             if rest := pipe.flush():
-                self._show(worker, pipe.stream, rest)
+                self._on_lines(worker, pipe.stream, rest)
             end.close()
-        self._ended(worker, status, "")
+        self._on_end(worker, status, "")
 
 
 @final
