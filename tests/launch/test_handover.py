@@ -125,8 +125,8 @@ def test_newcomers_alone_go_on_from_the_newest_checkpoint(folder: Path, tmp_path
         assert trainer.finished
     (sentence,) = [text for text in said if "checkpoint" in text]
     assert sentence == (
-        "No process was left that held the state of the run: it goes on from the checkpoint of step 8 "
-        f"({run / 'checkpoints/step-00000008'}), and makes the steps after it again."
+        "No rank has the state of the run any more: it continues from the checkpoint of step 8 "
+        f"({run / 'checkpoints/step-00000008'}), and repeats the steps after it."
     )
     assert [record["step"] for record in records(run, "train")] == list(range(1, STEPS + 1))
     assert positions(run) == list(range(STEPS * BATCH))
@@ -205,7 +205,7 @@ def test_a_run_of_which_nothing_was_recorded_begins_anew(folder: Path, tmp_path:
         trainer.meet()
         trainer.run()
         assert trainer.finished
-    sentence = "No process was left that held the state of the run, and no step was recorded yet: it begins anew."
+    sentence = "No rank has the state of the run any more, and no step was recorded yet: the run begins anew."
     assert said.count(sentence) == 1
     assert positions(run) == list(range(STEPS * BATCH))
     assert [record["step"] for record in records(run, "train")] == list(range(1, STEPS + 1))
@@ -292,4 +292,4 @@ def test_what_a_generation_goes_on_from() -> None:
         found, progress, said = ranks[0]
         assert found == wanted or (isinstance(wanted, str) and wanted in found), name
         assert progress is None or progress >= 0, name
-        assert ("so it is" in said) == ("goes on from the checkpoint of step 8" in "".join(said)), name
+        assert ("so it is" in said) == ("continues from the checkpoint of step 8" in "".join(said)), name

@@ -78,8 +78,9 @@ class Ranks:
     def __init__(
         self, recipe: CommRecipe, launched: LaunchedProcess, member: CoordinatorClient | None, say: Say
     ) -> None:
-        self.options, self._launched, self._member, self._loud = recipe, launched, member, say
+        self.options, self._launched, self._member, self._show = recipe, launched, member, say
         self.name = str(launched.rank) if member is None else member.worker
+        # A newcomer may carry rank 0 in its environment, from the worker that it replaces, but another rank leads now.
         self.speaks = launched.rank == 0 and (member is None or not member.joining)
         self.lost: tuple[str, ...] = ()
         self._joined: _JoinedGeneration | None = None
@@ -142,12 +143,12 @@ class Ranks:
         check_batch_covers_ranks(batch, self._launched.size)
 
     def say(self, text: str) -> None:
-        """Tells the user, once for all ranks."""
+        """Shows a message to the user, once for all ranks."""
         if self.speaks:
-            self._loud(text)
+            self._show(text)
 
     def meet(self, model: torch.nn.Module, device: torch.device, carrier: StateCarrier) -> HandoverResult:
-        """Meets the other ranks, for the first time or in the next generation; all have one state then (`hand_over`).
+        """Meets the other ranks, for the first time or in the next generation, and brings all to one state.
 
         Raises:
             FencedError: the others have continued without this process.
@@ -160,10 +161,11 @@ class Ranks:
                 self._leave()
                 self._meet(model, device, CONNECT_S * 2**failures)
                 self._agree(carrier)
-                met = hand_over(self.world, self.name, carrier, self.say, led=self._led)
+                result = hand_over(self.world, self.name, carrier, self.say, led=self._led)
                 self._led = self.world.is_lead
-                return met
+                return result
             except CommunicationError as error:
+                # Without Headway's launcher nobody forms another generation.
                 if self._member is None:
                     raise
                 try:
@@ -188,7 +190,8 @@ class Ranks:
         if isinstance(error, CollectiveTimeoutError) and self._joined is not None and self._joined.watch is not None:
             for rank in self._joined.watch.find_lagging_ranks():
                 member.accuse(self.world.generation, rank)
-        # A connection breaks a moment before the launcher has told why; silence it notices after its own time-out.
+        # A connection breaks a moment before the launcher tells the reason. It notices silence only after `timeout_s`;
+        # the rest is margin.
         until = time.monotonic() + 1.5 * self.options.timeout_s + 1
         while not member.has_changed and time.monotonic() < until:
             time.sleep(0.002)
@@ -206,24 +209,25 @@ class Ranks:
             CommunicationError: a newcomer leaves.
         """
         control = self.world.control
-        said = json.dumps([self.joins, carrier.identity(), carrier.precision.finding()], sort_keys=True).encode()
-        found = [json.loads(text) for text in control.gather_bytes(said)]
-        first = found[control.ranks.index(0)][1]
-        for rank, (new, other, _) in zip(control.ranks, found, strict=True):
-            unlike = [key for key in first.keys() | other.keys() if other.get(key) != first.get(key)]
-            if not unlike:
+        mine = json.dumps([self.joins, carrier.identity(), carrier.precision.finding()], sort_keys=True).encode()
+        reports = [json.loads(text) for text in control.gather_bytes(mine)]
+        first = reports[control.ranks.index(0)][1]
+        for rank, (joins, other, _) in zip(control.ranks, reports, strict=True):
+            differing = [key for key in first.keys() | other.keys() if other.get(key) != first.get(key)]
+            if not differing:
                 continue
-            if new and rank != self.world.rank:
-                raise CommunicationError(f"rank {rank} is another run's, and leaves")
-            key = min(unlike)
+            # A newcomer with other settings must not end the run: it leaves, and the others meet again without it.
+            if joins and rank != self.world.rank:
+                raise CommunicationError(f"rank {rank} has other settings than this run and leaves")
+            key = min(differing)
             what = f"{key} is {other.get(key)!r} on rank {rank} and {first.get(key)!r} on rank 0"
             raise UsageError(what, fix="Start all processes with the same recipe, data and version.")
-        if decided := carrier.precision.agree([finding for _, _, finding in found]):
+        if decided := carrier.precision.agree([finding for _, _, finding in reports]):
             self.say(decided)
 
     def seed(self, seed: int, position: int) -> None:
         """Seeds torch, numpy and Python for one step, from seed, position and rank."""
-        # So a step that is repeated, resumed or made by other ranks needs no saved state of the generators.
+        # A step that is repeated, resumed or made by other ranks then needs no saved state of the generators.
         word = mix_int(mix_int(mix_int(seed) + position) + (self.world.rank + 1) * GOLDEN)
         # Not torch.manual_seed: without CUDA, torch 2.13 appends a traceback to a list at each call, and leaks.
         device, generator = self.world.device, torch.default_generator
@@ -247,6 +251,7 @@ class Ranks:
         Raises:
             GenerationEndedError: a rank was lost, and the step is void.
         """
+        # The flags are summed with the gradients, so all ranks learn of newcomers in the same step, without a message.
         regroup = False
         if self._member is not None:
             self._member.check()
@@ -282,12 +287,14 @@ class Ranks:
             self._member.close()
 
     def _meet(self, model: torch.nn.Module, device: torch.device, connect_s: float) -> None:
+        """Builds world, communicator and reducer of the next generation."""
         options, member = self.options, self._member
         again = self._measured is not None
         if member is None:
             world = World.join(self._launched, device, timeout_s=options.stall_s, interface=options.interface)
         else:
             info = member.wait_for_generation()
+            # Collected over generations: several may fail before one connects.
             self.lost = (*self.lost, *info.lost)
             world = member.build_world(
                 info,
@@ -316,7 +323,7 @@ class Ranks:
         watch = StallWatch(communicator) if world.size > 1 else None
         if watch is not None:
             world.explain = watch.explain
-        # Gradients of batch norm statistics do not exist: the running statistics ride along as buffers.
+        # Running statistics of batch norm have no gradients, so the reducer averages them as buffers.
         reducer = Reducer(
             model.named_parameters(),
             communicator,
@@ -333,6 +340,8 @@ class Ranks:
         if not known:
             for text in (*links.describe(world), chooser.describe([one.nbytes for one in reducer.buckets])):
                 self.say(text)
+        # Synchronised batch norm communicates inside forward and backward: a group of its own keeps its messages apart
+        # from those of the reducer.
         if options.batch_norm == "sync":
             group = world.create_group(name="batch norm")
             for module in model.modules():
@@ -341,14 +350,15 @@ class Ranks:
 
     def _share_measured(self, world: World) -> RankMeasurements | None:
         """Returns rank 0's measurements from an earlier generation on every rank; None if it has none."""
+        # Newcomers have no measurements, and measuring again would hold up the run: they take those of rank 0.
         mine = b""
         if world.is_lead and self._measured is not None:
             links, trials, *rest = self._measured
-            numbers = {name: asdict(trial) for name, trial in trials.items()}
-            mine = json.dumps([links.to_json(), numbers, *rest]).encode()
-        if not (found := world.control.broadcast_bytes(mine)):
+            trial_trees = {name: asdict(trial) for name, trial in trials.items()}
+            mine = json.dumps([links.to_json(), trial_trees, *rest]).encode()
+        if not (received := world.control.broadcast_bytes(mine)):
             return None
-        links, trials, *rest = json.loads(found)
+        links, trials, *rest = json.loads(received)
         return RankMeasurements(
             MeasuredLinks.from_json(links), {name: AlgorithmTrial(**trial) for name, trial in trials.items()}, *rest
         )
@@ -356,9 +366,11 @@ class Ranks:
     def _build_chooser(
         self, communicator: Communicator, network: Network, trials: dict[Algorithm, AlgorithmTrial], total_bytes: int
     ) -> AlgorithmChooser:
+        """Builds the chooser of all-reduce algorithms from the trials of those that this world can run."""
         options, algorithm = self.options, self.options.algorithm
+        # After a loss the hosts may differ in their numbers of ranks, so a run can lose the algorithm of its recipe.
         if algorithm != "auto" and algorithm not in communicator.algorithms:
-            self.say(f"{algorithm} needs the same number of ranks on each host; leader is used instead.")
+            self.say(f"The algorithm {algorithm} needs the same number of ranks on each host; leader is used instead.")
             algorithm = "leader"
         return AlgorithmChooser(
             network,
@@ -375,10 +387,12 @@ class Ranks:
         joined, self._joined = self._joined, None
         if joined is None:
             return
+        # The first step finds the order in which gradients become ready; the next generation begins with it.
         if self._measured is not None:
             self._measured = self._measured._replace(order=joined.reducer.order, wire=joined.reducer.wire)
         self._named = joined.reducer.has_reported_unused
         joined.reducer.close()
+        # Aborted before it is closed: no thread must wait in a collective for ranks that are gone.
         joined.world.abort("this process has left")
         joined.communicator.close()
         if joined.watch is not None:
@@ -389,7 +403,9 @@ class Ranks:
 class RankMeasurements(NamedTuple):
     """Measurements that the next generation keeps, the same on all ranks.
 
-    They are the links, the trials of algorithms, the order in which gradients become ready, and the wire format.
+    Attributes:
+        order: names of the parameters, in the order in which their gradients become ready; None before the first step.
+        wire: wire format of the gradients.
     """
 
     links: MeasuredLinks

@@ -19,7 +19,7 @@ from headway.launch.workers import OnEnd, OnLines
 # Batch mode: several hosts would ask for passwords on one terminal at the same time.
 RSH = "ssh -o BatchMode=yes -o ConnectTimeout=15"
 
-# Environment variables with these prefixes are passed to workers on other hosts.
+# Environment variables with these prefixes are passed to workers on other hosts; the remote shell sets the rest.
 PASSED_PREFIXES = ("HEADWAY_", "GLOO_", "NCCL_", "OMP_", "PYTHON", "TORCH_")
 
 # An agent may take this long to end.
@@ -49,6 +49,7 @@ class RemoteWorkers:
         self._agent: _AgentConnection | None = None
 
     def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit: bool) -> None:
+        # An agent that has ended cannot come back: a new one is started in its place.
         if self._agent is None or not self._agent.add_worker(worker):
             self.close()
             try:
@@ -86,11 +87,12 @@ class _AgentConnection:
         self._last = NO_OUTPUT
         self._orders: SimpleQueue[bytes | None] = SimpleQueue()
         python = os.environ.get("HEADWAY_REMOTE_PYTHON") or sys.executable
-        there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.quote(python)} -m headway.launch.agent"
+        # The same folder and the same Python as here: a shared file system, or equal installations.
+        agent = f"cd {shlex.quote(os.getcwd())} && exec {shlex.quote(python)} -m headway.launch.agent"
         # A session of its own, so that Ctrl-C in the terminal reaches the launcher alone.
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            [*rsh, host, there], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            [*rsh, host, agent], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
         self._threads = [
             threading.Thread(target=run, name=f"{run.__name__} {host}", daemon=True)
@@ -117,10 +119,11 @@ class _AgentConnection:
         if self._silent_beats > BEATS:
             self._last = f"it was silent for {timeout_s:g} s"
             self._kill()
+        # Twice the time limit: if the link is cut, the launcher gives the host up before the agent kills its workers.
         self.send("beat", patience_s=2 * timeout_s)
 
     def close(self) -> None:
-        """Closes the agent's stdin, so that it kills its workers and ends. A shell that does not end is killed."""
+        """Closes the agent's stdin, so that it kills its workers and ends. A shell that stays is killed."""
         self._orders.put(None)
         self._threads[-1].join(PATIENCE_S)
         self._kill()
@@ -128,11 +131,14 @@ class _AgentConnection:
             thread.join()
 
     def _kill(self) -> None:
+        """Kills the remote shell here. Its agent then finds stdin closed, and ends too."""
         with suppress(ProcessLookupError, PermissionError):
+            # Once the process is waited for, another process may get its number.
             if not self._has_ended:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _write_orders(self) -> None:
+        """Writes queued messages to the agent's stdin. A thread of its own, since the pipe of a hung host blocks."""
         assert self._process.stdin is not None
         # If this pipe breaks, stdout ends too, and `_read_messages` reports the loss.
         with suppress(OSError), self._process.stdin as end:
@@ -141,6 +147,7 @@ class _AgentConnection:
                 end.flush()
 
     def _read_messages(self) -> None:
+        """Reads the agent's messages until it ends, then reports all of its workers as lost."""
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
@@ -150,7 +157,7 @@ class _AgentConnection:
                 except ValueError:
                     continue
                 self._handle(message)
-        # The shell's complaint on stderr becomes part of the message.
+        # The last line of the shell on stderr becomes part of the message: wait until it is read.
         self._threads[0].join()
         status = self._process.wait()
         self._orders.put(None)
@@ -159,7 +166,8 @@ class _AgentConnection:
             why = f"host {self._host} has been lost ({shell})"
         else:
             by_hand = shlex.join([*self._rsh, self._host, "true"])
-            why = f"host {self._host} cannot be used ({shell}). Does this work: {by_hand}"
+            why = f"host {self._host} cannot be used ({shell}). Check that this command works: {by_hand}"
+        # Workers that are added after this get a new agent.
         with self._lock:
             self._has_ended = True
             workers, self._workers = self._workers, set()

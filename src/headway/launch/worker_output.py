@@ -26,10 +26,10 @@ CLEAR_LINE, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
 
 @final
 class WorkerOutput:
-    """Prints lines of several workers, each marked with its rank.
+    """Prints the lines of several workers, each marked with its rank.
 
     An error that ends one rank mostly ends all of them, and should be read once. So all lines of the other ranks are
-    held back until the run has begun, and after that their last words, until the launcher knows if the whole run ends.
+    held back until the run has begun. After that only their last words are, until it is known if the whole run ends.
 
     Args:
         ranks: the rank of each worker.
@@ -54,6 +54,7 @@ class WorkerOutput:
                 _write(lines, stream)
                 if stream != OUT and ERROR_PREFIX in lines:
                     self._last_error = _extract_error(lines)
+            # Only rank 0 prints results: stdout of the other ranks is dropped.
             elif stream != OUT:
                 if self._has_begun and worker not in self._held:
                     last_words = LAST_WORDS.search(lines)
@@ -101,6 +102,7 @@ class WorkerOutput:
             first.pop(self._last_error, None)
             if not agreed:
                 self._show_held(*first.values())
+            # The rest repeats what is shown, or comes from workers that were ended with the run.
             self._held.clear()
             self._since_s.clear()
 
@@ -110,11 +112,13 @@ class WorkerOutput:
             print(SHOW_CURSOR, end="", file=sys.stderr, flush=True)
 
     def _show_held(self, *workers: str) -> None:
+        """Prints the held lines of some workers."""
         for worker in workers:
             self._since_s.pop(worker, None)
             self._show(worker, self._held.pop(worker, ""))
 
     def _show(self, worker: str, lines: str) -> None:
+        """Prints lines of a worker, each with its mark."""
         rank = self._ranks.get(worker)
         mark = "[joining]" if rank is None else f"[rank {rank}]"
         _write("".join(f"{mark} {line}" for line in lines.splitlines(keepends=True)), 2)
