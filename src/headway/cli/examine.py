@@ -23,23 +23,26 @@ STARTED = perf_counter()
 def doctor(
     recipe: Annotated[str | None, typer.Argument(help="A YAML recipe.")] = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="JSON profile to write; default RECIPE.profile.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON profile to write. Default: RECIPE.profile.json.")] = None,
     page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Measure in half to two thirds of the time, less exactly.")
     ] = False,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Examine the first epoch, whose files are read from the disk.")
+        bool, typer.Option("--cold", help="Examine the first epoch, which reads its files from the disk.")
     ] = False,
     procs: Annotated[int | None, typer.Option(min=2, help="Measure this many processes together.")] = None,
-    hosts: Annotated[str | None, typer.Option(help="Their hosts, for example a:4,b:4.")] = None,
+    hosts: Annotated[str | None, typer.Option(help="Hosts of these processes, for example `a:4,b:4`.")] = None,
     script: Annotated[
-        str | None, typer.Option(help="Watch this Python file instead of a recipe; its arguments come after --.")
+        str | None, typer.Option(help="Watch this Python file instead of a recipe. Its arguments come after `--`.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="With --script: steps to watch; default 200.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="With --script: steps to watch. Default: 200.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Find out what limits a run, what each change would gain, and whether the prediction holds."""
+    """Find out what limits a run.
+
+    Also predict the gain of each change, and check the prediction.
+    """
     if script is not None:
         if out or page or quick or cold or procs or hosts:
             fix = "Run: headway doctor --script train.py [--steps N] [-- ARGS]"
@@ -99,19 +102,20 @@ def tune(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe.")],
     overrides: Overrides = None,
     allow: Annotated[
-        str, typer.Option(help="Changes of the mathematics to allow: precision, batch, data.size; separated by commas.")
+        str, typer.Option(help="Changes of the mathematics to allow, separated by commas: precision, batch, data.size.")
     ] = "",
-    out: Annotated[Path | None, typer.Option(help="Recipe to write; default RECIPE.tuned.yaml.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Recipe to write. Default: RECIPE.tuned.yaml.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Measure in half to two thirds of the time, less exactly.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Try settings that make a recipe faster without changing its mathematics, and write those that help.
+    """Find settings that make a recipe faster.
 
-    A lossless pack of the training set may be made for a trial, in a folder beside the recipe (RECIPE.seekable or
-    RECIPE.keep). It stays if it helps.
+    Try only settings that leave the mathematics unchanged, apart from those that --allow names. Write a recipe with the
+    settings that helped. A trial may make a lossless pack of the training set, in a folder beside the recipe
+    (RECIPE.seekable or RECIPE.keep). The pack stays if it helps.
     """
     from headway.doctor.tune import tune as run
 

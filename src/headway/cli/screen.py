@@ -19,11 +19,13 @@ Overrides = Annotated[
 
 def say(text: str) -> None:
     """Prints a message on standard error, with control characters escaped."""
+    # Names of files and classes come from the user's data: an escape sequence in them could change the terminal.
     print(escape_controls(text), file=sys.stderr, flush=True)
 
 
 def print_result(result: Any, as_json: bool, text: str) -> None:
     """Prints the result on standard output, as one line of JSON or as text."""
+    # JSON escapes control characters itself.
     print(json.dumps(result, default=str) if as_json else escape_controls(text), flush=True)
 
 

@@ -51,6 +51,7 @@ class TrainOptions:
 
     def check(self) -> None:
         """Raises UsageError if options contradict each other, or recipe and --resume are both missing."""
+        # The run folder has the recipe of a run; another recipe would make it another run.
         if self.resume is not None and (self.recipe is not None or self.folder is not None or self.repeat > 1):
             fix = "A run continues with the recipe that it began with: headway train --resume RUN."
             raise UsageError("a recipe, --run and --repeat cannot be combined with --resume", fix=fix)
@@ -69,10 +70,10 @@ def train(
     recipe: Annotated[Path | None, typer.Argument(help="A YAML recipe.")] = None,
     overrides: Overrides = None,
     folder: Annotated[
-        Path | None, typer.Option("--run", "--run-folder", help="Run folder to create; default runs/NAME.")
+        Path | None, typer.Option("--run", "--run-folder", help="Run folder to create. Default: runs/NAME.")
     ] = None,
     repeat: Annotated[
-        int, typer.Option(min=1, help="Number of trainings, with seeds s, s+1, ...; prints mean and interval.")
+        int, typer.Option(min=1, help="Train this often, with seeds s, s+1, ..., and print mean and interval.")
     ] = 1,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     procs: Annotated[
@@ -89,12 +90,14 @@ def train(
         bool, typer.Option("--dry-run", help="Build everything, print its cost and memory, and train nothing.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="With --dry-run: JSON workload to write; default NAME.workload.json.")
+        Path | None, typer.Option(help="With --dry-run: JSON workload to write. Default: NAME.workload.json.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="With --dry-run: size of a training set that may be absent.")
+        int | None, typer.Option(min=1, help="With --dry-run: size of the training set, which may then be absent.")
     ] = None,
-    classes: Annotated[int | None, typer.Option(min=2, help="With --samples: number of classes; default 1000.")] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=2, help="With --samples: number of classes. Default: 1000.")
+    ] = None,
     eval_samples: Annotated[int | None, typer.Option(min=1, help="With --samples: size of the evaluation set.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -164,6 +167,7 @@ def _print_repeats(results: Sequence[RunResult], as_json: bool) -> None:
 
     intervals = {}
     metrics = [name for name in results[0].summary.get("best") or () if name not in ("step", "epoch")]
+    # `seconds_to_reach` exists only in recipes with a goal, under `stop_at`.
     for name in (*metrics, "seconds", "images_s", "seconds_to_reach"):
         summaries = [run.summary | run.summary.get("stop_at", {}) for run in results]
         values = [one[name] for one in summaries if one.get(name) is not None]
@@ -218,6 +222,7 @@ def _describe_run(result: RunResult) -> str:
         text += f"\nThe run keeps the best weights, those of step {step:,}: {kept}"
     if summary["damaged_samples"]:
         text += f"\nDamaged samples occurred {summary['damaged_samples']:,} times: see {folder / 'quarantine.jsonl'}."
+    # The time to a goal is less than the wall time, so the text names the parts that are left out.
     if reached := summary.get("stop_at"):
         goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())
         seconds = reached["seconds_to_reach"]
