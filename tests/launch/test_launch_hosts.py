@@ -1,4 +1,4 @@
-"""The hosts of a run, and where its launcher listens for them."""
+"""The hosts of a run, and the address at which its launcher listens."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_launchers_address_is_that_of_the_route() -> None:
 
 @pytest.mark.parametrize("left", ["", "192.0.2.1"])
 def test_a_run_on_one_host_listens_on_the_loopback_alone(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever address another run has left in the environment."""
+    """An address that another run has left in the environment does not count."""
     monkeypatch.setenv("HEADWAY_ADDRESS", left)
     hosts = parse_hosts(2, None)
     with closing(
