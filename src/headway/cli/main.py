@@ -77,7 +77,7 @@ def init(
     from headway.setup.propose import propose
     from headway.storage.addresses import parse_local_path
 
-    # Only local images can be looked at: an address is refused, and the message says how to go on.
+    # Only local images can be looked at: an address is refused, and the message names the next step.
     path = parse_local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")
     recipe, found, packed = propose(path, out, overwrite=overwrite)
     split = "" if found.held_out else " --split 0.1"

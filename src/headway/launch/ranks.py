@@ -183,7 +183,7 @@ class Ranks:
             self._member.check()
 
     def explain_error(self, error: CommunicationError) -> CommunicationError:
-        """Explains a failed collective: GenerationEndedError if this process goes on in the next generation."""
+        """Explains a failed collective: GenerationEndedError if this process continues in the next generation."""
         member = self._member
         if member is None or isinstance(error, FencedError):
             return error

@@ -93,12 +93,12 @@ class WorkerOutput:
         """
         with self._lock:
             # Rank 0 prints its own message. If it failed with the same status and all others agree, nothing is added.
-            told = any(self._ranks.get(worker) == 0 and statuses[worker] == status for worker in statuses)
+            lead_told = any(self._ranks.get(worker) == 0 and statuses[worker] == status for worker in statuses)
             first: dict[str, str] = {}
             for worker in statuses:
                 if lines := self._held.get(worker):
                     first.setdefault(_extract_error(lines), worker)
-            agreed = told and len(first) == 1
+            agreed = lead_told and len(first) == 1
             first.pop(self._last_error, None)
             if not agreed:
                 self._show_held(*first.values())
