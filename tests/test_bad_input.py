@@ -222,6 +222,7 @@ def test_too_many_damaged_samples_stop_the_run(damaged_run: Path) -> None:
     run = damaged_run / "run"
     sentence = refused("train", damaged_run / "recipe.yaml", "--run", run, "data.max_bad_share=0.001", status=1)
     assert "of 180 samples are damaged, more than data.max_bad_share 0.001" in sentence
+    assert "Run headway verify on the data" in sentence
     assert (run / "quarantine.jsonl").exists()
     sentence = refused(
         "train", damaged_run / "recipe.yaml", "--run", damaged_run / "stop", "data.on_bad=stop", status=1

@@ -284,5 +284,5 @@ class MetricsAccumulator:
             raise DataError(
                 f"{found} of {setup.epoch} samples are damaged, more than data.max_bad_share {limit}",
                 where=str(self._run.quarantine_path),
-                fix="RunFolder headway verify on the data, pack it again, and start a new run.",
+                fix="Run headway verify on the data, pack it again, and start a new run.",
             )
