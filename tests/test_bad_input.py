@@ -1,4 +1,4 @@
-"""Bad input: a clear sentence, exit 2 or 1, and nothing lost."""
+"""Bad input ends with a clear sentence and status 2 or 1, and loses nothing."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def jpegs(folder: Path, per_class: int = 5, side: int = 32, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
-    """Smooth colour images, as JPEG files."""
+def write_jpegs(folder: Path, per_class: int = 5, side: int = 32, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
+    """Writes smooth colour images as JPEG files."""
     chance = np.random.default_rng(0)
     for name in classes:
         (folder / name).mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_a_sentence_from_a_real_process(tmp_path: Path) -> None:
 
 
 def test_a_class_without_an_image(tmp_path: Path) -> None:
-    source = jpegs(tmp_path / "src")
+    source = write_jpegs(tmp_path / "src")
     (source / "eel").mkdir()
     (source / "eel/readme.txt").write_text("no fish yet")
     for arguments in (("pack", source, tmp_path / "dst"), ("init", source, "--out", tmp_path / "r.yaml")):
@@ -89,7 +89,7 @@ def test_a_class_without_an_image(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_images(tmp_path: Path) -> None:
-    source = jpegs(tmp_path / "src")
+    source = write_jpegs(tmp_path / "src")
     (source / "cat/text.jpg").write_text("hello")
     (source / "dog/empty.jpg").write_bytes(b"")
     whole = (source / "dog/1.jpg").read_bytes()
@@ -120,8 +120,8 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_that_still_decodes_is_packed(tmp_path: Path) -> None:
-    """What was wrong before the pack is the source's own; from then on the checksum watches."""
-    source = jpegs(tmp_path / "src")
+    """Damage that is older than the pack stays unnoticed; from the pack on, the checksum finds it."""
+    source = write_jpegs(tmp_path / "src")
     path = source / "cat/0.jpg"
     whole = path.read_bytes()
     for place in range(len(whole) - 100, len(whole) - 10):
@@ -140,7 +140,7 @@ def test_a_flipped_bit_that_still_decodes_is_packed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def run_of_damaged(tmp_path: Path) -> Path:
+def damaged_run(tmp_path: Path) -> Path:
     """A packed set with two damaged records and a recipe that uses it."""
     packed_digits(tmp_path)
     write_recipe(tmp_path / "recipe.yaml", data={"max_bad_share": 0.05}, log_ids=True)
@@ -148,8 +148,8 @@ def run_of_damaged(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_flipped_byte_in_a_shard_is_named_by_verify(run_of_damaged: Path) -> None:
-    packed = run_of_damaged / "digits.packed"
+def test_a_flipped_byte_in_a_shard_is_named_by_verify(damaged_run: Path) -> None:
+    packed = damaged_run / "digits.packed"
     said = headway("verify", packed, status=1)
     data = opening.open(packed / "train")
     lines = said.out.splitlines()
@@ -161,10 +161,10 @@ def test_a_flipped_byte_in_a_shard_is_named_by_verify(run_of_damaged: Path) -> N
     assert [(entry["index"], entry["name"]) for entry in found] == [(n, data.name(n)) for n in (11, 99)]
 
 
-def test_train_substitutes_damaged_samples_and_lists_them(run_of_damaged: Path) -> None:
-    run = run_of_damaged / "run"
-    headway("train", run_of_damaged / "recipe.yaml", "--run", run)
-    data = opening.open(run_of_damaged / "digits.packed/train")
+def test_train_substitutes_damaged_samples_and_lists_them(damaged_run: Path) -> None:
+    run = damaged_run / "run"
+    headway("train", damaged_run / "recipe.yaml", "--run", run)
+    data = opening.open(damaged_run / "digits.packed/train")
     served = np.frombuffer((run / "ids.bin").read_bytes(), "<i8").reshape(-1, 3)
     entries = [json.loads(line) for line in (run / "quarantine.jsonl").read_text().splitlines()]
     assert sorted(entry["asked"] for entry in entries) == [11, 11, 99, 99]  # once an epoch
@@ -176,22 +176,22 @@ def test_train_substitutes_damaged_samples_and_lists_them(run_of_damaged: Path) 
     replaced = served[:, 1] != served[:, 2]
     assert sorted(served[replaced, 1].tolist()) == [11, 11, 99, 99]
     assert json.loads((run / "summary.json").read_text())["damaged_samples"] == 4
-    packed = run_of_damaged / "digits.packed/train"
+    packed = damaged_run / "digits.packed/train"
     evaluated = headway("evaluate", run, "--data", packed)
     assert f"{packed}: 2 of {len(data):,} samples are damaged and left out." in evaluated.err
     assert evaluated.out.endswith(f"over {len(data) - 2:,} images\n")
     assert headway("evaluate", run, "--data", packed, "--json").json()["damaged_samples"] == 2
 
 
-def test_the_quarantine_is_cut_back_on_resume(run_of_damaged: Path) -> None:
-    """Each damaged sample once, wherever the run was stopped."""
-    run, recipe = run_of_damaged / "run", run_of_damaged / "recipe.yaml"
+def test_the_quarantine_is_cut_back_on_resume(damaged_run: Path) -> None:
+    """Each damaged sample is listed once, at whatever step the run was stopped."""
+    run, recipe = damaged_run / "run", damaged_run / "recipe.yaml"
     headway("train", recipe, "--run", run, "checkpoint={every_steps: 3, keep: 9}")
     expected = (run / "quarantine.jsonl").read_text()
     positions = [json.loads(line)["position"] for line in expected.splitlines()]
     for path in Checkpoints(run / "checkpoints").paths()[1:]:
-        shutil.copytree(run, run_of_damaged / "again")
-        again = run_of_damaged / "again"
+        shutil.copytree(run, damaged_run / "again")
+        again = damaged_run / "again"
         for later in Checkpoints(again / "checkpoints").paths():
             if later.name > path.name:
                 shutil.rmtree(later)
@@ -218,14 +218,14 @@ def test_a_damaged_sample_at_the_first_position_after_a_checkpoint_is_listed_onc
     assert (run / "quarantine.jsonl").read_text() == expected
 
 
-def test_too_many_damaged_samples_stop_the_run(run_of_damaged: Path) -> None:
-    run = run_of_damaged / "run"
-    sentence = refused("train", run_of_damaged / "recipe.yaml", "--run", run, "data.max_bad_share=0.001", status=1)
+def test_too_many_damaged_samples_stop_the_run(damaged_run: Path) -> None:
+    run = damaged_run / "run"
+    sentence = refused("train", damaged_run / "recipe.yaml", "--run", run, "data.max_bad_share=0.001", status=1)
     assert "of 180 samples are damaged, more than data.max_bad_share 0.001" in sentence
     assert "Run headway verify on the data" in sentence
     assert (run / "quarantine.jsonl").exists()
     sentence = refused(
-        "train", run_of_damaged / "recipe.yaml", "--run", run_of_damaged / "stop", "data.on_bad=stop", status=1
+        "train", damaged_run / "recipe.yaml", "--run", damaged_run / "stop", "data.on_bad=stop", status=1
     )
     assert "is damaged (checksum)" in sentence
 
@@ -248,7 +248,7 @@ def test_shards_of_different_packs_mixed(tmp_path: Path, good: Path) -> None:
 
 def test_eval_classes_unlike_train_classes(tmp_path: Path, good: Path) -> None:
     for part, classes in (("train", ("cat", "dog")), ("eval", ("cat", "eel"))):
-        jpegs(tmp_path / "src" / part, classes=classes)
+        write_jpegs(tmp_path / "src" / part, classes=classes)
     sentence = refused("pack", tmp_path / "src", tmp_path / "dst", status=1)
     assert "the classes of eval and train differ (only in train: dog; only in eval: eel)." in sentence
     for part in ("train", "eval"):
@@ -266,14 +266,14 @@ def test_eval_classes_unlike_train_classes(tmp_path: Path, good: Path) -> None:
 
 
 def test_a_single_class(tmp_path: Path, good: Path) -> None:
-    """As where a folder is packed that lies one level too high."""
-    headway("pack", jpegs(tmp_path / "src", classes=("cat",)), tmp_path / "dst")
+    """This happens if you pack a folder that lies one level too high."""
+    headway("pack", write_jpegs(tmp_path / "src", classes=("cat",)), tmp_path / "dst")
     sentence = refused("train", good / "recipe.yaml", f"data={{train: {tmp_path / 'dst'}}}", status=1)
     assert "the data has one class only (cat): there is nothing to tell apart." in sentence
 
 
 def test_places_that_exist(tmp_path: Path, good: Path) -> None:
-    source = jpegs(tmp_path / "src")
+    source = write_jpegs(tmp_path / "src")
     run = tmp_path / "run"
     headway("train", good / "recipe.yaml", "--run", run, "epochs=0.2")
     before = files(run)
@@ -312,7 +312,7 @@ def test_places_that_exist(tmp_path: Path, good: Path) -> None:
     ],
 )
 def test_lists_that_cannot_be_used(tmp_path: Path, listing: str, expected: str) -> None:
-    jpegs(tmp_path)
+    write_jpegs(tmp_path)
     (tmp_path / "list.csv").write_text(listing)
     assert expected in refused("pack", tmp_path / "list.csv", tmp_path / "dst", status=1)
     assert not (tmp_path / "dst").exists()
@@ -322,8 +322,8 @@ def make_room(disk: Path, size: str) -> None:
     subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
 
 
-def noise(folder: Path, count: int, side: int = 96) -> Path:
-    """Images that do not compress: about 28 kB each at 96 x 96."""
+def write_noise(folder: Path, count: int, side: int = 96) -> Path:
+    """Writes images that do not compress: about 28 kB each at 96 x 96."""
     chance = np.random.default_rng(count)
     for name in ("a", "b"):
         (folder / name).mkdir(parents=True)
@@ -334,7 +334,7 @@ def noise(folder: Path, count: int, side: int = 96) -> Path:
 
 @pytest.mark.root
 def test_a_full_disk_while_packing(small_disk: Path, tmp_path: Path) -> None:
-    source, few = noise(tmp_path / "src", 40), noise(tmp_path / "few", 3)
+    source, few = write_noise(tmp_path / "src", 40), write_noise(tmp_path / "few", 3)
     sentence = refused("pack", source, small_disk / "dst", status=1)
     assert "the disk is full: " in sentence
     assert "Free space there, or pack to another disk. What was written is removed." in sentence
@@ -453,7 +453,7 @@ def test_images_outside_reason_are_refused_by_name(tmp_path: Path, good: Path) -
     bomb = tmp_path / "bomb.png"
     Image.new("1", (20_000, 20_000)).save(bomb)
     assert os.path.getsize(bomb) < 1_000_000
-    source = jpegs(tmp_path / "src")
+    source = write_jpegs(tmp_path / "src")
     shutil.copy(bomb, source / "cat/bomb.png")
     assert "cat/bomb.png: " in refused("pack", source, tmp_path / "dst", status=1)
     (tmp_path / "net.py").write_text(NET)

@@ -1,4 +1,4 @@
-"""The command line: its verbs, what they print and how they leave."""
+"""The command line: its verbs, their output and their exit status."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_wrong_usage_leaves_with_2(arguments: tuple[str, ...]) -> None:
 
 
 def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven verbs, one after the other, each with --json."""
+    """Runs seven verbs, one after the other, each with --json."""
     monkeypatch.chdir(tmp_path)
     digits(tmp_path / "images", per_class=20)
     made = headway("init", "images", "--json").json()
@@ -120,7 +120,7 @@ def test_the_installed_command_and_the_module_are_one(folder: Path, tmp_path: Pa
 @pytest.mark.check
 @pytest.mark.fresh
 def test_a_terminal_gets_a_bar_and_a_file_gets_lines(folder: Path, tmp_path: Path) -> None:
-    """On a pseudo-terminal: epoch, step, images/s, time to go, loss, waiting share, accuracy, drawn in place."""
+    """A bar has epoch, step, images/s, time to go, loss, waiting share and accuracy, drawn in place."""
     main, side = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "40"}
     rarely = ("evaluate.every_epochs=20", "checkpoint.every_epochs=40")
@@ -154,7 +154,7 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines(folder: Path, tmp_path: Pat
 @pytest.mark.check
 @pytest.mark.fresh
 def test_ctrl_c_twice_ends_at_once(folder: Path, tmp_path: Path) -> None:
-    """A network that never gives its step back can still be left."""
+    """A run can be ended even if a step never returns."""
     (folder / "slow.py").write_text(
         "import time\ndef wait(images, labels, keys):\n    print('waiting', flush=True)\n    time.sleep(600)\n"
     )

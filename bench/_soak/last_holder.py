@@ -178,7 +178,7 @@ def strike(run: Run, chance: random.Random) -> Strike | None:
     if run.launcher.poll() is not None:
         outcome = "ended"
         run.resumed()
-    elif "goes on from the checkpoint" in run.said()[spoken:]:
+    elif "continues from the checkpoint" in run.said()[spoken:]:
         outcome = "checkpoint"
     return Strike(moment, checkpoint, step, before, (str(first.pid), str(last.pid)), outcome)
 

@@ -269,4 +269,4 @@ def test_wrong_usage_is_refused(folder: Path, tmp_path: Path) -> None:
     assert "no key" in refused("doctor", folder / "plain.yaml", "nothing=3", status=2)
     assert "--cold measures one process" in refused("doctor", folder / "plain.yaml", "--cold", "--procs", "2", status=2)
     many = refused("doctor", folder / "plain.yaml", "--procs", "999", status=2)
-    assert "cannot be shared by 999 processes. Set it to at least that, or take at most" in many
+    assert "cannot be shared by 999 processes. Set it to at least 999, or start at most" in many

@@ -1,7 +1,7 @@
 """A worker without training, for the launcher: _worker.py PLAN FOLDER.
 
-PLAN is JSON: `do` maps the id of a worker to what happens to it, `until` says [number, size] of the generation in which
-all say farewell. What each was started with stands in FOLDER/ID.json; FOLDER/ID.log has a line for each generation.
+PLAN is JSON: `do` maps the id of a worker to its fate, and `until` has number and size of the generation in which all
+workers say farewell. FOLDER/ID.json has the arguments and variables of a worker, FOLDER/ID.log a line per generation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headway.comm.coordinator_client import CoordinatorClient, Generation
 from headway.core.errors import CommunicationError
 
 
-def at_the_start(words: list[str]) -> None:
+def act_at_start(words: list[str]) -> None:
     match words:
         case ["fail", status, text]:
             print(f"headway: {text}", file=sys.stderr, flush=True)
@@ -36,15 +36,15 @@ def at_the_start(words: list[str]) -> None:
 
 
 def leave_with(member: CoordinatorClient, status: str, text: str) -> None:
-    """In order, and with an error."""
+    """Says farewell, then ends with an error."""
     member.leave(True)
     member.close()
     print(f"headway: {text}", file=sys.stderr, flush=True)
     os._exit(int(status))
 
 
-def in_generation(words: list[str], folder: Path, member: CoordinatorClient) -> None:
-    """Once all are in it."""
+def act_in_generation(words: list[str], folder: Path, member: CoordinatorClient) -> None:
+    """Waits until all workers are in the generation, then acts."""
     while words != [""] and len(list(folder.glob("*.log"))) < int(os.environ["WORLD_SIZE"]):
         time.sleep(0.005)
     match words:
@@ -71,8 +71,8 @@ def in_generation(words: list[str], folder: Path, member: CoordinatorClient) -> 
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Worker:
-    """Goes from generation to generation."""
+class PlannedWorker:
+    """A worker that goes from generation to generation, as its plan says."""
 
     def __init__(self, plan: dict[str, Any], folder: Path, member: CoordinatorClient) -> None:
         self.plan, self.folder, self.member = plan, folder, member
@@ -94,7 +94,7 @@ class Worker:
             print(f"generation {found.number} of {found.size}", flush=True)
             print(f"note {found.number}", file=sys.stderr, flush=True)
             if found.number == 0:
-                in_generation(self.plan["do"].get(self.member.worker, "").split(" ", 1), self.folder, self.member)
+                act_in_generation(self.plan["do"].get(self.member.worker, "").split(" ", 1), self.folder, self.member)
             if self.leaves(found):
                 self.member.leave(not self.stopping)
                 return int(self.stopping)
@@ -108,8 +108,8 @@ class Worker:
         return False
 
 
-def command_lines() -> Iterator[str]:
-    """Those of all processes of this machine."""
+def read_command_lines() -> Iterator[str]:
+    """Yields the command lines of all processes of this machine."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             yield path.read_bytes().decode(errors="replace")
@@ -120,14 +120,14 @@ def main() -> int:
     worker = os.environ["HEADWAY_MEMBER"]
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "HEADWAY_JOINING", "EXTRA")
     seen = {name: os.environ.get(name) for name in names}
-    seen["secret on a command line"] = any(os.environ["HEADWAY_SECRET"] in line for line in command_lines())
+    seen["secret on a command line"] = any(os.environ["HEADWAY_SECRET"] in line for line in read_command_lines())
     (folder / f"{worker}.json").write_text(json.dumps(seen | {"pid": os.getpid(), "cwd": os.getcwd()}))
     print(f"out of {worker}", flush=True)
-    at_the_start(plan["do"].get(worker, "").split(" ", 2))
+    act_at_start(plan["do"].get(worker, "").split(" ", 2))
     member = CoordinatorClient.from_environment()
     assert member is not None
     try:
-        return Worker(plan, folder, member).run()
+        return PlannedWorker(plan, folder, member).run()
     except CommunicationError as error:
         print(f"headway: {error}", file=sys.stderr, flush=True)
         return 1

@@ -1,4 +1,4 @@
-"""The last rank that holds a run's state is lost while its successors join: they go on from what lies on the disk."""
+"""The last rank with a run's state is lost while its successors join: they continue from the files on the disk."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Place:
-    """A launcher's place for one process, and the processes that take it, one after the other."""
+class LauncherSlot:
+    """A slot of a launcher, and the processes that fill it, one after the other."""
 
     def __init__(self, recipe: Path, run: Path, stack: ExitStack) -> None:
         self.events: list[CoordinatorEvent] = []
@@ -53,8 +53,8 @@ class Place:
         self.coordinator = Coordinator([(0, 0)], secret=b"x", timeout_s=30, store_port=store.port, on_event=tell)
         stack.enter_context(closing(self.coordinator))
 
-    def process(self, attempt: int, said: list[str], *options: str) -> tuple[CoordinatorClient, Trainer]:
-        """A training process; all but the first join the run."""
+    def start(self, attempt: int, said: list[str], *options: str) -> tuple[CoordinatorClient, Trainer]:
+        """Starts a training process; all but the first join the run."""
         joins = attempt > 0
         loaded = read_recipe(self._recipe, (*OPTIONS, *options), TrainRecipe)
         member = CoordinatorClient(LOOPBACK, self.coordinator.port, secret="x", worker=f"0.0.{attempt}", joining=joins)
@@ -71,20 +71,21 @@ class Place:
 
 
 @contextmanager
-def lost_while_joining(
+def lose_while_joining(
     folder: Path, run: Path, steps: int, said: list[str], *options: str, harm: Callable[[], object] = lambda: None
 ) -> Iterator[Trainer]:
-    """A run of one process, which is lost after so many steps: it has met its successor, and given it nothing yet.
+    """Loses the only process of a run after some steps, when it has met its successor and not sent its state yet.
 
     Args:
-        options: of the successor. harm: done to the run folder meanwhile.
+        options: options of the successor.
+        harm: called before the successor continues, to damage the run folder.
     """
     with ExitStack() as stack:
-        place = Place(folder / "recipe.yaml", run, stack)
-        first, trainer = place.process(0, [])
+        slot = LauncherSlot(folder / "recipe.yaml", run, stack)
+        first, trainer = slot.start(0, [])
         trainer.meet()
         trainer.run(steps)
-        second, successor = place.process(1, said, *options)
+        second, successor = slot.start(1, said, *options)
         second.announce_arrival()
         # Both are in generation 1; the one that trained dies before it can say how far it is.
         at_the_boundary = threading.Thread(target=first.wait_for_generation)
@@ -97,43 +98,43 @@ def lost_while_joining(
         trainer.close()
         first.close()
         formed = [
-            [worker.id for worker in event.workers] for event in place.events if isinstance(event, GenerationFormed)
+            [worker.id for worker in event.workers] for event in slot.events if isinstance(event, GenerationFormed)
         ]
         assert formed[1] == ["0.0.0", "0.0.1"]
         harm()
         yield successor
 
 
-def positions(run: Path) -> list[int]:
+def read_positions(run: Path) -> list[int]:
     found = [np.fromfile(path, "<i8").reshape(-1, IDS_BYTES // 8)[:, 0] for path in run.glob("ids*.bin")]
     return sorted(np.concatenate(found).tolist())
 
 
-def names(run: Path) -> list[str]:
+def list_checkpoints(run: Path) -> list[str]:
     return [path.name for path in Checkpoints(run / "checkpoints").paths()]
 
 
 def test_newcomers_alone_go_on_from_the_newest_checkpoint(folder: Path, tmp_path: Path) -> None:
     run, said = tmp_path / "run", list[str]()
-    with lost_while_joining(folder, run, 10, said) as trainer:
-        assert names(run) == ["step-00000008", "step-00000004"]
+    with lose_while_joining(folder, run, 10, said) as trainer:
+        assert list_checkpoints(run) == ["step-00000008", "step-00000004"]
         trainer.meet()
         assert trainer.step == 8
         assert [record["step"] for record in records(run, "train")] == list(range(1, 9))
-        assert names(run) == ["step-00000008", "step-00000004"]
+        assert list_checkpoints(run) == ["step-00000008", "step-00000004"]
         trainer.run()
         assert trainer.finished
     (sentence,) = [text for text in said if "checkpoint" in text]
     assert sentence == (
-        "No process was left that held the state of the run: it goes on from the checkpoint of step 8 "
-        f"({run / 'checkpoints/step-00000008'}), and makes the steps after it again."
+        "No rank has the state of the run any more: it continues from the checkpoint of step 8 "
+        f"({run / 'checkpoints/step-00000008'}), and repeats the steps after it."
     )
     assert [record["step"] for record in records(run, "train")] == list(range(1, STEPS + 1))
-    assert positions(run) == list(range(STEPS * BATCH))
+    assert read_positions(run) == list(range(STEPS * BATCH))
     whole = tmp_path / "whole"
     with ExitStack() as stack:
-        place = Place(folder / "recipe.yaml", whole, stack)
-        _, alone = place.process(0, [])
+        slot = LauncherSlot(folder / "recipe.yaml", whole, stack)
+        _, alone = slot.start(0, [])
         alone.meet()
         alone.run()
     ours, theirs = (Checkpoints(path / "checkpoints").newest() for path in (run, whole))
@@ -146,7 +147,7 @@ def test_newcomers_alone_go_on_from_the_newest_checkpoint(folder: Path, tmp_path
 def test_a_damaged_checkpoint_is_passed_over(folder: Path, tmp_path: Path) -> None:
     run, said = tmp_path / "run", list[str]()
     newest = run / "checkpoints/step-00000008/tensors-0.safetensors"
-    with lost_while_joining(folder, run, 10, said, harm=lambda: newest.write_bytes(b"torn")) as trainer:
+    with lose_while_joining(folder, run, 10, said, harm=lambda: newest.write_bytes(b"torn")) as trainer:
         trainer.meet()
         assert trainer.step == 4
         trainer.run(1)
@@ -154,13 +155,15 @@ def test_a_damaged_checkpoint_is_passed_over(folder: Path, tmp_path: Path) -> No
         trainer.run()
     assert any("torn" in text and "The one before it is used." in text for text in said)
     assert any("the checkpoint of step 4 " in text for text in said)
-    assert positions(run) == list(range(STEPS * BATCH))
-    assert names(run)[0] == "step-00000015"
+    assert read_positions(run) == list(range(STEPS * BATCH))
+    assert list_checkpoints(run)[0] == "step-00000015"
 
 
-def refused(folder: Path, run: Path, steps: int, *options: str, harm: Callable[[], object] = lambda: None) -> str:
-    """The sentence with which the successor ends the run."""
-    with lost_while_joining(folder, run, steps, [], *options, harm=harm) as trainer:
+def refuse_to_continue(
+    folder: Path, run: Path, steps: int, *options: str, harm: Callable[[], object] = lambda: None
+) -> str:
+    """Returns the error with which the successor ends the run."""
+    with lose_while_joining(folder, run, steps, [], *options, harm=harm) as trainer:
         logged = (run / "metrics.jsonl").read_bytes()
         with pytest.raises(HeadwayError) as caught:
             trainer.meet()
@@ -170,7 +173,7 @@ def refused(folder: Path, run: Path, steps: int, *options: str, harm: Callable[[
 
 
 def test_without_a_checkpoint_the_run_ends_with_a_sentence(folder: Path, tmp_path: Path) -> None:
-    said = refused(folder, tmp_path / "run", 3)
+    said = refuse_to_continue(folder, tmp_path / "run", 3)
     assert said == (
         f"{tmp_path / 'run'}: no process is left that holds the state of the run, and there was no checkpoint yet: "
         "3 steps are lost. A smaller checkpoint.every_steps would have kept more. "
@@ -180,39 +183,39 @@ def test_without_a_checkpoint_the_run_ends_with_a_sentence(folder: Path, tmp_pat
 
 def test_checkpoints_that_are_all_damaged_end_the_run(folder: Path, tmp_path: Path) -> None:
     newest = tmp_path / "run/checkpoints/step-00000004/manifest.json"
-    said = refused(folder, tmp_path / "run", 5, harm=lambda: newest.write_text("{}"))
+    said = refuse_to_continue(folder, tmp_path / "run", 5, harm=lambda: newest.write_text("{}"))
     assert "every checkpoint is damaged" in said
 
 
 def test_a_run_folder_out_of_sight_ends_the_run(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with (
-        lost_while_joining(folder, run, 5, [], harm=lambda: run.rename(tmp_path / "elsewhere")) as trainer,
+        lose_while_joining(folder, run, 5, [], harm=lambda: run.rename(tmp_path / "elsewhere")) as trainer,
         pytest.raises(HeadwayError, match="no checkpoint of it can be seen from here"),
     ):
         trainer.meet()
-    assert names(tmp_path / "elsewhere") == ["step-00000004"]
+    assert list_checkpoints(tmp_path / "elsewhere") == ["step-00000004"]
 
 
 def test_a_recipe_that_was_changed_meanwhile_ends_the_run(folder: Path, tmp_path: Path) -> None:
-    said = refused(folder, tmp_path / "run", 5, "optimizer.lr=0.5")
+    said = refuse_to_continue(folder, tmp_path / "run", 5, "optimizer.lr=0.5")
     assert "optimizer.lr is 0.5 in the recipe, and the run began with 0.02" in said
 
 
 def test_a_run_of_which_nothing_was_recorded_begins_anew(folder: Path, tmp_path: Path) -> None:
     run, said = tmp_path / "run", list[str]()
-    with lost_while_joining(folder, run, 0, said) as trainer:
+    with lose_while_joining(folder, run, 0, said) as trainer:
         trainer.meet()
         trainer.run()
         assert trainer.finished
-    sentence = "No process was left that held the state of the run, and no step was recorded yet: it begins anew."
+    sentence = "No rank has the state of the run any more, and no step was recorded yet: the run begins anew."
     assert said.count(sentence) == 1
-    assert positions(run) == list(range(STEPS * BATCH))
+    assert read_positions(run) == list(range(STEPS * BATCH))
     assert [record["step"] for record in records(run, "train")] == list(range(1, STEPS + 1))
 
 
-class Disk:
-    """What a rank sees: the step of the newest checkpoint; 0 where that is damaged, -1 where there is none."""
+class FakeFiles:
+    """The files that a rank sees. `step` is that of the newest checkpoint: 0 if it is damaged, -1 if there is none."""
 
     def __init__(self, step: int, recorded: int = 0) -> None:
         self.step, self.recorded = step, recorded
@@ -232,10 +235,10 @@ class Disk:
         return HeadwayError(f"{recorded} steps are lost")
 
 
-class Walker:
-    """Its state is its step."""
+class FakeCarrier:
+    """A carrier whose state is its step."""
 
-    def __init__(self, progress: int, step: int, past: Disk) -> None:
+    def __init__(self, progress: int, step: int, past: FakeFiles) -> None:
         self.far, self.step, self.past, self.is_saving = progress, step, past, lambda: True
         self.precision: Any = None
 
@@ -256,7 +259,7 @@ class Walker:
 
 
 Case = tuple[list[tuple[int, int, int, int]], bool]
-"""(progress, step, step of the newest checkpoint, steps recorded) of each rank; whether rank 0 led before."""
+"""(progress, step, step of the newest checkpoint, steps recorded) of each rank, and True if rank 0 led before."""
 CASES: dict[str, tuple[Case, Any]] = {
     "the lowest that is ahead": (([(5, 5, 4, 5), (-1, 0, 4, 5), (6, 6, 4, 5)], True), 6),
     "who took it over is a holder": (([(-1, 0, 4, 9), (9, 8, 4, 9), (-1, 0, 4, 9)], False), 8),
@@ -269,11 +272,11 @@ CASES: dict[str, tuple[Case, Any]] = {
 }
 
 
-def handed_over(rank: Rank) -> list[Any]:
+def hand_over_cases(rank: Rank) -> list[Any]:
     out: list[Any] = []
     for (ranks, led), _ in CASES.values():
         progress, step, saved, recorded = ranks[rank.rank]
-        walker, said = Walker(progress, step, Disk(saved, recorded)), list[str]()
+        walker, said = FakeCarrier(progress, step, FakeFiles(saved, recorded)), list[str]()
         try:
             met = hand_over(rank.world, f"n{rank.rank}", walker, said.append, led=led)
         except HeadwayError as error:
@@ -284,12 +287,12 @@ def handed_over(rank: Rank) -> list[Any]:
     return out
 
 
-def test_what_a_generation_goes_on_from() -> None:
-    every = run_ranks(3, handed_over)
+def test_every_rank_continues_from_the_same_state() -> None:
+    every = run_ranks(3, hand_over_cases)
     for number, (name, (_, wanted)) in enumerate(CASES.items()):
         ranks = [found[number] for found in every]
         assert ranks[0] == ranks[1] == ranks[2], name
         found, progress, said = ranks[0]
         assert found == wanted or (isinstance(wanted, str) and wanted in found), name
         assert progress is None or progress >= 0, name
-        assert ("so it is" in said) == ("goes on from the checkpoint of step 8" in "".join(said)), name
+        assert ("so it is" in said) == ("continues from the checkpoint of step 8" in "".join(said)), name

@@ -1,4 +1,4 @@
-"""The hosts of a run, and where its launcher listens for them."""
+"""The hosts of a run, and the address at which its launcher listens."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from headway.launch.launcher import _LaunchSession
 @pytest.mark.parametrize(
     ("procs", "hosts", "match"),
     [
-        (None, "", "which is no host with a number"),
-        (None, "a", "which is no host with a number"),
-        (None, "a:4,", "'', which is no host"),
-        (None, ":4", "':4', which is no host"),
-        (None, "a:0", "'0' is no number of processes"),
-        (None, "a:b", "'b' is no number of processes"),
-        (None, "a:-1", "'-1' is no number of processes"),
-        (None, "a:99999", "'99999' is no number of processes"),
-        (None, "::1:2", "no host with a number"),
-        (None, "-oProxyCommand=x:2", "no host with a number"),
-        (None, "a b:2", "no host with a number"),
+        (None, "", "which is not of the form HOST:NUMBER"),
+        (None, "a", "which is not of the form HOST:NUMBER"),
+        (None, "a:4,", "'', which is not of the form"),
+        (None, ":4", "':4', which is not of the form"),
+        (None, "a:0", "'0' is not a number of processes"),
+        (None, "a:b", "'b' is not a number of processes"),
+        (None, "a:-1", "'-1' is not a number of processes"),
+        (None, "a:99999", "'99999' is not a number of processes"),
+        (None, "::1:2", "not of the form HOST:NUMBER"),
+        (None, "-oProxyCommand=x:2", "not of the form HOST:NUMBER"),
+        (None, "a b:2", "not of the form HOST:NUMBER"),
         (None, "a:1,b:1,a:2", "names a twice"),
         (None, "localhost:1,127.0.0.1:2", "names localhost twice"),
         (5, "a:2,b:2", "asks for 4 processes, and --procs for 5"),
@@ -55,7 +55,7 @@ def test_the_launchers_address_is_that_of_the_route() -> None:
 
 @pytest.mark.parametrize("left", ["", "192.0.2.1"])
 def test_a_run_on_one_host_listens_on_the_loopback_alone(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever address another run has left in the environment."""
+    """An address that another run has left in the environment does not count."""
     monkeypatch.setenv("HEADWAY_ADDRESS", left)
     hosts = parse_hosts(2, None)
     with closing(

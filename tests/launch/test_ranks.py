@@ -1,4 +1,4 @@
-"""Ranks from one generation to the next: what is known stays known."""
+"""Ranks keep their measurements and messages from one generation to the next."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ def net(num_classes):
 
 
 @contextmanager
-def member_alone(tmp_path: Path, said: list[str], events: list[CoordinatorEvent], *overrides: str) -> Iterator[Trainer]:
-    """The only process of a launcher's: 15 steps an epoch, and a new generation whenever it meets."""
+def run_single_member(
+    tmp_path: Path, said: list[str], events: list[CoordinatorEvent], *overrides: str
+) -> Iterator[Trainer]:
+    """Runs the only process of a launcher: 15 steps per epoch, and a new generation at each `meet`."""
     packed_digits(tmp_path)
     write_recipe(tmp_path / "recipe.yaml", batch=12, epochs=4)
     (tmp_path / "idle.py").write_text(IDLE)
@@ -50,10 +52,10 @@ def member_alone(tmp_path: Path, said: list[str], events: list[CoordinatorEvent]
                 yield trainer
 
 
-def test_what_is_said_of_parameters_without_a_gradient_is_said_in_one_generation(tmp_path: Path) -> None:
+def test_parameters_without_a_gradient_are_named_in_one_generation(tmp_path: Path) -> None:
     events: list[CoordinatorEvent] = []
     said: list[str] = []
-    with member_alone(tmp_path, said, events) as trainer:
+    with run_single_member(tmp_path, said, events) as trainer:
         for _ in range(3):
             trainer.meet()
             trainer.run(2)
@@ -62,10 +64,10 @@ def test_what_is_said_of_parameters_without_a_gradient_is_said_in_one_generation
     assert found == ["Without a gradient in the first step, counted as zero: idle."]
 
 
-def test_what_is_frozen_is_frozen_in_the_next_generation_too(tmp_path: Path) -> None:
-    """A newcomer has frozen nothing yet, and all lay the same buckets."""
+def test_frozen_parameters_stay_frozen_in_the_next_generation(tmp_path: Path) -> None:
+    """A newcomer has frozen nothing yet, and all ranks need the same buckets."""
     frozen = "model.freeze_after=[{match: '^1.weight', after_epochs: 0.1}]"
-    with member_alone(tmp_path, [], [], frozen) as trainer:
+    with run_single_member(tmp_path, [], [], frozen) as trainer:
         weight = trainer.setup.model.get_parameter("1.weight")
         begun, seen = weight.detach().clone(), []
         for _ in range(3):

@@ -347,7 +347,7 @@ def test_of_very_many_epochs_some_rates_are_kept(folder: Path) -> None:
         (("--samples", "5"), "only work with --dry-run"),
         (("--dry-run", "--classes", "5"), "go with --samples"),
         (("--dry-run", "--procs", "31"), "a batch of 30 cannot be shared by 31 processes"),
-        (("--dry-run", "--hosts", "a"), "no host with a number"),
+        (("--dry-run", "--hosts", "a"), "not of the form HOST:NUMBER"),
     ],
 )
 def test_what_does_not_go_together_is_refused(folder: Path, arguments: tuple[str, ...], said: str) -> None:

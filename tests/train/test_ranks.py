@@ -333,7 +333,7 @@ def test_after_a_restart_all_go_on_from_the_last_checkpoint(folder: Path, tmp_pa
             found.workers()[1].send_signal(signal.SIGKILL)
         _, err = found.process.communicate(timeout=200)
         assert found.process.returncode == 0, err
-        assert "All workers begin again" in err
+        assert "All workers are started again" in err
         assert re.search(rf"Resumed at step \d+ of {EPOCHS * EPOCH // 50}\b", err), err
     assert (rows_of(tmp_path / "run")[:, 0] == np.arange(EPOCHS * EPOCH)).all()
 

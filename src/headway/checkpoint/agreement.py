@@ -114,6 +114,7 @@ class StoreExchange:
             self._call(self._store.delete_key, self._key(key, rank))
 
     def _key(self, key: str, rank: int) -> str:
+        # Only this rank writes the key, and the others only read it: no lock is needed.
         return f"{self._name}/{key}/{rank}"
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -57,6 +57,7 @@ class BackgroundSaver:
             confirm: called by rank 0 in the writing thread, right before a checkpoint becomes visible. If it raises,
                 the checkpoint never becomes visible.
         """
+        # Ranks of a generation that is over can no longer agree: their save would wait in vain.
         if self._job is not None:
             self._job.give_up()
         self._exchange, self._confirm = exchange, confirm
@@ -84,6 +85,7 @@ class BackgroundSaver:
             self._say,
             self._go_on,
         )
+        # The copy lets training change the state while the thread writes.
         self._job = self._newest = SaveJob(setting, step, tensors, scalars, copy=self._asynchronous)
         if self._asynchronous:
             # No daemon: at exit the interpreter waits until the checkpoint is whole.
@@ -119,6 +121,7 @@ class BackgroundSaver:
         if job.error is not None and (together or not isinstance(job.error, CommunicationError)):
             raise job.error
         if together:
+            # The ranks find out once if all of them see the folder; that holds until the ranks change.
             self._shared = job.shared
 
     def close(self) -> None:

@@ -179,6 +179,7 @@ def state_of(
     tensors = {f"model/{name}": value for name, value in whole.state_dict().items()}
     for name, parameter in whole.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
+            # An entry may be None, and a step count may be a Python number instead of a tensor.
             if value is not None:
                 tensors[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
     return tensors | read_random_state()
@@ -208,6 +209,7 @@ def restore(
     for name, parameter in whole.named_parameters():
         prefix = f"optimizer/{name}/"
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        # Frozen parameters, and those before a first step, have no state.
         if state:
             group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
             # A step count lies on the device only for fused and capturable optimizers. Elsewhere reading it would be a

@@ -51,6 +51,7 @@ def expect_tensors(
 
 def find_mismatch(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
     """Describes the first tensor that does not match, or returns an empty string."""
+    # Sorted, since the order of a set differs between processes: all ranks name the same tensor.
     if lacking := sorted(wanted.keys() - saved.keys()):
         return f"{lacking[0]!r} is missing"
     if unknown := sorted(saved.keys() - wanted.keys()):
@@ -118,6 +119,7 @@ def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
 
 def expect_position(position: int, step: int, plan: BatchPlan, where: str) -> None:
     """Checks that a checkpoint's step begins at its position under the plan of batches. Raises CheckpointError."""
+    # With another batch the step begins at another sample: samples would be repeated or left out.
     if (begins := plan.find_position(step)) != position:
         what = f"it stands at sample {position:,}, and step {step:,} of this recipe begins at {begins:,}"
         raise CheckpointError(what, where=where, fix="Put batch back to what the run began with.")

@@ -90,6 +90,7 @@ def format_name(step: int) -> str:
 
 def parse_step(name: str) -> int | None:
     """Returns the step in a folder's name, or None if the name is not a checkpoint's."""
+    # A name that does not parse is a draft, or a file of the user, and is left alone.
     number = name.removeprefix("step-")
     return int(number) if number != name and number.isdecimal() else None
 
@@ -109,6 +110,7 @@ def has_later_checkpoint(name: str, names: Collection[str], manifest: Callable[[
     step = parse_step(name) or 0
     for other in names:
         if (parse_step(other) or 0) > step:
+            # A damaged checkpoint does not count: `latest` has to name one that can be read.
             with suppress(OSError, ValueError, KeyError, TypeError, HeadwayError):
                 Manifest.from_json(manifest(other), other)
                 return True
@@ -147,6 +149,7 @@ def prune(folder: CheckpointFolder, before: list[Location], newest: Location, ke
     kept = {path.name for path in earlier[: keep - 1]}
     for path in earlier:
         if path.name not in kept:
+            # Under the lock, so that no reader begins between the check and the removal.
             with _holding, suppress(FileNotFoundError):
                 if not _held[_key(path)]:
                     folder.remove(path)
@@ -219,7 +222,9 @@ class _LocalDraft(CheckpointDraft):
         # All bytes reach the disk before the rename that makes them a checkpoint.
         write_and_sync(self.aside / MANIFEST, manifest.to_json())
         sync_folder(self.aside)
+        # A run that was resumed further back saves this step again: the old checkpoint moves aside.
         replaced = self.aside.with_name(f"{self.aside.name}.replaced")
+        # The last moment to stop: after the rename every reader sees the checkpoint.
         confirm()
         if self._final.exists():
             os.replace(self._final, replaced)

@@ -53,6 +53,7 @@ class Manifest:
         """Returns the bytes of `manifest.json`, with its checksum."""
         tree: dict[str, Any] = {"format": FORMAT, "step": self.step, "scalars": self.scalars}
         tree["files"] = [{"name": file.name, "bytes": file.length, "sha256": file.sha256} for file in self.files]
+        # Last, since it covers all other entries.
         tree["sha256"] = _digest(tree)
         return json.dumps(tree, indent=1).encode()
 
@@ -148,6 +149,7 @@ class _Entries:
         return found
 
     def _refuse(self, name: str, value: Any, wanted: str) -> NoReturn:
+        # A damaged or hostile entry may be megabytes long, so the message quotes only its beginning.
         shown = repr(value)[:100] if type(value) in (int, float, str) else describe_kind(value)
         raise CheckpointError(f"{MANIFEST} has {shown} as {self._path}{name}, not {wanted}", where=self._where)
 

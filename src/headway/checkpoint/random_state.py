@@ -19,6 +19,7 @@ WORDS = 624
 def read_random_state() -> dict[str, torch.Tensor]:
     """Returns the states of all random generators as tensors of a checkpoint."""
     _, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
+    # `random.gauss` draws two numbers at a time, and keeps the spare one.
     _, state, spare = random.getstate()
     out = {
         "random/torch": torch.get_rng_state(),
@@ -27,6 +28,7 @@ def read_random_state() -> dict[str, torch.Tensor]:
         "random/python": torch.tensor(state, dtype=torch.int64),
         "random/python_spare": torch.tensor([] if spare is None else [spare], dtype=torch.float64),
     }
+    # Reading the state would initialise CUDA in a process that does not use it.
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         out["random/cuda"] = torch.cuda.get_rng_state()
     return out
@@ -82,6 +84,7 @@ def _expect_accepted(state: torch.Tensor, module: Any, what: str, where: str) ->
 def restore_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
     """Sets all random generators to saved states. Call `check_random_state` first."""
     torch.set_rng_state(tensors["random/torch"])
+    # A run may continue on a CPU, which has no use for this state.
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])
     place, has_gauss, gauss = tensors["random/numpy_scalars"].tolist()

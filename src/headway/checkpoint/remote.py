@@ -68,6 +68,7 @@ class CheckpointUrl:
         remote = RemoteFolder(self.uri)
         try:
             size = remote.read_version(name).size
+            # A damaged or hostile object may have any size, so it is checked before the bytes are fetched.
             if size > limit:
                 raise OSError(errno.EFBIG, f"it has {size:,} bytes, and should have at most {limit:,}", name)
             return remote.read(name, 0, size).tobytes()
@@ -207,12 +208,14 @@ class _RemoteDraft(CheckpointDraft):
                 fix = "Make room there, or set TMPDIR to another folder."
                 raise HeadwayError(what, where=tempfile.gettempdir(), fix=fix) from error
             self._folder.make_folder(self._name)
+            # `put_file` of fsspec needs a path, which a file without a name has only here.
             self._folder.upload(Path(f"/proc/self/fd/{staged.fileno()}"), f"{self._name}/{name}", check)
         return FileEntry(name, tensors.length, sha256)
 
     def publish(self, manifest: Manifest, confirm: Callable[[], None]) -> Location:
         confirm()
         self._folder.write(f"{self._name}/{MANIFEST}", manifest.to_json())
+        # `latest` comes after the manifest: it never names a checkpoint that is not complete.
         if not has_later_checkpoint(self._name, self._folder.names(), self._folder.read_manifest):
             self._folder.write(LATEST, f"{self._name}\n".encode())
         self._clear({MANIFEST, *(file.name for file in manifest.files)})

@@ -154,6 +154,7 @@ class SaveJob:
     def _gather_files(self, draft: CheckpointDraft, mine: FileEntry) -> list[FileEntry]:
         """Returns the files of all ranks in order, or one file of everything if a rank cannot see the draft."""
         shares = self._collect("share", self._others)
+        # One value per rank and save: the store would grow during the whole run.
         self.exchange.forget(self._key("share"), self._others)
         for rank, share in zip(self._others, shares, strict=True):
             if "error" in share:
@@ -210,6 +211,7 @@ class SaveJob:
         return draft.put(f"tensors-{self._rank}.safetensors", tensors, self._check)
 
     def _check(self) -> None:
+        # Called between two polls, and between two attempts of an upload.
         if time.monotonic() >= self._until_s:
             raise GivenUpError
 

@@ -49,7 +49,9 @@ def copy_to_host(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.T
             copies[name] = pinned.copy_(source, non_blocking=True)
             devices.add(source.device)
         else:
+            # Without `copy`, `to` returns the tensor itself, which training changes.
             copies[name] = source.to("cpu", copy=True)
+    # One event per device marks the end of all of its copies.
     events = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def wait() -> None:

@@ -37,6 +37,7 @@ _DTYPES = (
 )
 _NAMES = dict(_DTYPES)
 _ORDER = {dtype: -place for place, (dtype, _) in enumerate(_DTYPES)}
+# numpy has no bfloat16 and no float8: tensors are viewed as integers of the same width.
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PIECE_BYTES = 4 << 20
 
@@ -61,6 +62,7 @@ class TensorsFile:
             if tensor.dtype not in _NAMES or tensor.layout != torch.strided:
                 what = f"{name} is of {tensor.dtype}, {tensor.layout}, which safetensors files cannot hold"
                 raise CheckpointError(what, fix="Convert it before it is saved.")
+        # Sorted, so that every rank computes the same layout, and equal states give equal files.
         names = sorted(tensors, key=lambda name: (_ORDER[tensors[name].dtype], name))
         self._tensors = [tensors[name] for name in names]
         self.entries = [(name, _NAMES[tensors[name].dtype], list(tensors[name].shape)) for name in names]

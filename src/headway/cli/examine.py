@@ -4,58 +4,50 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
 
 import typer
 
-from headway.cli.screen import Json, print_result, say
+from headway.cli.screen import Json, Overrides, can_print, print_result, say
 from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
 # About the start of the process: the limit of wall time includes the imports.
 STARTED = perf_counter()
 
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="key=value", help="Override recipe values, for example batch=128.")
-]
-
 
 # Typer reads the options from the signature.
 def doctor(
     recipe: Annotated[str | None, typer.Argument(help="A YAML recipe.")] = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="JSON profile to write; default RECIPE.profile.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON profile to write. Default: RECIPE.profile.json.")] = None,
     page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Measure in half to two thirds of the time, less exactly.")
     ] = False,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Examine the first epoch, whose files are read from the disk.")
+        bool, typer.Option("--cold", help="Examine the first epoch, which reads its files from the disk.")
     ] = False,
     procs: Annotated[int | None, typer.Option(min=2, help="Measure this many processes together.")] = None,
-    hosts: Annotated[str | None, typer.Option(help="Their hosts, for example a:4,b:4.")] = None,
+    hosts: Annotated[str | None, typer.Option(help="Hosts of these processes, for example `a:4,b:4`.")] = None,
     script: Annotated[
-        str | None, typer.Option(help="Watch this Python file instead of a recipe; its arguments come after --.")
+        str | None, typer.Option(help="Watch this Python file instead of a recipe. Its arguments come after `--`.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="With --script: steps to watch; default 200.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="With --script: steps to watch. Default: 200.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Find out what limits a run, what each change would gain, and whether the prediction holds."""
+    """Find out what limits a run.
+
+    Also predict the gain of each change, and check the prediction.
+    """
     if script is not None:
         if out or page or quick or cold or procs or hosts:
             fix = "Run: headway doctor --script train.py [--steps N] [-- ARGS]"
             raise UsageError("only --steps and --json can be combined with --script", fix=fix)
-        if recipe is not None and recipe.endswith((".yaml", ".yml")) and "--" not in sys.argv:
-            fix = "Run headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
-            raise UsageError("the doctor examines a recipe or a script, not both", where=recipe, fix=fix)
-        # Imports stand inside of the verbs: torch takes seconds to load, and --help must not.
-        from headway.doctor.script_watch import watch_script
-
-        arguments = [*([] if recipe is None else [recipe]), *(overrides or ())]
-        seen = watch_script(script, arguments, steps=steps, to_stderr=as_json)
-        print_result(seen.to_json(), as_json, seen.to_text())
+        _watch_script(script, [*([] if recipe is None else [recipe]), *(overrides or ())], steps, as_json)
         return
     if recipe is None:
         fix = "Run headway doctor RECIPE, or headway doctor --script train.py."
@@ -88,41 +80,44 @@ def doctor(
     # With --json standard output holds the profile alone; `say` goes to standard error.
     if as_json:
         say(written)
-    print_result(
-        found.model_dump(mode="json"), as_json, f"{format_profile(found, blocks=_shows_blocks())}\n\n{written}"
-    )
+    # A dumb terminal (TERM=dumb, as editors set it) gets plain characters.
+    blocks = os.environ.get("TERM") != "dumb" and can_print("█▏")
+    print_result(found.model_dump(mode="json"), as_json, f"{format_profile(found, blocks=blocks)}\n\n{written}")
+
+
+def _watch_script(script: str, arguments: Sequence[str], steps: int | None, as_json: bool) -> None:
+    """Watches the training loop of a script, and prints the findings."""
+    # Without `--` in the command, a recipe as first argument is a mistake, and no argument of the script.
+    if arguments and arguments[0].endswith((".yaml", ".yml")) and "--" not in sys.argv:
+        fix = "Run headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
+        raise UsageError("the doctor examines a recipe or a script, not both", where=arguments[0], fix=fix)
+    # Imports stand inside the verbs: torch takes seconds to load, and --help must not.
+    from headway.doctor.script_watch import watch_script
+
+    found = watch_script(script, arguments, steps=steps, to_stderr=as_json)
+    print_result(found.to_json(), as_json, found.to_text())
 
 
 def tune(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe.")],
     overrides: Overrides = None,
     allow: Annotated[
-        str, typer.Option(help="Changes of the mathematics to allow: precision, batch, data.size; separated by commas.")
+        str, typer.Option(help="Changes of the mathematics to allow, separated by commas: precision, batch, data.size.")
     ] = "",
-    out: Annotated[Path | None, typer.Option(help="Recipe to write; default RECIPE.tuned.yaml.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Recipe to write. Default: RECIPE.tuned.yaml.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Measure in half to two thirds of the time, less exactly.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Try settings that make a recipe faster without changing its mathematics, and write those that help.
+    """Find settings that make a recipe faster.
 
-    A lossless pack of the training set may be made for a trial, in a folder beside the recipe (RECIPE.seekable or
-    RECIPE.keep). It stays if it helps.
+    Try only settings that leave the mathematics unchanged, apart from those that --allow names. Write a recipe with the
+    settings that helped. A trial may make a lossless pack of the training set, in a folder beside the recipe
+    (RECIPE.seekable or RECIPE.keep). The pack stays if it helps.
     """
     from headway.doctor.tune import tune as run
 
     found = run(recipe, overrides or (), allow=allow, out=out, say=say, quick=quick, overwrite=overwrite)
     print_result(found.to_json(), as_json, found.to_text())
-
-
-def _shows_blocks() -> bool:
-    """Checks whether standard output can show block characters."""
-    if os.environ.get("TERM") == "dumb":
-        return False
-    try:
-        "█▏".encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

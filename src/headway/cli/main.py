@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli import examine, planning, study, training
-from headway.cli.screen import Json, can_print, print_result, say
+from headway.cli.screen import Json, Overrides, can_print, print_result, say
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
 from headway.core.system_errors import expect_address_space, explain_system_error
 
 if TYPE_CHECKING:
-    pass
+    from headway.data.pack import PackResult
 
+# Help is plain text, without rich's boxes, and without options that install shell completion. `main`, below, prints the
+# errors, and typer does not.
 app = typer.Typer(
     help="Train deep networks in less time.",
     no_args_is_help=True,
@@ -37,7 +39,8 @@ CTRL_C = 130
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file or folder.")]
 
 
-def _version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
+    """Prints the version and leaves. Typer calls it before it looks for a verb (`is_eager`)."""
     if asked:
         from headway import __version__
 
@@ -49,7 +52,7 @@ def _version(asked: bool) -> None:
 def options(
     ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -57,7 +60,7 @@ def options(
 
 
 def _quote(path: Path) -> str:
-    """Quotes a path for a shell."""
+    """Quotes a path, so that the user can paste a command with it into a shell."""
     return shlex.quote(str(path))
 
 
@@ -66,7 +69,7 @@ def init(
     src: Annotated[
         str, typer.Argument(help="Folder CLASS/NAME.ext, CSV or JSONL of paths and labels, or a packed folder.")
     ],
-    out: Annotated[Path | None, typer.Option(help="Recipe to write; default NAME.yaml.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Recipe to write. Default: NAME.yaml.")] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -74,6 +77,7 @@ def init(
     from headway.setup.propose import propose
     from headway.storage.addresses import parse_local_path
 
+    # Only local images can be looked at: an address is refused, and the message names the next step.
     path = parse_local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")
     recipe, found, packed = propose(path, out, overwrite=overwrite)
     split = "" if found.held_out else " --split 0.1"
@@ -106,7 +110,7 @@ def pack(
     orient: Annotated[bool, typer.Option("--orient", help="Rotate images by their EXIF orientation.")] = False,
     split: Annotated[float, typer.Option(help="Share of each class held out for evaluation, in DST/eval.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the split and of the order on disk.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="Decoding threads; default: the usable cores.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Decoding threads. Default: the number of usable cores.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad images and list them.")] = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -132,22 +136,8 @@ def pack(
             overwrite=overwrite,
             progress=progress,
         )
-    folders = ", ".join(str(folder) for folder in packed.folders)
-    rate = packed.samples / max(packed.seconds, 1e-9)
-    made = f"{packed.bytes / 1e6:,.1f} MB, format {packed.format}, mode {packed.mode}"
-    # Only a transform leaves samples out; bad images are counted apart, below.
-    if packed.left_out:
-        made += f"; the transform left out {packed.left_out:,}"
-    text = f"Packed {packed.samples:,} images ({made}) into {folders} at {rate:,.0f} images/s"
-    if len(packed.folders) > 1:
-        parts = ", ".join(f"{path.name} {n:,}" for path, n in zip(packed.folders, packed.counts, strict=True))
-        text += f": {parts} images" + (f", {len(packed.classes):,} classes" if packed.classes else "")
-    text += "."
     for note in packed.notes:
         say(note)
-    if packed.skipped:
-        some = "image was left out; it is" if len(packed.skipped) == 1 else "images were left out; they are"
-        text += f"\n{len(packed.skipped):,} bad {some} listed in {packed.skipped_file}."
     result = {
         "folders": [str(folder) for folder in packed.folders],
         "format": packed.format,
@@ -159,12 +149,34 @@ def pack(
         "skipped": packed.skipped,
         "seconds": packed.seconds,
     }
-    print_result(result, as_json, text)
+    print_result(result, as_json, _describe_pack(packed))
+
+
+def _describe_pack(packed: PackResult) -> str:
+    """Describes the result of a pack, for the terminal."""
+    folders = ", ".join(str(folder) for folder in packed.folders)
+    rate = packed.samples / max(packed.seconds, 1e-9)
+    size = f"{packed.bytes / 1e6:,.1f} MB, format {packed.format}, mode {packed.mode}"
+    # Only a transform leaves samples out; bad images are counted apart, below.
+    if packed.left_out:
+        size += f"; the transform left out {packed.left_out:,}"
+    text = f"Packed {packed.samples:,} images ({size}) into {folders} at {rate:,.0f} images/s"
+    if len(packed.folders) > 1:
+        parts = ", ".join(f"{path.name} {n:,}" for path, n in zip(packed.folders, packed.counts, strict=True))
+        text += f": {parts} images" + (f", {len(packed.classes):,} classes" if packed.classes else "")
+    text += "."
+    if packed.skipped:
+        images = "image was left out; it is" if len(packed.skipped) == 1 else "images were left out; they are"
+        text += f"\n{len(packed.skipped):,} bad {images} listed in {packed.skipped_file}."
+    return text
 
 
 @app.command()
 def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_json: Json = False) -> None:
-    """Check every record of a packed folder and name the damaged ones."""
+    """Check every record of a packed folder.
+
+    Name each damaged record, and leave with status 1 if there is one.
+    """
     from headway.core.sample_progress import SampleProgress
     from headway.data.verify import verify as run
 
@@ -190,13 +202,14 @@ app.command()(training.train)
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    data: Annotated[str | None, typer.Option(help="Packed folder; default: the run's evaluation set.")] = None,
+    data: Annotated[str | None, typer.Option(help="Packed folder. Default: the run's evaluation set.")] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate the best weights of a run."""
     from headway.train import runs
 
     metrics = runs.evaluate(run, data, say=say)
+    # Numbers of samples are no metrics; the text names them at its end.
     text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if "samples" not in name)
     print_result(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
 
@@ -215,18 +228,20 @@ def predict(
     from headway.core.run_folder import RunFolder
     from headway.train import runs
     from headway.train.predict import list_image_files, write_rows
-    from headway.train.predict import predict as rows_of
+    from headway.train.predict import predict as predict_rows
 
     expect_writable(out)
     # Listed before the network is loaded: a wrong path is then refused at once.
     files = list_image_files(images)
 
-    def bad(error: HeadwayError) -> None:
+    # Standard output holds the rows alone, so that bad images are named on standard error.
+    def report_bad_image(error: HeadwayError) -> None:
         if not skip_bad:
             raise error
         say(f"Left out {error.where}: {error.what}.")
 
-    rows = rows_of(runs.load_trained(RunFolder.open(run), say=say), files, on_bad=bad)
+    # A generator: rows are printed while others are computed, so `| head` can end the verb early.
+    rows = predict_rows(runs.load_trained(RunFolder.open(run), say=say), files, on_bad=report_bad_image)
     written = write_rows(rows, out, as_json)
     if written < len(files):
         say(f"Left out {len(files) - written:,} of {len(files):,} files.")
@@ -238,15 +253,20 @@ def predict(
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     beside: Annotated[
-        list[Path] | None, typer.Option(help="Another run for the chart of layer rates; may be repeated.")
+        list[Path] | None, typer.Option(help="Another run to show in the chart of layer rates. May be repeated.")
     ] = None,
-    against: Annotated[Path | None, typer.Option(help="Another run: write a page that compares both instead.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Write a page that compares the run with this one instead.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="With --against: page to write; default against-NAME.html in the run folder.")
+        Path | None, typer.Option(help="With --against: page to write. Default: against-NAME.html in the run folder.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the report of a run, or a comparison with another run, as one HTML file."""
+    """Write the report of a run as an HTML file.
+
+    With --against, write a page that compares the run with another one instead.
+    """
     if against is not None:
         if beside:
             raise UsageError("--beside and --against cannot be combined", fix="Leave one of them out.")
@@ -276,16 +296,17 @@ app.command()(planning.plan)
 @app.command()
 def schedule(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="key=value", help="Override recipe values, for example batch=128.")
-    ] = None,
+    overrides: Overrides = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Size of the training set; default: read from the packed data.")
+        int | None, typer.Option(min=1, help="Size of the training set. Default: read from the packed data.")
     ] = None,
     page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw learning rate, momentum and batch over a run before it begins."""
+    """Draw the schedules of a run before it begins.
+
+    The picture shows learning rate, momentum and batch.
+    """
     from headway.core.files import write_atomically
     from headway.report import schedule_preview_page
     from headway.report.schedule_preview import build_preview
@@ -310,12 +331,15 @@ def schedule(
 @app.command("bench-links")
 def bench_links(
     procs: Annotated[
-        int | None, typer.Option(help="Processes to start on this host, at least 2; leave it out under a launcher.")
+        int | None, typer.Option(help="Processes to start on this host, at least 2. Leave it out under a launcher.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time for the all-reduces of all sizes.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Measure the links between ranks, and the bandwidth of each algorithm."""
+    """Measure the links between ranks.
+
+    Also measure the bandwidth of each all-reduce algorithm on them.
+    """
     from headway.comm.bench_links import run_bench_links
 
     found = run_bench_links(procs, seconds)
@@ -333,7 +357,7 @@ def build_command() -> Callable[..., Any]:
 
 def main() -> None:
     """Runs the command line. An error is a sentence and an exit status; --debug also shows its traceback."""
-    # Accepted before and after the verb.
+    # --debug is accepted before and after the verb, so typer never sees it.
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
@@ -341,12 +365,14 @@ def main() -> None:
         build_command()(prog_name="headway")
     except UserCodeError as error:
         cause = error.__cause__
-        # The user's own code failed: they need the line.
+        # The user's own code failed: they need the line, with or without --debug.
         if cause is not None:
             traceback.print_exception(cause, file=sys.stderr)
         _fail(error, error.exit_status, debug)
     except HeadwayError as error:
         _fail(error, error.exit_status, debug)
+    # A full disk, a missing library or too little memory is no fault of Headway, so it gets a sentence. An
+    # error without one is a fault of Headway, and its traceback is shown.
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
         if (sentence := explain_system_error(error)) is None:
             raise
@@ -357,11 +383,13 @@ def main() -> None:
             say("Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1.")
         if left.code != CTRL_C:
             raise
+        # Exit status 1, as for every other run that did not finish.
         say("Stopped.")
         sys.exit(1)
 
 
 def _fail(error: Exception, status: int, debug: bool) -> None:
+    """Prints the sentence of an error, and leaves with a status."""
     if debug:
         traceback.print_exc()
     say(f"headway: {error}")

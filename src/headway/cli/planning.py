@@ -1,4 +1,4 @@
-"""The verb `plan`: predicts training on machines you do not have yet. `cli` has the other verbs."""
+"""The verb `plan`: predicts training on machines you do not have yet. `main` has the other verbs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.screen import Json, print_result, say
+from headway.cli.screen import Json, Overrides, print_result, say
 from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 GRADIENT_MB = 102.2
 
 WORKLOAD_HELP = "A recipe, or the workload that headway train RECIPE --dry-run wrote."
-OVERRIDES_HELP = "Override recipe values, for example batch=128."
 PROFILE_HELP = (
     "Profile that headway doctor wrote on one such device. A second one, made with --procs, adds the links between the"
     " ranks of a host."
@@ -54,7 +53,7 @@ def _facility_option(help_text: str) -> Any:
 def plan(
     context: typer.Context,
     workload: Annotated[Path | None, typer.Argument(metavar="RECIPE|WORKLOAD.json", help=WORKLOAD_HELP)] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value", help=OVERRIDES_HELP)] = None,
+    overrides: Overrides = None,
     cluster: Annotated[str | None, _job_option("A cluster of the catalog, or a YAML file.")] = None,
     nodes: Annotated[str | None, _job_option("Node counts: 1..64 (doubling) or 1,2,4. Default: up to 64.")] = None,
     profile: Annotated[list[Path] | None, _job_option(PROFILE_HELP)] = None,
@@ -62,31 +61,42 @@ def plan(
     per_device: Annotated[float | None, _job_option("Samples per device. Default: as in the dry run.")] = None,
     batch: Annotated[float | None, _job_option("Global batch, the same for every node count.")] = None,
     accumulate: Annotated[int | None, _job_option("Micro-batches per step.", min=1)] = None,
-    spread: Annotated[bool, _job_option("The nodes lie in all groups of the cluster.", "--spread")] = False,
+    spread: Annotated[bool, _job_option("Spread the nodes over all groups of the cluster.", "--spread")] = False,
     epochs_at: Annotated[str | None, _job_option("Epochs to the target by batch: BATCH:EPOCHS,...")] = None,
     noise_scale: Annotated[float | None, _job_option("Gradient noise scale, from a run's report.")] = None,
-    deadline: Annotated[float | None, _job_option("Hours: find the node counts that keep it.")] = None,
+    deadline: Annotated[float | None, _job_option("Time limit in hours: find the node counts that meet it.")] = None,
     price: Annotated[float | None, _job_option("Price of a node per hour.")] = None,
     errors_at: Annotated[str | None, _job_option("Errors by training set size: SAMPLES:ERROR,...")] = None,
-    sizes_at: Annotated[str | None, _job_option("Parameters of the best networks for them: SAMPLES:NUMBER,...")] = None,
+    sizes_at: Annotated[
+        str | None, _job_option("Parameters of the best network by training set size: SAMPLES:NUMBER,...")
+    ] = None,
     trace: Annotated[Path | None, _job_option("Simulate the largest node count; write a Perfetto trace.")] = None,
-    facility: Annotated[int | None, _facility_option("Plan a room for this many nodes instead.")] = None,
+    facility: Annotated[int | None, _facility_option("Plan a facility for this many nodes, instead of a job.")] = None,
     node: Annotated[str, _facility_option("Node type, by its name in the catalog.")] = "dgx-1",
-    node_kw: Annotated[float | None, _facility_option("Power of a node. Default: the catalog's.")] = None,
-    rack_kw: Annotated[float, _facility_option("Power and cooling of a rack.")] = 19.2,
+    node_kw: Annotated[float | None, _facility_option("Power of a node in kW. Default: the catalog's.")] = None,
+    rack_kw: Annotated[float, _facility_option("Power and cooling of a rack, in kW.")] = 19.2,
     ports: Annotated[int | None, _facility_option("Ports of a node in the fabric. Default: all.")] = None,
     oversubscription: Annotated[float, _facility_option("Largest oversubscription between leaf switches.")] = 2.0,
     leaf: Annotated[int | None, _facility_option("Ports of a leaf switch: 36, 40, 64, 128, 216, 324.")] = None,
     core: Annotated[int | None, _facility_option("Ports of a core switch.")] = None,
-    images_s: Annotated[float | None, _facility_option("Training rate. Default: workload's or ResNet-50's.")] = None,
-    image_kb: Annotated[float | None, typer.Option(help="Size of an encoded image. Default: the workload's.")] = None,
-    data_gb: Annotated[float | None, _facility_option("Size of the training set. Default: the workload's.")] = None,
-    pue: Annotated[float, _facility_option("Power of the building over that of the machines.")] = 1.4,
+    images_s: Annotated[
+        float | None, _facility_option("Training rate in images/s. Default: the workload's or ResNet-50's.")
+    ] = None,
+    image_kb: Annotated[
+        float | None, typer.Option(help="Size of an encoded image in kB. Default: the workload's.")
+    ] = None,
+    data_gb: Annotated[
+        float | None, _facility_option("Size of the training set in GB. Default: the workload's.")
+    ] = None,
+    pue: Annotated[float, _facility_option("Power of the building, divided by that of the machines.")] = 1.4,
     jobs: Annotated[str | None, _facility_option("Place jobs on the nodes: NODES[:MB of gradients],...")] = None,
     page: Annotated[Path | None, typer.Option(help="Also write the plan as an HTML page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Plan machines before you rent them: predict a job on a cluster, or the room that a facility takes."""
+    """Plan machines before you rent them.
+
+    Predict a job on a cluster. With --facility, plan the racks, the fabric and the storage of a facility instead.
+    """
     expect_writable(page, trace)
     # The planner imports numpy: not needed for the help of other verbs.
     from headway.plan.request import PlanRequest, plan_job

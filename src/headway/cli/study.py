@@ -1,4 +1,4 @@
-"""The verbs that study: `landscape` draws a minimum, `assess` checks a script's accuracies. `main` has the others."""
+"""The verbs `landscape`, which draws a minimum, and `assess`, which checks the accuracies of a script."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from headway.core.files import expect_writable
 
 # Typer reads the options from the signature.
 def landscape(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    plane: Annotated[bool, typer.Option("--plane", help="Also draw a plane of two directions around each.")] = False,
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
+    plane: Annotated[
+        bool, typer.Option("--plane", help="Also draw a plane of two directions around each run.")
+    ] = False,
     between: Annotated[
         bool,
         typer.Option(
-            "--between", help="Also draw lines from the first run to the others; for three runs, their plane."
+            "--between", help="Also draw lines from the first run to the others, and the plane of three runs."
         ),
     ] = False,
     path: Annotated[bool, typer.Option("--path", help="Also draw each run's checkpoints, in their plane.")] = False,
@@ -36,14 +38,19 @@ def landscape(
     sets: Annotated[str, typer.Option(help="Data sets: both, train or eval.")] = "both",
     statistics: Annotated[
         str,
-        typer.Option(help="Of batch norm: keep, recompute, or auto (keep around a solution, otherwise recompute)."),
+        typer.Option(
+            help="Batch norm statistics: keep, recompute, or auto (keep around a solution, otherwise recompute)."
+        ),
     ] = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="Page to write; default: landscape.html, in the run folder if there is one run.")
+        Path | None, typer.Option(help="Page to write. Default: landscape.html, in the run folder if there is one run.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw the loss around trained networks, and measure how sharp their minima are."""
+    """Draw the loss around trained networks.
+
+    Also measure how sharp their minima are.
+    """
     from headway.core.sample_progress import SampleProgress
     from headway.report import landscape_page
     from headway.report.landscape import LandscapeOptions
@@ -65,6 +72,7 @@ def landscape(
         sets=sets,
         statistics=statistics,
     )
+    # A line of 31 points passes over all images 31 times, so the user sees how far it is.
     with SampleProgress("Measuring the loss", "passes over the images", say) as progress:
         found = run(folders, options, say=say, progress=progress)
     page = landscape_page.write_page(found, out)
@@ -76,26 +84,34 @@ def landscape(
 def assess(
     script: Annotated[str, typer.Argument(help="A Python file, or any program.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")] = None,
-    target_train: Annotated[float | None, typer.Option(help="Training accuracy to reach: 0.9, or 90 (%).")] = None,
-    target_val: Annotated[float | None, typer.Option(help="Validation accuracy to reach.")] = None,
-    minutes: Annotated[float, typer.Option(help="Time limit; then the script is stopped.")] = 10.0,
-    train_pattern: Annotated[
-        str | None, typer.Option(help="Regular expression instead of the usual names; its first group is the number.")
+    target_train: Annotated[
+        float | None, typer.Option(help="Training accuracy to reach, for example `0.9` or `90` (%).")
     ] = None,
-    val_pattern: Annotated[str | None, typer.Option(help="The same for validation accuracy.")] = None,
+    target_val: Annotated[float | None, typer.Option(help="Validation accuracy to reach.")] = None,
+    minutes: Annotated[float, typer.Option(help="Time limit, after which the script is stopped.")] = 10.0,
+    train_pattern: Annotated[
+        str | None,
+        typer.Option(
+            help="Regular expression for training accuracy. Its first group is the number. Default: the usual names."
+        ),
+    ] = None,
+    val_pattern: Annotated[
+        str | None, typer.Option(help="Regular expression for validation accuracy, as above.")
+    ] = None,
     scale: Annotated[str, typer.Option(help="Scale of numbers without a %: auto, fraction or percent.")] = "auto",
     stop: Annotated[bool, typer.Option("--stop", help="Stop the script once it has passed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a training script for a limited time, and report whether it reached the target accuracies."""
+    """Run a training script for a limited time.
+
+    Report if it reached the target accuracies.
+    """
     from headway.doctor.accuracy_parser import AccuracyParser
     from headway.doctor.assess import AccuracyGoal, build_command, format_assessment
     from headway.doctor.assess import assess as run
 
-    goal, scores = (
-        AccuracyGoal.from_options(target_train, target_val, minutes),
-        AccuracyParser(train_pattern, val_pattern, scale),
-    )
+    goal = AccuracyGoal.from_options(target_train, target_val, minutes)
+    scores = AccuracyParser(train_pattern, val_pattern, scale)
 
     # With --json, standard output is for the result: the script's own output moves to standard error.
     def echo(piece: str, error: bool) -> None:
@@ -103,6 +119,6 @@ def assess(
 
     found = run(build_command(script, arguments or ()), goal, scores, echo=echo, stop_when_reached=stop)
     print_result(found.to_json(), as_json, format_assessment(found))
+    # Exit status 1 lets a shell script or CI react to a failed assessment.
     if not found.passed:
-        # Exit status 1 lets a shell script or CI react to a failed assessment.
         raise typer.Exit(1)

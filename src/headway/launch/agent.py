@@ -24,6 +24,7 @@ def main() -> int:
     lock = threading.Lock()
 
     def tell(kind: str, **fields: Any) -> None:
+        # Two threads write. Half a line between two halves of another would be no message.
         # If stdout is gone, stdin is gone or silent too, and ends the loop below.
         with lock, suppress(BrokenPipeError):
             rest = memoryview(encode(kind, **fields))
@@ -42,19 +43,20 @@ def main() -> int:
     )
     try:
         tell("hello")
-        _serve(workers, tell)
+        _serve_launcher(workers, tell)
     finally:
         workers.close()
     return 0
 
 
-def _serve(workers: LocalWorkers, tell: Callable[..., None]) -> None:
+def _serve_launcher(workers: LocalWorkers, tell: Callable[..., None]) -> None:
+    """Follows the launcher's messages until stdin ends, or stays silent for too long."""
     # The first beat of the launcher says how long to wait for the next one.
     lines, patience_s = LineDecoder(), None
     while select.select([0], [], [], patience_s)[0] and (data := os.read(0, 1 << 16)):
         for message in lines.feed(data):
             if message["kind"] == "start":
-                _start(workers, message)
+                _start_worker(workers, message)
             elif message["kind"] == "signal":
                 workers.signal(read_text(message, "worker"), read_int(message, "signal"))
             elif message["kind"] == "beat":
@@ -62,7 +64,8 @@ def _serve(workers: LocalWorkers, tell: Callable[..., None]) -> None:
                 tell("beat")
 
 
-def _start(workers: LocalWorkers, message: Message) -> None:
+def _start_worker(workers: LocalWorkers, message: Message) -> None:
+    # The agent's stdout carries messages, so no worker may write to it directly.
     workers.start(read_text(message, "worker"), message["command"], message["environ"], inherit=False)
 
 

@@ -54,7 +54,7 @@ class SavedFiles(Protocol):
 
 
 class StateCarrier(Protocol):
-    """Carries a state from generation to generation: `Recovery` of the Trainer."""
+    """Carries the training state from generation to generation. The Trainer's `Recovery` is one."""
 
     @property
     def step(self) -> int:
@@ -72,7 +72,7 @@ class StateCarrier(Protocol):
         """Returns the settings that must be equal on all ranks, for JSON."""
 
     def progress(self) -> int:
-        """Returns a number that grows with each action, alike on all ranks; -1 without a state."""
+        """Returns a number that grows with each action, the same on all ranks; -1 without a state."""
 
     def is_saving(self) -> bool:
         """Tells whether a checkpoint is being written; it may still fail."""
@@ -100,87 +100,92 @@ class HandoverResult(NamedTuple):
 
 
 def hand_over(
-    world: World, name: str, traveller: StateCarrier, say: Callable[[str], object], *, led: bool
+    world: World, name: str, carrier: StateCarrier, say: Callable[[str], object], *, led: bool
 ) -> HandoverResult:
-    """Brings all ranks of a world to the state of the one that is ahead.
+    """Brings all ranks of a world to the state of the rank that is ahead.
 
     Args:
         name: name of this process.
-        say: tells the user, once for all ranks.
-        led: True if this process was the leader of the last generation.
+        say: shows a message to the user, once for all ranks.
+        led: True if this process was rank 0 of the last generation.
 
     Raises:
         HeadwayError: no rank has the state and no checkpoint can be loaded; on all ranks.
         CommunicationError: a rank was lost.
     """
-    control, mine = world.control, traveller.progress()
+    control, mine = world.control, carrier.progress()
     # A new leader looks for checkpoints of later steps: the former leader may have saved a step that it alone had
     # reached, and the logs must not be cut back behind that.
-    overtaken = world.is_lead and not led and mine >= 0 and traveller.past.is_ahead(traveller.step)
-    found = _share(control, [mine, traveller.is_saving(), overtaken, name])
-    told, unsaved, passed, names = zip(*found, strict=True)
-    met = HandoverResult(any(unsaved), names)
+    overtaken = world.is_lead and not led and mine >= 0 and carrier.past.is_ahead(carrier.step)
+    reports = _exchange_values(control, [mine, carrier.is_saving(), overtaken, name])
+    progress, unsaved, passed, names = zip(*reports, strict=True)
+    result = HandoverResult(any(unsaved), names)
     # Only a rank that has trained, or has received a whole state, reports progress of 0 or more.
-    if (ahead := max(told)) < 0 or any(passed):
-        _go_back(control, traveller, ahead + 1, say)
-        met = met._replace(unsaved=False)
-        told = tuple(_share(control, traveller.progress()))
-        ahead = max(told)
+    if (ahead := max(progress)) < 0 or any(passed):
+        # One more than any rank reported: nobody takes an older state for this one.
+        _go_back(control, carrier, ahead + 1, say)
+        result = result._replace(unsaved=False)
+        progress = tuple(_exchange_values(control, carrier.progress()))
+        ahead = max(progress)
     # One rank sends its state to those behind; ranks at the same progress have equal states.
-    if min(told) < ahead:
-        root = _find_lowest(control, [progress == ahead for progress in told])
+    if min(progress) < ahead:
+        root = _find_lowest(control, [one == ahead for one in progress])
         scalars = tensors = None
         if control.rank == root:
-            given, values = traveller.state()
-            scalars = json.dumps(given).encode()
+            state, values = carrier.state()
+            scalars = json.dumps(state).encode()
+            # A safetensors file, not a pickle: loading it runs no code of another process.
             tensors = save_tensors({name: value.detach().cpu().contiguous() for name, value in values.items()})
+        # A broadcast is a collective: ranks that have the state take part too, and drop the bytes.
         scalars, tensors = control.broadcast_bytes(scalars, root), control.broadcast_bytes(tensors, root)
-        if told[control.rank] < ahead:
-            traveller.take(json.loads(scalars), load_tensors(tensors))
-    return met
+        if progress[control.rank] < ahead:
+            carrier.take(json.loads(scalars), load_tensors(tensors))
+    return result
 
 
-def _go_back(control: Group, traveller: StateCarrier, progress: int, say: Callable[[str], object]) -> None:
+def _go_back(control: Group, carrier: StateCarrier, progress: int, say: Callable[[str], object]) -> None:
     """Lets the lowest rank that sees the newest checkpoint load it.
 
     Without a checkpoint, and if no step was recorded yet, the lowest rank that sees the run folder begins anew.
     """
-    seen = _share(control, traveller.past.look())
+    views = _exchange_values(control, carrier.past.look())
     # Checkpoints may lie on a disk that only some hosts see.
-    newest = max(one["step"] for one in seen)
+    newest = max(view["step"] for view in views)
     if newest < 0:
-        for one in seen:
-            if one["error"]:
-                raise HeadwayError(**one["error"])
-        if (recorded := max(one["recorded"] for one in seen)) or not any(one["seen"] for one in seen):
-            raise traveller.past.explain_missing_state(recorded)
-        root = _find_lowest(control, [one["seen"] for one in seen])
+        # Checkpoints that cannot be reached may exist, so the run must not begin anew.
+        for view in views:
+            if view["error"]:
+                raise HeadwayError(**view["error"])
+        if (recorded := max(view["recorded"] for view in views)) or not any(view["seen"] for view in views):
+            raise carrier.past.explain_missing_state(recorded)
+        root = _find_lowest(control, [view["seen"] for view in views])
         if control.rank == root:
-            traveller.go_back(None, progress)
-        say("No process was left that held the state of the run, and no step was recorded yet: it begins anew.")
+            carrier.go_back(None, progress)
+        say("No rank has the state of the run any more, and no step was recorded yet: the run begins anew.")
         return
-    root = _find_lowest(control, [one["step"] == newest for one in seen])
+    root = _find_lowest(control, [view["step"] == newest for view in views])
     outcome: dict[str, Any] | None = None
     error: HeadwayError | None = None
     if control.rank == root:
         # The outcome is sent to all ranks: otherwise they would wait for a rank that has failed.
         try:
-            checkpoint, said = traveller.past.read()
-            traveller.go_back(checkpoint, progress)
-            why = f"it goes on from the checkpoint of step {checkpoint.step} ({checkpoint.path})"
-            text = f"No process was left that held the state of the run: {why}, and makes the steps after it again."
-            outcome = {"said": [*said, text]}
-        except HeadwayError as found:
-            error, outcome = found, {"error": {"what": found.what, "where": found.where, "fix": found.fix}}
-    told = json.loads(control.broadcast_bytes(None if outcome is None else json.dumps(outcome).encode(), root))
-    if "error" in told:
-        raise error or HeadwayError(**told["error"])
-    for text in told["said"]:
+            checkpoint, warnings = carrier.past.read()
+            carrier.go_back(checkpoint, progress)
+            origin = f"it continues from the checkpoint of step {checkpoint.step} ({checkpoint.path})"
+            text = f"No rank has the state of the run any more: {origin}, and repeats the steps after it."
+            outcome = {"messages": [*warnings, text]}
+        except HeadwayError as caught:
+            error, outcome = caught, {"error": {"what": caught.what, "where": caught.where, "fix": caught.fix}}
+    shared = json.loads(control.broadcast_bytes(None if outcome is None else json.dumps(outcome).encode(), root))
+    # The rank that failed raises its own error, with its traceback; the others raise a copy.
+    if "error" in shared:
+        raise error or HeadwayError(**shared["error"])
+    for text in shared["messages"]:
         say(text)
 
 
-def _share(control: Group, value: Any) -> list[Any]:
-    """Exchanges a value; returns the values of all ranks, by their place in the group."""
+def _exchange_values(control: Group, value: Any) -> list[Any]:
+    """Exchanges a value and returns the values of all ranks, by their place in the group."""
     return [json.loads(text) for text in control.gather_bytes(json.dumps(value).encode())]
 
 

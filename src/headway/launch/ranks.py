@@ -43,7 +43,7 @@ from headway.launch.hosts import check_batch_covers_ranks
 from headway.observe.rank_timings import RankTimings
 
 # Numbers that are summed with each step's gradients, besides the loss: damaged samples, a signal to stop, newcomers.
-FLAGS = ("bad", "stopping", "regroup")
+STEP_FLAGS = ("bad", "stopping", "regroup")
 # Time limit for building a group. All ranks have said that they are ready, so more time means that one was lost or is
 # slow: doubled for each failed attempt with all ranks alive.
 CONNECT_S = 3.0
@@ -52,7 +52,7 @@ CONNECT_S = 3.0
 CONNECT_PER_RANK_S = 0.05
 
 # Attempts at a generation that fails to connect although all its ranks are alive.
-ATTEMPTS = 5
+CONNECT_ATTEMPTS = 5
 
 # On one host there is little to choose, so measuring links may take less time.
 ONE_HOST_BUDGET_S = 0.2
@@ -78,12 +78,13 @@ class Ranks:
     def __init__(
         self, recipe: CommRecipe, launched: LaunchedProcess, member: CoordinatorClient | None, say: Say
     ) -> None:
-        self.options, self._launched, self._member, self._loud = recipe, launched, member, say
+        self.options, self._launched, self._member, self._show = recipe, launched, member, say
         self.name = str(launched.rank) if member is None else member.worker
+        # A newcomer may carry rank 0 in its environment, from the worker that it replaces, but another rank leads now.
         self.speaks = launched.rank == 0 and (member is None or not member.joining)
         self.lost: tuple[str, ...] = ()
-        self._joined: _Joined | None = None
-        self._measured: Measured | None = None
+        self._joined: _JoinedGeneration | None = None
+        self._measured: RankMeasurements | None = None
         self.joins = member is not None and member.joining
         self._led = False
         # True once the parameters without a gradient have been named to the user.
@@ -142,12 +143,12 @@ class Ranks:
         check_batch_covers_ranks(batch, self._launched.size)
 
     def say(self, text: str) -> None:
-        """Tells the user, once for all ranks."""
+        """Shows a message to the user, once for all ranks."""
         if self.speaks:
-            self._loud(text)
+            self._show(text)
 
-    def meet(self, model: torch.nn.Module, device: torch.device, traveller: StateCarrier) -> HandoverResult:
-        """Meets the other ranks, for the first time or in the next generation; all have one state then (`hand_over`).
+    def meet(self, model: torch.nn.Module, device: torch.device, carrier: StateCarrier) -> HandoverResult:
+        """Meets the other ranks, for the first time or in the next generation, and brings all to one state.
 
         Raises:
             FencedError: the others have continued without this process.
@@ -159,11 +160,12 @@ class Ranks:
             try:
                 self._leave()
                 self._meet(model, device, CONNECT_S * 2**failures)
-                self._agree(traveller)
-                met = hand_over(self.world, self.name, traveller, self.say, led=self._led)
+                self._agree(carrier)
+                result = hand_over(self.world, self.name, carrier, self.say, led=self._led)
                 self._led = self.world.is_lead
-                return met
+                return result
             except CommunicationError as error:
+                # Without Headway's launcher nobody forms another generation.
                 if self._member is None:
                     raise
                 try:
@@ -172,7 +174,7 @@ class Ranks:
                     # Another rank was lost in the meantime: the next generation is already forming.
                     continue
                 failures += 1
-                if failures == ATTEMPTS:
+                if failures == CONNECT_ATTEMPTS:
                     raise error
 
     def check(self) -> None:
@@ -181,14 +183,15 @@ class Ranks:
             self._member.check()
 
     def explain_error(self, error: CommunicationError) -> CommunicationError:
-        """Explains a failed collective: GenerationEndedError if this process goes on in the next generation."""
+        """Explains a failed collective: GenerationEndedError if this process continues in the next generation."""
         member = self._member
         if member is None or isinstance(error, FencedError):
             return error
         if isinstance(error, CollectiveTimeoutError) and self._joined is not None and self._joined.watch is not None:
             for rank in self._joined.watch.find_lagging_ranks():
                 member.accuse(self.world.generation, rank)
-        # A connection breaks a moment before the launcher has told why; silence it notices after its own time-out.
+        # A connection breaks a moment before the launcher tells the reason. It notices silence only after `timeout_s`;
+        # the rest is margin.
         until = time.monotonic() + 1.5 * self.options.timeout_s + 1
         while not member.has_changed and time.monotonic() < until:
             time.sleep(0.002)
@@ -198,7 +201,7 @@ class Ranks:
             return seen
         return error
 
-    def _agree(self, traveller: StateCarrier) -> None:
+    def _agree(self, carrier: StateCarrier) -> None:
         """Compares the settings that must be equal on all ranks, and makes choices together, such as the precision.
 
         Raises:
@@ -206,24 +209,25 @@ class Ranks:
             CommunicationError: a newcomer leaves.
         """
         control = self.world.control
-        said = json.dumps([self.joins, traveller.identity(), traveller.precision.finding()], sort_keys=True).encode()
-        found = [json.loads(text) for text in control.gather_bytes(said)]
-        first = found[control.ranks.index(0)][1]
-        for rank, (new, other, _) in zip(control.ranks, found, strict=True):
-            unlike = [key for key in first.keys() | other.keys() if other.get(key) != first.get(key)]
-            if not unlike:
+        mine = json.dumps([self.joins, carrier.identity(), carrier.precision.finding()], sort_keys=True).encode()
+        reports = [json.loads(text) for text in control.gather_bytes(mine)]
+        first = reports[control.ranks.index(0)][1]
+        for rank, (joins, other, _) in zip(control.ranks, reports, strict=True):
+            differing = [key for key in first.keys() | other.keys() if other.get(key) != first.get(key)]
+            if not differing:
                 continue
-            if new and rank != self.world.rank:
-                raise CommunicationError(f"rank {rank} is another run's, and leaves")
-            key = min(unlike)
+            # A newcomer with other settings must not end the run: it leaves, and the others meet again without it.
+            if joins and rank != self.world.rank:
+                raise CommunicationError(f"rank {rank} has other settings than this run and leaves")
+            key = min(differing)
             what = f"{key} is {other.get(key)!r} on rank {rank} and {first.get(key)!r} on rank 0"
             raise UsageError(what, fix="Start all processes with the same recipe, data and version.")
-        if decided := traveller.precision.agree([finding for _, _, finding in found]):
+        if decided := carrier.precision.agree([finding for _, _, finding in reports]):
             self.say(decided)
 
     def seed(self, seed: int, position: int) -> None:
         """Seeds torch, numpy and Python for one step, from seed, position and rank."""
-        # So a step that is repeated, resumed or made by other ranks needs no saved state of the generators.
+        # A step that is repeated, resumed or made by other ranks then needs no saved state of the generators.
         word = mix_int(mix_int(mix_int(seed) + position) + (self.world.rank + 1) * GOLDEN)
         # Not torch.manual_seed: without CUDA, torch 2.13 appends a traceback to a list at each call, and leaks.
         device, generator = self.world.device, torch.default_generator
@@ -247,6 +251,7 @@ class Ranks:
         Raises:
             GenerationEndedError: a rank was lost, and the step is void.
         """
+        # The flags are summed with the gradients, so all ranks learn of newcomers in the same step, without a message.
         regroup = False
         if self._member is not None:
             self._member.check()
@@ -282,12 +287,14 @@ class Ranks:
             self._member.close()
 
     def _meet(self, model: torch.nn.Module, device: torch.device, connect_s: float) -> None:
+        """Builds world, communicator and reducer of the next generation."""
         options, member = self.options, self._member
         again = self._measured is not None
         if member is None:
             world = World.join(self._launched, device, timeout_s=options.stall_s, interface=options.interface)
         else:
             info = member.wait_for_generation()
+            # Collected over generations: several may fail before one connects.
             self.lost = (*self.lost, *info.lost)
             world = member.build_world(
                 info,
@@ -311,52 +318,59 @@ class Ranks:
         trials = known.trials if known else run_trials(communicator, network, wire=options.wire, budget_s=budget_s)
         order = known.order if known else None
         wire = known.wire if known else options.wire
-        self._measured = Measured(links, trials, order, wire)
+        self._measured = RankMeasurements(links, trials, order, wire)
         chooser = self._build_chooser(communicator, network, trials, total_bytes)
         watch = StallWatch(communicator) if world.size > 1 else None
         if watch is not None:
             world.explain = watch.explain
-        # Gradients of batch norm statistics do not exist: the running statistics ride along as buffers.
+        # Running statistics of batch norm have no gradients, so the reducer averages them as buffers.
         reducer = Reducer(
             model.named_parameters(),
             communicator,
             plan=BucketPlan(choose=chooser, bucket_bytes=chooser.bucket_bytes, wire=wire, order=order),
-            buffers=running_statistics(model),
-            flags=len(FLAGS),
+            buffers=list_running_statistics(model),
+            flags=len(STEP_FLAGS),
             noise=self.noise_scale and world.size > 1,
             has_reported_unused=self._named,
             say=self.say,
         )
-        self._joined = _Joined(world, communicator, reducer, watch, RankTimings(world.store, world.rank, world.size))
+        self._joined = _JoinedGeneration(
+            world, communicator, reducer, watch, RankTimings(world.store, world.rank, world.size)
+        )
         if not known:
             for text in (*links.describe(world), chooser.describe([one.nbytes for one in reducer.buckets])):
                 self.say(text)
+        # Synchronised batch norm communicates inside forward and backward: a group of its own keeps its messages apart
+        # from those of the reducer.
         if options.batch_norm == "sync":
             group = world.create_group(name="batch norm")
             for module in model.modules():
                 if isinstance(module, SyncBatchNorm):
                     module.group = group
 
-    def _share_measured(self, world: World) -> Measured | None:
+    def _share_measured(self, world: World) -> RankMeasurements | None:
         """Returns rank 0's measurements from an earlier generation on every rank; None if it has none."""
+        # Newcomers have no measurements, and measuring again would hold up the run: they take those of rank 0.
         mine = b""
         if world.is_lead and self._measured is not None:
             links, trials, *rest = self._measured
-            numbers = {name: asdict(trial) for name, trial in trials.items()}
-            mine = json.dumps([links.to_json(), numbers, *rest]).encode()
-        if not (found := world.control.broadcast_bytes(mine)):
+            trial_trees = {name: asdict(trial) for name, trial in trials.items()}
+            mine = json.dumps([links.to_json(), trial_trees, *rest]).encode()
+        if not (received := world.control.broadcast_bytes(mine)):
             return None
-        links, trials, *rest = json.loads(found)
-        return Measured(
+        links, trials, *rest = json.loads(received)
+        return RankMeasurements(
             MeasuredLinks.from_json(links), {name: AlgorithmTrial(**trial) for name, trial in trials.items()}, *rest
         )
 
     def _build_chooser(
         self, communicator: Communicator, network: Network, trials: dict[Algorithm, AlgorithmTrial], total_bytes: int
     ) -> AlgorithmChooser:
+        """Builds the chooser of all-reduce algorithms from the trials of those that this world can run."""
         options, algorithm = self.options, self.options.algorithm
+        # After a loss the hosts may differ in their numbers of ranks, so a run can lose the algorithm of its recipe.
         if algorithm != "auto" and algorithm not in communicator.algorithms:
-            self.say(f"{algorithm} needs the same number of ranks on each host; leader is used instead.")
+            self.say(f"The algorithm {algorithm} needs the same number of ranks on each host; leader is used instead.")
             algorithm = "leader"
         return AlgorithmChooser(
             network,
@@ -373,10 +387,12 @@ class Ranks:
         joined, self._joined = self._joined, None
         if joined is None:
             return
+        # The first step finds the order in which gradients become ready; the next generation begins with it.
         if self._measured is not None:
             self._measured = self._measured._replace(order=joined.reducer.order, wire=joined.reducer.wire)
         self._named = joined.reducer.has_reported_unused
         joined.reducer.close()
+        # Aborted before it is closed: no thread must wait in a collective for ranks that are gone.
         joined.world.abort("this process has left")
         joined.communicator.close()
         if joined.watch is not None:
@@ -384,10 +400,12 @@ class Ranks:
         joined.world.close()
 
 
-class Measured(NamedTuple):
+class RankMeasurements(NamedTuple):
     """Measurements that the next generation keeps, the same on all ranks.
 
-    They are the links, the trials of algorithms, the order in which gradients become ready, and the wire format.
+    Attributes:
+        order: names of the parameters, in the order in which their gradients become ready; None before the first step.
+        wire: wire format of the gradients.
     """
 
     links: MeasuredLinks
@@ -397,7 +415,7 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Joined:
+class _JoinedGeneration:
     """Objects of one generation."""
 
     world: World
@@ -407,7 +425,7 @@ class _Joined:
     board: RankTimings
 
 
-def running_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
+def list_running_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
     """Lists mean and variance of every batch norm, which each step averages over the ranks."""
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     return [value for norm in norms for value in norm.buffers(recurse=False) if value.is_floating_point()]

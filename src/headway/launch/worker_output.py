@@ -12,10 +12,10 @@ from typing import final
 from headway.launch.workers import OUT
 
 # Prefix of the message of an error.
-SENTENCE = "headway: "
+ERROR_PREFIX = "headway: "
 
 # Beginning of the last words of a process that fails.
-LAST_WORDS = re.compile(rf"^(?:{SENTENCE}|Traceback \()", re.MULTILINE)
+LAST_WORDS = re.compile(rf"^(?:{ERROR_PREFIX}|Traceback \()", re.MULTILINE)
 
 # Held lines are shown after this time: a process that is still alive then did not write its last words.
 HOLD_S = 10.0
@@ -26,20 +26,20 @@ CLEAR_LINE, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
 
 @final
 class WorkerOutput:
-    """Prints lines of several workers, each marked with its rank.
+    """Prints the lines of several workers, each marked with its rank.
 
     An error that ends one rank mostly ends all of them, and should be read once. So all lines of the other ranks are
-    held back until the run has begun, and after that their last words, until the launcher knows if the whole run ends.
+    held back until the run has begun. After that only their last words are, until it is known if the whole run ends.
 
     Args:
         ranks: the rank of each worker.
     """
 
     def __init__(self, ranks: Mapping[str, int]) -> None:
-        self._ranks, self._begun = dict(ranks), False
+        self._ranks, self._has_begun = dict(ranks), False
         self._held: dict[str, str] = {}
         self._since_s: dict[str, float] = {}
-        self._said = ""
+        self._last_error = ""
         self._lock = threading.Lock()
 
     def set_ranks(self, ranks: Mapping[str, int]) -> None:
@@ -52,10 +52,11 @@ class WorkerOutput:
         with self._lock:
             if self._ranks.get(worker) == 0:
                 _write(lines, stream)
-                if stream != OUT and SENTENCE in lines:
-                    self._said = _extract_sentence(lines)
+                if stream != OUT and ERROR_PREFIX in lines:
+                    self._last_error = _extract_error(lines)
+            # Only rank 0 prints results: stdout of the other ranks is dropped.
             elif stream != OUT:
-                if self._begun and worker not in self._held:
+                if self._has_begun and worker not in self._held:
                     last_words = LAST_WORDS.search(lines)
                     until = last_words.start() if last_words else len(lines)
                     self._show(worker, lines[:until])
@@ -67,19 +68,19 @@ class WorkerOutput:
     def release(self) -> None:
         """Prints all held lines: the run has begun."""
         with self._lock:
-            self._begun = True
+            self._has_begun = True
             self._show_held(*self._held)
 
     def show_last_words(self, worker: str) -> None:
         """Prints the last words of a worker whose end does not end the run."""
         with self._lock:
-            if self._begun:
+            if self._has_begun:
                 self._show_held(worker)
 
     def beat(self) -> None:
         """Prints lines that were held for too long to be last words. Called in every beat."""
         with self._lock:
-            if self._begun:
+            if self._has_begun:
                 now = monotonic()
                 self._show_held(*(worker for worker in self._held if now - self._since_s[worker] > HOLD_S))
 
@@ -92,15 +93,16 @@ class WorkerOutput:
         """
         with self._lock:
             # Rank 0 prints its own message. If it failed with the same status and all others agree, nothing is added.
-            told = any(self._ranks.get(worker) == 0 and statuses[worker] == status for worker in statuses)
+            lead_told = any(self._ranks.get(worker) == 0 and statuses[worker] == status for worker in statuses)
             first: dict[str, str] = {}
             for worker in statuses:
                 if lines := self._held.get(worker):
-                    first.setdefault(_extract_sentence(lines), worker)
-            agreed = told and len(first) == 1
-            first.pop(self._said, None)
+                    first.setdefault(_extract_error(lines), worker)
+            agreed = lead_told and len(first) == 1
+            first.pop(self._last_error, None)
             if not agreed:
                 self._show_held(*first.values())
+            # The rest repeats what is shown, or comes from workers that were ended with the run.
             self._held.clear()
             self._since_s.clear()
 
@@ -110,11 +112,13 @@ class WorkerOutput:
             print(SHOW_CURSOR, end="", file=sys.stderr, flush=True)
 
     def _show_held(self, *workers: str) -> None:
+        """Prints the held lines of some workers."""
         for worker in workers:
             self._since_s.pop(worker, None)
             self._show(worker, self._held.pop(worker, ""))
 
     def _show(self, worker: str, lines: str) -> None:
+        """Prints lines of a worker, each with its mark."""
         rank = self._ranks.get(worker)
         mark = "[joining]" if rank is None else f"[rank {rank}]"
         _write("".join(f"{mark} {line}" for line in lines.splitlines(keepends=True)), 2)
@@ -125,9 +129,9 @@ def clear_line() -> str:
     return CLEAR_LINE if sys.stderr.isatty() else ""
 
 
-def _extract_sentence(lines: str) -> str:
+def _extract_error(lines: str) -> str:
     """Returns the error message at the end of a worker's lines."""
-    return lines[max(0, lines.rfind(SENTENCE)) :]
+    return lines[max(0, lines.rfind(ERROR_PREFIX)) :]
 
 
 def _write(lines: str, stream: int) -> None:

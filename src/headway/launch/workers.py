@@ -16,6 +16,8 @@ from headway.core.cpu_count import count_usable_cores
 
 # Interval at which processes are polled. The coordinator notices a loss sooner, by its connection.
 POLL_S = 0.05
+
+# A line is cut once it is longer than this.
 LONGEST_LINE = 1 << 16
 
 OUT, ERR = 1, 2
@@ -53,12 +55,12 @@ class WorkerCrew(Protocol):
 class LocalWorkers:
     """The workers of this host, each the leader of a process group.
 
-    So Ctrl-C in the terminal reaches the launcher alone, and processes that a dead worker left behind are killed with
-    its group.
+    Ctrl-C in the terminal then reaches the launcher alone, and processes that a dead worker leaves behind are killed
+    with its group.
     """
 
-    def __init__(self, show: OnLines, ended: OnEnd) -> None:
-        self._show, self._ended = show, ended
+    def __init__(self, on_lines: OnLines, on_end: OnEnd) -> None:
+        self._on_lines, self._on_end = on_lines, on_end
         self._lock = threading.Lock()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._pipes: dict[int, _LineBuffer] = {}
@@ -71,9 +73,10 @@ class LocalWorkers:
         whole = {**os.environ, **environ}
         # The launcher reports a lost worker in a sentence; torch would print C++ stacks on every rank.
         whole.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        whole.setdefault(
-            "OMP_NUM_THREADS", str(max(1, count_usable_cores() // int(environ.get("LOCAL_WORLD_SIZE", "1"))))
-        )
+        # Without this, each of N workers would start threads for all cores, N times too many.
+        threads = max(1, count_usable_cores() // int(environ.get("LOCAL_WORLD_SIZE", "1")))
+        whole.setdefault("OMP_NUM_THREADS", str(threads))
+        # A worker that inherits the terminal can draw a progress bar on it.
         ends = None if inherit else subprocess.PIPE
         with self._lock:
             try:
@@ -87,7 +90,7 @@ class LocalWorkers:
                 )
             # The limit of processes, or the memory, is exhausted.
             except OSError as error:
-                self._ended(worker, 1, f"it could not be started ({error})")
+                self._on_end(worker, 1, f"it could not be started ({error})")
                 return
             self._running[worker] = process
             for stream, end in ((OUT, process.stdout), (ERR, process.stderr)):
@@ -99,7 +102,7 @@ class LocalWorkers:
     def signal(self, worker: str, number: int) -> None:
         with self._lock:
             process = self._running.get(worker)
-            # The process is waited for under the same lock, so its pid cannot belong to another process yet.
+            # `_finish` waits for the process under the same lock, so its pid cannot belong to another process yet.
             if process is not None:
                 (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
 
@@ -115,10 +118,12 @@ class LocalWorkers:
         self._selector.close()
 
     def _run(self) -> None:
+        """Reads the output of all workers, and notices those that have ended."""
         while self._running or not self._closing:
             for key, _ in self._selector.select(POLL_S):
                 self._read(key.fd)
             for worker, process in tuple(self._running.items()):
+                # WNOWAIT leaves the process a zombie, which keeps its number until its group is killed.
                 if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                     self._finish(worker, process)
 
@@ -134,10 +139,11 @@ class LocalWorkers:
             return False
         lines = pipe.split_lines(data)
         if lines:
-            self._show(pipe.worker, pipe.stream, lines)
+            self._on_lines(pipe.worker, pipe.stream, lines)
         return True
 
     def _finish(self, worker: str, process: subprocess.Popen[bytes]) -> None:
+        """Kills the rest of a worker's group, passes on its last output, and reports its end."""
         with self._lock:
             # The group first: once the leader is waited for, its number may be reused.
             with suppress(ProcessLookupError, PermissionError):
@@ -147,6 +153,7 @@ class LocalWorkers:
         for end in (process.stdout, process.stderr):
             if end is None:
                 continue
+            # A process outside the group may still hold the pipe: read only until it is empty.
             number = end.fileno()
             if number in self._selector.get_map():
                 while self._read(number):
@@ -155,9 +162,9 @@ class LocalWorkers:
                 self._selector.unregister(number)
             pipe = self._pipes.pop(number)
             if rest := pipe.flush():
-                self._show(worker, pipe.stream, rest)
+                self._on_lines(worker, pipe.stream, rest)
             end.close()
-        self._ended(worker, status, "")
+        self._on_end(worker, status, "")
 
 
 @final
@@ -169,6 +176,7 @@ class _LineBuffer:
         self._begun = b""
 
     def split_lines(self, data: bytes) -> str:
+        """Returns the whole lines that `data` completes, and keeps the rest."""
         lines, end, self._begun = (self._begun + data).rpartition(b"\n")
         # A worker that writes without line ends must not fill the memory.
         if len(self._begun) > LONGEST_LINE:
@@ -176,5 +184,6 @@ class _LineBuffer:
         return (lines + end).decode(errors="replace")
 
     def flush(self) -> str:
+        """Returns the rest as a line."""
         text, self._begun = self._begun.decode(errors="replace"), b""
         return text and text + "\n"

@@ -13,7 +13,7 @@ from safetensors.torch import save as save_tensors
 
 from headway.checkpoint.compatibility import find_mismatch
 from headway.core.errors import CheckpointError
-from headway.launch.ranks import Ranks, running_statistics
+from headway.launch.ranks import Ranks, list_running_statistics
 from headway.model.batch_norm import recompute_statistics
 from headway.model.ema import Ema
 from headway.optim import Lookahead
@@ -50,7 +50,7 @@ class WeightAverages:
                 steps=setup.steps,
             )
         self._batches = None if norm is None else norm.recompute_batches
-        self._running = running_statistics(setup.model) if self._batches else []
+        self._running = list_running_statistics(setup.model) if self._batches else []
         self._statistics: list[torch.Tensor] = []
 
     @property
