@@ -47,9 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(folder: Path, run: RunFolder, *overrides: str) -> Trainer:
-    return Trainer(
-        build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print), run, SilentDisplay()
-    )
+    return Trainer(build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe)), run, SilentDisplay())
 
 
 def table_of(run: Path, kind: str) -> RowTable:

@@ -31,19 +31,11 @@ class BackgroundSaver:
     Args:
         checkpoints: the folder, and how many checkpoints it keeps.
         asynchronous: if False, `save` writes before it returns, and makes no copy of the state.
-        say: called with a sentence if not all ranks see the folder; rank 0 then writes everything.
         resume_command: command that resumes the training; appended to the message of a failed save.
     """
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        *,
-        asynchronous: bool = True,
-        say: Callable[[str], object] = print,
-        resume_command: str = "",
-    ) -> None:
-        self._checkpoints, self._asynchronous, self._say, self._go_on = checkpoints, asynchronous, say, resume_command
+    def __init__(self, checkpoints: Checkpoints, *, asynchronous: bool = True, resume_command: str = "") -> None:
+        self._checkpoints, self._asynchronous, self._go_on = checkpoints, asynchronous, resume_command
         self._job: SaveJob | None = None
         self._newest: SaveJob | None = None
         self._thread: threading.Thread | None = None
@@ -82,7 +74,6 @@ class BackgroundSaver:
             self._number,
             self._shared,
             self._confirm,
-            self._say,
             self._go_on,
         )
         # The copy lets training change the state while the thread writes.

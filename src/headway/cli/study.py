@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.screen import Json, print_result, say
+from headway.cli.screen import LOG, Json, print_result
 from headway.core.files import expect_writable
 
 
@@ -73,8 +73,8 @@ def landscape(
         statistics=statistics,
     )
     # A line of 31 points passes over all images 31 times, so the user sees how far it is.
-    with SampleProgress("Measuring the loss", "passes over the images", say) as progress:
-        found = run(folders, options, say=say, progress=progress)
+    with SampleProgress("Measuring the loss", "passes over the images", LOG) as progress:
+        found = run(folders, options, progress=progress)
     page = landscape_page.write_page(found, out)
     print_result(
         found.to_json() | {"page": str(page)}, as_json, f"{landscape_page.format_numbers(found)}\nPage: {page}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,8 @@ from headway.comm.communicator import DIGEST_BITS, Algorithm, Communicator, Pend
 from headway.comm.gradient_noise import compute_local_term, compute_squared_norm
 from headway.comm.wire_codec import Wire
 from headway.core.errors import CommunicationError, TrainingError
+
+LOG = logging.getLogger("headway.comm")
 
 # A hook fires when a gradient is ready. Full buckets are all-reduced in a fixed order, whatever the order in which
 # hooks fire. The last bucket waits for `finish` and carries, in the same message, the numbers that ranks have to agree
@@ -113,7 +116,6 @@ class Reducer:
         uneven: ranks may run out of data at different steps; on CUDA the host then waits in each step.
         noise: measure the norms for the gradient noise scale: two passes over the gradients.
         has_reported_unused: an earlier Reducer of this process has reported the parameters without a gradient.
-        say: called once with the parameters without a gradient, and when a wire is given up.
 
     Attributes:
         order: as it is now; None until it is known.
@@ -136,7 +138,6 @@ class Reducer:
         uneven: bool = False,
         noise: bool = False,
         has_reported_unused: bool = False,
-        say: Callable[[str], object] = print,
     ) -> None:
         plan = plan or BucketPlan()
         self._communicator, self._world = communicator, communicator.world
@@ -145,7 +146,7 @@ class Reducer:
             raise TrainingError("there is no parameter to train")
         self._buffers, self._choose, self.bucket_bytes = list(buffers), plan.choose, plan.bucket_bytes
         self.wire: Wire = plan.wire
-        self._flags, self._average, self._say = flags, average, say
+        self._flags, self._average = flags, average
         # On CPU the sums are on the host anyway. On CUDA only uneven ranks force a host-device sync per step.
         self._host_waits = uneven or self._world.device.type != "cuda"
         self.order: tuple[str, ...] | None = None if plan.order is None else tuple(plan.order)
@@ -341,7 +342,7 @@ class Reducer:
         without = [name for name, value in self._parameters.items() if value.grad is None and value.requires_grad]
         if without:
             more = f" and {len(without) - 5} more" if len(without) > 5 else ""
-            self._say(f"Without a gradient in the first step, counted as zero: {', '.join(without[:5])}{more}.")
+            LOG.warning(f"Without a gradient in the first step, counted as zero: {', '.join(without[:5])}{more}.")
 
     def _reorder_buckets(self) -> None:
         # Rank 0's order on all ranks: buckets fill in the order in which gradients come; those without one are last.
@@ -361,7 +362,7 @@ class Reducer:
         if self.wire != "fp32" and in_step > MOST_LOST_SHARE * numbers:
             share = in_step / numbers
             lost = f"{self.wire} between hosts lost {share:.1%} of a step's numbers"
-            self._say(f"{lost}: gradients are sent as fp32 from now on.")
+            LOG.warning(f"{lost}: gradients are sent as fp32 from now on.")
             self.wire = "fp32"
 
     def _build_disagreement_error(self) -> CommunicationError:

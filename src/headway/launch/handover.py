@@ -8,7 +8,8 @@ that others have trained.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,6 +19,8 @@ from safetensors.torch import save as save_tensors
 from headway.checkpoint.checkpoints import Checkpoint
 from headway.core.errors import HeadwayError
 from headway.core.world import Group, World
+
+LOG = logging.getLogger("headway.launch")
 
 TransferredState = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]
 """Scalars, as JSON, and tensors by name."""
@@ -99,14 +102,11 @@ class HandoverResult(NamedTuple):
     names: tuple[str, ...]
 
 
-def hand_over(
-    world: World, name: str, carrier: StateCarrier, say: Callable[[str], object], *, led: bool
-) -> HandoverResult:
+def hand_over(world: World, name: str, carrier: StateCarrier, *, led: bool) -> HandoverResult:
     """Brings all ranks of a world to the state of the rank that is ahead.
 
     Args:
         name: name of this process.
-        say: shows a message to the user, once for all ranks.
         led: True if this process was rank 0 of the last generation.
 
     Raises:
@@ -123,7 +123,7 @@ def hand_over(
     # Only a rank that has trained, or has received a whole state, reports progress of 0 or more.
     if (ahead := max(progress)) < 0 or any(passed):
         # One more than any rank reported: nobody takes an older state for this one.
-        _go_back(control, carrier, ahead + 1, say)
+        _go_back(control, carrier, ahead + 1)
         result = result._replace(unsaved=False)
         progress = tuple(_exchange_values(control, carrier.progress()))
         ahead = max(progress)
@@ -143,7 +143,7 @@ def hand_over(
     return result
 
 
-def _go_back(control: Group, carrier: StateCarrier, progress: int, say: Callable[[str], object]) -> None:
+def _go_back(control: Group, carrier: StateCarrier, progress: int) -> None:
     """Lets the lowest rank that sees the newest checkpoint load it.
 
     Without a checkpoint, and if no step was recorded yet, the lowest rank that sees the run folder begins anew.
@@ -161,7 +161,7 @@ def _go_back(control: Group, carrier: StateCarrier, progress: int, say: Callable
         root = _find_lowest(control, [view["seen"] for view in views])
         if control.rank == root:
             carrier.go_back(None, progress)
-        say("No rank has the state of the run any more, and no step was recorded yet: the run begins anew.")
+        LOG.warning("No rank has the state of the run any more, and no step was recorded yet: the run begins anew.")
         return
     root = _find_lowest(control, [view["step"] == newest for view in views])
     outcome: dict[str, Any] | None = None
@@ -181,7 +181,7 @@ def _go_back(control: Group, carrier: StateCarrier, progress: int, say: Callable
     if "error" in shared:
         raise error or HeadwayError(**shared["error"])
     for text in shared["messages"]:
-        say(text)
+        LOG.warning(text)
 
 
 def _exchange_values(control: Group, value: Any) -> list[Any]:

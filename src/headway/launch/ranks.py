@@ -36,9 +36,10 @@ from headway.core.errors import (
     UsageError,
 )
 from headway.core.launcher_environment import LaunchedProcess, read_launcher_environment
+from headway.core.messages import mute_messages
 from headway.core.random_keys import GOLDEN, mix_int
 from headway.core.world import World
-from headway.launch.handover import HandoverResult, StateCarrier, hand_over
+from headway.launch.handover import LOG, HandoverResult, StateCarrier, hand_over
 from headway.launch.hosts import check_batch_covers_ranks
 from headway.observe.rank_timings import RankTimings
 
@@ -57,8 +58,6 @@ CONNECT_ATTEMPTS = 5
 # On one host there is little to choose, so measuring links may take less time.
 ONE_HOST_BUDGET_S = 0.2
 
-Say = Callable[[str], object]
-
 
 @final
 class Ranks:
@@ -75,10 +74,10 @@ class Ranks:
         noise_scale: set it before the ranks meet to measure the gradient noise scale.
     """
 
-    def __init__(
-        self, recipe: CommRecipe, launched: LaunchedProcess, member: CoordinatorClient | None, say: Say
-    ) -> None:
-        self.options, self._launched, self._member, self._show = recipe, launched, member, say
+    def __init__(self, recipe: CommRecipe, launched: LaunchedProcess, member: CoordinatorClient | None) -> None:
+        self.options, self._launched, self._member = recipe, launched, member
+        # All ranks have the same messages, and one shows them.
+        self._mute = mute_messages(unless=lambda: self.speaks)
         self.name = str(launched.rank) if member is None else member.worker
         # A newcomer may carry rank 0 in its environment, from the worker that it replaces, but another rank leads now.
         self.speaks = launched.rank == 0 and (member is None or not member.joining)
@@ -92,7 +91,7 @@ class Ranks:
         self.done, self.noise_scale = True, False
 
     @staticmethod
-    def from_environment(recipe: CommRecipe, say: Say) -> Ranks | None:
+    def from_environment(recipe: CommRecipe) -> Ranks | None:
         """Reads the launcher's environment variables; returns None if this process trains alone.
 
         Raises:
@@ -102,7 +101,7 @@ class Ranks:
         found, member = read_launcher_environment(), CoordinatorClient.from_environment()
         if found is None or (found.size == 1 and member is None):
             return None
-        return Ranks(recipe, found, member, say)
+        return Ranks(recipe, found, member)
 
     @property
     def world(self) -> World:
@@ -142,11 +141,6 @@ class Ranks:
         """Raises UsageError if a step has fewer samples than ranks."""
         check_batch_covers_ranks(batch, self._launched.size)
 
-    def say(self, text: str) -> None:
-        """Shows a message to the user, once for all ranks."""
-        if self.speaks:
-            self._show(text)
-
     def meet(self, model: torch.nn.Module, device: torch.device, carrier: StateCarrier) -> HandoverResult:
         """Meets the other ranks, for the first time or in the next generation, and brings all to one state.
 
@@ -161,7 +155,7 @@ class Ranks:
                 self._leave()
                 self._meet(model, device, CONNECT_S * 2**failures)
                 self._agree(carrier)
-                result = hand_over(self.world, self.name, carrier, self.say, led=self._led)
+                result = hand_over(self.world, self.name, carrier, led=self._led)
                 self._led = self.world.is_lead
                 return result
             except CommunicationError as error:
@@ -223,7 +217,7 @@ class Ranks:
             what = f"{key} is {other.get(key)!r} on rank {rank} and {first.get(key)!r} on rank 0"
             raise UsageError(what, fix="Start all processes with the same recipe, data and version.")
         if decided := carrier.precision.agree([finding for _, _, finding in reports]):
-            self.say(decided)
+            LOG.info(decided)
 
     def seed(self, seed: int, position: int) -> None:
         """Seeds torch, numpy and Python for one step, from seed, position and rank."""
@@ -276,10 +270,12 @@ class Ranks:
         return (lambda: None) if member is None else (lambda: member.confirm(number))
 
     def __enter__(self) -> Ranks:
+        self._mute.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Leaves in order; after an error, in such a way that the others count this process as lost."""
+        self._mute.__exit__(None, None, None)
         self._leave()
         if self._member is not None:
             if kind is None:
@@ -306,7 +302,7 @@ class Ranks:
             )
         self.speaks = world.is_lead
         if again:
-            self.say(info.why)
+            LOG.warning(info.why)
         # Measured once: later generations take the links, trials and bucket order from rank 0.
         parameters = [value for value in model.parameters() if value.requires_grad]
         total_bytes = sum(value.numel() * value.element_size() for value in parameters)
@@ -332,14 +328,13 @@ class Ranks:
             flags=len(STEP_FLAGS),
             noise=self.noise_scale and world.size > 1,
             has_reported_unused=self._named,
-            say=self.say,
         )
         self._joined = _JoinedGeneration(
             world, communicator, reducer, watch, RankTimings(world.store, world.rank, world.size)
         )
         if not known:
             for text in (*links.describe(world), chooser.describe([one.nbytes for one in reducer.buckets])):
-                self.say(text)
+                LOG.info(text)
         # Synchronised batch norm communicates inside forward and backward: a group of its own keeps its messages apart
         # from those of the reducer.
         if options.batch_norm == "sync":
@@ -370,7 +365,8 @@ class Ranks:
         options, algorithm = self.options, self.options.algorithm
         # After a loss the hosts may differ in their numbers of ranks, so a run can lose the algorithm of its recipe.
         if algorithm != "auto" and algorithm not in communicator.algorithms:
-            self.say(f"The algorithm {algorithm} needs the same number of ranks on each host; leader is used instead.")
+            needs = f"The algorithm {algorithm} needs the same number of ranks on each host"
+            LOG.warning(f"{needs}; leader is used instead.")
             algorithm = "leader"
         return AlgorithmChooser(
             network,

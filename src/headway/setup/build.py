@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
-from headway.setup.inputs import Inputs, Rehearsal, Say, open_inputs
+from headway.setup.inputs import LOG, Inputs, Rehearsal, open_inputs
 from headway.setup.micro_batch import largest_micro_batch
 from headway.setup.precision import (
     TYPES,
@@ -46,8 +45,6 @@ from headway.setup.rates import check_length, find_batch_warnings, find_oddities
 from headway.setup.recipe import NO_GRAPHS, TrainRecipe
 from headway.setup.task import LABELS, TargetSpec, Task, build_task
 from headway.setup.trial import build_attempt
-
-LOG = logging.getLogger("headway.train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +137,6 @@ class TrainSetup:
 def build_setup(
     loaded: LoadedRecipe[TrainRecipe],
     *,
-    say: Say,
     fresh: bool = True,
     recorded: RecordedData | None = None,
     ranks: Ranks | None = None,
@@ -149,7 +145,6 @@ def build_setup(
     """Builds a run's parts, and resolves every `auto`.
 
     Args:
-        say: called with each sentence that the user should read once.
         fresh: start from the recipe's weights and `init`. False if a checkpoint or trained weights will be loaded.
         recorded: facts about the training data, which are then not opened; for the resolved recipe of a run.
         ranks: the ranks of this run; each takes the device of its number on its host.
@@ -159,7 +154,7 @@ def build_setup(
     Raises:
         HeadwayError: something is wrong with recipe, data, network or task.
     """
-    return _SetupBuilder(loaded, say, fresh, recorded, ranks, rehearsal).build()
+    return _SetupBuilder(loaded, fresh, recorded, ranks, rehearsal).build()
 
 
 def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
@@ -191,7 +186,6 @@ class _SetupBuilder:
     def __init__(
         self,
         loaded: LoadedRecipe[TrainRecipe],
-        say: Say,
         fresh: bool,
         recorded: RecordedData | None,
         ranks: Ranks | None,
@@ -199,14 +193,12 @@ class _SetupBuilder:
     ) -> None:
         # Rates first: the batch decides epochs and learning rate, on which later steps rely.
         self.loaded = resolve_rates(loaded)
-        self.say, self.fresh, self.recorded, self.ranks, self.rehearsal = say, fresh, recorded, ranks, rehearsal
+        self.fresh, self.recorded, self.ranks, self.rehearsal = fresh, recorded, ranks, rehearsal
         for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
-            say(text)
+            LOG.warning(text)
         self.trains = rehearsal is None
         self.device = self._prepare_device()
-        self.loaded, self.inputs = open_inputs(
-            self.loaded, self.device, say=say, opened=recorded is None, rehearsal=rehearsal
-        )
+        self.loaded, self.inputs = open_inputs(self.loaded, self.device, opened=recorded is None, rehearsal=rehearsal)
         # `loaded` changes as each further `auto` is resolved; `recipe` keeps them as they were given.
         self.recipe = self.loaded.recipe
         self.samples = self.inputs.samples if recorded is None else recorded.samples
@@ -254,7 +246,7 @@ class _SetupBuilder:
             augment=augment,
             transform=transform,
             model=model,
-            forward=compile_model(model, recipe.compile, self.say),
+            forward=compile_model(model, recipe.compile),
             counts=counts,
             optimizer=optimizer,
             masters=masters,
@@ -340,10 +332,10 @@ class _SetupBuilder:
         return task
 
     def _build_model(self, task: Task) -> torch.nn.Module:
-        recipe, ranks, say = self.recipe, self.ranks, self.say
+        recipe, ranks = self.recipe, self.ranks
         parts = recipe.model if self.fresh else recipe.model.model_copy(update={"weights": None})
         channels, base = self.inputs.channels, self.loaded.base
-        model = build_model(parts, num_outputs=task.outputs, in_channels=channels, base=base, say=say)
+        model = build_model(parts, num_outputs=task.outputs, in_channels=channels, base=base)
         model = model.to(device=self.device)
         # Built only to refuse patterns that match no layer, before there is a run folder.
         ActivationPercentiles(model, recipe.observe.activations)
@@ -352,7 +344,7 @@ class _SetupBuilder:
             model = convert_sync(model, World.create_single(self.device).create_group(name="not met yet"))
         if recipe.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        apply_activation_checkpointing(model, recipe.activation_checkpointing, say)
+        apply_activation_checkpointing(model, recipe.activation_checkpointing)
         return model
 
     def _check_combinations(self) -> None:
@@ -396,10 +388,10 @@ class _SetupBuilder:
             name, reason = choose_fastest([seconds] if seconds else [])
             if not self.trains:
                 reason = "as a dry run measures nothing; the run chooses what is fastest on its device"
-            self.say(f"Precision: {name}, {reason}.")
+            LOG.info(f"Precision: {name}, {reason}.")
             self._resolve("precision", name, reason)
         elif self.fresh and self.trains and (slower := describe_emulation(recipe.precision, device)):
-            self.say(slower)
+            LOG.warning(slower)
         return seconds
 
     def _try_network(
@@ -420,7 +412,7 @@ class _SetupBuilder:
         if self.trains:
             counts = _count_network(model, first.images[:1], precision)
             size = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
-            self.say(f"Network: {counts.describe()}{size}.")
+            LOG.info(f"Network: {counts.describe()}{size}.")
         checks.check_metrics(names, task)
         checks.check_stop_at(recipe, names)
         return counts
@@ -442,14 +434,13 @@ class _SetupBuilder:
         plan, steps = plan_steps(recipe, self.samples)
         check_length(recipe, steps)
         if self.fresh:
-            messages = find_oddities(recipe, self.samples, plan, steps)
+            for text in find_oddities(recipe, self.samples, plan, steps):
+                LOG.warning(text)
             if (progressive := recipe.data.progressive) is not None:
                 epochs = plan.find_position(steps) / self.inputs.samples
-                messages.append(describe_sizes(list_sizes(progressive, self.inputs.size, epochs)))
+                LOG.info(describe_sizes(list_sizes(progressive, self.inputs.size, epochs)))
             if ranks is not None and (idle := checks.describe_idle_ghost(self.loaded.recipe, ranks.launched_size)):
-                messages.append(idle)
-            for text in messages:
-                self.say(text)
+                LOG.warning(idle)
         return plan, steps
 
     def _resolve(self, key: str, value: Any, reason: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from headway.core.errors import TrainingError
 from headway.core.modules import preserve_training_state
 
-LOG = logging.getLogger("headway.train")
+LOG = logging.getLogger("headway.setup")
 
 N = TypeVar("N", bound=str)
 

@@ -77,7 +77,7 @@ class DiskTier(Tier):
         shards = self._dataset.description.shards
         # Connections of its own: those of the data set may be in use by other threads.
         remote = self._remote.reopen({shard.name: shard.size for shard in shards})
-        return Prefetcher(self._dataset, remote, self._open_store(), LOG.warning, self._count)
+        return Prefetcher(self._dataset, remote, self._open_store(), self._count)
 
     def _open_store(self) -> RecordStore | None:
         if self._folder is None:

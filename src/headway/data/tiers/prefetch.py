@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -87,21 +87,15 @@ class Prefetcher:
         dataset: provides the columns, and keeps note of the records whose checksum is right.
         remote: the folder of the shards; closed with the prefetcher.
         store: keeps records on the disk; None keeps them in memory until they are read. Closed with the prefetcher.
-        say: called once, with a message, if the store fails.
     """
 
     def __init__(
-        self,
-        dataset: Dataset,
-        remote: RemoteFolder,
-        store: RecordStore | None,
-        say: Callable[[str], object],
-        threads: int = THREADS,
+        self, dataset: Dataset, remote: RemoteFolder, store: RecordStore | None, threads: int = THREADS
     ) -> None:
         self._dataset, self._remote, self._store = dataset, remote, store
         self._columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
         self._layout = RecordLayout(self._columns, dataset.description.shards)
-        self._run_fetcher = RunFetcher(dataset, self._layout, remote, store, say)
+        self._run_fetcher = RunFetcher(dataset, self._layout, remote, store)
         self._changed, self._planning = threading.Condition(), threading.Lock()
         self._ahead = _Ahead(ended=True)
         self._runs: list[tuple[int, int, _Run]] = []
