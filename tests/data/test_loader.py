@@ -155,14 +155,6 @@ def test_the_window_is_the_orders(data: Dataset) -> None:
     assert [row[2] for row in found[:N]] == order(np.arange(N))[1].tolist()
 
 
-def test_a_loader_can_be_gone_through_again_and_twice_at_once(data: Dataset, expected: Rows) -> None:
-    same = loader(data, stop=63)
-    assert rows(same) == rows(same) == expected
-    left, right = iter(same), iter(same)
-    assert [rows([next(left)]) == rows([next(right)]) for _ in range(9)] == [True] * 9
-    assert next(left, None) is next(right, None) is None
-
-
 @settings(deadline=None, max_examples=20)
 @given(batch=st.integers(1, 60), start=st.integers(0, N), length=st.integers(0, N), world=st.integers(1, 5))
 def test_a_loader_knows_its_number_of_steps(data: Dataset, batch: int, start: int, length: int, world: int) -> None:
@@ -176,6 +168,7 @@ def test_a_loader_knows_its_number_of_steps(data: Dataset, batch: int, start: in
 def test_a_loader_without_an_end_has_no_length(data: Dataset) -> None:
     with pytest.raises(TypeError, match="no end"):
         len(loader(data))
+    assert "without end" in repr(loader(data))
     assert len(loader(data, order=None)) == 4
 
 
