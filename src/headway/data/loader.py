@@ -63,11 +63,7 @@ class Loader:
     def __init__(
         self, dataset: Dataset | str | os.PathLike[str], spec: LoaderSpec | None = None, **options: Any
     ) -> None:
-        if isinstance(dataset, str | os.PathLike):
-            dataset = opening.open(dataset)
-        elif not isinstance(dataset, Dataset):
-            what = f"a Loader serves a data set of Headway, and this is a {type(dataset).__name__}"
-            raise UsageError(what, fix="Give the path of a pack or of images, or what headway.open(path) returns.")
+        dataset = _open_dataset(dataset)
         spec = LoaderSpec(**options) if spec is None else replace(spec, **options)
         self.spec = spec = spec.resolve_order(len(dataset))
         self.dataset, self.transform = dataset, spec.build_transform(dataset.description)
@@ -196,6 +192,16 @@ class Loader:
             low, high = get_rank_slots(total, spec.rank, spec.world)
             yield position + low, position + high
             position += total
+
+
+def _open_dataset(dataset: object) -> Dataset:
+    """Returns the data set itself, or opens the one at a path. Raises UsageError if it is neither."""
+    if isinstance(dataset, str | os.PathLike):
+        return opening.open(dataset)
+    if not isinstance(dataset, Dataset):
+        what = f"a Loader serves a data set of Headway, and this is a {type(dataset).__name__}"
+        raise UsageError(what, fix="Give the path of a pack or of images, or what headway.open(path) returns.")
+    return dataset
 
 
 def _group_spans(spans: Iterator[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
