@@ -104,7 +104,7 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
         workload, estimate, epochs, per_device=request.per_device, batch=request.batch,
         accumulate=request.accumulate, spread=request.spread,
     )  # fmt: skip
-    nodes = parse_nodes(request.nodes or f"1..{min(cluster.nodes or DEFAULT_MAX_NODES, DEFAULT_MAX_NODES)}")
+    nodes = parse_nodes(request.nodes or f"1..{min(cluster.most_nodes or DEFAULT_MAX_NODES, DEFAULT_MAX_NODES)}")
     plan = build_plan(workload, job, cluster, estimate, epochs_from, nodes, deadline_h=request.deadline)
     return replace(plan, growth=_predict_growth(workload, request))
 
