@@ -168,15 +168,15 @@ class Cluster(ClusterPart):
             spread: the job's nodes lie between those of other jobs, so that all traffic crosses the oversubscribed
                 links. Otherwise a ring passes group after group and crosses each border once.
         """
-        inside = None if self.inside is None else Link(self.inside.latency_us * 1e-6, self.inside.gb_s * 1e9)
-        between, far = inside, self.between
-        if far is not None:
+        # One device alone sends nothing, and so does one node to others; they get a link all the same.
+        inside = between = NO_LINK
+        if (near := self.inside) is not None:
+            inside = between = Link(near.latency_us * 1e-6, near.gb_s * 1e9)
+        if (far := self.between) is not None:
             # Placed together, one ring flow leaves each group: the links upwards are not shared, and oversubscription
             # costs nothing. Spread out, every node's flow competes for them.
             share = far.oversubscription if spread and far.group is not None and nodes > far.group else 1.0
             between = Link(far.latency_us * 1e-6, far.bytes_s / share)
-        # One device alone, which sends nothing, gets a link all the same.
-        inside, between = inside or between or NO_LINK, between or inside or NO_LINK
         return Network(
             nodes, self.devices, inside, between, self.device_spec.memory_gb_s * 1e9 * REDUCE_BANDWIDTH_SHARE
         )

@@ -115,7 +115,7 @@ def _check_options(request: PlanRequest, cluster: Cluster) -> None:
         raise UsageError(f"a price is 0 or more, not {request.price:g}", where="--price")
     if request.deadline is not None and not 0 < request.deadline < math.inf:
         raise UsageError(f"a deadline is a number of hours above 0, not {request.deadline:g}", where="--deadline")
-    if request.spread and cluster.between.group is None:
+    if request.spread and (cluster.between is None or cluster.between.group is None):
         problem = f"{cluster.title} has no groups over which its nodes could be spread"
         fix = "Give `group` and `oversubscription` of `between` in a YAML file."
         raise UsageError(problem, where="--spread", fix=fix)
