@@ -17,7 +17,7 @@ from headway.watch.findings import conclude_watch
 STEPS = 100
 LOADER = LoopFacts(device="cpu", samples=64, batches=500, torch_loader=True, workers=4, prefetch=2, cores=8, threads=8)
 GPU = dataclasses.replace(LOADER, device="cuda", pinned=True)
-FIRST = LoopStart(first_s=1.0, begins=True, batches=None, end_s=None, before_s=None)
+FIRST = LoopStart(first_s=1.0, is_first_loop=True, batches=None, end_s=None, gap_s=None)
 
 
 def series(steps: int = STEPS, index: NDArray[np.int64] | None = None, **given: Any) -> StepSeries:
@@ -118,8 +118,8 @@ def test_code_of_its_own() -> None:
 def test_epochs_that_begin_slowly() -> None:
     """5 s at the beginning and 1 s at the end of epochs of 500 steps of 10 ms: 12 ms a step more."""
     starts = (
-        LoopStart(first_s=60.0, begins=True, batches=500, end_s=1.0, before_s=None),
-        LoopStart(first_s=5.0, begins=False, batches=500, end_s=1.0, before_s=30.0),
+        LoopStart(first_s=60.0, is_first_loop=True, batches=500, end_s=1.0, gap_s=None),
+        LoopStart(first_s=5.0, is_first_loop=False, batches=500, end_s=1.0, gap_s=30.0),
     )
     found = seen(series(wait=0, **WORK), starts=starts)
     assert found.kind == "stall limited"
