@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from headway.data.resolution import describe_sizes, list_sizes
 from headway.launch.ranks import Ranks
 from headway.model.builder import build_model, find_initialiser
 from headway.model.freezing import FreezeSchedule
-from headway.model.model_size import ModelSize, measure_model_size
+from headway.model.model_size import ModelSize
 from headway.observe.activations import ActivationPercentiles
 from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
@@ -45,9 +44,7 @@ from headway.setup.precision import (
 from headway.setup.rates import check_length, find_batch_warnings, find_step_warnings, plan_steps, resolve_rates
 from headway.setup.recipe import NO_GRAPHS, TrainRecipe
 from headway.setup.task import LABEL_PHRASES, TargetSpec, Task, build_task
-from headway.setup.trial import build_trial_pass
-
-LOG = logging.getLogger("headway.train")
+from headway.setup.trial import build_trial_pass, count_network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -448,7 +445,7 @@ class _SetupBuilder:
             check(model, small_images, labels, task, precision, where="data.progressive.start")
         counts = None
         if self.trains:
-            counts = _count_network(model, first_batch.images[:1], precision)
+            counts = count_network(model, first_batch.images[:1], precision.autocast)
             per_image = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
             self.say(f"Network: {counts.describe()}{per_image}.")
         checks.check_metrics(metric_names, task)
@@ -497,14 +494,3 @@ class _FirstBatch(NamedTuple):
     def take(self, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the first images and labels, as views."""
         return self.images[:samples], self.labels[:samples]
-
-
-def _count_network(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> ModelSize:
-    try:
-        # Dropout draws numbers here, which the run must not miss.
-        with torch.random.fork_rng(devices=[]), precision.autocast():
-            return measure_model_size(model, images)
-    # The error is one of torch's counter: the network itself was tried before, and can be trained.
-    except Exception as error:
-        LOG.debug("multiply-adds were not counted: %s", error)
-        return ModelSize(sum(parameter.numel() for parameter in model.parameters()), None)

@@ -14,6 +14,7 @@ import torch
 
 from headway.core.errors import TrainingError
 from headway.core.modules import preserve_training_state
+from headway.model.model_size import ModelSize, measure_model_size
 
 LOG = logging.getLogger("headway.train")
 
@@ -48,6 +49,25 @@ def build_trial_pass(
             _run_pass(model, images[torch.arange(samples, device=images.device) % len(images)], context)
 
     return run_pass
+
+
+def count_network(
+    model: torch.nn.Module, images: torch.Tensor, context: Callable[[], AbstractContextManager[Any]]
+) -> ModelSize:
+    """Returns the parameters of a network, and its multiply-adds if torch can count them; the network must work.
+
+    Args:
+        images: one image, [1, C, H, W].
+        context: returns the context of the forward pass.
+    """
+    try:
+        # Dropout draws numbers here, which the run must not miss.
+        with torch.random.fork_rng(devices=[]), context():
+            return measure_model_size(model, images)
+    # The error is one of torch's counter, as the network was tried before.
+    except Exception as error:
+        LOG.debug("multiply-adds were not counted: %s", error)
+        return ModelSize(sum(parameter.numel() for parameter in model.parameters()), None)
 
 
 def measure_seconds_per_sample(
