@@ -66,7 +66,7 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = No
         # Several patterns may match one module.
         matched |= new_matches
     # The inner module would be recomputed twice.
-    names = [name for name in matched if not any(name.startswith(f"{other}.") for other in matched)]
+    names = [name for name in matched if not any(name.startswith(f"{outer}.") for outer in matched)]
     for name in names:
         # A ModuleList is never called, and a forward that was replaced already would be lost.
         if type(matched[name]).forward is nn.Module.forward or "forward" in vars(matched[name]):

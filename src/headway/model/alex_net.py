@@ -131,14 +131,18 @@ class AlexNetTower(nn.Module):
                 return nn.BatchNorm2d(channels // towers)
             return LocalResponseNorm(groups) if response else nn.Identity()
 
-        self.conv1, self.norm1 = build_conv(in_channels, 96, 11, stride=4), build_norm(96, response=True)
+        self.conv1 = build_conv(in_channels, 96, 11, stride=4)
+        self.norm1 = build_norm(96, response=True)
         self.pool1 = nn.MaxPool2d(3, 2)
         self.conv2 = build_conv(96 // towers, 256, 5, padding=2, groups=groups)
         self.norm2 = build_norm(256, response=True)
         self.pool2 = nn.MaxPool2d(3, 2)
-        self.conv3, self.norm3 = build_conv(256, 384, 3, padding=1), build_norm(384)
-        self.conv4, self.norm4 = build_conv(384 // towers, 384, 3, padding=1, groups=groups), build_norm(384)
-        self.conv5, self.norm5 = build_conv(384 // towers, 256, 3, padding=1, groups=groups), build_norm(256)
+        self.conv3 = build_conv(256, 384, 3, padding=1)
+        self.norm3 = build_norm(384)
+        self.conv4 = build_conv(384 // towers, 384, 3, padding=1, groups=groups)
+        self.norm4 = build_norm(384)
+        self.conv5 = build_conv(384 // towers, 256, 3, padding=1, groups=groups)
+        self.norm5 = build_norm(256)
         self._batch_norm = batch_norm
 
     def begin(self, images: Tensor) -> Tensor:

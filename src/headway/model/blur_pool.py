@@ -52,6 +52,7 @@ class BlurConv2d(nn.Conv2d):
 
     @staticmethod
     def from_conv(conv: nn.Conv2d) -> BlurConv2d:
+        """Returns a replacement of a convolution that shares its parameters, buffers and hooks."""
         blurred = BlurConv2d.__new__(BlurConv2d)
         blurred.__dict__.update(conv.__dict__)
         blurred.register_buffer("filter", _build_filter(conv.weight), persistent=False)

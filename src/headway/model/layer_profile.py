@@ -138,6 +138,7 @@ class _LayerProfiler:
         self._storages.update(_get_storage_id(tensor) for tensor in tensors)
 
     def enter(self, name: str, tensors: list[Tensor]) -> None:
+        """Records the begin of a module's forward pass, with its inputs."""
         # Activation checkpointing calls modules in the backward pass, where the operations belong.
         if self._in_backward:
             return
@@ -152,6 +153,7 @@ class _LayerProfiler:
         self._stack.append(name)
 
     def leave(self, name: str, tensors: list[Tensor]) -> None:
+        """Records the end of a module's forward pass, with its outputs."""
         if self._in_backward:
             return
         self._attribute_operations()
@@ -175,6 +177,7 @@ class _LayerProfiler:
         return tensor
 
     def backward(self, loss: Tensor) -> None:
+        """Runs the backward pass, and attributes its operations to the owners of the nodes."""
         self._attribute_operations()
         self._in_backward = True
         hooks = []
@@ -235,6 +238,7 @@ class _LayerProfiler:
 
 def _profile_passes(model: nn.Module, images: Tensor, autocast: Context, *, backward: bool) -> _LayerProfiler:
     """Runs a forward pass, and a backward pass if `backward` is set, with hooks on every module."""
+    # The stack removes the hooks even if the network fails.
     with ExitStack() as stack:
         profiler = _LayerProfiler(dict(model.named_modules()), MultiplyAddCounter())
         # Parameters and inputs are in memory with or without a backward pass.
@@ -244,7 +248,7 @@ def _profile_passes(model: nn.Module, images: Tensor, autocast: Context, *, back
                 lambda _, args, kwargs, name=name: profiler.enter(name, _list_tensors((args, kwargs))), with_kwargs=True
             )
             post_hook = module.register_forward_hook(
-                lambda _, args, out, name=name: profiler.leave(name, _list_tensors(out))
+                lambda _, args, output, name=name: profiler.leave(name, _list_tensors(output))
             )
             stack.callback(pre_hook.remove)
             stack.callback(post_hook.remove)

@@ -122,8 +122,8 @@ class ActivationPercentiles:
             value.detach()[tuple(self._draw_indices(value))].float() if value.ndim else value.detach().float().view(1)
         )
         sample = sample.sort().values
-        last = len(sample) - 1
-        self._percentiles[name] = sample[[round(percent / 100 * last) for percent in PERCENTILES]]
+        last_index = len(sample) - 1
+        self._percentiles[name] = sample[[round(percent / 100 * last_index) for percent in PERCENTILES]]
 
     def _draw_indices(self, value: Tensor) -> list[Tensor]:
         """Returns an index tensor per dimension, drawn once per shape, so later passes copy nothing to the device."""

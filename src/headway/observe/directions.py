@@ -20,8 +20,9 @@ WeightVector = Mapping[str, Tensor]
 
 def get_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Returns the parameters and floating-point buffers by name, not copies; a shared tensor once."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tensor.detach() for name, tensor in named if tensor.is_floating_point()}
+    named_tensors = [*model.named_parameters(), *model.named_buffers()]
+    # Counts of batches and other integers cannot move.
+    return {name: tensor.detach() for name, tensor in named_tensors if tensor.is_floating_point()}
 
 
 def copy_state(model: nn.Module) -> dict[str, Tensor]:
@@ -136,13 +137,13 @@ class PlaneAxes:
     Attributes:
         first: First direction.
         second: Second direction.
-        places: Coordinates of each state along both directions.
+        coordinates: Coordinates of each state along both directions.
         shares: Share of the squared distances of all states from the origin that each direction shows.
     """
 
     first: WeightVector
     second: WeightVector
-    places: list[tuple[float, float]]
+    coordinates: list[tuple[float, float]]
     shares: tuple[float, float]
 
 
@@ -163,6 +164,7 @@ def fit_plane(origin: WeightVector, states: Sequence[WeightVector], names: Seque
         [[_dot(first, second, names) for second in differences] for first in differences], dtype=torch.float64
     )
     eigenvalues, eigenvectors = torch.linalg.eigh(gram)
+    # eigh sorts in ascending order; here the largest comes first.
     eigenvalues, eigenvectors = eigenvalues.flip(0), eigenvectors.flip(1)
     if len(states) < 2 or not eigenvalues[1] > 1e-9 * eigenvalues[0]:
         what = f"the {len(states) + 1} states lie on one line, so there is no plane through them"
@@ -175,15 +177,17 @@ def fit_plane(origin: WeightVector, states: Sequence[WeightVector], names: Seque
         eigenvectors[:, index] = column * sign
         axes.append(_combine(differences, (eigenvectors[:, index] / eigenvalues[index].sqrt()).tolist()))
     singular_values = eigenvalues[:2].sqrt()
-    places = [(float(row[0] * singular_values[0]), float(row[1] * singular_values[1])) for row in eigenvectors[:, :2]]
+    coordinates = [
+        (float(row[0] * singular_values[0]), float(row[1] * singular_values[1])) for row in eigenvectors[:, :2]
+    ]
     total = float(eigenvalues.clamp_min(0).sum())
-    return PlaneAxes(axes[0], axes[1], places, (float(eigenvalues[0]) / total, float(eigenvalues[1]) / total))
+    return PlaneAxes(axes[0], axes[1], coordinates, (float(eigenvalues[0]) / total, float(eigenvalues[1]) / total))
 
 
 def span_plane(first: WeightVector, second: WeightVector, third: WeightVector, names: Sequence[str]) -> PlaneAxes:
     """Returns the plane through three states: the first is the origin, and the first axis leads to the second.
 
-    As Garipov et al. 2018 (arXiv 1802.10026), appendix. `places` are those of all three states.
+    As Garipov et al. 2018 (arXiv 1802.10026), appendix. `coordinates` are those of all three states.
 
     Raises:
         UsageError: The states lie on one line.
@@ -212,6 +216,7 @@ def compute_distance(first: WeightVector, second: WeightVector, names: Sequence[
 def _dot(first: WeightVector, second: WeightVector, names: Sequence[str]) -> float:
     """Returns the float64 dot product over the named tensors."""
     shared_names = [name for name in names if name in first]
+    # float64, because sums over millions of weights lose digits in float32.
     products = [torch.dot(first[name].flatten().double(), second[name].flatten().double()) for name in shared_names]
     return float(torch.stack(products).sum()) if products else 0.0
 

@@ -254,8 +254,8 @@ class DivergenceDetector:
 
     def _describe_start(self) -> str:
         """Describes the first loss. At step 1 no update was made before it."""
-        before = ", before any update," if self._first_step == 1 else ""
-        return f"at step {self._first_step:,}{before} it was {self._first[0]:.4g}"
+        note = ", before any update," if self._first_step == 1 else ""
+        return f"at step {self._first_step:,}{note} it was {self._first[0]:.4g}"
 
     def _check_growth(
         self,
@@ -267,6 +267,7 @@ class DivergenceDetector:
         gradient: float | None,
     ) -> str | None:
         """Returns a message if weights or gradients grow while the loss is above that at the start."""
+        # Before this gradient is added: it is compared with earlier ones.
         median_gradient = median(self._gradients) if len(self._gradients) >= DIVERGING_CHECKS else math.inf
         if gradient is not None and math.isfinite(gradient):
             self._gradients = [*self._gradients, gradient][-HISTORY_CHECKS:]

@@ -30,6 +30,7 @@ def find_peak_flops(device: str, precision: str) -> float | None:
         precision: fp16, bf16 or fp32.
     """
     for pattern, fp16, bf16, fp32 in PEAK_TFLOPS:
+        # The first match counts, so PEAK_TFLOPS lists special names before general ones.
         if re.search(pattern, device) and "MIG" not in device:
             tflops = {"fp16": fp16, "bf16": bf16, "fp32": fp32}[precision]
             return None if tflops is None else tflops * 1e12

@@ -82,7 +82,8 @@ class HostLoadSource(LoadSource):
             busy, all_s = _read_ticks(self._proc / "stat", self._cpus)
         else:
             cores, folder = self._quota
-            busy, all_s = _read_cpu_seconds(folder), at_s * cores
+            busy = _read_cpu_seconds(folder)
+            all_s = at_s * cores
         periods = [_read_periods(group.folder) for group in self._groups]
         return _HostCounters(at_s, busy, all_s, time.process_time(), periods, self._read_disk_bytes())
 

@@ -50,7 +50,7 @@ class LayerStatistics:
         self._layers = [parameter for _, parameter in trained if parameter.ndim > 1]
         self.sizes = tuple(parameter.numel() for parameter in self._layers)
         self._parameters = [parameter for _, parameter in trained]
-        self._layer_indices = [place for place, parameter in enumerate(self._parameters) if parameter.ndim > 1]
+        self._layer_indices = [index for index, parameter in enumerate(self._parameters) if parameter.ndim > 1]
         self._optimizer = optimizer
         self._compute_local_rates = compute_local_rates
         self._weights_before: list[Tensor] = []
@@ -104,11 +104,13 @@ class LayerStatistics:
             gradient_norms = gradient_norms / grad_scale.to(gradient_norms.device, gradient_norms.dtype).reshape(())
         self._total_gradient_norm = torch.linalg.vector_norm(gradient_norms)
         self._gradient_norms = gradient_norms[self._layer_indices]
+        # The step changes the weights in place.
         self._weights_before = [layer.detach().clone() for layer in self._layers]
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        weights_before, layers = self._weights_before, [layer.detach() for layer in self._layers]
+        weights_before = self._weights_before
+        layers = [layer.detach() for layer in self._layers]
         if weights_before:
             w = torch.stack(torch._foreach_norm(weights_before)).double()
             dw = torch.stack(torch._foreach_norm(torch._foreach_sub(layers, weights_before))).double()

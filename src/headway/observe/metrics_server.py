@@ -119,6 +119,7 @@ class MetricsServer:
         except OSError:
             return
         if len(self._clients) == MAX_CONNECTIONS:
+            # The first entry of the dict is the oldest connection.
             self._drop(next(iter(self._clients.values())))
         connection.setblocking(False)
         self._clients[connection] = _Client(connection, now + MAX_REQUEST_S)
@@ -129,6 +130,7 @@ class MetricsServer:
             if events & selectors.EVENT_READ:
                 self._read(client)
             if client.answer is not None:
+                # A slow client takes the answer in pieces.
                 client.answer = client.answer[client.socket.send(client.answer) :]
                 if not client.answer:
                     self._drop(client)

@@ -72,7 +72,8 @@ class GpuSource(LoadSource):
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml, self._handle = nvml, handle
+        self._nvml = nvml
+        self._handle = handle
         self._last_sample_us: dict[int, int] = {}
         self._last_s = -math.inf
         self._buffers = (
@@ -81,8 +82,8 @@ class GpuSource(LoadSource):
             nvml.NVML_TOTAL_POWER_SAMPLES,
         )
         # Samples from before the run do not count.
-        for kind in self._buffers:
-            self._drain(kind)
+        for buffer in self._buffers:
+            self._drain(buffer)
 
     @property
     def kind(self) -> str:
@@ -93,7 +94,8 @@ class GpuSource(LoadSource):
         return COLUMNS
 
     def read(self, now_s: float) -> list[LoadRow]:
-        nvml, epoch_s = self._nvml, time.time()
+        nvml = self._nvml
+        epoch_s = time.time()
         busy, memory_busy, power = map(self._drain, self._buffers)
         rates = self._query("nvmlDeviceGetUtilizationRates")
         # Without new samples in the buffer, the present rate has to do.

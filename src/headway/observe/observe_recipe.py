@@ -46,6 +46,7 @@ class ObserveRecipe(RecipePart):
     def _check_address(cls, address: str | None) -> str | None:
         if address is not None:
             try:
+                # Checked here, so that a wrong address is refused before the run begins.
                 ipaddress.ip_address(address)
             except ValueError:
                 raise ValueError(f"{address!r} is no IP address; set one of this host's, or 0.0.0.0 for all") from None

@@ -139,6 +139,7 @@ def find_worker_period(waits: ArrayLike, positions: ArrayLike, workers: int | No
         return find_recurring(waits, workers, positions)
     periods = range(2, MAX_WORKERS + 1)
     patterns = (find_recurring(waits, period, positions, num_tests=len(periods)) for period in periods)
+    # The smallest period counts: its multiples fit too.
     return next((pattern for pattern in patterns if pattern is not None), None)
 
 
@@ -160,6 +161,7 @@ def find_period(values: ArrayLike) -> RecurringPattern | None:
         else (series > series_median).astype(np.float64)
     )
     clipped = clipped - clipped.mean()
+    # Padded with zeros to 2 n, as the correlation would be circular otherwise.
     power = np.abs(np.fft.rfft(clipped, 2 * n)) ** 2
     correlation = np.fft.irfft(power)[: max_period + 2]
     if correlation[0] <= 0:
@@ -257,6 +259,7 @@ def estimate_share(
     num_pieces = 10
     if len(parts) < num_pieces:
         return share, math.nan, math.nan
+    # Jackknife: the ratio without each piece in turn.
     leave_one_out = [
         (parts.sum() - part_piece.sum()) / max(total - float(whole_piece.sum()), 1e-12)
         for part_piece, whole_piece in zip(

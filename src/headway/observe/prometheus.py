@@ -16,8 +16,9 @@ from headway.observe.metrics_server import MetricsServer
 
 LOG = logging.getLogger("headway.observe")
 
-# The loopback interface: the page has no password.
-DEFAULT_ADDRESS, DEFAULT_PORT = "127.0.0.1", 9400
+# The loopback interface, because the page has no password.
+DEFAULT_ADDRESS = "127.0.0.1"
+DEFAULT_PORT = 9400
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds between two checks whether this process has become the leader.

@@ -116,12 +116,14 @@ def measure_epsilon_sharpness(
             loss, gradient = objective.compute_gradient()
         highest = loss
         for start in range(starts):
+            # A random point of the box, from the CPU generator, so that any device starts at the same one.
             z = [b * (2 * torch.rand(b.shape, generator=generator).to(b) - 1) for b in box]
             # A weight without a gradient takes its random side.
             if start == 0:
                 z = [b * torch.where(g == 0, a, g).sign() for a, b, g in zip(z, box, gradient, strict=True)]
             highest = max(highest, ascend(z))
     finally:
+        # Restored even if the function fails.
         _copy_into(objective.parameters, x)
     return EpsilonSharpness(100 * (highest - loss) / (1 + loss), loss, highest, epsilon, steps, starts)
 
@@ -191,6 +193,7 @@ def _iterate_power(
     generator = torch.Generator().manual_seed(seed)
     v = [torch.randn(parameter.shape, generator=generator).to(parameter) for parameter in objective.parameters]
     if scale is not None:
+        # Parameters with a scale of 0 are left out.
         v = [a * (s != 0) for a, s in zip(v, scale, strict=True)]
     v = _normalise(v)
     value, residual = 0.0, float("inf")
@@ -199,7 +202,9 @@ def _iterate_power(
             w = objective.multiply_hessian(v)
         else:
             w = objective.multiply_hessian([a * s for a, s in zip(v, scale, strict=True)])
+            # D H D v, from D v.
             w = [a * s for a, s in zip(w, scale, strict=True)]
+        # Subtracting the eigenvalue of largest magnitude makes the other end of the spectrum dominate.
         w = [a - shift * b for a, b in zip(w, v, strict=True)]
         value = _dot(v, w)
         length = _dot(w, w) ** 0.5

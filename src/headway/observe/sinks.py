@@ -170,6 +170,7 @@ class WandbSink(MetricsSink):
         except wandb.Error as error:
             fix = "Log in with wandb login, set WANDB_MODE=offline, or remove wandb from sinks."
             raise RecipeError(f"Weights & Biases cannot be used: {error}", where="sinks", fix=fix) from error
+        # wandb would count the calls of `log` instead.
         self._run.define_metric("*", step_metric="step")
 
     def record(self, record: dict[str, Any]) -> None:

@@ -90,6 +90,7 @@ class StepSeries:
         """
         table = np.array(rows, np.float64).reshape(-1, _ROW_LENGTH)
         first = len(STAGES) + 1
+        # Rows hold integers, so an unknown flag is -1.
         flags = np.where(table[:, first + 3 : first + 6] < 0, math.nan, table[:, first + 3 : first + 6])
         return StepSeries(
             seconds=table[:, 1:first] / 1e9,
@@ -138,7 +139,9 @@ class StepMarks(TensorListener):
         self.steps_on_other_thread = False
         self._num_located = self._loop_rows = self._loop_updates = 0
         self._has_updated = False
-        self._index, self._thread, self._last_ns = -1, 0, 0
+        self._index = -1
+        self._thread = 0
+        self._last_ns = 0
         self._first_ns: int | None = None
         self._gap_ns: int | None = None
         self._loop_ended = False
@@ -159,9 +162,13 @@ class StepMarks(TensorListener):
         """Begins a loop; making its iterator counts as waiting. `index`: index of the newest batch, -1 if none."""
         now = perf_counter_ns()
         self._clear()
+        # After a loop that was left early, the end of its last step is unknown.
         self._gap_ns = now - self._last_ns if self._loop_ended else None
-        self._index, self._thread, self._last_ns = index, get_ident(), now
-        self._first_ns, self._loop_ended = None, False
+        self._index = index
+        self._thread = get_ident()
+        self._last_ns = now
+        self._first_ns = None
+        self._loop_ended = False
         self._loop_rows = self._loop_updates = 0
 
     def finish_iterator(self) -> None:
@@ -231,6 +238,7 @@ class StepMarks(TensorListener):
     # Marks of the network, backward and the optimizer. Only the outermost call of each counts.
 
     def begin_forward(self) -> None:
+        """Ends `other`, or the optimizer if its closure calls the network."""
         if get_ident() == self._thread:
             self._forward_depth += 1
             # A forward pass inside the optimizer's step is its closure's: the time before it is the optimizer's.
@@ -240,6 +248,7 @@ class StepMarks(TensorListener):
                 self._last_ns = now
 
     def end_forward(self) -> None:
+        """Ends `forward`."""
         if self._forward_depth and get_ident() == self._thread:
             self._forward_depth -= 1
             if not self._forward_depth:
@@ -249,6 +258,7 @@ class StepMarks(TensorListener):
                 self._has_forward = True
 
     def begin_backward(self) -> None:
+        """Ends `loss` after a forward pass, else the optimizer or `other`."""
         if get_ident() == self._thread:
             self._backward_depth += 1
             if self._backward_depth == 1:
@@ -262,6 +272,7 @@ class StepMarks(TensorListener):
                     self._has_exchange = int(self.will_exchange())
 
     def end_backward(self) -> None:
+        """Ends `backward`."""
         if self._backward_depth and get_ident() == self._thread:
             self._backward_depth -= 1
             if not self._backward_depth:
@@ -270,6 +281,7 @@ class StepMarks(TensorListener):
                 self._last_ns = now
 
     def begin_step(self) -> None:
+        """Ends `other`, or `backward` if its begin was not seen."""
         if get_ident() != self._thread:
             self.steps_on_other_thread = True
             return
@@ -282,6 +294,7 @@ class StepMarks(TensorListener):
             self._has_forward = False
 
     def end_step(self) -> None:
+        """Ends `optimizer`, and counts an update."""
         if self._step_depth and get_ident() == self._thread:
             self._step_depth -= 1
             # A class derived from an optimizer of torch steps through it, so its hooks run twice.

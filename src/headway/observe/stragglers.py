@@ -29,8 +29,10 @@ COLUMNS = (*COMPUTE_STAGES, *WAITING_STAGES)
 ROW_FILE_KIND = "ranks"
 # Share of the delay that one stage has to explain to be named.
 MIN_STAGE_SHARE = 0.8
-# Ranks and columns of a chart.
-MAX_RANKS, MAX_POINTS = 64, 240
+# Ranks of a chart: as many rows as can be read.
+MAX_RANKS = 64
+# Columns of a chart: more than a screen can tell apart would only make the page larger.
+MAX_POINTS = 240
 
 StageSeconds = NDArray[np.float64]
 
@@ -74,6 +76,7 @@ def find_slowest_rank(seconds: StageSeconds) -> SlowestRank | None:
         else None
     )
     step_s = float(np.median((total_compute + waited_s)[is_other]))
+    # The slow rank waits least, and the difference is what it costs the others.
     held_up_s = max(0.0, float(np.median(waited_s[is_other]) - waited_s[rank]))
     return SlowestRank(rank=rank, stage=stage, seconds=delay_s, share=held_up_s / step_s if step_s > 0 else 0.0)
 

@@ -20,8 +20,10 @@ MIN_CORRELATION = 0.25
 MIN_REPEATS = 4
 # A period matches an interval if it differs by at most this share of it.
 INTERVAL_TOLERANCE = 0.1
-# "Busy but light": busy for more than the first share, at less than the second share of the power limit.
-BUSY_SHARE, LIGHT_POWER_SHARE = 0.9, 0.6
+# A GPU is "busy but light" if it is busy for more than this share of the time,
+BUSY_SHARE = 0.9
+# and draws less than this share of its power limit.
+LIGHT_POWER_SHARE = 0.6
 # Spikiness below which a load counts as even.
 EVEN_SPIKINESS = 0.1
 
@@ -113,6 +115,7 @@ def find_period(values: ArrayLike, spacing_s: float) -> float | None:
     centred = u - u.mean()
     if max_lag < 3 or float(np.ptp(u)) < 1e-6:
         return None
+    # Padded with zeros to 2 n, as the correlation would be circular otherwise.
     power = np.abs(np.fft.rfft(centred, 2 * n)) ** 2
     sums = np.fft.irfft(power)[: 2 * max_lag + 2]
     # Each lag is normalised by its number of pairs, so that long lags are not damped.

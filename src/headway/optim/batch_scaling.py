@@ -62,6 +62,7 @@ def require_number(value: float | BatchScaledRecipe, where: str) -> float:
     Args:
         where: its key, for the error.
     """
+    # Only a run knows its batch, and replaces the mapping before it builds an optimizer.
     if isinstance(value, BatchScaledRecipe):
         what = f"it follows the batch ({value.base:g} per {value.per:,}), and no batch is known here"
         raise RecipeError(what, where=where, fix="Give a number: BatchScaledRecipe(...).compute_value(batch).")

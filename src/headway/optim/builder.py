@@ -9,6 +9,7 @@ from headway.optim.batch_scaling import require_number
 from headway.optim.groups import GroupRecipe, assign_parameters, split_decay
 from headway.optim.recipe_base import OptimizerRecipe
 
+# Importing torch takes seconds, and a recipe is validated without it.
 if TYPE_CHECKING:
     import torch
 

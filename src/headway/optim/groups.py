@@ -13,6 +13,7 @@ from pydantic import Field, field_validator
 from headway.core.errors import RecipeError, UsageError
 from headway.core.recipe import RecipePart, check_patterns
 
+# Importing torch takes seconds, and a recipe is validated without it.
 if TYPE_CHECKING:
     import torch
 

@@ -32,14 +32,14 @@ def has_layer_rates(optimizer: Optimizer) -> bool:
 
 @torch.no_grad()
 def measure_layer_rates(
-    optimizer: Optimizer, parameters: Sequence[Tensor], before: Sequence[Tensor], gradient_norms: Tensor
+    optimizer: Optimizer, parameters: Sequence[Tensor], weights_before: Sequence[Tensor], gradient_norms: Tensor
 ) -> Tensor:
     """Returns the learning rate that each parameter had in the newest step, without a host-device sync.
 
     Args:
         optimizer: the optimizer after the step.
         parameters: the parameters after the step.
-        before: their values before the step.
+        weights_before: their values before the step.
         gradient_norms: norms of their gradients, float64 [n].
 
     Returns:
@@ -55,17 +55,20 @@ def measure_layer_rates(
         return torch.stack(rates)
     assert isinstance(optimizer, FusedOptimizer)
     index_by_id = {id(parameter): index for index, parameter in enumerate(parameters)}
-    weight_norms = torch.stack(torch._foreach_norm(list(before))).double()
+    weight_norms = torch.stack(torch._foreach_norm(list(weights_before))).double()
     norm_of_weights, norm_of_gradients = weight_norms.unbind(), gradient_norms.unbind()
     for group in optimizer.param_groups:
         indices = [index_by_id[id(unit)] for unit in group["params"] if id(unit) in index_by_id]
         if not indices:
             continue
-        rule, ratios = optimizer._build_update_rule(group), [unit] * len(indices)
+        rule = optimizer._build_update_rule(group)
+        ratios = [unit] * len(indices)
         # The function that the step used, with the norms of that step.
         if rule.trust_ratio is not None:
             scaled_norms = [
-                _measure_scaled_norm(optimizer, parameters[index], before[index], norm_of_gradients[index], group)
+                _measure_scaled_norm(
+                    optimizer, parameters[index], weights_before[index], norm_of_gradients[index], group
+                )
                 for index in indices
             ]
             ratios = list(
@@ -83,13 +86,13 @@ def measure_layer_rates(
 
 
 def _measure_scaled_norm(
-    optimizer: Optimizer, parameter: Tensor, before: Tensor, gradient_norm: Tensor, group: Group
+    optimizer: Optimizer, parameter: Tensor, weights_before: Tensor, gradient_norm: Tensor, group: Group
 ) -> Tensor:
     """Returns the norm of the value that the trust ratio scaled: the gradient, LAMB's update, or NovoGrad's moment."""
     if isinstance(optimizer, NovoGrad):
         return _read_state_number(optimizer, parameter, "norm_sq", gradient_norm).sqrt()
     return (
-        _compute_lamb_update_norm(optimizer, parameter, before, group, gradient_norm)
+        _compute_lamb_update_norm(optimizer, parameter, weights_before, group, gradient_norm)
         if isinstance(optimizer, LAMB)
         else gradient_norm
     )
@@ -102,7 +105,7 @@ def _read_state_number(optimizer: Optimizer, parameter: Tensor, name: str, like:
 
 
 def _compute_lamb_update_norm(
-    optimizer: Optimizer, parameter: Tensor, before: Tensor, group: Group, like: Tensor
+    optimizer: Optimizer, parameter: Tensor, weights_before: Tensor, group: Group, like: Tensor
 ) -> Tensor:
     """Returns the norm of LAMB's update before the trust ratio, computed from the moments after the step."""
     state = optimizer.state[parameter]
@@ -111,8 +114,8 @@ def _compute_lamb_update_norm(
         return torch.full((), torch.nan, dtype=like.dtype, device=like.device)
     beta1, beta2 = group["betas"]
     steps = state["step"].double().clamp(min=1)
-    first = state["exp_avg"] / (1 - beta1**steps).to(state["exp_avg"].dtype)
-    second = state["exp_avg_sq"] / (1 - beta2**steps).to(state["exp_avg_sq"].dtype)
-    update = first / (second.sqrt() + group["eps"]) + group["weight_decay"] * before
+    first_moment = state["exp_avg"] / (1 - beta1**steps).to(state["exp_avg"].dtype)
+    second_moment = state["exp_avg_sq"] / (1 - beta2**steps).to(state["exp_avg_sq"].dtype)
+    update = first_moment / (second_moment.sqrt() + group["eps"]) + group["weight_decay"] * weights_before
     norm: Tensor = torch.linalg.vector_norm(update)
     return norm.to(like.dtype)

@@ -78,6 +78,7 @@ class LBSGD(FusedOptimizer):
         is_accumulating = batch_scale > 1
 
         def compute_ratio(w: Tensor, g: Tensor) -> Tensor:
+            # 1e-18 keeps a layer without gradient and decay finite.
             ratio: Tensor = (w.square() / (g.square() + decay * w.square() + 1e-18)).sqrt().clamp(0.01, 100)
             return ratio
 

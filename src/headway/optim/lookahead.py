@@ -56,7 +56,8 @@ class Lookahead:
             what = f"Lookahead looks ahead every {every_steps} steps, and the run has {steps}"
             raise UsageError(what, fix=f"Set every_steps to at most {steps}.")
         self.every_steps = every_steps
-        self._alpha, self._power, self._steps = alpha, power, steps
+        self._alpha, self._power = alpha, power
+        self._steps = steps
         self._slow = WeightCopies(model, prefix="lookahead/", what="slow weights")
 
     def compute_share(self, step: int) -> float:
@@ -72,8 +73,10 @@ class Lookahead:
 
         Call it after each step, from 1 on. Returns True if it changed the network.
         """
+        # In between, the optimizer's own weights continue.
         if step % self.every_steps:
             return False
+        # The slow weights follow first; then the network continues from them.
         self._slow.update(self.compute_share(step))
         self._slow.copy_to_network()
         return True

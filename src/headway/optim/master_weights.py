@@ -129,6 +129,7 @@ class MasterWeights:
         for name, value in self._model.state_dict(keep_vars=True).items():
             if value in self._masters:
                 self._masters[value].copy_(state_dict[name])
+        # torch rounds the fp32 values when it copies them into 16-bit weights.
         self._model.load_state_dict(state_dict)
 
 

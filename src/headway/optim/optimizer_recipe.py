@@ -117,7 +117,7 @@ class LARSRecipe(OptimizerRecipe):
 
     @model_validator(mode="after")
     def _check_momentum(self) -> LARSRecipe:
-        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, usual=0.9)
+        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, default=0.9)
         return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
@@ -340,7 +340,7 @@ class MuonRecipe(OptimizerRecipe):
 
     @model_validator(mode="after")
     def _check_momentum(self) -> MuonRecipe:
-        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, usual=0.95)
+        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, default=0.95)
         return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
@@ -359,11 +359,11 @@ class MuonRecipe(OptimizerRecipe):
         """Splits a group into convolution filters, which Muon steps, and the rest, which SGD steps; none is empty."""
         # A matrix such as the last layer trains worse with Muon, so only three dimensions or more count as a filter.
         filters = [p for p in group["params"] if p.ndim > 2]
-        rest = [p for p in group["params"] if p.ndim <= 2]
+        others = [p for p in group["params"] if p.ndim <= 2]
         # Relative to the filters' rate, so that `set_lr` moves both with the schedule.
         scale = group["lr_scale"] * (1.0 if self.lr_rest is None else self.lr_rest / lr)
         sgd = {"filters": False, "lr_scale": scale, "momentum": self.momentum_rest}
-        parts = [{**group, "params": filters, "filters": True}, {**group, "params": rest, **sgd}]
+        parts = [{**group, "params": filters, "filters": True}, {**group, "params": others, **sgd}]
         return [part for part in parts if part["params"]]
 
     @property
@@ -405,9 +405,9 @@ def read_optimizer(**values: Any) -> AnyOptimizerRecipe:
     return _build_adapter().validate_python(values)
 
 
-def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float, *, usual: float) -> None:
+def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float, *, default: float) -> None:
     if nesterov and momentum == 0:
-        fix = f"Set momentum: {usual:g}, or nesterov: false"
+        fix = f"Set momentum: {default:g}, or nesterov: false"
         raise ValueError(f"{name!r} with nesterov needs a momentum above 0. {fix}")
 
 

@@ -12,6 +12,7 @@ from headway.optim.batch_scaling import Scalable
 from headway.optim.groups import GroupRecipe
 from headway.optim.internal_schedule import InternalSchedule
 
+# Importing torch takes seconds, and a recipe is validated without it.
 if TYPE_CHECKING:
     import torch
 

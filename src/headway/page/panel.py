@@ -63,6 +63,7 @@ class Panel:
     def from_json(text: str) -> Panel:
         """Returns the panel that JSON text describes. Raises HeadwayError if the text is not one."""
         try:
+            # An unknown key, or a missing one, is a TypeError.
             return Panel(**parse_object(text))
         except (TypeError, ValueError) as error:
             raise HeadwayError(f"this text is not a panel: {error}") from error
@@ -103,10 +104,10 @@ def lines(
 def choose_y_range(values: Sequence[float | None]) -> tuple[float, float] | None:
     """Returns the `y_range` of a quantity that is never negative: (0, 1.1 * c) for a constant c > 0, else None."""
     # Around a constant, plotly's automatic axis would reach below 0.
-    known = {value for value in values if value is not None}
-    largest = max(known, default=0.0)
+    known_values = {value for value in values if value is not None}
+    largest = max(known_values, default=0.0)
     # A tenth more than the constant, so that its line does not lie on the frame.
-    return (0.0, 1.1 * largest) if len(known) == 1 and largest > 0 else None
+    return (0.0, 1.1 * largest) if len(known_values) == 1 and largest > 0 else None
 
 
 def bars(
@@ -184,6 +185,7 @@ def surface(
         "marks": [{"name": label, "x": across, "y": up} for label, across, up in marks],
         "path": path,
     }
+    # The caller's width has priority.
     return Panel(name=name, title=title, kind="surface", data=data, **{"width": "full", **panel})
 
 

@@ -97,6 +97,7 @@ class LinesData(_PanelData):
     @model_validator(mode="after")
     def _check_bands(self) -> LinesData:
         for band in self.bands:
+            # Checked before it is used as an index below.
             if band.of >= len(self.series):
                 raise ValueError(f"a band belongs to series {band.of}, and there are {len(self.series)}")
             points = len(self.series[band.of].x)
@@ -190,6 +191,7 @@ class MatrixData(_PanelData):
         import numpy as np
 
         cells = np.array(self.values)
+        # The diagonal of a confusion matrix holds the correct predictions.
         np.fill_diagonal(cells, 0)
         flat = cells.ravel()
         # A partition finds the smallest cell of the list in linear time; a matrix may have a million cells.

@@ -83,6 +83,7 @@ def _lay_out(checked_panels: Iterable[CheckedPanel]) -> list[tuple[CheckedPanel,
 
 @cache
 def _load_template() -> Template:
+    # Strict: a misspelt variable is an error, not an empty string.
     loader = FileSystemLoader(TEMPLATE_FOLDER)
     return Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -324,6 +324,7 @@ class _SetupBuilder:
     def _seed_generators(self) -> None:
         seed = self.recipe.seed
         torch.manual_seed(seed)
+        # numpy takes seeds of 32 bits.
         np.random.seed(seed % 2**32)
         random.seed(seed)
 
@@ -380,7 +381,7 @@ class _SetupBuilder:
         return model
 
     def _check_combinations(self) -> None:
-        """Raises RecipeError for keys that cannot work with this precision, or on this device."""
+        """Raises RecipeError if a key cannot work with this precision, or on this device."""
         recipe, ranks = self.recipe, self.ranks
         if ranks is not None:
             # The ranks measure the noise scale in their all-reduce, so they must know before they meet.
@@ -435,6 +436,7 @@ class _SetupBuilder:
         """
         recipe, inputs = self.recipe, self.inputs
         check = checks.check_network if self.trains else checks.check_network_shapes
+        # Batch norm needs two samples.
         images, labels = first_batch.take(2)
         metric_names = check(model, images, labels, task, precision)
         height, width = inputs.find_smallest_size(recipe)

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, suggest_nearest
+from headway.core.recipe import LoadedRecipe
+from headway.data.data_recipe import SYNTHETIC, DataRecipe
 from headway.data.dataset import Dataset
 from headway.model.fake_tensors import use_fake_tensors
 from headway.setup.precision import Precision
@@ -23,17 +25,53 @@ HALF_WEIGHTS_FIX = (
 )
 
 
+def check_cache_options(loaded: LoadedRecipe[TrainRecipe]) -> None:
+    """Raises RecipeError if options of the disk cache are set and another cache is used."""
+    # A value that `auto` resolved is not the user's, so the disk options of a resumed run are no mistake.
+    data_recipe = loaded.recipe.data
+    defaults = DataRecipe(train=SYNTHETIC)
+    if data_recipe.cache in ("auto", "disk") or loaded.origins["data.cache"].startswith("auto: "):
+        return
+    for key in ("cache_folder", "cache_gb"):
+        if getattr(data_recipe, key) != getattr(defaults, key):
+            what = f"cache: {data_recipe.cache} does not use it"
+            raise RecipeError(what, where=f"data.{key}", fix="Remove it, or set data.cache to disk or auto.")
+
+
+def check_shifts(recipe: TrainRecipe, smallest_size: tuple[int, int], size: tuple[int, int]) -> None:
+    """Raises RecipeError if images are too small for a shift in training or in evaluation.
+
+    Args:
+        smallest_size: (height, width) at the beginning of training.
+        size: (height, width) at the end of training, and in evaluation.
+    """
+    side = min(smallest_size)
+    translate = recipe.augment.translate
+    if translate >= side:
+        what = f"translate {translate} is no less than the image's side of {side}"
+        if side < min(size):
+            what += " at the beginning of training"
+        raise RecipeError(what, where="augment.translate", fix=f"Set it to at most {side - 1}.")
+    # Evaluation always has the full size, so its shift is compared with that.
+    side = min(size)
+    shift = recipe.evaluate.shift
+    if shift >= side:
+        what = f"a shift of {shift} is no less than the image's side of {side}"
+        raise RecipeError(what, where="evaluate.shift", fix=f"Set it to at most {side - 1}.")
+
+
 def check_labels(target: TargetSpec, dataset: Dataset) -> None:
     """Raises DataError if the labels of a data set are not those that a network was built for."""
-    other = TargetSpec.from_dataset(dataset)
+    other_target = TargetSpec.from_dataset(dataset)
     check_label_range(dataset)
-    if target.kind != other.kind or (target.kind == "value" and target.numbers != other.numbers):
-        what = f"its labels ({other.kind}) are of another kind than those of the training data ({target.kind})"
+    # Numbers have no names to compare, but vectors may differ in length.
+    if target.kind != other_target.kind or (target.kind == "value" and target.numbers != other_target.numbers):
+        what = f"its labels ({other_target.kind}) are of another kind than those of the training data ({target.kind})"
         raise DataError(what, where=str(dataset.folder), fix="Pack both from one source.")
-    if target.classes != other.classes:
+    if target.classes != other_target.classes:
         # The first five names are enough to see the mistake.
-        extra = sorted(set(other.classes) - set(target.classes))
-        missing = sorted(set(target.classes) - set(other.classes))
+        extra = sorted(set(other_target.classes) - set(target.classes))
+        missing = sorted(set(target.classes) - set(other_target.classes))
         parts = [
             f"{word} {', '.join(map(repr, names[:5]))}{' and more' if len(names) > 5 else ''}"
             for word, names in (("has also", extra), ("lacks", missing))
@@ -48,7 +86,8 @@ def check_label_range(dataset: Dataset) -> None:
 
     The loss would index beyond the network's outputs; on a GPU that ends the process.
     """
-    labels, classes = dataset.label, len(dataset.classes)
+    labels = dataset.label
+    classes = len(dataset.classes)
     if dataset.description.label_kind == "class" and len(labels) and (labels.min() < 0 or labels.max() >= classes):
         sample = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
         what = f"sample {sample} ({dataset.name(sample)}) has the label {labels[sample]}"
@@ -78,7 +117,8 @@ def check_network(
         RecipeError: outputs, loss or metrics have the wrong shape.
         UserCodeError: network or task failed.
     """
-    part, shape = "the network", format_shape(images)
+    part = "the network"
+    shape = format_shape(images)
     # In evaluation mode and with forked generators, so that a check leaves no trace in the run.
     model.eval()
     try:
@@ -94,6 +134,7 @@ def check_network(
                 raise RecipeError(message, where="model", fix=fix)
             # From here on a failure is one of the task.
             part = "the task"
+            # As in training, where loss and metrics are computed in fp32.
             outputs = outputs.float()
             metrics = task.metrics(outputs, labels)
             if "loss" in metrics:
@@ -130,6 +171,7 @@ def check_network_shapes(
 
     A network or task that needs values fails on such tensors, so after a failure the check is repeated with values.
     """
+    # Code that reads a value of a fake tensor may raise any exception.
     with suppress(Exception), use_fake_tensors(model, images, labels) as (fake_images, fake_labels):
         return check_network(model, fake_images, fake_labels, task, precision, where)
     return check_network(model, images, labels, task, precision, where)
@@ -154,6 +196,7 @@ def check_metrics(names: list[str], task: Task) -> None:
 
 def check_stop_at(recipe: TrainRecipe, metrics: list[str]) -> None:
     """Raises RecipeError if `stop_at` names a metric that no evaluation reports."""
+    # Otherwise the run would never reach its goal.
     for name in recipe.stop_at or {}:
         if name not in metrics:
             raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=suggest_nearest(name, metrics))

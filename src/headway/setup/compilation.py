@@ -31,6 +31,7 @@ def compile_model(
         return model
     if mode is True:
         return report_graph_breaks(torch.compile(model), model, say)
+    # Without CUDA graphs, which only `graphs` asks for.
     if mode == "max-autotune":
         return report_graph_breaks(torch.compile(model, mode="max-autotune-no-cudagraphs"), model, say)
     # CUDA graphs replay kernels at fixed addresses; torch.compile manages their memory in this mode.
@@ -68,6 +69,7 @@ def report_graph_breaks(
 
     def forward(images: torch.Tensor) -> torch.Tensor:
         nonlocal was_called
+        # Only the first call compiles, so later ones skip the listener, which costs some time.
         if was_called:
             return compiled(images)
         was_called = True

@@ -31,6 +31,7 @@ from headway.data.resolution import compute_size
 from headway.data.synthetic import SyntheticLoader
 from headway.data.tiers import Tier, choose_tier
 from headway.data.tiers.remote_dataset import RemoteShards
+from headway.setup import checks
 from headway.setup.recipe import TrainRecipe
 
 Say = Callable[[str], object]
@@ -339,7 +340,7 @@ def open_inputs(
     # The stack closes everything opened so far if a later check refuses the recipe.
     with ExitStack() as on_error:
         if opens_data and synthetic is None:
-            _check_cache(loaded)
+            checks.check_cache_options(loaded)
             train = on_error.enter_context(closing(open_dataset(loaded.base, recipe.data.train, say)))
             if recipe.data.eval is not None:
                 eval_set = on_error.enter_context(closing(open_dataset(loaded.base, recipe.data.eval, say)))
@@ -363,39 +364,11 @@ def open_inputs(
                 )
             )
         )
-        _check_sizes(loaded.recipe, inputs)
+        checks.check_shifts(loaded.recipe, inputs.find_smallest_size(loaded.recipe), inputs.size)
         loaded = _resolve_execution(loaded, inputs, fills_caches=rehearsal is None)
         loaded = _resolve_normalisation(loaded, inputs)
         on_error.pop_all()
     return loaded, inputs
-
-
-def _check_cache(loaded: LoadedRecipe[TrainRecipe]) -> None:
-    """Raises RecipeError if options of the disk cache are set and another cache is used."""
-    # A value that `auto` resolved is not the user's, so the disk options of a resumed run are no mistake.
-    data_recipe = loaded.recipe.data
-    defaults = DataRecipe(train=SYNTHETIC)
-    if data_recipe.cache in ("auto", "disk") or loaded.origins["data.cache"].startswith("auto: "):
-        return
-    for key in ("cache_folder", "cache_gb"):
-        if getattr(data_recipe, key) != getattr(defaults, key):
-            what = f"cache: {data_recipe.cache} does not use it"
-            raise RecipeError(what, where=f"data.{key}", fix="Remove it, or set data.cache to disk or auto.")
-
-
-def _check_sizes(recipe: TrainRecipe, inputs: Inputs) -> None:
-    """Raises RecipeError if images are too small for a shift, at the beginning of training or in evaluation."""
-    side, translate = min(inputs.find_smallest_size(recipe)), recipe.augment.translate
-    if translate >= side:
-        what = f"translate {translate} is no less than the image's side of {side}"
-        if side < min(inputs.size):
-            what += " at the beginning of training"
-        raise RecipeError(what, where="augment.translate", fix=f"Set it to at most {side - 1}.")
-    # Evaluation always has the full size, so its shift is compared with that.
-    side, shift = min(inputs.size), recipe.evaluate.shift
-    if shift >= side:
-        what = f"a shift of {shift} is no less than the image's side of {side}"
-        raise RecipeError(what, where="evaluate.shift", fix=f"Set it to at most {side - 1}.")
 
 
 def _resolve_execution(

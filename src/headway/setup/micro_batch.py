@@ -55,6 +55,7 @@ def measure_saved_bytes(run_trial: Callable[[int], None], samples: int) -> int:
     storages: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
+        # Several saved tensors may be views of one storage.
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
@@ -73,6 +74,7 @@ def _find_by_trial(batch: int, run_trial: Callable[[int], None]) -> tuple[int, s
             torch.cuda.empty_cache()
             if size == 1:
                 raise TrainingError("not even one sample fits into the device's memory", where="micro_batch") from None
+            # Doubling keeps the number of failed trials small.
             parts = min(2 * parts, batch)
         else:
             torch.cuda.empty_cache()

@@ -93,6 +93,7 @@ class Precision:
         In fp16 a step with a non-finite gradient changes nothing but the loss scale.
         """
         if self._masters is not None:
+            # Before unscaling and clipping, which act on the gradients of the masters.
             self._masters.take_gradients()
         # The norm is that of the unscaled gradient.
         if self._scaler is not None and clip_norm is not None:
@@ -126,6 +127,7 @@ class Precision:
         """
         if not self.is_auto or self._has_agreed:
             return ""
+        # All ranks have the same votes, and so make the same choice.
         self._has_agreed = True
         agreed_names = [vote["agreed"] for vote in votes if vote["agreed"]]
         if agreed_names:
@@ -200,6 +202,7 @@ def measure_precisions(
     """
     if ranks is not None and ranks.joins:
         return {}
+    # A rank runs its own part of the batch.
     samples = recipe.batch // (1 if ranks is None else ranks.launched_size)
     if isinstance(recipe.micro_batch, int):
         samples = min(samples, recipe.micro_batch)
@@ -221,7 +224,7 @@ def choose_fastest(seconds_by_rank: Sequence[Mapping[PrecisionName, float]]) -> 
     # A step takes as long as on the slowest rank.
     names = [name for name in seconds_by_rank[0] if all(name in seconds for seconds in seconds_by_rank)]
     slowest_s = {name: max(seconds[name] for seconds in seconds_by_rank) for name in names}
-    place = "here" if len(seconds_by_rank) == 1 else "on the slowest rank"
+    location = "here" if len(seconds_by_rank) == 1 else "on the slowest rank"
     fastest = min((name for name in names if name != "fp32"), key=lambda name: slowest_s[name], default=None)
     if fastest is None:
         return "fp32", f"bf16 has no units {'here' if len(seconds_by_rank) == 1 else 'on some rank'}"
@@ -229,7 +232,7 @@ def choose_fastest(seconds_by_rank: Sequence[Mapping[PrecisionName, float]]) -> 
         return "fp32", f"the network fails in {fastest}"
     ratio = slowest_s["fp32"] / slowest_s[fastest]
     if ratio >= MIN_SPEEDUP:
-        return fastest, f"{ratio:.2g} times as fast as fp32 {place}"
+        return fastest, f"{ratio:.2g} times as fast as fp32 {location}"
     if ratio > 1 / MIN_SPEEDUP:
-        return "fp32", f"{fastest} is {ratio:.2f} times as fast {place}, which is not worth its lost digits"
-    return "fp32", f"{1 / ratio:.2g} times as fast as {fastest} {place}"
+        return "fp32", f"{fastest} is {ratio:.2f} times as fast {location}, which is not worth its lost digits"
+    return "fp32", f"{1 / ratio:.2g} times as fast as {fastest} {location}"

@@ -100,6 +100,7 @@ def _inspect_files(source: PackSource) -> tuple[list[tuple[int, int]], Counter[s
     """Returns the (width, height) of up to 256 evenly spaced images, and how often each Pillow mode occurs."""
     sizes = []
     modes = Counter[str]()
+    # Evenly spaced, as neighbouring images are often alike.
     indices = np.linspace(0, len(source) - 1, min(MAX_INSPECTED_IMAGES, len(source))).astype(int)
     for index in np.unique(indices):
         try:

@@ -135,6 +135,7 @@ class TrainRecipe(RecipePart):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
+        # The run folder is runs/NAME, which must be visible and directly in runs/.
         if not name or "/" in name or name.startswith("."):
             raise ValueError(f"{name!r} cannot name a folder")
         return name
@@ -176,6 +177,7 @@ class TrainRecipe(RecipePart):
         if self.optimizer.lookahead is not None and self.model.ema is not None:
             what = "optimizer.lookahead and model.ema both say which weights are evaluated"
             raise ValueError(f"{what}: remove one of them")
+        # An empty goal would be reached at the first evaluation.
         if self.stop_at == {}:
             raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
         return self

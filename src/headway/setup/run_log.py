@@ -77,6 +77,7 @@ class RunLog:
             for key, value in record.items()
         }
         self._metrics.write(json.dumps(finite) + "\n")
+        # A process that is killed loses what is in its buffer.
         self._metrics.flush()
         for sink in self._sinks:
             sink.record(record)
@@ -111,6 +112,7 @@ class RunLog:
             return
         # Cloned, because safetensors refuses tensors that share memory.
         data = save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state_dict.items()})
+        # A process that the other ranks left behind must not replace newer weights.
         self.confirm()
         write_atomically(self._run.weights_path, data)
 

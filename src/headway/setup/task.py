@@ -128,6 +128,7 @@ class MultiLabel(Task):
         return F.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(dim=1)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        # A logit above 0 is a probability above 0.5.
         is_right = ((outputs > 0) == (labels > 0.5)).float()
         return {"label_accuracy": is_right.mean(dim=1), "exact": is_right.amin(dim=1)}
 
@@ -158,6 +159,7 @@ class Regression(Task):
         return self._numbers
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        # Labels of one number are [b], and outputs [b, 1].
         return (outputs - labels.reshape(outputs.shape)).square().mean(dim=1)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -114,7 +114,8 @@ def measure_seconds_per_sample(
             return seconds_by_name
         times_by_name: dict[N, list[float]] = {name: [] for name in remaining}
         # The order alternates, so that a device that warms up or slows down treats all alike.
-        start_s, names = perf_counter(), list(remaining)
+        names = list(remaining)
+        start_s = perf_counter()
         for round_index in range(NUM_ROUNDS):
             for name in names if round_index % 2 else reversed(names):
                 times_by_name[name].append(
@@ -160,6 +161,7 @@ def _time_pass(
     model: torch.nn.Module, images: torch.Tensor, context: Callable[[], AbstractContextManager[Any]], warm: bool = False
 ) -> float:
     """Returns the seconds of one pass. Unless `warm`, a pass before it warms up libraries and caches."""
+    # Kernels on a GPU run asynchronously, so the clock is read after a synchronize.
     synchronize: Callable[[], object] = torch.cuda.synchronize if images.device.type == "cuda" else lambda: None
     seconds = 0.0
     for _ in range(1 if warm else 2):
@@ -177,4 +179,5 @@ def _time_pass(
 def _run_pass(model: torch.nn.Module, images: torch.Tensor, context: Callable[[], AbstractContextManager[Any]]) -> None:
     with context():
         outputs = model(images)
+    # Any loss will do: the time of backward does not depend on it.
     outputs.float().sum().backward()

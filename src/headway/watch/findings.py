@@ -118,6 +118,7 @@ def _find_patterns(
     period: tuple[int, str | None] | None = None
     period_pattern = patterns.find_period(busy_s)
     updates_per_step = float(steady.updates.mean())
+    # What the loop does at known intervals, to explain a period.
     intervals = dict(facts.every)
     if facts.batches:
         intervals["the epoch"] = facts.batches
@@ -170,6 +171,7 @@ def _list_unknown(costs: LoopCosts, facts: LoopFacts, starts: Sequence[LoopStart
             unknown.append("whether the device was idle: this kind of device cannot be queried without a sync")
     missing = [stage for stage in STAGES if stage not in (*seen_stages, "wait", "loss", "other")]
     if "backward" in missing and "forward" not in missing:
+        # torch.autograd.grad and compiled functions call no hook of backward.
         missing.remove("backward")
         unknown.append("no backward pass was seen: its time is in another stage")
     if missing:

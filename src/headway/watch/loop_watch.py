@@ -115,6 +115,7 @@ class LoopWatch(Generic[B]):
         if self._current is not None:
             self._abandon(self._current)
         if self._hooks is not None:
+            # A verdict after the end still needs to know it.
             self._autocast = self._hooks.autocast
             self._hooks.remove()
             self._hooks = None
@@ -151,6 +152,7 @@ class LoopWatch(Generic[B]):
             make_iterator: returns the original iterator. The time that it takes is measured.
             index: index of the newest batch that the loop already has; -1: none.
         """
+        # The token tells this loop from later ones over the same loader.
         token = object()
         if self._hooks is None:
             return WatchedIterator(make_iterator(), self, token)
@@ -192,6 +194,7 @@ class LoopWatch(Generic[B]):
             batches = len(loader)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
             batches = None
+        # Tensor cores compute in bf16 from compute capability 8.0 on.
         is_cuda = device.type == "cuda"
         return LoopFacts(
             device=device.type,
@@ -220,7 +223,8 @@ class WatchedLoader(Generic[B]):
     """A loader whose loops are watched; everything else is passed on to the original loader."""
 
     def __init__(self, loader: Iterable[B], watched: LoopWatch[B]) -> None:
-        self._loader, self._watched = loader, watched
+        self._loader = loader
+        self._watched = watched
 
     def __iter__(self) -> WatchedIterator[B]:
         return self._watched.iterate(lambda: iter(self._loader))
@@ -240,7 +244,9 @@ class WatchedIterator(Generic[B]):
     """One loop over a loader; `LoopWatch.iterate` makes it."""
 
     def __init__(self, inner: Iterator[B], watched: LoopWatch[B], token: object) -> None:
-        self._inner, self._watched, self._token = inner, watched, token
+        self._inner = inner
+        self._watched = watched
+        self._token = token
         self._marks = watched._marks
 
     def __iter__(self) -> Self:
@@ -328,6 +334,7 @@ def _count_samples(batch: Any) -> int | None:
 
 
 def _is_compiled(model: nn.Module) -> bool:
+    # `model.compile()` sets this attribute; `torch.compile(model)` wraps the module in this class.
     return model._compiled_call_impl is not None or type(model).__name__ == "OptimizedModule"
 
 

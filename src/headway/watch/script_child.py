@@ -89,6 +89,7 @@ class ScriptSession:
 
     def write_result(self, **fields: Any) -> None:
         """Writes fields to the result file, as JSON. Only the first call has an effect."""
+        # The verdict at the limit counts, not the exit of the script that follows it.
         if not self._result.exists():
             write_atomically(self._result, json.dumps(fields))
 
@@ -159,6 +160,7 @@ class ScriptSession:
 
     def _is_watched_loader(self, loader: DataLoader[Any]) -> bool:
         """Tells whether a loader is the watched one, or has the same data set, batch size and type of sampler."""
+        # Some scripts make a new loader for each epoch.
         watched_loader = self._loader
         return loader is watched_loader or (
             watched_loader is not None
@@ -242,6 +244,7 @@ def main(result: str, limits: str, script: str, *arguments: str) -> None:
         arguments: its command-line arguments.
     """
     session = ScriptSession(Path(result), **json.loads(limits))
+    # As Python does when it runs a script.
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     session.begin()
