@@ -173,7 +173,7 @@ class LocalResponseNorm(nn.Module):
         self.groups = groups
 
     def forward(self, hidden: Tensor) -> Tensor:
-        groups = [_normalise_response(part) for part in hidden.chunk(self.groups, dim=1)]
+        groups = [_normalise_response(group) for group in hidden.chunk(self.groups, dim=1)]
         return _concatenate(groups)
 
 

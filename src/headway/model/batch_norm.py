@@ -59,11 +59,11 @@ class GhostBatchNorm(_BatchNorm):
         # its backward pass makes a gradient of the whole input for each part, 16 times as slow with 64.
         groups = x.split([min_samples + 1] * num_larger + [min_samples] * (num_groups - num_larger))
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
-            return torch.cat([self._normalise(part, None, None) for part in groups])
+            return torch.cat([self._normalise(group, None, None) for group in groups])
         means = self.running_mean.new_zeros(len(groups), self.num_features)
         variances = torch.zeros_like(means)
         output = torch.cat(
-            [self._normalise(part, mean, var) for part, mean, var in zip(groups, means, variances, strict=True)]
+            [self._normalise(group, mean, var) for group, mean, var in zip(groups, means, variances, strict=True)]
         )
         self._update_running_statistics(min_samples, num_larger, means, variances)
         return output

@@ -137,30 +137,47 @@ class DivergenceDetector:
         rates = np.array([[lr] for _, lr, _ in self._looks])
         steps_per_lr = np.divide(relative_steps, rates, out=np.zeros_like(relative_steps), where=rates > 0)
         # The oldest sign counts: later ones are its consequences.
-        for row in range(len(relative_steps)):
-            nonfinite = np.flatnonzero(~np.isfinite(relative_steps[row]))
-            if len(nonfinite) == 1 < relative_steps.shape[1]:
-                name = self._layers[nonfinite[0]]
-                event = f"it was the first layer with |dw| / |w| not finite, at step {steps[row]:,}"
-                return f" Look at {name}: {event}."
-            if len(nonfinite):
-                many = f"{len(nonfinite)} layers was not finite at step {steps[row]:,}"
-                return f" |dw| / |w| of {many}. A lower log_every_steps shows which layer was the first."
-            if row:
-                median_before = np.median(steps_per_lr[:row], axis=0)
-                jumps = np.divide(
-                    steps_per_lr[row], median_before, out=np.zeros_like(median_before), where=median_before > 0
-                )
-                layer = int(np.argmax(jumps))
-                if jumps[layer] >= STEP_JUMP:
-                    many = f"{jumps[layer]:,.0f} times its median at step {steps[row]:,}"
-                    return f" Look at {self._layers[layer]}: it was the first to jump: |dw| / (lr |w|) was {many}."
+        for row, step in enumerate(steps):
+            sentence = self._describe_nonfinite(step, relative_steps[row]) or self._describe_jump(
+                step, steps_per_lr[: row + 1]
+            )
+            if sentence:
+                return sentence
         if by_weights:
             return ""
         # Without a jump, the layer that moves most is the best guess.
         layer = int(np.argmax(relative_steps[-1]))
         largest = f"the largest of all layers, {relative_steps[-1, layer]:.2g} at step {steps[-1]:,}"
         return f" Look at {self._layers[layer]}: its |dw| / |w| is {largest}."
+
+    def _describe_nonfinite(self, step: int, relative_step: NDArray[np.float64]) -> str:
+        """Describes the layers whose |dw| / |w| is not finite at a step; empty if there is none."""
+        layers = np.flatnonzero(~np.isfinite(relative_step))
+        if len(layers) == 1 < len(relative_step):
+            event = f"it was the first layer with |dw| / |w| not finite, at step {step:,}"
+            return f" Look at {self._layers[layers[0]]}: {event}."
+        if len(layers):
+            event = f"{len(layers)} layers was not finite at step {step:,}"
+            return f" |dw| / |w| of {event}. A lower log_every_steps shows which layer was the first."
+        return ""
+
+    def _describe_jump(self, step: int, steps_per_lr: NDArray[np.float64]) -> str:
+        """Describes the layer whose step is far above its median before; empty if there is none.
+
+        Args:
+            step: The step.
+            steps_per_lr: [checks, layers]: |dw| / (lr |w|) of all checks up to the step.
+        """
+        *earlier, newest = steps_per_lr
+        if not earlier:
+            return ""
+        medians = np.median(earlier, axis=0)
+        jumps = np.divide(newest, medians, out=np.zeros_like(medians), where=medians > 0)
+        layer = int(np.argmax(jumps))
+        if not jumps[layer] >= STEP_JUMP:
+            return ""
+        event = f"{jumps[layer]:,.0f} times its median at step {step:,}"
+        return f" Look at {self._layers[layer]}: it was the first to jump: |dw| / (lr |w|) was {event}."
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint, as JSON."""
@@ -208,12 +225,7 @@ class DivergenceDetector:
         if not self._first:
             self._first_step = step - len(losses) + 1
         self._first = [*self._first, *losses.tolist()][:START_STEPS]
-        # The level to compare with: the untrained network's, as far as single noisy losses tell.
-        first_loss = self._first[0]
-        start = max(
-            first_loss,
-            min(median(self._first), first_loss + abs(first_loss) * START_DEVIATIONS / math.sqrt(self._batch)),
-        )
+        start = self._compute_start_loss()
         loss_changes = np.abs(np.diff(np.concatenate([self._recent[-1:], losses])))
         self._moves = [*self._moves, *loss_changes.tolist()][-4 * MEDIAN_STEPS :]
         self._recent = [*self._recent, *losses.tolist()][-max(MEDIAN_STEPS, len(losses)) :]
@@ -222,35 +234,42 @@ class DivergenceDetector:
         growth_message = self._check_growth(step, newest_median, recent_median, start, layers, gradient)
         if len(self._recent) < MEDIAN_STEPS:
             return growth_message
+        return self._check_loss(step, len(losses), newest_median, recent_median, start) or growth_message
+
+    def _compute_start_loss(self) -> float:
+        """Returns the loss of the untrained network, as far as single noisy losses tell."""
+        first_loss = self._first[0]
+        max_loss = first_loss + abs(first_loss) * START_DEVIATIONS / math.sqrt(self._batch)
+        return max(first_loss, min(median(self._first), max_loss))
+
+    def _check_loss(
+        self, step: int, steps_since_check: int, newest_median: float, recent_median: float, start: float
+    ) -> str | None:
+        """Returns a message if the loss is far above that at the start, or most of the progress was lost."""
         # The median of |x - y| of two normal numbers is 0.954 standard deviations of one.
         noise_std = median(self._moves) / 0.954 if self._moves else 0.0
-        max_rise = max(LOSS_RISE * abs(start), min(NOISE_DEVIATIONS * noise_std, MAX_NOISE_RISE * abs(first_loss)))
+        max_noise_rise = MAX_NOISE_RISE * abs(self._first[0])
+        max_rise = max(LOSS_RISE * abs(start), min(NOISE_DEVIATIONS * noise_std, max_noise_rise))
         lowest_median = recent_median if self._best is None else self._best
         progress = start - lowest_median
         # Both the long median and that of the newest steps must be high: a run that recovers is left alone.
-        if min(recent_median, newest_median) > start + max_rise:
-            self._bad += 1
-        else:
-            self._bad = 0
+        loss = min(recent_median, newest_median)
+        self._bad = self._bad + 1 if loss > start + max_rise else 0
         has_learned = progress >= LEARNED_SHARE * abs(start) and progress > NOISE_DEVIATIONS * noise_std
-        if has_learned and min(recent_median, newest_median) > start - (1 - LOST_SHARE) * progress:
+        if has_learned and loss > start - (1 - LOST_SHARE) * progress:
             self._lost += 1
-            self._since = self._since or step - len(losses)
+            self._since = self._since or step - steps_since_check
         else:
             self._lost = self._since = 0
         if self._best is None or recent_median < self._best:
             self._best, self._best_step = recent_median, step
+        loss_text = f"at step {step:,} the median loss of {len(self._recent)} steps is {recent_median:.4g}"
         if self._bad >= DIVERGING_CHECKS:
-            return (
-                f"The run diverges: at step {step:,} the median loss of {len(self._recent)} steps is "
-                f"{recent_median:.4g}; {self._describe_start()}."
-            )
+            return f"The run diverges: {loss_text}; {self._describe_start()}."
         if self._lost >= LOST_CHECKS and step - self._since >= LOST_STEPS:
-            return (
-                f"The run lost its progress: at step {step:,} the median loss of {len(self._recent)} steps is "
-                f"{recent_median:.4g}, after {lowest_median:.4g} at step {self._best_step:,}; {self._describe_start()}."
-            )
-        return growth_message
+            best_text = f"after {lowest_median:.4g} at step {self._best_step:,}"
+            return f"The run lost its progress: {loss_text}, {best_text}; {self._describe_start()}."
+        return None
 
     def _describe_start(self) -> str:
         """Describes the first loss. At step 1 no update was made before it."""
@@ -271,24 +290,8 @@ class DivergenceDetector:
         median_gradient = median(self._gradients) if len(self._gradients) >= DIVERGING_CHECKS else math.inf
         if gradient is not None and math.isfinite(gradient):
             self._gradients = [*self._gradients, gradient][-HISTORY_CHECKS:]
-        if layers is not None and len(layers) == len(self._weights_first) > 0:
-            weight_norms = layers[:, 0].astype(float)
-            min_norms = MIN_WEIGHT_RMS * np.sqrt(self._sizes)
-            grown_layers = np.flatnonzero(
-                (weight_norms > WEIGHT_GROWTH * np.array(self._weights_first)) & (weight_norms > min_norms)
-            )
-            if len(grown_layers) and min(recent_median, newest_median) > start:
-                worst_layer = int(
-                    grown_layers[
-                        np.argmax(
-                            weight_norms[grown_layers] / np.maximum(np.array(self._weights_first)[grown_layers], 1e-30)
-                        )
-                    ]
-                )
-                growth = weight_norms[worst_layer] / max(self._weights_first[worst_layer], 1e-30)
-                name = self._layers[worst_layer]
-                many = f"{growth:,.0f} times as large as at the start"
-                return f"The run diverges: at step {step:,} the weights of {name} are {many}."
+        if min(newest_median, recent_median) > start and (message := self._describe_grown_layer(step, layers)):
+            return message
         is_steep = (
             gradient is not None
             and newest_median > start + LOSS_RISE * abs(start)
@@ -299,6 +302,20 @@ class DivergenceDetector:
             growth = gradient / median_gradient
             return f"The run diverges: the gradient at step {step:,} is {growth:,.0f} times its median before."
         return None
+
+    def _describe_grown_layer(self, step: int, layers: NDArray[np.float32] | None) -> str:
+        """Returns a message about the layer whose weights grew most, if they blew up; else an empty string."""
+        if layers is None or not len(layers) == len(self._weights_first) > 0:
+            return ""
+        norms = layers[:, 0].astype(float)
+        first_norms = np.array(self._weights_first)
+        has_grown = (norms > WEIGHT_GROWTH * first_norms) & (norms > MIN_WEIGHT_RMS * np.sqrt(self._sizes))
+        if not has_grown.any():
+            return ""
+        growth = norms / np.maximum(first_norms, 1e-30)
+        layer = int(np.argmax(np.where(has_grown, growth, -1)))
+        event = f"{growth[layer]:,.0f} times as large as at the start"
+        return f"The run diverges: at step {step:,} the weights of {self._layers[layer]} are {event}."
 
 
 def _divide(dividend: NDArray[np.float32], divisor: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -48,7 +48,7 @@ class LayerStatistics:
         ]
         self.names = tuple(name for name, parameter in trained if parameter.ndim > 1)
         self._layers = [parameter for _, parameter in trained if parameter.ndim > 1]
-        self.sizes = tuple(parameter.numel() for parameter in self._layers)
+        self.sizes = tuple(layer.numel() for layer in self._layers)
         self._parameters = [parameter for _, parameter in trained]
         self._layer_indices = [index for index, parameter in enumerate(self._parameters) if parameter.ndim > 1]
         self._optimizer = optimizer

@@ -98,7 +98,7 @@ class MetricsServer:
                     self._accept(now)
                 elif (client := self._clients.get(key.fileobj)) is not None:  # type: ignore[call-overload]
                     self._serve(client, events)
-            for client in [socket_ for socket_ in self._clients.values() if socket_.deadline_s <= now]:
+            for client in [client for client in self._clients.values() if client.deadline_s <= now]:
                 self._drop(client)
         for client in list(self._clients.values()):
             self._drop(client)

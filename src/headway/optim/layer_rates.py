@@ -58,7 +58,7 @@ def measure_layer_rates(
     weight_norms = torch.stack(torch._foreach_norm(list(weights_before))).double()
     norm_of_weights, norm_of_gradients = weight_norms.unbind(), gradient_norms.unbind()
     for group in optimizer.param_groups:
-        indices = [index_by_id[id(unit)] for unit in group["params"] if id(unit) in index_by_id]
+        indices = [index_by_id[id(parameter)] for parameter in group["params"] if id(parameter) in index_by_id]
         if not indices:
             continue
         rule = optimizer._build_update_rule(group)

@@ -132,7 +132,7 @@ def bars(
         "names": list(names),
         "stacks": [{"name": part_name, "values": list(values)} for part_name, values in stacks],
         "log_x": log_x,
-        "rules": [{"name": part_name, "at": position} for part_name, position in rules],
+        "rules": [{"name": rule_name, "at": position} for rule_name, position in rules],
     }
     return Panel(name=name, title=title, kind="bars", data=data, **panel)
 

@@ -68,7 +68,7 @@ def conclude_watch(
     # Bursts: the queue is full most of the time and runs dry now and then.
     median_wait_s = float(np.median(steady.seconds[:, WAIT]))
     has_bursts = median_wait_s < MAX_MEDIAN_WAIT_SHARE * costs.wait * costs.step_s and all(
-        start.kind != "workers" for start in found_patterns
+        pattern.kind != "workers" for pattern in found_patterns
     )
     adviser = LoopAdviser(verdict.kind, costs, facts, bursts=has_bursts, period=period)
     known_low = not np.isnan(costs.low)
@@ -189,6 +189,6 @@ def _list_unknown(costs: LoopCosts, facts: LoopFacts, starts: Sequence[LoopStart
         unknown.append(
             "reading, decoding and collating: here they are one wait; headway doctor RECIPE measures each alone"
         )
-    if all(stage.first_s is None or stage.is_first_loop for stage in starts):
+    if all(start.first_s is None or start.is_first_loop for start in starts):
         unknown.append("the time of an epoch's beginning: no second epoch began")
     return unknown

@@ -120,10 +120,10 @@ class ScriptSession:
         if self._watch is None and self._optimizers and self._is_watched_loader(loader):
             # The optimizer has stepped once, so every network of a step has been called.
             trained_ids = {
-                id(module)
+                id(parameter)
                 for optimizer in self._optimizers.values()
                 for group in optimizer.param_groups
-                for module in group["params"]
+                for parameter in group["params"]
             }
             trained_modules = [
                 module
