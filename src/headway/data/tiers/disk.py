@@ -17,7 +17,7 @@ from headway.data.order import Order
 from headway.data.records import Records
 from headway.data.shards import is_on_network
 from headway.data.tiers.next_use import HostSlots
-from headway.data.tiers.prefetch import THREADS, Prefetcher
+from headway.data.tiers.prefetch import FETCH_THREADS, Prefetcher
 from headway.data.tiers.store import RecordStore
 from headway.data.tiers.tier import Ids, Spans, Tier
 from headway.storage.remote_folder import RemoteFolder
@@ -47,7 +47,7 @@ class DiskTier(Tier):
         budget_bytes: int,
         *,
         why: str,
-        threads: int = THREADS,
+        threads: int = FETCH_THREADS,
     ) -> None:
         # Without a folder, the tier is called `none`, as the recipe calls it.
         super().__init__(dataset, "disk" if folder else "none", why)

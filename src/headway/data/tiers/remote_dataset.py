@@ -20,7 +20,7 @@ from headway.data.dataset import Dataset
 from headway.data.records import Records
 from headway.data.tiers.layout import Columns, Ids, RecordLayout, extract_image
 from headway.data.tiers.state import LOCKS_FILE, STATE_FILE
-from headway.data.tiers.store import PACKS
+from headway.data.tiers.store import PACKS_FOLDER
 from headway.storage.addresses import get_cache_folder as default_cache_folder
 from headway.storage.remote_folder import RemoteFolder
 from headway.storage.transport import FileVersion
@@ -90,7 +90,7 @@ def _load_kept_columns(root: Path, uri: str, version: FileVersion) -> tuple[Colu
         # Without an entity tag or a time, equal sizes do not prove equal files.
         if not version.tag or known["mark"] != list(version):
             return None
-        path = root / PACKS / known["fingerprint"] / COLUMNS_FILE
+        path = root / PACKS_FOLDER / known["fingerprint"] / COLUMNS_FILE
         if path.stat().st_size != version.size:
             return None
         columns, description, metadata = load_columns(path)
@@ -105,7 +105,7 @@ def _load_kept_columns(root: Path, uri: str, version: FileVersion) -> tuple[Colu
 def _fetch_columns(root: Path, remote: RemoteFolder, version: FileVersion) -> tuple[Columns, DatasetDescription]:
     """Fetches the columns, and keeps them in the cache folder if that can be written."""
     columns, description, data = _fetch_checked(remote, version)
-    path = root / PACKS / description.fingerprint / COLUMNS_FILE
+    path = root / PACKS_FOLDER / description.fingerprint / COLUMNS_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
