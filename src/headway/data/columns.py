@@ -54,11 +54,11 @@ PACK_FORMATS = ("recordio", "tar", "lmdb", "raw")
 
 PACK_AGAIN = "Pack the data again, or copy the folder again."
 
-HEADER_LIMIT_BYTES = 100 << 20
+MAX_HEADER_BYTES = 100 << 20
 """Limit that safetensors sets for its header."""
-SHARD_LIMIT_BYTES = 1 << 47
+MAX_SHARD_BYTES = 1 << 47
 """The cache of remote records sorts them by 47 bits of their offset in the shard."""
-CHANNELS_LIMIT = 1 << 10
+MAX_CHANNELS = 1 << 10
 
 LabelKind = Literal["class", "multi", "value"]
 
@@ -110,7 +110,7 @@ class DatasetDescription:
         # The file may come from anywhere: every entry is checked before it is used.
         shards = fields.get("shards")
         _require(isinstance(shards, list) and all(map(_is_shard, shards)), "shards")
-        for name, check in _ENTRIES.items():
+        for name, check in _ENTRY_CHECKS.items():
             _require(check(fields.get(name, () if name == "parts" else None)), name)
         # Packs of numbers have names of outputs and no counts.
         _require(not fields["class_counts"] or len(fields["class_counts"]) == len(fields["classes"]), "class_counts")
@@ -133,7 +133,7 @@ def _is_shard(value: Any) -> bool:
         and value.keys() == {"name", "size"}
         and isinstance(value["name"], str)
         and "\0" not in value["name"]
-        and is_whole_number(value["size"], 0, SHARD_LIMIT_BYTES)
+        and is_whole_number(value["size"], 0, MAX_SHARD_BYTES)
     )
 
 
@@ -146,7 +146,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-_ENTRIES: Mapping[str, Callable[[Any], bool]] = {
+_ENTRY_CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "pack_id": lambda value: is_whole_number(value, 0, (1 << 64) - 1),
     "fingerprint": is_sha256,
     "format": _is_text,
@@ -154,7 +154,7 @@ _ENTRIES: Mapping[str, Callable[[Any], bool]] = {
     "label_kind": lambda value: value in ("class", "multi", "value"),
     "classes": lambda value: _is_list_of(value, str),
     "class_counts": lambda value: _is_list_of(value, int) and all(0 <= count < 1 << 63 for count in value),
-    "channels": lambda value: is_whole_number(value, 1, CHANNELS_LIMIT),
+    "channels": lambda value: is_whole_number(value, 1, MAX_CHANNELS),
     "common_size": lambda value: (
         value is None
         or (_is_list_of(value, int) and len(value) in (0, 2) and all(0 < side < 1 << 31 for side in value))
@@ -230,7 +230,7 @@ def _map_columns(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         size = os.fstat(file.fileno()).st_size
         (length,) = struct.unpack("<Q", file.read(8))
         # The length comes from the file: reading only up to the limit keeps a damaged one from filling memory.
-        if length > min(size, HEADER_LIMIT_BYTES):
+        if length > min(size, MAX_HEADER_BYTES):
             raise ValueError(f"its header has {length:,} bytes")
         header = parse_object(file.read(length))
         # safetensors allows only strings as metadata, so the description is JSON.

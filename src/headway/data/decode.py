@@ -22,7 +22,7 @@ from headway.core.errors import UsageError
 from headway.data import native
 from headway.data.decode_request import DecodeRequest, GatherRequest
 from headway.data.mapping import check_mappings as check_mapped
-from headway.data.reference import DecodeStats, DecodeStatus, RecordKind, copy_moved, decode_record
+from headway.data.reference import DecodeStats, DecodeStatus, RecordKind, copy_raw_image, decode_record
 
 Backend = Literal["auto", "native", "pillow"]
 
@@ -106,7 +106,7 @@ class PillowDecoder(Decoder):
             else:
                 flip = request.flips is not None and bool(request.flips[place])
                 shift = None if request.shifts is None else request.shifts[place]
-                copy_moved(data, out[place], planar=request.planar, shift=shift, flip=flip)
+                copy_raw_image(data, out[place], planar=request.planar, shift=shift, flip=flip)
         check_mapped(request.records.address)
         return status
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headway.data.dataset import Dataset
 
 # The only formats that are opened, whatever a file is called: some of Pillow's formats start programs (EPS).
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
+PILLOW_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
 GRAY_MODES = frozenset({"1", "L", "LA", "La", "F", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 
 
@@ -90,7 +90,7 @@ class DecodeStats:
 
 def decode_image(data: bytes | memoryview, channels: int) -> Image.Image:
     """Decodes an image file to mode L (1 channel) or RGB (3). A bad file raises any exception of Pillow's."""
-    return convert_mode(Image.open(io.BytesIO(data), formats=FORMATS), channels)
+    return convert_mode(Image.open(io.BytesIO(data), formats=PILLOW_FORMATS), channels)
 
 
 def convert_mode(image: Image.Image, channels: int) -> Image.Image:
@@ -119,7 +119,7 @@ def _open_scaled(
     Returns:
         the image, and the factor by which it is smaller: 1, 2, 4 or 8.
     """
-    image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+    image: Image.Image = Image.open(io.BytesIO(data), formats=PILLOW_FORMATS)
     scale = 1
     if box is not None and image.format == "JPEG":
         while scale < 8 and box[2] >= 2 * scale * shape[1] and box[3] >= 2 * scale * shape[0]:
@@ -205,7 +205,7 @@ def decode_record(request: DecodeRequest, place: int, stats: DecodeStats) -> Dec
     return _resize_into(lambda: _open_scaled(data, out.shape, reduced), out, box, flip, stats)
 
 
-def copy_moved(
+def copy_raw_image(
     data: bytes | memoryview, out: Pixels, *, planar: bool, shift: NDArray[np.int64] | None, flip: bool
 ) -> None:
     """Copies one raw image, mirrored if `flip`, then moved by `shift` (down, right); reflection fills the border."""

@@ -30,7 +30,7 @@ from headway.data.columns import (
 )
 from headway.data.dataset import Dataset
 from headway.data.formats.foreign_records import ForeignRecords
-from headway.data.reference import FORMATS, GRAY_MODES
+from headway.data.reference import GRAY_MODES, PILLOW_FORMATS
 
 ScanProgress = Callable[[int, int], None]
 """Callback that gets (samples done, samples in all)."""
@@ -125,7 +125,7 @@ def _read_header(record: memoryview) -> _Header | None:
         except DataError:
             return None
     try:
-        with Image.open(io.BytesIO(record), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(record), formats=PILLOW_FORMATS) as image:
             return _Header(image.width, image.height, image.mode in GRAY_MODES)
     except Exception:
         # Pillow's plugins raise anything from OSError to struct.error on damaged bytes.

@@ -28,7 +28,7 @@ from headway.data.records import Records
 Ids = NDArray[np.int64]
 Columns = Mapping[str, NDArray[Any]]
 
-_SHARD_LIMIT = 1 << 16
+_MAX_SHARDS = 1 << 16
 """A shard's number is a 16-bit column."""
 NETWORK_FILE_SYSTEMS = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "9p"]
@@ -44,7 +44,7 @@ class _RecordPlaces:
     def __init__(self, shards: Sequence[Shard], columns: Columns) -> None:
         self._columns = columns
         # A shard that does not exist has size 0, so all its records are outside it.
-        self.size = np.zeros(_SHARD_LIMIT, np.uint64)
+        self.size = np.zeros(_MAX_SHARDS, np.uint64)
         self.size[: len(shards)] = [shard.size for shard in shards]
 
     def locate(self, ids: Ids, shard: NDArray[np.uint16]) -> tuple[UInt64, UInt64, NDArray[np.bool_]]:
@@ -124,7 +124,7 @@ class _ShardMaps:
 
     def __init__(self) -> None:
         self.views: dict[int, memoryview] = {}
-        self.address = np.zeros(_SHARD_LIMIT, np.uint64)
+        self.address = np.zeros(_MAX_SHARDS, np.uint64)
 
 
 @final

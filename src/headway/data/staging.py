@@ -33,7 +33,7 @@ def stage_folder(dst: Path, *, needed_bytes: int | None, replace: bool) -> Itera
         yield staging
         sync_folder(staging)
         # Everything is on the disk before the rename makes it visible.
-        _publish(staging, dst, replace)
+        _move_into_place(staging, dst, replace)
     except OSError as error:
         raise _build_write_error(error, dst, staging, needed_bytes) from error
     finally:
@@ -60,7 +60,7 @@ def clear_leftovers(dst: Path) -> None:
         raise HeadwayError(f"the folder cannot be written ({error.strerror})", where=str(dst)) from error
 
 
-def _publish(staging: Path, dst: Path, replace: bool) -> None:
+def _move_into_place(staging: Path, dst: Path, replace: bool) -> None:
     replaced = dst.parent / f".{dst.name}.replaced-{os.getpid()}"
     if replace and dst.exists():
         # rename(2) cannot replace a folder that has content, so the old one moves away first.

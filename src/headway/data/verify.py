@@ -24,8 +24,8 @@ from headway.data.formats import recordio, trailer
 from headway.data.formats.byte_ranges import map_path
 from headway.storage.addresses import parse_local_path
 
-_CHUNK = 1024
-_PARTS = ("", "train", "eval")
+_CHUNK_RECORDS = 1024
+_PART_NAMES = ("", "train", "eval")
 
 
 @final
@@ -74,7 +74,7 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] 
     """
     root = parse_local_path(folder, "Verify the folder before it is copied there, or a local copy.")
     # A split pack has a columns file in each part, an unsplit one in the folder itself.
-    packs = [_PackChecker(root / part, part) for part in _PARTS if (root / part / COLUMNS_FILE).is_file()]
+    packs = [_PackChecker(root / part, part) for part in _PART_NAMES if (root / part / COLUMNS_FILE).is_file()]
     damages = _find_lost_parts(root, packs)
     if not packs and not damages:
         what = "this is not a packed data set" if root.exists() else "the folder does not exist"
@@ -83,7 +83,9 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] 
     with ThreadPoolExecutor(count_usable_cores(), thread_name_prefix="verify") as pool:
         for pack in packs:
             damages += pack.find_damaged_files()
-            chunks = [range(low, min(low + _CHUNK, pack.samples)) for low in range(0, pack.samples, _CHUNK)]
+            chunks = [
+                range(low, min(low + _CHUNK_RECORDS, pack.samples)) for low in range(0, pack.samples, _CHUNK_RECORDS)
+            ]
             # `map` keeps the order, so damage is listed by sample.
             for chunk, found in zip(chunks, pool.map(pack.find_damaged_records, chunks), strict=True):
                 damages += found
@@ -98,7 +100,7 @@ def _find_lost_parts(root: Path, packs: list[_PackChecker]) -> list[Damage]:
     there = {pack.part for pack in packs}
     known = {part for pack in packs if pack.part for part in pack.parts}
     lost = []
-    for part in _PARTS:
+    for part in _PART_NAMES:
         folder = root / part
         # A part without columns is lost only if there is evidence that it existed.
         beside = bool(there - {""}) and part != "" and folder.is_dir()

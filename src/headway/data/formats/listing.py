@@ -26,11 +26,11 @@ from headway.data.columns import LabelKind
 from headway.data.formats.foreign_records import build_multi_labels
 from headway.data.formats.pack_source import ImageFiles, PackSource
 
-_LAYOUT = (
+_LAYOUT_HINT = (
     "The first line of a CSV names its columns, each line of JSON its keys: "
     "path, and one of label, labels, value or several value_NAME."
 )
-_LARGEST = float(np.finfo(np.float32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def list_file(path: Path) -> PackSource:
@@ -44,7 +44,7 @@ def list_file(path: Path) -> PackSource:
     # The extension decides, since a line of JSON is valid CSV.
     table = _parse_csv(path, text) if path.suffix.lower() == ".csv" else _parse_json_lines(path, text)
     if not table.lines:
-        raise DataError("the file lists no images", where=str(path), fix=_LAYOUT)
+        raise DataError("the file lists no images", where=str(path), fix=_LAYOUT_HINT)
     paths = _resolve_paths(table)
     kind, classes, labels = _parse_labels(table)
     return PackSource(
@@ -104,14 +104,14 @@ def _find_label_columns(names: Sequence[str], where: str) -> list[str]:
     if "path" not in names:
         # Spreadsheets of some countries write semicolons.
         separated = len(names) == 1 and any(mark in names[0] for mark in ";\t|")
-        fix = "Separate the columns with commas." if separated else _LAYOUT
+        fix = "Separate the columns with commas." if separated else _LAYOUT_HINT
         raise DataError(f"there is no column 'path' ({found})", where=where, fix=fix)
     # A file with two kinds of labels is ambiguous, so it is refused.
     kinds = [[name] for name in ("label", "labels", "value") if name in names]
     if several := [name for name in names if name.startswith("value_") and name != "value_"]:
         kinds.append(several)
     if not kinds:
-        raise DataError(f"there is no column of labels ({found})", where=where, fix=_LAYOUT)
+        raise DataError(f"there is no column of labels ({found})", where=where, fix=_LAYOUT_HINT)
     if len(kinds) > 1:
         both = " and ".join(repr(kind[0]) for kind in kinds)
         raise DataError(f"{both} are both labels", where=where, fix="Keep one kind of label.")
@@ -290,6 +290,6 @@ def _parse_number(table: _Table, row: int, cell: Any) -> float:
             number = float(cell)
         except (ValueError, OverflowError):
             number = math.nan
-    if not abs(number) <= _LARGEST:
+    if not abs(number) <= _MAX_FLOAT32:
         raise table.build_error(row, f"the value is {cell!r}, which is not a finite number (float32)")
     return number

@@ -25,7 +25,7 @@ from headway.data.formats.byte_ranges import map_path
 from headway.data.formats.foreign_records import ForeignRecords, build_records, infer_labels
 
 MAGIC = 0xCED7230A
-RECORD_LIMIT_BYTES = 1 << 29
+MAX_RECORD_BYTES = 1 << 29
 """A payload's length has 29 bits."""
 
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -33,7 +33,7 @@ _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
-_BUFFER_BYTES = 1 << 20
+_WRITE_BUFFER_BYTES = 1 << 20
 
 Label = float | NDArray[np.float32]
 """A scalar, or a vector of shape [k]."""
@@ -64,8 +64,8 @@ class RecordioWriter:
     """
 
     def __init__(self, rec_path: Path, idx_path: Path, pack_id: int) -> None:
-        self._rec = open(rec_path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
-        self._idx = open(idx_path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+        self._rec = open(rec_path, "wb", buffering=_WRITE_BUFFER_BYTES)  # noqa: SIM115
+        self._idx = open(idx_path, "wb", buffering=_WRITE_BUFFER_BYTES)  # noqa: SIM115
         self._pack_id = pack_id
         self.size_bytes = 0
 
@@ -77,7 +77,7 @@ class RecordioWriter:
         else:
             head = _HEADER.pack(0, label, index, self._pack_id)
         length = len(head) + len(image)
-        if length >= RECORD_LIMIT_BYTES:
+        if length >= MAX_RECORD_BYTES:
             raise DataError(f"an image of {len(image):,} bytes does not fit into a record (limit 512 MiB)")
         start = self.size_bytes
         # The header is a multiple of 4 bytes long, so no aligned magic number lies across its end.
@@ -207,7 +207,7 @@ def _read_payload(view: memoryview, start: int, name: str) -> tuple[memoryview |
             raise DataError("the file ends inside a record", where=f"{name}, byte {start}")
         magic, word = _FRAME.unpack_from(view, at)
         # 3 bits of kind, 29 bits of length.
-        kind, length = word >> 29, word & (RECORD_LIMIT_BYTES - 1)
+        kind, length = word >> 29, word & (MAX_RECORD_BYTES - 1)
         if magic != MAGIC or kind not in allowed:
             raise DataError("this is not a RecordIO record", where=f"{name}, byte {at}")
         begin, end = at + _FRAME.size, at + _FRAME.size + length

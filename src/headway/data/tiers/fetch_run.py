@@ -129,7 +129,7 @@ class RunFetcher:
         return bool(crc32c(extract_image(self._columns, sample, extent)) == self._dataset.crc32c[sample])
 
     def _store_records(self, ids: Ids, extents: list[NDArray[np.uint8]], forecast: ReadForecast) -> bool:
-        """Stores records, evicting others if needed; returns False if they do not fit. A store that fails stays unused."""
+        """Stores records, evicting others if needed; returns False if they do not fit. A failing store is abandoned."""
         if self._store is None or not self.is_storing:
             return False
         try:

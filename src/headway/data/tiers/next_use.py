@@ -59,7 +59,7 @@ class ReadForecast:
     slots: HostSlots | None = None
 
     def find_next_use(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the first position at which this host needs each sample; NEVER if no coming epoch has one."""
+        """Returns the next position at which this host reads each sample, or NO_NEXT_USE; int64 [k]."""
         next_use = np.full(len(ids), NO_NEXT_USE)
         first_epoch = self.position // self.samples
         # A host that reads everything needs every sample in the next epoch, so two epochs suffice.
