@@ -151,7 +151,7 @@ def by_hand(images: torch.Tensor, labels: torch.Tensor, epoch: int) -> tuple[tor
     kept = np.where(pasted, 1, augment_draws.draw_symmetric_beta(key, 0.2))
     others = images[torch.from_numpy(partner)]
     images = mix.apply_mixup(mix.apply_cutmix(images, others, boxes), others, kept)
-    shares = np.where(pasted, augment_draws.compute_kept_share(boxes, size), kept)
+    shares = np.where(pasted, augment_draws.compute_kept_area(boxes, size), kept)
     out = (images.float() - torch.tensor(MEAN)) / torch.tensor(STD)
     return out.permute(0, 3, 1, 2), mix.mix_labels(labels, partner, shares, CLASSES)
 

@@ -248,7 +248,7 @@ class Augment:
         if recipe.cutmix is not None:
             lam = augment_draws.draw_symmetric_beta(keys, recipe.cutmix.alpha)
             boxes = augment_draws.draw_cutmix_boxes(keys, np.where(uses_cutmix & ~has_no_partner, lam, 1), size)
-            label_weight = augment_draws.compute_kept_share(boxes, size)
+            label_weight = augment_draws.compute_kept_area(boxes, size)
             parameters["cutmix"] = boxes
         if recipe.mixup is not None:
             mixup_weight = np.where(

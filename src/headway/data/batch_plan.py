@@ -54,10 +54,10 @@ class BatchPlan:
         starts, sizes = [0], [batch]
         for milestone in growth.milestones_epochs if growth is not None else ():
             assert growth is not None
-            size, left = sizes[-1] * growth.factor, epochs_to_position(milestone, epoch) - starts[-1]
+            size, num_left = sizes[-1] * growth.factor, epochs_to_position(milestone, epoch) - starts[-1]
             # A phase begins at the end of a step: the first one at the milestone or behind it.
-            if left > 0:
-                starts.append(starts[-1] + -(-left // sizes[-1]) * sizes[-1])
+            if num_left > 0:
+                starts.append(starts[-1] + -(-num_left // sizes[-1]) * sizes[-1])
                 sizes.append(size)
             # The last step of the phase before went past this milestone too: that phase would have no step.
             else:
@@ -96,9 +96,9 @@ class BatchPlan:
         """Counts the steps from a position on that serve all positions below `stop`."""
         steps, position = 0, start
         for size, end in zip(self._sizes, (*self._starts[1:], stop), strict=True):
-            if (left := min(end, stop) - position) > 0:
-                steps += (more := -(-left // size))
-                position += more * size
+            if (num_left := min(end, stop) - position) > 0:
+                steps += (phase_steps := -(-num_left // size))
+                position += phase_steps * size
         return steps
 
     def round_to_steps(self, positions: float) -> int:

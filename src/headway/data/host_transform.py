@@ -12,7 +12,7 @@ from headway.core.errors import UsageError
 from headway.core.random_keys import UInt64, make_keys
 from headway.data.crops import compute_center_boxes, draw_flips, draw_random_resized_boxes, draw_shifts
 from headway.data.data_recipe import CropRecipe
-from headway.data.resolution import ProgressiveRecipe, compute_size
+from headway.data.resolution import ProgressiveRecipe, compute_progressive_size
 
 Size = tuple[int, int]
 
@@ -28,8 +28,8 @@ class HostDraws:
 
     def select(self, low: int, high: int) -> HostDraws:
         """Returns the parameters of samples [low, high) of these."""
-        part = slice(low, high)
-        return HostDraws(*(None if array is None else array[part] for array in (self.keys, self.flips, self.shifts)))  # type: ignore[arg-type]
+        rows = slice(low, high)
+        return HostDraws(*(None if array is None else array[rows] for array in (self.keys, self.flips, self.shifts)))  # type: ignore[arg-type]
 
 
 @final
@@ -76,7 +76,7 @@ class HostTransform:
 
     def compute_size(self, epoch: int) -> Size:
         """Returns (height, width) of the images of an epoch."""
-        return self.size if self.progressive is None else compute_size(self.progressive, self.size, epoch)
+        return self.size if self.progressive is None else compute_progressive_size(self.progressive, self.size, epoch)
 
     def compute_boxes(
         self, sample_keys: UInt64, width: NDArray[np.uint32], height: NDArray[np.uint32], size: Size
@@ -97,9 +97,9 @@ class HostTransform:
         # Evaluation draws nothing, so it saves the keys.
         if not self.needs_keys:
             return HostDraws(np.empty(0, np.uint64), None, None)
-        drawn, flips = make_keys(seed, epochs, samples), None
+        keys, flips = make_keys(seed, epochs, samples), None
         if self.flip:
             # An alternating flip needs one choice per sample that stays the same: that of epoch 0.
-            first = drawn if self.flip == "random" else make_keys(seed, 0, samples)
-            flips = draw_flips(first, epochs, self.flip)
-        return HostDraws(drawn, flips, draw_shifts(drawn, self.translate) if self.translate else None)
+            flip_keys = keys if self.flip == "random" else make_keys(seed, 0, samples)
+            flips = draw_flips(flip_keys, epochs, self.flip)
+        return HostDraws(keys, flips, draw_shifts(keys, self.translate) if self.translate else None)

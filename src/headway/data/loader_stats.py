@@ -9,7 +9,7 @@ from headway.data.reference import DecodeStats
 
 # Stages of the loader's thread, in order: samples and random parameters; finding or fetching records; pixels; labels.
 # For the rest of its time it waits for a free slot, because the consumer is slower.
-STAGES = ("order", "read", "decode", "labels")
+LOADER_STAGES = ("order", "read", "decode", "labels")
 
 
 @final
@@ -56,13 +56,13 @@ class LoaderStats:
     @property
     def stage_images_s(self) -> dict[str, float]:
         """Images a second that each stage would give alone."""
-        return {name: self.stage_images / spent for name, spent in self.stage_s.items() if spent}
+        return {name: self.stage_images / stage_s for name, stage_s in self.stage_s.items() if stage_s}
 
     @property
     def thread_images_s(self) -> dict[str, float]:
         """Images a second of one decoding thread that did only one part of its work."""
         parts = {"check": self.cores.check_s, "decode": self.cores.decode_s, "resample": self.cores.resample_s}
-        return {name: self.cores.images / spent for name, spent in parts.items() if spent}
+        return {name: self.cores.images / part_s for name, part_s in parts.items() if part_s}
 
     def __repr__(self) -> str:
         stages = ", ".join(f"{name} {rate:,.0f}" for name, rate in self.stage_images_s.items())
@@ -86,7 +86,7 @@ class LoaderTally:
     """Running sums of a Loader. Each field has one writer, so the threads need no lock."""
 
     # Written by the producer.
-    stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOADER_STAGES, 0.0))
     stage_images: int = 0
     record_bytes: int = 0
     cores: DecodeStats = field(default_factory=DecodeStats)

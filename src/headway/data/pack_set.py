@@ -100,7 +100,7 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
     names_by_note: dict[str, list[str]] = {}
     all_gray = True
     # Mapped source files are checked at the end; files that were truncated before are not part of this pack.
-    truncated_before = mapping.find_cut_files()
+    truncated_before = mapping.find_truncated_files()
     try:
         for first_index, chunk in _encode_in_order(plan, job):
             for index, (image, crc) in enumerate(chunk, start=first_index):

@@ -166,7 +166,7 @@ def test_a_new_expectation_replaces_the_old_one(tier: Open, wanted: list[bytes])
                 assert read(opened, ids) == [wanted[sample] for sample in ids]
         opened.expect(iter([]))
         assert read(opened) == wanted
-        wait_until(lambda: not opened._prefetcher._run_of)  # noqa: B023
+        wait_until(lambda: not opened._prefetcher._run_by_sample)  # noqa: B023
         assert not opened._prefetcher._buffers
         assert not opened._prefetcher._awaited
 

@@ -36,13 +36,13 @@ class DatasetImages:
     """The images of a data set; each read compares the checksum."""
 
     def __init__(self, dataset: Dataset, remote: bool) -> None:
-        raw = (dataset.flags & FLAG_RAW) > 0
+        is_raw = (dataset.flags & FLAG_RAW) > 0
         channels = dataset.description.channels
-        if raw.any() and (channels not in (1, 3) or not raw.all()):
-            what = f"pixels of {channels} channels cannot be packed" if raw.all() else "only some samples are raw"
+        if is_raw.any() and (channels not in (1, 3) or not is_raw.all()):
+            what = f"pixels of {channels} channels cannot be packed" if is_raw.all() else "only some samples are raw"
             raise DataError(what, where=str(dataset.folder), fix="Save them as images of 1 or 3 channels.")
         self.mode = dataset.description.mode
-        self.raw_channels = channels if raw.any() else 0
+        self.raw_channels = channels if is_raw.any() else 0
         self.gray: bool | None = channels == 1
         self._dataset, self._remote = dataset, remote
         self._fetched: dict[int, memoryview] = {}
@@ -56,16 +56,16 @@ class DatasetImages:
         if not self._remote:
             return self
         # A copy for each task: threads do not share the records of each other.
-        near = copy.copy(self)
-        near._fetched = dict(zip(samples, self._dataset.read(samples), strict=True))
-        return near
+        reader = copy.copy(self)
+        reader._fetched = dict(zip(samples, self._dataset.read(samples), strict=True))
+        return reader
 
     def read(self, sample: int) -> bytes | NDArray[np.uint8]:
         """Returns an image file's bytes, or pixels, uint8 [h, w, c]. Raises DataError if it is damaged."""
         dataset = self._dataset
-        near = self._fetched.get(sample)
+        record = self._fetched.get(sample)
         # Checked at each read: a copy of a damaged record would get a valid checksum.
-        data = bytes(dataset.read([sample])[0] if near is None else near)
+        data = bytes(dataset.read([sample])[0] if record is None else record)
         if len(data) != dataset.length[sample] or crc32c(data) != dataset.crc32c[sample]:
             raise DataError("its checksum does not match the columns", where=dataset.name(sample))
         if not self.raw_channels:

@@ -20,8 +20,8 @@ from headway.data.formats.byte_ranges import map_path
 from headway.data.formats.foreign_records import ForeignRecords, PixelShapes, build_records, infer_labels
 from headway.data.formats.lmdb import read_entries
 
-_CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
-_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+_CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOAT_DATA, _ENCODED = range(1, 8)
+_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 class Datum(NamedTuple):
@@ -37,7 +37,7 @@ class Datum(NamedTuple):
 def open_database(path: Path) -> ForeignRecords:
     """Returns the images of a database of Datum values, in the order of its keys. Raises DataError."""
     view = map_path(path)
-    places, names, labels, shapes = [], list[str](), list[int](), list[tuple[int, int, int]]()
+    image_places, names, labels, shapes = [], list[str](), list[int](), list[tuple[int, int, int]]()
     for name, offset, size in read_entries(path):
         where = f"{path}, {name}"
         datum = parse_datum(view[offset : offset + size], where)
@@ -45,19 +45,21 @@ def open_database(path: Path) -> ForeignRecords:
         if not datum.encoded and (math.prod(datum.shape) != datum.length or datum.shape[0] not in (1, 3)):
             what = f"{datum.length:,} bytes are not an image of {list(datum.shape)} (channels, height, width)"
             raise DataError(what, where=where)
-        places.append((0, offset + datum.offset, datum.length, flags))
+        image_places.append((0, offset + datum.offset, datum.length, flags))
         names.append(name)
         labels.append(datum.label)
         shapes.append(datum.shape)
-    found = build_records("lmdb", [path], places, infer_labels(np.array(labels, np.float64), str(path)), names)
-    kinds = {(flags, shape[0] if flags else 0) for (_, _, _, flags), shape in zip(places, shapes, strict=True)}
+    records = build_records("lmdb", [path], image_places, infer_labels(np.array(labels, np.float64), str(path)), names)
+    pixel_formats = {
+        (flags, shape[0] if flags else 0) for (_, _, _, flags), shape in zip(image_places, shapes, strict=True)
+    }
     # A data set is either image files or pixels of one number of channels.
-    if len(kinds) > 1:
+    if len(pixel_formats) > 1:
         raise DataError("its images mix encoded files and pixels, or numbers of channels", where=str(path))
-    if not found.flags[0]:
-        return found
+    if not records.flags[0]:
+        return records
     channels, height, width = np.array(shapes, np.uint32).T
-    return replace(found, pixels=PixelShapes(width, height, int(channels[0])))
+    return replace(records, pixels=PixelShapes(width, height, int(channels[0])))
 
 
 def parse_datum(value: memoryview, where: str) -> Datum:
@@ -75,8 +77,8 @@ def parse_datum(value: memoryview, where: str) -> Datum:
                 if field in numbers:
                     numbers[field] = number
                 continue
-            size = {_EIGHT: 8, _FOUR: 4}.get(kind)
-            if kind == _BYTES:
+            size = {_FIXED64: 8, _FIXED32: 4}.get(kind)
+            if kind == _LENGTH_DELIMITED:
                 size, at = _read_varint(value, at)
                 if field == _DATA:
                     data = at, size
@@ -103,12 +105,12 @@ def is_datum(value: memoryview) -> bool:
     return datum.encoded or 0 < math.prod(datum.shape) == datum.length
 
 
-def _read_varint(value: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(value: memoryview, offset: int) -> tuple[int, int]:
     number = 0
-    for place in range(10):
+    for index in range(10):
         # 7 bits a byte, the lowest first; the top bit says that another byte follows.
-        byte = value[at + place]
-        number |= (byte & 0x7F) << 7 * place
+        byte = value[offset + index]
+        number |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
-            return number & ((1 << 64) - 1), at + place + 1
+            return number & ((1 << 64) - 1), offset + index + 1
     raise ValueError("a number of more than 64 bits")

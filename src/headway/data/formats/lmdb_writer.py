@@ -23,11 +23,11 @@ from headway.data.formats.recordio import RecordPlace
 from headway.data.formats.tar_writer import encode_label, guess_extension
 from headway.data.formats.trailer import build_trailer
 
-_MAP_BYTES = 1 << 40
+_MAP_SIZE_BYTES = 1 << 40
 """Address space, not disk space: larger than any shard."""
-_COMMIT_BYTES = 16 << 20
+_MAX_TRANSACTION_BYTES = 16 << 20
 """Pages of an open transaction are in memory, so it is committed at this size."""
-_ENTRY_BYTES = 64
+_ENTRY_OVERHEAD_BYTES = 64
 """Approximate size of an entry without its value."""
 
 
@@ -41,23 +41,23 @@ class LmdbWriter:
         self._waiting_bytes = 0
         self.size_bytes = 0
         with self._convert_errors():
-            self._env = self._lmdb.open(str(path), subdir=False, map_size=_MAP_BYTES, lock=False, sync=False)
+            self._env = self._lmdb.open(str(path), subdir=False, map_size=_MAP_SIZE_BYTES, lock=False, sync=False)
             self._txn = self._env.begin(write=True)
 
     def append(self, image: bytes, label: Any, index: int) -> RecordPlace:
         """Appends an image file and the file of its label; its offset is 0 until `close` returns it."""
-        ending, text = encode_label(label)
+        label_extension, label_text = encode_label(label)
         name = f"{index:09d}.{guess_extension(image)}"
         self._names.append(name)
         with self._convert_errors():
             # `append=True` needs keys in order, and then fills pages completely.
-            for key, value in sorted([(name, image), (f"{index:09d}.{ending}", text)]):
+            for key, value in sorted([(name, image), (f"{index:09d}.{label_extension}", label_text)]):
                 self._txn.put(key.encode(), value, append=True)
-            size_bytes = len(image) + len(text) + 2 * _ENTRY_BYTES
+            size_bytes = len(image) + len(label_text) + 2 * _ENTRY_OVERHEAD_BYTES
             self.size_bytes += size_bytes
             self._waiting_bytes += size_bytes
             # A commit every 16 MiB bounds the memory.
-            if self._waiting_bytes > _COMMIT_BYTES:
+            if self._waiting_bytes > _MAX_TRANSACTION_BYTES:
                 self._txn.commit()
                 self._txn = self._env.begin(write=True)
                 self._waiting_bytes = 0
@@ -90,8 +90,8 @@ class LmdbWriter:
             yield
         except self._lmdb.Error as error:
             # Less free space than two commits need: the disk is full.
-            full = error.code == errno.EIO and shutil.disk_usage(self._path.parent).free < 2 * _COMMIT_BYTES
-            raise OSError(errno.ENOSPC if full else error.code, str(error)) from error
+            is_full = error.code == errno.EIO and shutil.disk_usage(self._path.parent).free < 2 * _MAX_TRANSACTION_BYTES
+            raise OSError(errno.ENOSPC if is_full else error.code, str(error)) from error
 
 
 def _import_lmdb() -> Any:

@@ -19,9 +19,9 @@ from headway.data.formats.recordio import RecordPlace
 from headway.data.formats.trailer import build_trailer
 
 _BLOCK = tarfile.BLOCKSIZE
-_BUFFER_BYTES = 1 << 20
+_WRITE_BUFFER_BYTES = 1 << 20
 
-_EXTENSIONS = (
+_SIGNATURES = (
     (b"\xff\xd8\xff", 0, "jpg"),
     (b"\x89PNG", 0, "png"),
     (b"GIF8", 0, "gif"),
@@ -35,7 +35,9 @@ _EXTENSIONS = (
 def guess_extension(image: bytes) -> str:
     """Returns the extension, without a dot, of the image file with these bytes."""
     # The rest of the formats that Pillow reads here is PPM.
-    return next((ending for mark, at, ending in _EXTENSIONS if image.startswith(mark, at)), "ppm")
+    return next(
+        (extension for signature, offset, extension in _SIGNATURES if image.startswith(signature, offset)), "ppm"
+    )
 
 
 def encode_label(label: Any) -> tuple[str, bytes]:
@@ -47,8 +49,8 @@ def encode_label(label: Any) -> tuple[str, bytes]:
         return "cls", str(int(label)).encode()
     numbers = np.asarray(label, np.float32)
     # 9 digits restore a float32 exactly.
-    shortest = [float(f"{number:.9g}") for number in numbers.ravel().tolist()]
-    return "json", json.dumps(shortest if numbers.ndim else shortest[0]).encode()
+    values = [float(f"{number:.9g}") for number in numbers.ravel().tolist()]
+    return "json", json.dumps(values if numbers.ndim else values[0]).encode()
 
 
 @final
@@ -56,15 +58,15 @@ class TarWriter:
     """Writes one tar shard; see `ShardWriter`."""
 
     def __init__(self, path: Path, pack_id: int) -> None:
-        self._file = open(path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+        self._file = open(path, "wb", buffering=_WRITE_BUFFER_BYTES)  # noqa: SIM115
         self._pack_id = pack_id
         self.size_bytes = 0
 
     def append(self, image: bytes, label: Any, index: int) -> RecordPlace:
         """Appends an image file, followed by the file of its label."""
         offset = self._add(f"{index:09d}.{guess_extension(image)}", image)
-        ending, text = encode_label(label)
-        self._add(f"{index:09d}.{ending}", text)
+        label_extension, label_text = encode_label(label)
+        self._add(f"{index:09d}.{label_extension}", label_text)
         return RecordPlace(offset, len(image), False)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ def unpack_gzip(path: Path) -> Path:
     )
     if target.is_file():
         return target
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         if folder.is_dir():
             for older in folder.iterdir():
@@ -36,12 +36,12 @@ def unpack_gzip(path: Path) -> Path:
                     shutil.rmtree(older, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open_regular(path) as raw, gzip.open(raw, "rb") as packed, aside.open("wb") as file:
+            with open_regular(path) as raw, gzip.open(raw, "rb") as packed, temporary.open("wb") as file:
                 shutil.copyfileobj(packed, file, 1 << 20)
             # Two processes may unpack at once; the later rename replaces equal content.
-            os.replace(aside, target)
+            os.replace(temporary, target)
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError("the compressed file is damaged or cut", where=str(path), fix="Copy it again.") from error
     except OSError as error:
