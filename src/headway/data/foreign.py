@@ -1,7 +1,7 @@
-"""Foreign data: data sets that were never packed. They are scanned once, and their columns are kept.
+"""Opens foreign data: data sets that were never packed. They are scanned once, and their columns are cached.
 
 The columns are a hidden file, `.NAME.columns.safetensors`, beside the folder or file NAME; if that cannot be written,
-a file in the cache folder; else they live as long as the data set. They are valid while the size and the modification
+a file in the cache folder; else they are only in memory. They are valid while the size and the modification
 time of every file that they depend on are unchanged. For a folder of images these are its folders, not each image:
 there, a checksum reveals a change.
 """
@@ -31,19 +31,22 @@ from headway.data.scan import ScanProgress, scan
 from headway.storage.addresses import get_cache_folder
 
 _COLUMNS_VERSION = 1
-"""Version of the kept columns; columns of another version are scanned again."""
+"""Version of the cached columns; data with columns of another version are scanned again."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class _ForeignPath:
-    """Parts of the name that a user gives foreign data."""
+    """Parts of the path that a user gives for foreign data."""
 
     path: Path
-    """Absolute: a file, a folder, or a pattern if `files` holds several."""
+    """Absolute: a file, a folder, or a pattern."""
     files: tuple[Path, ...]
+    """`path` alone, or the files that the pattern expands to."""
     part: str
-    labels: str
+    """Name of the data set in a folder or an archive with several; empty for the only one."""
+    label_kind: str
+    """One of LABEL_KINDS."""
 
     @property
     def root(self) -> Path:
@@ -53,23 +56,22 @@ class _ForeignPath:
     def list_columns_files(self) -> Iterator[Path]:
         """Yields the files that may hold the columns, the preferred one first."""
         extra = [self.part] if self.part else []
-        extra += [self.labels] if self.labels != LABEL_KINDS[0] else []
+        extra += [self.label_kind] if self.label_kind != LABEL_KINDS[0] else []
         yield self.path.parent / ".".join(["", self.path.name, *extra, "columns.safetensors"])
         digest = hashlib.sha256("\n".join([os.fspath(self.path), *extra]).encode("utf-8", "surrogateescape"))
         yield get_cache_folder() / "columns" / f"{digest.hexdigest()[:32]}.columns.safetensors"
 
 
 def open_foreign(uri: str, *, mapped: bool | None, progress: ScanProgress | None) -> Dataset:
-    """Opens foreign data by their kept columns, or scans them; see `headway.open`."""
+    """Opens foreign data by their cached columns, or scans them and caches the columns; see `headway.open`."""
     location = _parse_path(uri)
     for file in location.list_columns_files():
-        # The first valid columns win, beside the data or in the cache folder.
         if (dataset := _load_cached_dataset(file, location, mapped)) is not None:
             return dataset
-    records = read_foreign_records(location.path, location.files, location.part, location.labels)
-    # Taken before the scan: a file that changes meanwhile makes the columns out of date.
+    records = read_foreign_records(location.path, location.files, location.part, location.label_kind)
+    # Read before the scan: a file that changes meanwhile makes the columns out of date.
     file_states = _describe_files(location, {*records.files, *records.watched})
-    # A file cut during the scan must not get wrong checksums; files cut earlier are not ours.
+    # A file truncated during the scan must not get wrong checksums; files truncated earlier are not part of this data.
     truncated_before = mapping.find_truncated_files()
     columns, description = scan(records, location.root, uri, progress)
     mapping.check_mappings(but=truncated_before)
@@ -85,7 +87,7 @@ def open_foreign(uri: str, *, mapped: bool | None, progress: ScanProgress | None
 
 
 def _load_cached_dataset(file: Path, location: _ForeignPath, mapped: bool | None) -> Dataset | None:
-    """Returns the data set of the columns kept in `file`, or None if they are missing or out of date."""
+    """Returns the data set of the columns cached in `file`, or None if they are missing or out of date."""
     if not file.is_file():
         return None
     try:
@@ -118,11 +120,11 @@ def _parse_path(uri: str) -> _ForeignPath:
             uri, label_kind = name, value
     path = Path(os.path.abspath(uri))
     if path.exists():
-        return _ForeignPath(path=path, files=(path,), part="", labels=label_kind)
+        return _ForeignPath(path=path, files=(path,), part="", label_kind=label_kind)
     # The last component may be the name of a part, such as `mnist/train`.
     if path.parent.exists() and not set(path.name) & set("{*?["):
-        return _ForeignPath(path=path.parent, files=(path.parent,), part=path.name, labels=label_kind)
+        return _ForeignPath(path=path.parent, files=(path.parent,), part=path.name, label_kind=label_kind)
     files = expand_pattern(path)
     if not files:
         raise build_missing_error(path)
-    return _ForeignPath(path=path, files=files, part="", labels=label_kind)
+    return _ForeignPath(path=path, files=files, part="", label_kind=label_kind)

@@ -19,7 +19,7 @@ from headway.data.formats.recordio import RecordPlace
 from headway.data.formats.trailer import build_trailer
 
 NPY_HEADER_BYTES = 128
-"""Room for the header of any shape here; a multiple of 64, as the `.npy` format asks."""
+"""Space for the header of any shape here; a multiple of 64, as the `.npy` format requires."""
 
 _WRITE_BUFFER_BYTES = 1 << 20
 
@@ -30,14 +30,15 @@ class ArraysWriter:
 
     def __init__(self, path: Path, pack_id: int) -> None:
         self._file = open(path, "wb", buffering=_WRITE_BUFFER_BYTES)  # noqa: SIM115
-        self._path, self._pack_id = path, pack_id
+        self._path = path
+        self._pack_id = pack_id
         self._shapes: set[tuple[int, ...]] = set()
         self._labels: list[Any] = []
-        # The header is written last; its place is reserved.
+        # The header is written last; its space is reserved.
         self.size_bytes = self._file.write(bytes(NPY_HEADER_BYTES))
 
     def append(self, image: NDArray[np.uint8], label: Any, index: int) -> RecordPlace:
-        """Appends the pixels of an image, uint8 [h, w, c] and contiguous."""
+        """Appends the pixels of an image, uint8 [h, w, c] and contiguous; returns where they are stored."""
         offset = self.size_bytes
         self.size_bytes += self._file.write(image.data)
         self._shapes.add(image.shape)
@@ -45,7 +46,7 @@ class ArraysWriter:
         return RecordPlace(offset, image.nbytes, False)
 
     def close(self) -> None:
-        """Writes the labels and the header, whose shape is known only now; brings both files to the disk."""
+        """Writes the labels, and the header, whose shape is known only now; flushes both files to the disk (fsync)."""
         shape: tuple[int, ...] = (self.size_bytes - NPY_HEADER_BYTES,)
         # numpy users can index images of one size; a flat array still holds any sizes.
         if len(self._shapes) == 1:
@@ -64,6 +65,7 @@ class ArraysWriter:
             os.fsync(file.fileno())
 
     def abandon(self) -> None:
+        """Closes the file and ignores errors; see `ShardWriter`."""
         with contextlib.suppress(OSError):
             self._file.close()
 

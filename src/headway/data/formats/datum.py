@@ -1,4 +1,4 @@
-"""LMDB of Caffe: each value is a `Datum`, a protocol buffer message.
+"""Reads Caffe's LMDB: each value is a `Datum`, a protocol buffer message.
 
 Its fields are channels = 1, height = 2, width = 3, data = 4 (bytes), label = 5, float_data = 6 and encoded = 7. `data`
 is an image file if `encoded` is set, else pixels, [channels, height, width]. Their colour order is that of the writer
@@ -25,7 +25,7 @@ _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 class Datum(NamedTuple):
-    """One value: the place of its `data` in the value, and the image's shape and label."""
+    """One value: where its `data` lies in the value, and the image's shape (channels, height, width) and label."""
 
     offset: int
     length: int
@@ -35,9 +35,15 @@ class Datum(NamedTuple):
 
 
 def open_database(path: Path) -> ForeignRecords:
-    """Returns the images of a database of Datum values, in the order of its keys. Raises DataError."""
+    """Returns the images of a database of Datum values, in the order of its keys.
+
+    Raises DataError if a value is not a Datum of an image, or files and pixels are mixed.
+    """
     view = map_path(path)
-    image_places, names, labels, shapes = [], list[str](), list[int](), list[tuple[int, int, int]]()
+    image_places: list[tuple[int, int, int, int]] = []
+    names: list[str] = []
+    labels: list[int] = []
+    shapes: list[tuple[int, int, int]] = []
     for name, offset, size in read_entries(path):
         where = f"{path}, {name}"
         datum = parse_datum(view[offset : offset + size], where)
@@ -63,29 +69,29 @@ def open_database(path: Path) -> ForeignRecords:
 
 
 def parse_datum(value: memoryview, where: str) -> Datum:
-    """Parses a value. Raises DataError if it is not a Datum of an image."""
+    """Parses a value; `where` is its place, for messages. Raises DataError if it is not a Datum of an image."""
     numbers = {_CHANNELS: 0, _HEIGHT: 0, _WIDTH: 0, _LABEL: 0, _ENCODED: 0}
     data: tuple[int, int] | None = None
-    at = 0
+    offset = 0
     try:
-        while at < len(value):
+        while offset < len(value):
             # A tag is the number of the field, and 3 bits for the type of its value.
-            tag, at = _read_varint(value, at)
-            field, kind = tag >> 3, tag & 7
-            if kind == _VARINT:
-                number, at = _read_varint(value, at)
+            tag, offset = _read_varint(value, offset)
+            field, wire_type = tag >> 3, tag & 7
+            if wire_type == _VARINT:
+                number, offset = _read_varint(value, offset)
                 if field in numbers:
                     numbers[field] = number
                 continue
-            size = {_FIXED64: 8, _FIXED32: 4}.get(kind)
-            if kind == _LENGTH_DELIMITED:
-                size, at = _read_varint(value, at)
+            size = {_FIXED64: 8, _FIXED32: 4}.get(wire_type)
+            if wire_type == _LENGTH_DELIMITED:
+                size, offset = _read_varint(value, offset)
                 if field == _DATA:
-                    data = at, size
+                    data = offset, size
             # Types 3 and 4 (groups) are obsolete, and 6 and 7 do not exist.
-            if size is None or at + size > len(value):
+            if size is None or offset + size > len(value):
                 raise ValueError
-            at += size
+            offset += size
     except (ValueError, IndexError) as error:
         raise DataError("this is not a Caffe Datum, or it is damaged", where=where) from error
     if data is None:
@@ -97,7 +103,7 @@ def parse_datum(value: memoryview, where: str) -> Datum:
 
 
 def is_datum(value: memoryview) -> bool:
-    """Returns True if a value is a Datum with an image file, or with as many pixels as it names."""
+    """Returns True if a value is a Datum with an image file, or with pixels whose number matches its shape."""
     try:
         datum = parse_datum(value, "")
     except DataError:
@@ -106,6 +112,7 @@ def is_datum(value: memoryview) -> bool:
 
 
 def _read_varint(value: memoryview, offset: int) -> tuple[int, int]:
+    """Returns the number at `offset`, and the offset after it."""
     number = 0
     for index in range(10):
         # 7 bits a byte, the lowest first; the top bit says that another byte follows.

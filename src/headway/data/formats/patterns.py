@@ -13,13 +13,13 @@ from headway.core.errors import UsageError
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MAX_SHARDS = 1 << 16
-"""A shard's number is a 16-bit column."""
+"""The column of shard numbers has 16 bits."""
 
 
 def expand_pattern(pattern: Path) -> tuple[Path, ...]:
-    """Returns the files that a pattern names: those of braces in order, existing or not; those of `*?[]` sorted.
+    """Returns the files that a pattern expands to: those of braces in order, existing or not; those of `*?[]` sorted.
 
-    Raises UsageError if braces name more shards than a data set can have.
+    Raises UsageError if it expands to more shards than a data set can have.
     """
     files: list[Path] = []
     for name in _expand_braces(os.fspath(pattern)):
@@ -52,7 +52,7 @@ def _list_choices(choices: str) -> Iterable[str]:
 
 
 def group_shards(names: Iterable[str]) -> dict[str, list[str]]:
-    """Groups names of shards by the part before their number: `a-0.tar`, `a-1.tar` and `b.tar` give a and b."""
+    """Groups names of shards by the prefix before their number: `a-0.tar`, `a-1.tar` and `b.tar` are the groups a and b."""
     names_by_group: dict[str, list[str]] = {}
     for name in sorted(names):
         stem = name.partition(".")[0].partition("-of-")[0]

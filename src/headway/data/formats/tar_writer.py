@@ -41,9 +41,9 @@ def guess_extension(image: bytes) -> str:
 
 
 def encode_label(label: Any) -> tuple[str, bytes]:
-    """Returns extension and content of a label's file.
+    """Returns the extension (without a dot) and the content of a label's file.
 
-    A class number is text in `cls`; another number, or several, are JSON.
+    A class number is text in a `cls` file; another number, or a vector, is JSON.
     """
     if isinstance(label, int | np.integer):
         return "cls", str(int(label)).encode()
@@ -63,14 +63,14 @@ class TarWriter:
         self.size_bytes = 0
 
     def append(self, image: bytes, label: Any, index: int) -> RecordPlace:
-        """Appends an image file, followed by the file of its label."""
+        """Appends an image file, followed by the file of its label; returns where the image is stored."""
         offset = self._add(f"{index:09d}.{guess_extension(image)}", image)
         label_extension, label_text = encode_label(label)
         self._add(f"{index:09d}.{label_extension}", label_text)
         return RecordPlace(offset, len(image), False)
 
     def close(self) -> None:
-        """Ends the archive and brings it to the disk."""
+        """Ends the archive and flushes it to the disk (fsync)."""
         # The trailer fills the end of a block of its own, so the archive stays a multiple of 512 bytes.
         self.size_bytes += self._file.write(bytes(2 * _BLOCK) + build_trailer(self._pack_id).rjust(_BLOCK, b"\0"))
         self._file.flush()
@@ -78,6 +78,7 @@ class TarWriter:
         self._file.close()
 
     def abandon(self) -> None:
+        """Closes the file and ignores errors; see `ShardWriter`."""
         with contextlib.suppress(OSError):
             self._file.close()
 

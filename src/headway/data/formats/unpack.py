@@ -15,14 +15,16 @@ from headway.storage.addresses import get_cache_folder
 
 
 def unpack_gzip(path: Path) -> Path:
-    """Returns the content of a gzip file as a file in the cache folder; removes that of older versions.
+    """Unpacks a gzip file into the cache folder, if it is not there yet, and returns the unpacked file.
+
+    Unpacked files of older versions of the same file are removed.
 
     Raises DataError if it is damaged, and HeadwayError if the cache folder cannot be written.
     """
     path = path.absolute()
     status = path.stat()
     folder = get_cache_folder() / "unpacked" / hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
-    # Size and time name the version, so a file that changed is unpacked again.
+    # Size and modification time identify the version, so a file that changed is unpacked again.
     target = (
         folder / f"{status.st_size:x}-{status.st_mtime_ns:x}" / path.name.removesuffix(".gz").replace(".tgz", ".tar")
     )

@@ -1,4 +1,4 @@
-"""The WebDataset layout: neighbouring files with the same key are one sample.
+"""Reads the WebDataset layout: neighbouring files with the same key are one sample.
 
 The key of `a/b/0001.left.jpg` is `a/b/0001`, and `left.jpg` is its extension: a name is cut at the first dot after its
 folders. Files without a dot there, and those below folders such as `__meta__`, belong to no sample. A sample's image is
@@ -46,12 +46,19 @@ def is_sample_file(name: str) -> bool:
 
 
 def open_tars(paths: Sequence[Path]) -> ForeignRecords:
-    """Returns the samples of tar shards, in order. Raises DataError."""
+    """Returns the samples of tar shards, in order. Raises as `open_shards`."""
     return open_shards("tar", paths, [tar.read_members(path) for path in paths])
 
 
 def open_shards(format: str, paths: Sequence[Path], contents: Iterable[Iterable[ArchiveMember]]) -> ForeignRecords:
-    """Returns the samples of shards; `contents` lists the files of each. Raises DataError."""
+    """Returns the samples of shards, in order.
+
+    Args:
+        contents: the files in each shard.
+
+    Raises:
+        DataError: a shard is damaged, a sample has no label or several images, or there is no image.
+    """
     image_places: list[tuple[int, int, int, int]] = []
     names: list[str] = []
     labels: list[Any] = []
@@ -100,9 +107,10 @@ def _split_names(members: Iterable[ArchiveMember]) -> Iterator[tuple[str, str, A
 
 
 def _read_label(sample: WebDatasetSample, view: memoryview, path: Path) -> Any:
+    """Returns a number, text or a list. Raises DataError if the label is none of these."""
     name, offset, size = sample.label
     where = f"{path}, {name}"
-    # A label is copied into memory; an image named like one must not be.
+    # A label is copied into memory; an image whose name is that of a label must not be.
     if size > _MAX_LABEL_BYTES:
         raise DataError(f"a label of {size:,} bytes", where=where)
     try:
