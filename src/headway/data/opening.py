@@ -26,7 +26,7 @@ from headway.data.formats.pack_source import (
     list_entries,
 )
 from headway.data.tiers.remote_dataset import open_remote
-from headway.storage.addresses import is_address
+from headway.storage.addresses import is_url
 
 
 def open(
@@ -60,7 +60,7 @@ def open(
         DataError: columns, shards or foreign data are damaged, missing, or from different packs.
     """
     text = os.fspath(uri).removeprefix("file://")
-    if is_address(text):
+    if is_url(text):
         return open_remote(text)
     root = Path(text)
     path = root / COLUMNS_FILE
@@ -122,7 +122,7 @@ def open_split(src: str | os.PathLike[str]) -> tuple[PackSource, PackSource | No
     The parts are folders of images, packs or foreign data; or parts of one file or folder of foreign data, such as
     CIFAR-10's train and test. A URL holds one pack. Raises as `open_source`.
     """
-    if is_address(src):
+    if is_url(src):
         return build_pack_source(open(src), remote=True), None
     src = Path(src)
     # Folders of two sets first; then archives such as CIFAR-10, whose parts are inside.

@@ -24,7 +24,7 @@ from headway.data.pack_plan import PackJob, plan_sets
 from headway.data.pack_set import SetResult, pack_set, use_strict_pillow
 from headway.data.reference import GRAY_MODES
 from headway.data.staging import clear_leftovers, stage_folder
-from headway.storage.addresses import is_address, parse_local_path, redact_address
+from headway.storage.addresses import is_url, parse_local_path, redact_url
 
 SKIPPED_FILE = "skipped.txt"
 
@@ -111,9 +111,9 @@ def pack(  # noqa: PLR0913
     """
     start_time = time.perf_counter()
     dst = parse_local_path(dst, "Pack to a local folder, then copy it there.").resolve()
-    src = src if is_address(src) else parse_local_path(src, "")
+    src = src if is_url(src) else parse_local_path(src, "")
     # A password in a URL must not reach the columns file.
-    source_name = redact_address(os.fspath(src))
+    source_name = redact_url(os.fspath(src))
     # All arguments are checked before the first file is written.
     _check_numbers(split, threads, shard_bytes)
     requested_mode = PackMode.parse(mode) if mode is not None else None

@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 from headway.core.errors import UsageError
 from headway.core.recipe import RecipePart
 
-# Most sizes that `describe_sizes` lists; of more, it lists the first and the last ones.
 MAX_LISTED_SIZES = 8
+"""Most sizes that `describe_sizes` lists; of more, it lists the first and the last ones."""
 
 
 class ProgressiveRecipe(RecipePart):
@@ -43,10 +43,10 @@ class ProgressiveRecipe(RecipePart):
 
 
 def compute_progressive_size(recipe: ProgressiveRecipe, full_size: tuple[int, int], epoch: float) -> tuple[int, int]:
-    """Computes the size (height, width) of the training images of a step.
+    """Computes the size (height, width) of the training images at an epoch.
 
     Args:
-        recipe: start and growth.
+        recipe: first size and growth.
         full_size: (height, width) at the end.
         epoch: epoch of the step's first position. May be a fraction.
 
@@ -55,7 +55,7 @@ def compute_progressive_size(recipe: ProgressiveRecipe, full_size: tuple[int, in
         multiple of `step` (halves up) and never larger than at the end.
 
     Raises:
-        UsageError: `start` is no less than the shorter side of the full size.
+        UsageError: `start` is not less than the shorter side of the full size.
     """
     shorter_side = min(full_size)
     if recipe.start >= shorter_side:
@@ -63,7 +63,7 @@ def compute_progressive_size(recipe: ProgressiveRecipe, full_size: tuple[int, in
         raise UsageError(what, where="data.progressive.start", fix=f"Set it to less than {shorter_side}.")
     if epoch >= recipe.until_epoch:
         return full_size
-    # On the ramp: the shorter side grows linearly, the longer one keeps the proportion.
+    # The shorter side grows linearly, and the longer one keeps the aspect ratio.
     progress = max(0.0, epoch - recipe.from_epoch) / (recipe.until_epoch - recipe.from_epoch)
     size_ratio = (recipe.start + (shorter_side - recipe.start) * progress) / shorter_side
     height, width = (
@@ -75,7 +75,7 @@ def compute_progressive_size(recipe: ProgressiveRecipe, full_size: tuple[int, in
 def list_sizes(
     recipe: ProgressiveRecipe, full_size: tuple[int, int], epochs: float
 ) -> list[tuple[int, tuple[int, int]]]:
-    """Lists the sizes in a run of so many epochs, each with the first epoch that has it: (epoch, size)."""
+    """Returns (first epoch, size) of each size in a run of so many epochs."""
     sizes: list[tuple[int, tuple[int, int]]] = []
     # A whole epoch has one size, so only the beginnings of epochs count.
     for epoch in range(math.ceil(epochs)):
@@ -86,7 +86,7 @@ def list_sizes(
 
 
 def describe_sizes(sizes: Sequence[tuple[int, tuple[int, int]]]) -> str:
-    """Describes the result of `list_sizes` in a sentence."""
+    """Returns a sentence about the result of `list_sizes`."""
     entries = [f"{height}x{width} from epoch {epoch}" for epoch, (height, width) in sizes]
     if len(entries) > MAX_LISTED_SIZES:
         entries = [

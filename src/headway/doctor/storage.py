@@ -30,7 +30,7 @@ from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
 from headway.data.shards import LooseFiles, MappedShards
-from headway.data.tiers.choice import BUDGET_BYTES
+from headway.data.tiers.choice import DEFAULT_BUDGET_BYTES
 from headway.data.tiers.disk import DiskTier
 from headway.data.tiers.layout import RecordLayout
 from headway.data.tiers.prefetch import FETCH_THREADS
@@ -178,7 +178,7 @@ def measure_storage(
         return _measure_remote(dataset, source, order, batch, seconds)
     root = folder or get_cache_folder()
     with (
-        closing(DiskTier(dataset, source.remote, root, BUDGET_BYTES, why="")) as tier,
+        closing(DiskTier(dataset, source.remote, root, DEFAULT_BUDGET_BYTES, why="")) as tier,
         _RecordReader(dataset, tier.read, threads) as reader,
     ):
         found = _measure_warm(dataset, order, batch, reader, seconds)

@@ -48,7 +48,7 @@ class ByteRange:
 
 @final
 class FolderFiles(Mapping[str, ByteRange]):
-    """Files of one folder by name. Each is examined when it is looked up, so a dangling link does not affect the others.
+    """Files of one folder by name. Each is examined when looked up, so a dangling link does not affect the others.
 
     Looking up a file that cannot be read raises DataError.
     """

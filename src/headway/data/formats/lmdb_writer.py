@@ -65,7 +65,7 @@ class LmdbWriter:
         return RecordPlace(0, len(image), False)
 
     def close(self) -> NDArray[np.uint64]:
-        """Flushes the file to the disk (fsync). Returns the offsets of all images in the order of `append`; uint64 [n]."""
+        """Flushes the file to the disk (fsync). Returns the offsets of all images, uint64 [n], in order of `append`."""
         with self._convert_errors():
             self._txn.commit()
             self._env.close()

@@ -52,7 +52,7 @@ def _list_choices(choices: str) -> Iterable[str]:
 
 
 def group_shards(names: Iterable[str]) -> dict[str, list[str]]:
-    """Groups names of shards by the prefix before their number: `a-0.tar`, `a-1.tar` and `b.tar` are the groups a and b."""
+    """Groups names of shards by the prefix before their number: `a-0.tar`, `a-1.tar` and `b.tar` give a and b."""
     names_by_group: dict[str, list[str]] = {}
     for name in sorted(names):
         stem = name.partition(".")[0].partition("-of-")[0]

@@ -31,7 +31,7 @@ def adjust_contrast(images: torch.Tensor, factors: Float64) -> torch.Tensor:
 
 
 def adjust_saturation(images: torch.Tensor, factors: Float64) -> torch.Tensor:
-    """Returns images [b, H, W, C] with saturation scaled by factors [b]; 0 is gray. Images of one channel do not change."""
+    """Returns images [b, H, W, C] with saturation scaled by factors [b]; 0 is gray. One channel does not change."""
     return images.clone() if images.shape[3] == 1 else _blend(images, convert_to_gray(images), factors)
 
 

@@ -72,7 +72,7 @@ def warp(images: torch.Tensor, matrices: NDArray[np.float64], fill: torch.Tensor
 
 
 def _gather(images: torch.Tensor, pixel_index: torch.Tensor, fill: torch.Tensor | None = None) -> torch.Tensor:
-    """Gathers pixel number `pixel_index` (int32 [b, H, W], counted inside its sample) for each place; -1 gives `fill`."""
+    """Returns images of the pixels with these indices in their sample, int32 [b, H, W]; index -1 gives `fill`."""
     b, height, width, channels = images.shape
     source = images.reshape(-1, channels)
     # int32 indices are faster; only a batch of more pixels than they count needs int64.

@@ -34,9 +34,10 @@ class DiskTier(Tier):
         folder: the cache folder, which other sets and other processes of the host may share. None keeps records in
             memory until they are read; so does a folder that cannot be used, which the log reports once.
         budget_bytes: limit of all sets in the folder together.
+        why: reason for the choice, as part of a sentence.
         threads: number of threads that fetch.
 
-    A forked child starts threads and connections of its own at its first read.
+    A forked child starts its own threads and connections at its first read.
     """
 
     def __init__(
@@ -49,11 +50,15 @@ class DiskTier(Tier):
         why: str,
         threads: int = FETCH_THREADS,
     ) -> None:
-        # Without a folder, the tier is called `none`, as the recipe calls it.
+        # Without a folder it is the tier `none` of the recipe.
         super().__init__(dataset, "disk" if folder else "none", why)
-        self._dataset, self._remote, self._folder, self._budget_bytes = dataset, remote, folder, budget_bytes
-        self._count = threads
-        self._prefetcher, self._process = self._start_prefetcher(), os.getpid()
+        self._dataset = dataset
+        self._remote = remote
+        self._folder = folder
+        self._budget_bytes = budget_bytes
+        self._num_threads = threads
+        self._prefetcher = self._start_prefetcher()
+        self._process = os.getpid()
         self._end = weakref.finalize(self, self._prefetcher.close)
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
@@ -69,15 +74,16 @@ class DiskTier(Tier):
         if self._process != os.getpid():
             # The threads exist only in the parent, so there is nothing to end here.
             self._end.detach()
-            self._prefetcher, self._process = self._start_prefetcher(), os.getpid()
+            self._prefetcher = self._start_prefetcher()
+            self._process = os.getpid()
             self._end = weakref.finalize(self, self._prefetcher.close)
         return self._prefetcher
 
     def _start_prefetcher(self) -> Prefetcher:
         shards = self._dataset.description.shards
-        # Connections of its own: those of the data set may be in use by other threads.
+        # New connections, as other threads may use those of the data set.
         remote = self._remote.reopen({shard.name: shard.size for shard in shards})
-        return Prefetcher(self._dataset, remote, self._open_store(), LOG.warning, self._count)
+        return Prefetcher(self._dataset, remote, self._open_store(), LOG.warning, self._num_threads)
 
     def _open_store(self) -> RecordStore | None:
         if self._folder is None:
