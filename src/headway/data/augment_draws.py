@@ -25,7 +25,8 @@ from headway.data.random_streams import (
 Boxes = NDArray[np.int32]
 
 MAX_ERASE_ATTEMPTS = 10
-_SHIFT_32, _LOW_32_BITS = np.uint64(32), np.uint64(0xFFFFFFFF)
+_SHIFT_32 = np.uint64(32)
+_LOW_32_BITS = np.uint64(0xFFFFFFFF)
 
 
 def draw_factors(keys: UInt64, stream: int, spread: float) -> Float64:

@@ -148,7 +148,8 @@ def _apply_round(images: torch.Tensor, operation: Int64, strength: Float64, fill
         if not indices.size:
             continue
         device_indices = to_device(indices, images.device)
-        group, group_strengths = images.index_select(0, device_indices), strength[indices]
+        group = images.index_select(0, device_indices)
+        group_strengths = strength[indices]
         if name == "move":
             group = warp(group, build_affine_matrices(operation[indices], group_strengths, images.shape[1:3]), fill)
         else:

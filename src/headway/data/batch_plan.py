@@ -51,7 +51,8 @@ class BatchPlan:
     def __init__(self, batch: int, growth: BatchGrowthRecipe | None = None, *, epoch: int = 1) -> None:
         if batch < 1:
             raise UsageError(f"a batch of {batch} samples", fix="Set 1 or more.")
-        starts, sizes = [0], [batch]
+        starts = [0]
+        sizes = [batch]
         for milestone in growth.milestones_epochs if growth is not None else ():
             assert growth is not None
             size = sizes[-1] * growth.factor

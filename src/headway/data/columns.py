@@ -207,19 +207,20 @@ def find_common_size(columns: Mapping[str, NDArray[Any]]) -> tuple[int, int] | N
     return (int(width[0]), int(height[0])) if is_common else None
 
 
-def count_classes(kind: LabelKind, labels: NDArray[Any], classes: int) -> tuple[int, ...]:
+def count_classes(label_kind: LabelKind, labels: NDArray[Any], num_classes: int) -> tuple[int, ...]:
     """Returns the number of samples of each class; a sample with several labels counts for each. Empty for numbers."""
-    if kind == "value":
+    if label_kind == "value":
         return ()
-    if kind == "multi":
+    if label_kind == "multi":
         return tuple(np.count_nonzero(labels, axis=0).tolist())
-    return tuple(np.bincount(labels, minlength=classes).tolist())
+    return tuple(np.bincount(labels, minlength=num_classes).tolist())
 
 
 def _check_column(name: str, entry: Any) -> None:
     """Raises ValueError unless the bytes of a column fit its shape and type, so no view reaches beyond them."""
     dtype = np.dtype(NUMPY_TYPES[entry["dtype"]])
-    (begin, end), shape = entry["data_offsets"], entry["shape"]
+    begin, end = entry["data_offsets"]
+    shape = entry["shape"]
     numbers = [begin, end, *shape]
     if not all(map(is_whole_number, numbers)) or end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"column {name!r:.50} has bytes {begin!r:.30} to {end!r:.30} for the shape {shape!r:.60}")
@@ -248,14 +249,14 @@ def _map_columns(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     # The layout is valid; the checks below are about the content.
     wrong_columns = [name for name, dtype in COLUMN_TYPES.items() if header.get(name, {}).get("dtype") != dtype]
     if wrong_columns or "label" not in header:
-        problem = f"columns are missing or of another type: {', '.join(wrong_columns) or 'label'}"
-        raise DataError(problem, where=str(path), fix=PACK_AGAIN)
+        what = f"columns are missing or of another type: {', '.join(wrong_columns) or 'label'}"
+        raise DataError(what, where=str(path), fix=PACK_AGAIN)
     wrong_rank = [
         name for name in (*COLUMN_TYPES, "name", "name_offset") if len(header.get(name, {}).get("shape", [0])) != 1
     ]
     if wrong_rank or len(header["label"]["shape"]) not in (1, 2):
-        problem = f"columns have the wrong number of dimensions: {', '.join(wrong_rank) or 'label'}"
-        raise DataError(problem, where=str(path), fix=PACK_AGAIN)
+        what = f"columns have the wrong number of dimensions: {', '.join(wrong_rank) or 'label'}"
+        raise DataError(what, where=str(path), fix=PACK_AGAIN)
     # Each sample has an entry in every column.
     lengths = {header[name]["shape"][0] for name in (*COLUMN_TYPES, "label")}
     if len(lengths) != 1:

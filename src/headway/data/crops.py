@@ -23,7 +23,8 @@ Range = tuple[float, float]
 FitTest = Callable[[Float64, Float64, Float64, Float64], NDArray[np.bool_]]
 
 MAX_ATTEMPTS = 99
-_SHIFT_32, _LOW_32_BITS = np.uint64(32), np.uint64(0xFFFFFFFF)
+_SHIFT_32 = np.uint64(32)
+_LOW_32_BITS = np.uint64(0xFFFFFFFF)
 
 
 def compute_center_boxes(width: Sides, height: Sides, out_hw: tuple[int, int]) -> NDArray[np.float32]:
@@ -68,7 +69,8 @@ def draw_random_resized_boxes(
     box_w, box_h, has_fit = draw_first_fitting(keys, STREAM_CROP, w, h, scale, ratio, attempts, _fits_inside)
     # One word gives both coordinates: its halves are independent.
     word = draw_words(keys, STREAM_CROP_PLACE)
-    left, top = draw_offsets(word >> _SHIFT_32, w - box_w), draw_offsets(word & _LOW_32_BITS, h - box_h)
+    left = draw_offsets(word >> _SHIFT_32, w - box_w)
+    top = draw_offsets(word & _LOW_32_BITS, h - box_h)
     # torchvision's fallback: the whole image, cut to the nearest allowed ratio.
     if not has_fit.all():
         unfitted = np.flatnonzero(~has_fit)
@@ -101,7 +103,8 @@ def draw_first_fitting(
         raise UsageError(f"{attempts} attempts", fix=f"Give 1 to {MAX_ATTEMPTS}.")
     # One random word per attempt, from `stream` and the streams after it: the upper half is the area, the lower half
     # the ratio.
-    log_ratio_start, log_ratio_step = math.log(ratio[0]) / 2, (math.log(ratio[1]) - math.log(ratio[0])) / 2 * 2.0**-32
+    log_ratio_start = math.log(ratio[0]) / 2
+    log_ratio_step = (math.log(ratio[1]) - math.log(ratio[0])) / 2 * 2.0**-32
     area_step = (scale[1] - scale[0]) * 2.0**-32
 
     def compute_sides(word: UInt64, area: Float64) -> tuple[Float64, Float64]:

@@ -102,9 +102,11 @@ class PillowDecoder(Decoder):
         for index, data in enumerate(request.records):
             is_checked = crc is not None and (request.check is None or request.check[index])
             if crc is not None and is_checked and crc32c(data) != crc[index]:
-                out[index], status[index] = 0, DecodeStatus.CHECKSUM
+                out[index] = 0
+                status[index] = DecodeStatus.CHECKSUM
             elif len(data) < out[index].size:
-                out[index], status[index] = 0, DecodeStatus.UNDECODABLE
+                out[index] = 0
+                status[index] = DecodeStatus.UNDECODABLE
             else:
                 flip = request.flips is not None and bool(request.flips[index])
                 shift = None if request.shifts is None else request.shifts[index]
@@ -133,7 +135,8 @@ class PillowDecoder(Decoder):
     def _open_pool(self) -> ThreadPoolExecutor:
         # A forked child has none of its parent's threads, so it makes its own pool.
         if self._pool is None or self._process != os.getpid():
-            self._pool, self._process = ThreadPoolExecutor(self.threads, "headway-decode"), os.getpid()
+            self._pool = ThreadPoolExecutor(self.threads, "headway-decode")
+            self._process = os.getpid()
         return self._pool
 
     def close(self) -> None:

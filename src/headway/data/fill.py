@@ -108,7 +108,8 @@ class BatchFiller:
         images = memory[: int(np.prod(shape))].view(shape)
         pixels = images.numpy()
         if self.is_on_device:
-            damaged, boxes = self._tier.damaged, None
+            damaged = self._tier.damaged
+            boxes = None
             status = np.zeros(len(samples), np.uint8) if damaged is None else damaged[samples]
         else:
             status, boxes = self._decode(samples, draws, pixels)
@@ -188,7 +189,8 @@ class BatchFiller:
         self, samples: NDArray[np.int64], records: Records, draws: HostDraws, out: Pixels, checksum_args: dict[str, Any]
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Decodes, crops and resizes the records into `out`; returns their `DecodeStatus` and the boxes."""
-        tier, channels = self._tier, self._dataset.description.channels
+        tier = self._tier
+        channels = self._dataset.description.channels
         flags, width, height = tier.flags[samples], tier.width[samples], tier.height[samples]
         boxes = self._transform.compute_boxes(draws.keys, width, height, (out.shape[1], out.shape[2]))
         options: dict[str, Any] = {"scaled": self._transform.scaled, **checksum_args}
@@ -219,7 +221,8 @@ class BatchFiller:
             DataError: `on_bad` is "stop", or MAX_SUBSTITUTE_SEARCH samples in a row are damaged.
         """
         dataset, order = self._dataset, self._order
-        position, requested_sample = int(request.positions[index]), int(request.samples[index])
+        position = int(request.positions[index])
+        requested_sample = int(request.samples[index])
         if self._on_bad == "stop":
             raise DataError(
                 f"sample {requested_sample} ({dataset.name(requested_sample)}) is damaged ({reason})",
@@ -233,7 +236,8 @@ class BatchFiller:
         self._known_bad.add(requested_sample)
         for offset in range(1, min(num_samples, MAX_SUBSTITUTE_SEARCH + 1)):
             _, candidates = order(np.array([epoch_start + (position - epoch_start + offset) % num_samples]))
-            sample, boxes = int(candidates[0]), None
+            sample = int(candidates[0])
+            boxes = None
             if sample in self._known_bad:
                 continue
             if self.is_on_device:
@@ -247,8 +251,6 @@ class BatchFiller:
                 return BadSample(position, requested_sample, sample, reason), None if boxes is None else boxes[0]
             self._known_bad.add(sample)
         searched_all = num_samples <= MAX_SUBSTITUTE_SEARCH + 1
-        problem = (
-            "every sample is damaged" if searched_all else f"{MAX_SUBSTITUTE_SEARCH:,} samples in a row are damaged"
-        )
+        what = "every sample is damaged" if searched_all else f"{MAX_SUBSTITUTE_SEARCH:,} samples in a row are damaged"
         fix = "Run headway verify on the folder, and pack the data again."
-        raise DataError(problem, where=str(dataset.folder), fix=fix)
+        raise DataError(what, where=str(dataset.folder), fix=fix)

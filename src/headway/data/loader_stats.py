@@ -79,9 +79,9 @@ class LoaderStats:
     def to_json(self) -> dict[str, Any]:
         """Returns the values that a report shows."""
         names = ("images", "images_s", "waiting_share", "occupancy", "ahead", "stage_images_s", "thread_images_s")
-        more = ("record_bytes", "threads", "backend", "tier")
+        other_names = ("record_bytes", "threads", "backend", "tier")
         # `ahead` is the name of the ring's size in run folders, whose format does not change.
-        return {name: getattr(self, {"ahead": "prefetch_batches"}.get(name, name)) for name in (*names, *more)}
+        return {name: getattr(self, {"ahead": "prefetch_batches"}.get(name, name)) for name in (*names, *other_names)}
 
 
 @final

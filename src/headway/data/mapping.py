@@ -43,11 +43,11 @@ class _MappedFile:
 
     def build_error(self) -> DataError:
         if self.is_truncated():
-            problem = f"the file was cut from {self.size} to {self._mapping.size()} bytes while it was in use"
+            what = f"the file was cut from {self.size} to {self._mapping.size()} bytes while it was in use"
         else:
-            problem = "a part of the file could not be read: its disk failed, or it was cut and written anew"
+            what = "a part of the file could not be read: its disk failed, or it was cut and written anew"
         fix = "Copy it again, or pack again. To replace data in use, write a new file and rename it."
-        return DataError(problem, where=str(self._path), fix=fix)
+        return DataError(what, where=str(self._path), fix=fix)
 
 
 _mapped_files: OrderedDict[int, _MappedFile] = OrderedDict()

@@ -172,7 +172,8 @@ def compute_crc32c(data: bytes | memoryview | Bytes) -> int:
 def read_jpeg_header(data: bytes | memoryview | Bytes) -> JpegInfo:
     """Reads the header of a JPEG. Raises DataError if the bytes are not a JPEG or the header is damaged."""
     # The core returns 0 if it has read the header.
-    array, info = _to_array(data), _Info()
+    array = _to_array(data)
+    info = _Info()
     if _require_library().hw_probe(array.ctypes.data, array.size, info):
         raise DataError("these bytes are no JPEG, or its header is damaged")
     # The structure has the same field names; only the flag is a number there.
@@ -207,7 +208,8 @@ def splice(data: bytes | memoryview | Bytes, region: Sequence[int]) -> tuple[byt
     Raises:
         DataError: it cannot be cut; the message gives the reason.
     """
-    array, shown_region = _to_array(data), (c_int32 * 4)()
+    array = _to_array(data)
+    shown_region = (c_int32 * 4)()
     arguments = (_require_library().hw_splice, array.ctypes.data, array.size, (c_int32 * 4)(*region), shown_region)
     smaller_jpeg = _call_with_buffer(array.size + 4096, *arguments)
     return smaller_jpeg, (shown_region[0], shown_region[1], shown_region[2], shown_region[3])
@@ -296,7 +298,8 @@ class NativePool:
         Returns:
             the status of each record (HW_OK...), uint8 [k].
         """
-        num_images, out = _count_images(request), request.out
+        num_images = _count_images(request)
+        out = request.out
         items = _Items(
             address=_get_checked_pointer(request.records.address, np.uint64, num_images),
             length=_get_checked_pointer(request.records.length, np.uint64, num_images),
@@ -325,7 +328,8 @@ class NativePool:
         Pixel (r, c) is the mirrored image's pixel (r + down, c + right), reflected at the border.
         """
         num_images = _count_images(request)
-        status, out = np.empty(num_images, np.uint8), request.out
+        status = np.empty(num_images, np.uint8)
+        out = request.out
         # Drawn as int64; the core reads int16.
         shifts = None if request.shifts is None else np.ascontiguousarray(request.shifts, np.int16)
         address, stride = _get_output_pointer(out[:num_images])

@@ -33,7 +33,8 @@ def count_rounds(n: int) -> int:
 BLOCKS_PER_WINDOW = 8
 """Number of blocks in a window; each comes from another place of the data set."""
 
-_MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xD6E8FEB86659FD93), np.uint64(0xA0761D6478BD642F)
+_MULTIPLIER_1 = np.uint64(0xD6E8FEB86659FD93)
+_MULTIPLIER_2 = np.uint64(0xA0761D6478BD642F)
 _SHIFT_32 = np.uint64(32)
 
 

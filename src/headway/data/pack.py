@@ -206,10 +206,8 @@ def build_encoder(
     is_lossless = mode.kind in ("keep", "seekable")
     # Turning needs new pixels, which lossless modes do not write.
     if orient and is_lossless and not transform:
-        problem = f"mode {mode} keeps the files unchanged, so they cannot be turned"
-        raise UsageError(
-            problem, fix="Leave --orient out, or choose a mode such as quality=95 or resize=256,quality=90."
-        )
+        what = f"mode {mode} keeps the files unchanged, so they cannot be turned"
+        raise UsageError(what, fix="Leave --orient out, or choose a mode such as quality=95 or resize=256,quality=90.")
     notes: tuple[str, ...] = ()
     if mode.kind in ("seekable", "encode") and not native.is_available():
         notes = ("JPEGs were not made seekable, which needs the native core.",)
@@ -320,8 +318,8 @@ def _build_bad_files_error(bad_images: list[tuple[str, str]], total: int, source
 def _check_not_nested(src: Path, dst: Path) -> None:
     # The next pack of the source would take the folder for a class.
     if src.is_dir() and dst.is_relative_to(src):
-        problem = "the destination is inside the source, so the next pack would take it for a class"
-        raise UsageError(problem, where=str(dst), fix=f"Choose a destination outside {src}.")
+        what = "the destination is inside the source, so the next pack would take it for a class"
+        raise UsageError(what, where=str(dst), fix=f"Choose a destination outside {src}.")
     if src.is_relative_to(dst):
         raise UsageError("the source is inside the destination", where=str(dst), fix="Choose another destination.")
 

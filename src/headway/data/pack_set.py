@@ -189,8 +189,8 @@ def _check_classes_kept(plan: SetPlan, kept_indices: list[int], left_out_indices
     count = np.count_nonzero(lost_mask)
     if count and count == np.count_nonzero(lost_mask[left_out_indices]):
         images = f"all {count:,} images" if count > 1 else "the only image"
-        problem = f"the transform left out {images}{which}"
-        raise DataError(problem, where=source, fix="Let it return what is to be stored: None leaves a sample out.")
+        what = f"the transform left out {images}{which}"
+        raise DataError(what, where=source, fix="Let it return what is to be stored: None leaves a sample out.")
     raise DataError(f"no good image is left{which}", where=source, fix="Put good images into it.")
 
 
@@ -224,8 +224,8 @@ class _ShardSequence:
             self._finish_shard(self._writer)
         if self._writer is None:
             if len(self._finished_shards) == MAX_SHARDS:
-                problem = f"shards of {self._shard_bytes:,} bytes are too many"
-                raise UsageError(problem, where=str(self._folder), fix="Make them larger.")
+                what = f"shards of {self._shard_bytes:,} bytes are too many"
+                raise UsageError(what, where=str(self._folder), fix="Make them larger.")
             self._writer = self._create_writer(self._folder / self._next_name, self._pack_id)
             self._first_row = row
         place = self._writer.append(image.data, label, row)

@@ -203,7 +203,8 @@ def decode_record(request: DecodeRequest, index: int, stats: DecodeStats) -> Dec
     kind = RecordKind.JPEG if request.kinds is None else request.kinds[index]
     if kind in (RecordKind.RAW, RecordKind.PLANAR):
         assert request.shapes is not None, "raw records need shapes"
-        shape, planar = request.shapes[index], kind == RecordKind.PLANAR
+        shape = request.shapes[index]
+        planar = kind == RecordKind.PLANAR
         return _resize_into(lambda: _open_raw(data, shape, planar, out.shape[2]), out, box, flip, stats)
     scaling_box = box if request.scaled else None
     return _resize_into(lambda: _open_scaled(data, out.shape, scaling_box), out, box, flip, stats)

@@ -97,7 +97,8 @@ def _measure_images(
     def measure_chunk(first: int) -> tuple[int, bool]:
         """Returns the number of images among the samples of a chunk, and True if all of them are gray."""
         ids = np.arange(first, min(first + _CHUNK_SAMPLES, num_samples))
-        num_images, all_gray = 0, True
+        num_images = 0
+        all_gray = True
         for sample, record in zip(ids.tolist(), data.read(ids), strict=True):
             columns["crc32c"][sample] = crc32c(record)
             if records.pixels:

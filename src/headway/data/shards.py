@@ -81,7 +81,9 @@ class MappedShards:
     """Records in shards that are mapped at first use; reading a batch takes array operations on the columns only."""
 
     def __init__(self, folder: Path, shards: Sequence[Shard], columns: Columns) -> None:
-        self._folder, self._shards, self._columns = folder, shards, columns
+        self._folder = folder
+        self._shards = shards
+        self._columns = columns
         self._record_places = _RecordPlaces(shards, columns)
         self._maps = _ShardMaps()
 
@@ -90,7 +92,8 @@ class MappedShards:
 
         Raises DataError if a shard cannot be mapped, or a mapped file was truncated.
         """
-        maps, shard = self._maps, self._columns["shard"][ids]
+        maps = self._maps
+        shard = self._columns["shard"][ids]
         address = maps.address[shard]
         # Address 0 marks a shard that is not mapped yet.
         if not address.all():
@@ -141,7 +144,9 @@ class PreadShards:
     """Records read by pread, for network file systems: a mapped file that is truncated there kills the process."""
 
     def __init__(self, folder: Path, shards: Sequence[Shard], columns: Columns) -> None:
-        self._folder, self._shards, self._columns = folder, shards, columns
+        self._folder = folder
+        self._shards = shards
+        self._columns = columns
         self._record_places = _RecordPlaces(shards, columns)
         self._files: dict[int, _OpenFile] = {}
 
@@ -209,7 +214,8 @@ class LooseFiles:
     """Records that are one file each, opened by name."""
 
     def __init__(self, folder: Path, columns: Columns) -> None:
-        self._folder, self._columns = os.fsencode(folder), columns
+        self._folder = os.fsencode(folder)
+        self._columns = columns
 
     def read(self, ids: Ids) -> Records:
         """Reads the files of these samples."""

@@ -78,15 +78,16 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] 
     checkers = [_PackChecker(root / part, part) for part in _PART_NAMES if (root / part / COLUMNS_FILE).is_file()]
     damages = _find_missing_parts(root, checkers)
     if not checkers and not damages:
-        problem = "this is not a packed data set" if root.exists() else "the folder does not exist"
-        raise UsageError(problem, where=str(root), fix="Pack one: headway pack SRC DST.")
-    num_total, num_done = sum(checker.samples for checker in checkers), 0
+        what = "this is not a packed data set" if root.exists() else "the folder does not exist"
+        raise UsageError(what, where=str(root), fix="Pack one: headway pack SRC DST.")
+    num_total = sum(checker.samples for checker in checkers)
+    num_done = 0
     with ThreadPoolExecutor(count_usable_cores(), thread_name_prefix="verify") as pool:
         for checker in checkers:
             damages += checker.find_damaged_files()
             chunks = [
-                range(low, min(low + _CHUNK_RECORDS, checker.samples))
-                for low in range(0, checker.samples, _CHUNK_RECORDS)
+                range(first, min(first + _CHUNK_RECORDS, checker.samples))
+                for first in range(0, checker.samples, _CHUNK_RECORDS)
             ]
             # `map` keeps the order, so damage is listed by sample.
             for chunk, chunk_damages in zip(chunks, pool.map(checker.find_damaged_records, chunks), strict=True):
@@ -107,9 +108,9 @@ def _find_missing_parts(root: Path, checkers: list[_PackChecker]) -> list[Damage
         # A part without columns is lost only if there is evidence that it existed.
         has_sibling = bool(present_parts - {""}) and part != "" and folder.is_dir()
         if part not in present_parts and (part in expected_parts or has_sibling or any(folder.glob("shard-[0-9]*"))):
-            problem = "the columns are missing" if folder.is_dir() else "the whole part is missing"
+            what = "the columns are missing" if folder.is_dir() else "the whole part is missing"
             file = os.path.join(part, COLUMNS_FILE if folder.is_dir() else "")
-            damages.append(Damage(index=None, name="", shard=file, offset=0, reason=f"{problem}; its samples are lost"))
+            damages.append(Damage(index=None, name="", shard=file, offset=0, reason=f"{what}; its samples are lost"))
     return damages
 
 

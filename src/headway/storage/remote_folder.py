@@ -97,8 +97,8 @@ class RemoteFolder:
         free_bytes = read_free_memory_bytes() if length > MAX_UNCHECKED_BYTES else length
         # The length comes from the server or a column, and may be wrong: memory is allocated only if there is enough.
         if length > free_bytes:
-            problem = f"{length:,} bytes must be read, and {free_bytes:,} bytes of memory are free"
-            raise DataError(problem, where=self._get_path(name), fix="Check the file, or free memory.")
+            what = f"{length:,} bytes must be read, and {free_bytes:,} bytes of memory are free"
+            raise DataError(what, where=self._get_path(name), fix="Check the file, or free memory.")
         out = np.empty(length, np.uint8)
         num_read = num_failures = 0
         while num_read < length:
@@ -138,22 +138,20 @@ class RemoteFolder:
         """Raises DataError if a file differs from its expected size, or from the version that was read first."""
         size = self._sizes.get(name, version.size)
         if size != version.size:
-            problem = f"the file has {version.size:,} bytes and should have {size:,}"
-            raise DataError(problem, where=self._get_path(name), fix="Copy it there again, or pack again.")
+            what = f"the file has {version.size:,} bytes and should have {size:,}"
+            raise DataError(what, where=self._get_path(name), fix="Copy it there again, or pack again.")
         known_version = self._versions.setdefault(name, version)
         if known_version != version:
             known_text, new_text = _describe_version(known_version), _describe_version(version)
-            problem = f"the file changed while it was in use (before: {known_text}; now: {new_text})"
+            what = f"the file changed while it was in use (before: {known_text}; now: {new_text})"
             raise DataError(
-                problem, where=self._get_path(name), fix="Put changed data at another address, and start again."
+                what, where=self._get_path(name), fix="Put changed data at another address, and start again."
             )
 
     def _pause(self, name: str, num_failures: int, reason: str, retry_after_s: float = 0.0) -> None:
         if num_failures >= self._attempts:
-            problem = f"the file cannot be read: {reason} ({num_failures} attempts)"
-            raise DataError(
-                problem, where=self._get_path(name), fix="Check the network and the server, and start again."
-            )
+            what = f"the file cannot be read: {reason} ({num_failures} attempts)"
+            raise DataError(what, where=self._get_path(name), fix="Check the network and the server, and start again.")
         # The random factor keeps many clients from returning at the same moment.
         pause_s = max(retry_after_s, self._pause_s * 2 ** max(0, num_failures - 1) * random.uniform(0.5, 1.0))
         if self._stopped.wait(min(MAX_PAUSE_S, pause_s)):

@@ -119,29 +119,27 @@ def open_npy(path: Path) -> ForeignRecords:
 def _build_array_records(images: _Array, labels: _Array, format: str, watched: tuple[Path, Path]) -> ForeignRecords:
     where = str(watched[0])
     if images.kind != np.uint8 or not 3 <= len(images.shape) <= 4:
-        problem = f"images are uint8 {_ALLOWED_SHAPES}, not {images.kind} {list(images.shape)}"
+        what = f"images are uint8 {_ALLOWED_SHAPES}, not {images.kind} {list(images.shape)}"
         fix = (
             "Save all of them, one after the other." if images.kind == np.uint8 else "Save them as bytes from 0 to 255."
         )
-        raise DataError(problem, where=where, fix=fix)
+        raise DataError(what, where=where, fix=fix)
     num_images, *shape = images.shape
     # 3 as the last size wins: [n, 3, 3, 3] is channels last.
     is_planar = len(shape) == 3 and shape[2] not in (1, 3) and shape[0] in (1, 3)
     channels = shape.pop(0 if is_planar else 2) if len(shape) == 3 else 1
     # A record has a 32-bit length.
     if channels not in (1, 3) or min(shape) < 1 or math.prod(shape) * channels >= 1 << 32:
-        problem, fix = (
-            f"this is not an array of images: its shape is {list(images.shape)}",
-            f"Save them as {_ALLOWED_SHAPES}.",
-        )
+        what = f"this is not an array of images: its shape is {list(images.shape)}"
+        fix = f"Save them as {_ALLOWED_SHAPES}."
         if len(images.shape) == 4 and 4 in (images.shape[3], images.shape[1]):
             fix = f"Drop the alpha channel: images[{'..., ' if images.shape[3] == 4 else ':, '}:3]."
-        raise DataError(problem, where=where, fix=fix)
+        raise DataError(what, where=where, fix=fix)
     # Different counts mean that one of the files belongs to another set.
     if len(labels.shape) not in (1, 2) or labels.shape[0] != num_images:
-        problem = f"there are {num_images:,} images, and labels of shape {list(labels.shape)} in {watched[1]}"
+        what = f"there are {num_images:,} images, and labels of shape {list(labels.shape)} in {watched[1]}"
         fix = f"Put one label (or one row of k labels) for each image into {watched[1].name}, or copy both files again."
-        raise DataError(problem, where=where, fix=fix)
+        raise DataError(what, where=where, fix=fix)
     return build_row_records(
         format,
         [(images.byte_range, images.offset, num_images)],

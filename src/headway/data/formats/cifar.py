@@ -100,7 +100,9 @@ def _open_binary(
 def _open_pickles(
     batches: Sequence[ByteRange], files: Mapping[str, ByteRange], num_classes: int, label_kind: str
 ) -> ForeignRecords:
-    blocks, values, names = [], [], list[str]()
+    blocks = []
+    values = []
+    names: list[str] = []
     key = "labels" if num_classes == 10 else f"{label_kind}_labels"
     for batch in batches:
         where = str(batch)

@@ -104,8 +104,8 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
             fix=f"Images are recognised by their extension: {' '.join(sorted(IMAGE_EXTENSIONS))}.",
         )
     if empty:
-        problem = f"class {empty[0]!r} has no image" if len(empty) == 1 else f"{_join_names(empty)} have no image"
-        raise DataError(problem, where=str(root), fix="Put images into the class folder, or remove it.")
+        what = f"class {empty[0]!r} has no image" if len(empty) == 1 else f"{_join_names(empty)} have no image"
+        raise DataError(what, where=str(root), fix="Put images into the class folder, or remove it.")
     images_outside_classes = sorted(_decode_name(name) for name in loose_files if is_image(name))
     # Left-out files are named in the notes, so that a forgotten extension shows.
     ignored = sorted(map(_decode_name, other_files)) + sorted(

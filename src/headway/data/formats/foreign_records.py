@@ -57,21 +57,21 @@ class ForeignRecords:
 def build_records(
     format: str,
     files: Sequence[Path],
-    places: Sequence[tuple[int, int, int, int]],
+    image_places: Sequence[tuple[int, int, int, int]],
     labels: LabelColumn,
     names: Sequence[str] | None = None,
 ) -> ForeignRecords:
-    """Builds the records of image files in shards; `places` holds (shard, offset, length, flags) of each.
+    """Builds the records of image files in shards; `image_places` holds (shard, offset, length, flags) of each.
 
     Raises DataError if there is no image, or more or larger ones than the columns can hold.
     """
-    if not places:
+    if not image_places:
         raise DataError("it contains no image", where=", ".join(map(str, files[:3])))
     # The shard column has 16 bits.
     if len(files) > 1 << 16:
         raise DataError(f"{len(files):,} shards are more than a data set can have", where=str(files[0].parent))
     # One array of 4 columns from millions of tuples, then a copy of each in its own type.
-    columns = np.array(places, np.uint64).T
+    columns = np.array(image_places, np.uint64).T
     # The length column has 32 bits.
     if (columns[2] >= 1 << 32).any():
         raise DataError("an image of 4 GiB or more", where=str(files[int(columns[0][columns[2].argmax()])]))

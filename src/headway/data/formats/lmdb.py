@@ -107,26 +107,31 @@ def _walk_tree(view: memoryview, meta: _Meta, path: Path) -> Iterator[ArchiveMem
         num_pages_left -= 1
         if page_number > meta.last_page or num_pages_left < 0 or depth > _MAX_DEPTH:
             raise DataError("its tree is damaged", where=where)
-        _, _, kind, lower, _ = _PAGE.unpack_from(view, page_offset)
-        if not _PAGE.size <= lower <= meta.page_bytes or not kind & (_BRANCH | _LEAF):
+        _, _, page_flags, lower, _ = _PAGE.unpack_from(view, page_offset)
+        if not _PAGE.size <= lower <= meta.page_bytes or not page_flags & (_BRANCH | _LEAF):
             raise DataError("a damaged page", where=where)
         # The list of node offsets ends at the lower end of the free space.
         node_offsets = struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", view, page_offset + _PAGE.size)
         if any(not lower <= node_offset <= meta.page_bytes - _NODE.size for node_offset in node_offsets):
             raise DataError("a damaged page", where=where)
-        if kind & _BRANCH:
+        if page_flags & _BRANCH:
             nodes = (_NODE.unpack_from(view, page_offset + node_offset) for node_offset in reversed(node_offsets))
             # Reversed, since the stack returns the last child first and keys are in order.
-            pending.extend((low | high << 16 | flags << 32, depth + 1) for low, high, flags, _ in nodes)
+            pending.extend(
+                (page_low | page_middle << 16 | page_high << 32, depth + 1)
+                for page_low, page_middle, page_high, _ in nodes
+            )
         else:
             for node_offset in node_offsets:
                 yield _read_entry(view, meta, page_offset, node_offset, where)
 
 
 def _read_entry(view: memoryview, meta: _Meta, page_offset: int, node_offset: int, where: str) -> ArchiveMember:
-    low, high, flags, key_size = _NODE.unpack_from(view, page_offset + node_offset)
-    size, key_offset = low | high << 16, node_offset + _NODE.size
-    value_offset, page_end = key_offset + key_size, meta.page_bytes
+    size_low, size_high, flags, key_size = _NODE.unpack_from(view, page_offset + node_offset)
+    size = size_low | size_high << 16
+    key_offset = node_offset + _NODE.size
+    value_offset = key_offset + key_size
+    page_end = meta.page_bytes
     if flags & (_SUB_DATABASE | _DUPLICATE_VALUES):
         raise DataError(
             "it contains several databases", where=where, fix="Copy the one with the images into a database of its own."

@@ -52,7 +52,8 @@ class ImageReader(Protocol):
 class ImageFiles:
     """Images that are one file each."""
 
-    mode, raw_channels = "foreign", 0
+    mode = "foreign"
+    raw_channels = 0
     gray: bool | None = None
 
     def __init__(self, paths: tuple[str, ...]) -> None:

@@ -69,19 +69,19 @@ def get_array(value: Any, where: str) -> PickledArray:
     """Returns a value of a pickle as an array. Raises DataError unless it is one of unsigned bytes in C order."""
     try:
         # The state that numpy pickles: version, shape, type, order and bytes.
-        _, shape, kind, fortran, pixels = value.state
+        _, shape, dtype, fortran, data = value.state
         if (
             value.function[1] == "_reconstruct"
-            and kind.function[1] == "dtype"
+            and dtype.function[1] == "dtype"
             # u1 is an unsigned byte; the bar says that byte order does not apply.
-            and kind.arguments[0].value in ("u1", "|u1")
+            and dtype.arguments[0].value in ("u1", "|u1")
             and not fortran
             and all(isinstance(side, int) and side >= 0 for side in shape)
-            and isinstance(pixels, PickledText)
-            and pixels.offset >= 0
-            and math.prod(shape) == len(pixels.value)
+            and isinstance(data, PickledText)
+            and data.offset >= 0
+            and math.prod(shape) == len(data.value)
         ):
-            return PickledArray(tuple(shape), pixels.offset)
+            return PickledArray(tuple(shape), data.offset)
     except (AttributeError, TypeError, ValueError, LookupError):
         pass
     raise DataError("its data are not one array of unsigned bytes", where=where)

@@ -148,7 +148,8 @@ def read_pack_id(path: Path) -> int:
 
 def read_records(path: Path) -> Iterator[ImageRecord]:
     """Yields all records of a shard, in the order of the file. Raises DataError at the first damaged one."""
-    view, offset = map_path(path), 0
+    view = map_path(path)
+    offset = 0
     while offset < len(view):
         record, offset = read_record(view, offset, str(path))
         yield record
@@ -165,7 +166,8 @@ def open_shards(paths: Sequence[Path]) -> ForeignRecords:
     image_places: list[tuple[int, int, int, int]] = []
     labels: list[Label] = []
     for shard, path in enumerate(paths):
-        view, next_start = map_path(path), 0
+        view = map_path(path)
+        next_start = 0
         # Checked apart from the records, so that the message is about the file.
         if view[:4] != _MAGIC_BYTES:
             fix = "RecordIO begins with the number 0xced7230a. Name a file of records, or copy this one again."
@@ -188,7 +190,8 @@ def open_shards(paths: Sequence[Path]) -> ForeignRecords:
 def _find_magic_numbers(payload: bytes) -> list[int]:
     """Returns the offsets of the magic number at multiples of 4 bytes."""
     # bytes.find is fast, and the magic number is rare: once in 4 GB of random bytes.
-    offsets, offset = [], payload.find(_MAGIC_BYTES)
+    offsets = []
+    offset = payload.find(_MAGIC_BYTES)
     while offset >= 0:
         if offset % 4 == 0:
             offsets.append(offset)
@@ -197,7 +200,8 @@ def _find_magic_numbers(payload: bytes) -> list[int]:
 
 
 def _encode_split_record(payload: bytes) -> bytes:
-    record, part_begin = bytearray(), 0
+    record = bytearray()
+    part_begin = 0
     # Each cut drops the 4 bytes of the magic number, which readers put back.
     for magic_offset in _find_magic_numbers(payload):
         kind = _MIDDLE if record else _FIRST
@@ -208,7 +212,9 @@ def _encode_split_record(payload: bytes) -> bytes:
 
 
 def _read_payload(view: memoryview, start: int, name: str) -> tuple[memoryview | bytearray, int]:
-    joined_payload, offset, allowed_kinds = bytearray(), start, (_COMPLETE, _FIRST)
+    joined_payload = bytearray()
+    offset = start
+    allowed_kinds = (_COMPLETE, _FIRST)
     while True:
         if offset + _FRAME.size > len(view):
             raise DataError("the file ends inside a record", where=f"{name}, byte {start}")

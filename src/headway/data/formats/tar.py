@@ -50,30 +50,30 @@ def read_members(path: Path) -> Iterator[ArchiveMember]:
             fix = "Copy it again: it is cut, or its writer left out the two blocks of zeros at its end."
             raise DataError("the archive ends without an end mark", where=where, fix=fix)
         _check_header(header, where)
-        kind = header[156:157] or b"\0"
+        type_flag = header[156:157] or b"\0"
         size = _parse_number(header[124:136], where)
         # A pax header overrides the octal field, which ends at 8 GiB.
-        if "size" in pax_fields and kind in _FILE:
+        if "size" in pax_fields and type_flag in _FILE:
             size = _parse_decimal(pax_fields["size"], where)
         data_begin = offset + _BLOCK
         # Links and folders may state a size but have no bytes.
-        data_end = data_begin if kind in _KINDS_WITHOUT_DATA else data_begin + size
+        data_end = data_begin if type_flag in _KINDS_WITHOUT_DATA else data_begin + size
         if data_end > len(view):
             raise DataError(f"the archive ends inside {_read_name(header)!r}", where=where, fix="Copy it again.")
-        if kind == _LONG_NAME:
+        if type_flag == _LONG_NAME:
             name = _decode_text(
                 view[data_begin : min(data_end, data_begin + _MAX_HEADER_BYTES)].tobytes().partition(b"\0")[0]
             )
-        elif kind == _EXTENDED:
+        elif type_flag == _EXTENDED:
             if size > _MAX_HEADER_BYTES:
                 raise DataError(f"an extended header of {size:,} bytes", where=where)
             pax_fields = _parse_extended_header(view[data_begin:data_end].tobytes(), where)
-        elif kind in _FILE or kind == _SPARSE:
-            if kind == _SPARSE or any(key.startswith("GNU.sparse.") for key in pax_fields):
+        elif type_flag in _FILE or type_flag == _SPARSE:
+            if type_flag == _SPARSE or any(key.startswith("GNU.sparse.") for key in pax_fields):
                 raise DataError("sparse files cannot be mapped", where=where, fix="Make the archive without --sparse.")
             yield ArchiveMember(pax_fields.get("path") or name or _read_name(header), data_begin, size)
         # A long name or an extended header applies to the next member only.
-        if kind not in (_LONG_NAME, b"K", _EXTENDED, b"g"):
+        if type_flag not in (_LONG_NAME, b"K", _EXTENDED, b"g"):
             name, pax_fields = "", {}
         # Bytes are padded to whole blocks.
         offset = data_end + -(data_end - data_begin) % _BLOCK

@@ -90,12 +90,12 @@ def _group_samples(members: Iterable[ArchiveMember], path: Path) -> Iterator[Web
         if not image_extensions:
             continue
         if len(image_extensions) > 1:
-            problem = f"sample {key!r} has several images ({', '.join(image_extensions)})"
-            raise DataError(problem, where=str(path), fix="Keep one image a sample.")
+            what = f"sample {key!r} has several images ({', '.join(image_extensions)})"
+            raise DataError(what, where=str(path), fix="Keep one image a sample.")
         label = next((files[extension] for extension in _LABEL_EXTENSIONS if extension in files), None)
         if label is None:
-            problem = f"sample {key!r} has no label (it has: {', '.join(files)})"
-            raise DataError(problem, where=str(path), fix=f"Put one beside it: {key}.cls, .json or .txt.")
+            what = f"sample {key!r} has no label (it has: {', '.join(files)})"
+            raise DataError(what, where=str(path), fix=f"Put one beside it: {key}.cls, .json or .txt.")
         yield WebDatasetSample(key, files[image_extensions[0]], label)
 
 

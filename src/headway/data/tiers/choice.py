@@ -173,13 +173,15 @@ class CachePlanner:
                 return self.choose_uncached()
             raise _build_refusal("the set is on a local disk already", "Leave data.cache out: local files are mapped.")
         # A device without CUDA keeps its images in host memory.
-        free_bytes, owner = self._measure_free_host_bytes(), "process"
+        free_bytes = self._measure_free_host_bytes()
+        owner = "process"
         if cache == "device":
             if self._pixel_bytes is None:
                 fix = "Pack them to one size (headway pack --transform, with ImageOps.fit), or leave data.cache out."
                 raise _build_refusal("a device keeps decoded images of one size, and these have different sizes", fix)
             if self._is_on_gpu:
-                free_bytes, owner = self._measure_free_device_bytes(), "device"
+                free_bytes = self._measure_free_device_bytes()
+                owner = "device"
         if self._pixel_bytes is not None and self._pixel_bytes <= MAX_REQUESTED_SHARE * free_bytes:
             name: TierName = "device" if cache == "device" and self._is_on_gpu else "memory"
             return _TierChoice(name, f"as asked: the decoded set of {format_bytes(self._pixel_bytes)}", decoded=True)
@@ -192,8 +194,8 @@ class CachePlanner:
             self._pixel_bytes if cache == "device" else min(self._record_bytes, self._pixel_bytes or self._record_bytes)
         )
         size_text, free_text = format_bytes(needed_bytes or 0), format_bytes(free_bytes)
-        problem = f"the set needs {size_text}, and the {owner} has {free_text} free, of which 80 % may be taken"
-        raise _build_refusal(problem, "Leave data.cache out, or make the images smaller.")
+        what = f"the set needs {size_text}, and the {owner} has {free_text} free, of which 80 % may be taken"
+        raise _build_refusal(what, "Leave data.cache out, or make the images smaller.")
 
     def build_tier(self, choice: _TierChoice) -> Tier:
         """Builds a tier that need not be filled: mapped files, or the disk."""
@@ -217,8 +219,8 @@ class CachePlanner:
         return int(torch.cuda.mem_get_info(torch.device(self._device))[0])
 
 
-def _build_refusal(problem: str, fix: str) -> UsageError:
-    return UsageError(problem, where="data.cache", fix=fix)
+def _build_refusal(what: str, fix: str) -> UsageError:
+    return UsageError(what, where="data.cache", fix=fix)
 
 
 def _describe_fit(pixel_bytes: int, owner: str, free_bytes: int) -> str:

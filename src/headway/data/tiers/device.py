@@ -52,8 +52,8 @@ class DeviceTier(Tier):
         shape = (num_samples, size[1], size[0], dataset.description.channels)
         self.pixels = torch.empty(shape, dtype=torch.uint8, device=self._device)
         # Chunk by chunk: the host never holds the whole set.
-        for low, images in decode_all(dataset, source, decoder, self, progress):
-            self.pixels[low : low + len(images)].copy_(torch.from_numpy(images))
+        for first, images in decode_all(dataset, source, decoder, self, progress):
+            self.pixels[first : first + len(images)].copy_(torch.from_numpy(images))
 
     def gather(self, ids: Sequence[int] | Ids) -> torch.Tensor:
         """Returns images of the samples, uint8 [k, height, width, channels] on the device; no host-device sync."""

@@ -106,19 +106,19 @@ class RunFetcher:
     def _read(self, ids: Ids, forecast: ReadForecast) -> list[FetchedRecord]:
         located = self._layout.locate(ids)
         name = self._names[int(located.shard[0])]
-        low = int(located.start.min())
-        data = self._remote.read(name, low, int(located.end.max()) - low)
-        extents = located.slice_bytes(low, data)
+        run_start = int(located.start.min())
+        data = self._remote.read(name, run_start, int(located.end.max()) - run_start)
+        extents = located.slice_bytes(run_start, data)
         is_good = np.ones(len(located), np.bool_)
-        for place, (sample, _, start) in enumerate(located.iterate_starts()):
-            if not self._is_intact(sample, extents[place]):
+        for index, (sample, _, start) in enumerate(located.iterate_starts()):
+            if not self._is_intact(sample, extents[index]):
                 # Raises DataError if the remote file was replaced.
                 self._remote.read_version(name)
                 # A bit may flip in transit; if the second copy fails too, the record itself is damaged.
-                extents[place] = self._remote.read(name, start, len(extents[place]))
-                is_good[place] = self._is_intact(sample, extents[place])
+                extents[index] = self._remote.read(name, start, len(extents[index]))
+                is_good[index] = self._is_intact(sample, extents[index])
         self._dataset.mark_checked(located.ids[is_good])
-        good_extents = [extents[place] for place in np.flatnonzero(is_good).tolist()]
+        good_extents = [extents[index] for index in np.flatnonzero(is_good).tolist()]
         are_stored = self._store_records(located.ids[is_good], good_extents, forecast)
         return [
             FetchedRecord(sample, extent, are_stored and is_intact)

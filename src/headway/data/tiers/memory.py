@@ -50,8 +50,8 @@ class MemoryTier(Tier):
         num_samples = len(dataset)
         pixels = np.empty((num_samples, height, width, dataset.description.channels), np.uint8)
         tier = MemoryTier(dataset, why, pixels, None)
-        for low, images in decode_all(dataset, source, decoder, tier, progress):
-            pixels[low : low + len(images)] = images
+        for first, images in decode_all(dataset, source, decoder, tier, progress):
+            pixels[first : first + len(images)] = images
         return tier
 
     @staticmethod
@@ -133,7 +133,9 @@ def decode_all(
 
 def _split_into_chunks(num_samples: int, source: Tier) -> Iterator[Ids]:
     """Announces all reads to `source`, and returns the samples of each chunk."""
-    spans = [(low, min(num_samples, low + FILL_CHUNK_SAMPLES)) for low in range(0, num_samples, FILL_CHUNK_SAMPLES)]
+    spans = [
+        (first, min(num_samples, first + FILL_CHUNK_SAMPLES)) for first in range(0, num_samples, FILL_CHUNK_SAMPLES)
+    ]
     source.expect(iter(spans))
     return (np.arange(*span) for span in spans)
 

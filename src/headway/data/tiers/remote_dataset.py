@@ -71,7 +71,8 @@ class RemoteShards:
     def __init__(self, remote: RemoteFolder, columns: Columns, description: DatasetDescription) -> None:
         shards = description.shards
         self.remote = remote.reopen({shard.name: shard.size for shard in shards})
-        self._columns, self._layout = columns, RecordLayout(columns, shards)
+        self._columns = columns
+        self._layout = RecordLayout(columns, shards)
         self._names = [shard.name for shard in shards]
 
     def read(self, ids: Ids) -> Records:
@@ -79,9 +80,9 @@ class RemoteShards:
         extents: dict[int, NDArray[np.uint8]] = {}
         # Each sample is fetched once, even if it occurs several times; neighbours share a request.
         for run in self._layout.group_into_runs(np.unique(ids)):
-            low = int(run.start[0])
-            data = self.remote.read(self._names[int(run.shard[0])], low, int(run.end.max()) - low)
-            extents.update(zip(run.ids.tolist(), run.slice_bytes(low, data), strict=True))
+            run_start = int(run.start[0])
+            data = self.remote.read(self._names[int(run.shard[0])], run_start, int(run.end.max()) - run_start)
+            extents.update(zip(run.ids.tolist(), run.slice_bytes(run_start, data), strict=True))
         return Records.from_buffers([extract_image(self._columns, sample, extents[sample]) for sample in ids.tolist()])
 
     def close(self) -> None:
@@ -133,7 +134,8 @@ def _fetch_and_verify(remote: RemoteFolder, version: FileVersion) -> tuple[Colum
     Raises DataError if the second copy is damaged too.
     """
     where = f"{remote.display_uri}/{COLUMNS_FILE}"
-    what, fix = "the columns do not have their fingerprint", "Copy the data there again, or pack again."
+    what = "the columns do not have their fingerprint"
+    fix = "Copy the data there again, or pack again."
     for _ in range(2):
         data = remote.read(COLUMNS_FILE, 0, version.size).tobytes()
         # A file in memory: the columns are mapped the same way as local ones.

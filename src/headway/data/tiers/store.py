@@ -232,11 +232,11 @@ class RecordStore:
 
     def _repair(self) -> None:
         """Corrects the state after processes were killed: lost files, kept bytes, and blocks without a record."""
-        kept = self._layout.locate(self._state.list_present())
+        present = self._layout.locate(self._state.list_present())
         is_complete = self._files.find_complete()
         # A copy of the wrong length was created by a process that was killed.
-        is_lost = ~is_complete[np.minimum(kept.shard, len(is_complete) - 1)]
-        self._state.present[kept.ids[is_lost]] = 0
+        is_lost = ~is_complete[np.minimum(present.shard, len(is_complete) - 1)]
+        self._state.present[present.ids[is_lost]] = 0
         self._recount_kept_bytes()
         self._punch_surplus_blocks()
 
@@ -309,8 +309,8 @@ class RecordStore:
             time.sleep(0.001)
 
     def _punch(self, absent: Ids) -> None:
-        kept = self._layout.locate(self._state.list_present())
-        for shard, begin, end in self._layout.find_free_blocks(self._layout.locate(absent), kept):
+        present = self._layout.locate(self._state.list_present())
+        for shard, begin, end in self._layout.find_free_blocks(self._layout.locate(absent), present):
             self._files.punch(shard, begin, end)
 
     def _recount_kept_bytes(self) -> None:
