@@ -98,13 +98,21 @@ class BatchPlan:
 
     def count_steps(self, start: int, stop: int) -> int:
         """Returns the number of steps that serve all positions from `start` to below `stop`."""
+        return self._count_steps_and_end(start, stop)[0]
+
+    def find_step_end(self, start: int, stop: int) -> int:
+        """Returns the end of the last of these steps: `stop`, or the first end of a step after it."""
+        return self._count_steps_and_end(start, stop)[1]
+
+    def _count_steps_and_end(self, start: int, stop: int) -> tuple[int, int]:
+        """Returns (number, end) of the steps that serve all positions from `start` to below `stop`."""
         steps = 0
         position = start
         for size, end in zip(self._sizes, (*self._starts[1:], stop), strict=True):
             if (num_left := min(end, stop) - position) > 0:
                 steps += (phase_steps := -(-num_left // size))
                 position += phase_steps * size
-        return steps
+        return steps, position
 
     def round_to_steps(self, positions: float) -> int:
         """Converts a number of positions to the nearest number of whole steps, at least 1."""
