@@ -203,7 +203,7 @@ class Augment:
             parameters["flips"] = draw_flips(
                 keys if first_epoch_keys is None or self._flip == "random" else first_epoch_keys, epochs, self._flip
             )
-        # Each part draws from streams of its own, so removing one changes no other.
+        # Each part draws from other streams, so removing one does not change the others.
         if self._translate:
             parameters["shifts"] = draw_shifts(keys, self._translate)
         if recipe.policy is not None:

@@ -48,7 +48,7 @@ less 1.
 
 
 def draw_rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int = 9) -> tuple[Int64, Float64]:
-    """Draws `n` operations a sample, each of level `m` of 0 to 30.
+    """Draws `n` operations for each sample, each of level `m` of 0 to 30.
 
     Args:
         keys: uint64 [b].
@@ -138,6 +138,7 @@ def apply_operations(images: torch.Tensor, operations: Int64, strengths: Float64
 
 
 def _apply_round(images: torch.Tensor, operation: Int64, strength: Float64, fill: torch.Tensor) -> torch.Tensor:
+    """Applies one operation to each sample, grouped by operation."""
     augmented = images.clone()
     # All geometric operations are affine maps, so one call of `warp` applies them together.
     is_geometric = (operation > 0) & (operation <= len(GEOMETRIC_OPERATIONS))

@@ -71,7 +71,7 @@ def draw_random_resized_boxes(
     word = draw_words(keys, STREAM_CROP_PLACE)
     left = draw_offsets(word >> _SHIFT_32, w - box_w)
     top = draw_offsets(word & _LOW_32_BITS, h - box_h)
-    # torchvision's fallback: the whole image, cut to the nearest allowed ratio.
+    # torchvision's fallback: the whole image, cropped to the nearest allowed ratio.
     if not has_fit.all():
         unfitted = np.flatnonzero(~has_fit)
         box_w[unfitted] = np.maximum(1, np.minimum(w[unfitted], np.rint(h[unfitted] * ratio[1])))
@@ -108,6 +108,7 @@ def draw_first_fitting(
     area_step = (scale[1] - scale[0]) * 2.0**-32
 
     def compute_sides(word: UInt64, area: Float64) -> tuple[Float64, Float64]:
+        """Returns box widths and heights from one random word for each sample."""
         # In float64 a last bit that another machine computes differently moves a box only once in 1e12 samples.
         side = np.sqrt(((word >> _SHIFT_32) * area_step + scale[0]) * area)
         # The square root of the aspect ratio.

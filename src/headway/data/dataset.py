@@ -125,9 +125,9 @@ class Dataset:
         With `first`, these are the records that `mark_checked` has not marked. libjpeg notices only one in
         five flipped bits, and a checksum costs about a thousandth of decoding.
         """
-        # Data at rest do not change often, so one check a record finds nearly all damage.
+        # Data on a disk rarely change, so one check of each record finds nearly all damage.
         if verify == "first":
-            # One byte a sample, set by any thread; a lost update only costs a second checksum.
+            # One byte for each sample, set by any thread; a lost update only costs another checksum.
             return ~self._is_checked[ids]
         return np.full(len(ids), verify == "always")
 

@@ -120,6 +120,7 @@ class PillowDecoder(Decoder):
         """Decodes the records at `indices` of a batch; writes to `status` at these indices, and adds to `stats`."""
 
         def decode_chunk(chunk: NDArray[np.intp]) -> DecodeStats:
+            """Decodes one thread's records; returns their costs."""
             chunk_stats = DecodeStats()
             for index in chunk:
                 status[index] = decode_record(request, int(index), chunk_stats)

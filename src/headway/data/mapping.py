@@ -39,9 +39,11 @@ class _MappedFile:
         self.size = len(mapping)
 
     def is_truncated(self) -> bool:
+        """Returns True if the file is shorter now than when it was mapped."""
         return self._mapping.size() < self.size
 
     def build_error(self) -> DataError:
+        """Builds the error for a file whose mapped bytes were lost."""
         if self.is_truncated():
             what = f"the file was cut from {self.size} to {self._mapping.size()} bytes while it was in use"
         else:
@@ -92,7 +94,7 @@ def _unregister(ticket: int) -> None:
 
 
 def get_addresses(arrays: Iterable[NDArray[Any]]) -> UInt64:
-    """Returns the address of each array, for `check_mappings`."""
+    """Returns the memory address of each array, uint64 [k], for `check_mappings`."""
     return np.array([array.ctypes.data for array in arrays], np.uint64)
 
 

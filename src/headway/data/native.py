@@ -206,7 +206,7 @@ def splice(data: bytes | memoryview | Bytes, region: Sequence[int]) -> tuple[byt
         a smaller JPEG, and the region of the large one that it shows, which contains `region`.
 
     Raises:
-        DataError: it cannot be cut; the message gives the reason.
+        DataError: the region cannot be cut out; the message gives the reason.
     """
     array = _to_array(data)
     shown_region = (c_int32 * 4)()
@@ -358,7 +358,7 @@ class NativePool:
 
     def close(self) -> None:
         """Ends the threads. Never call it while another call runs."""
-        # Forgotten first, so that a second close does nothing.
+        # Reset first, so that another `close` does nothing.
         handle, self._handle = self._handle, None
         if handle:
             self._core.hw_pool_destroy(handle)

@@ -106,14 +106,17 @@ class StoredImage(NamedTuple):
 
     @property
     def payload(self) -> bytes | memoryview:
+        """The bytes that are stored."""
         return self.data if isinstance(self.data, bytes) else self.data.data
 
     @property
     def size_bytes(self) -> int:
+        """Number of the bytes that are stored."""
         return len(self.data) if isinstance(self.data, bytes) else self.data.nbytes
 
     @property
     def flags(self) -> int:
+        """Flags of the record; see `headway.data.columns`."""
         if isinstance(self.data, bytes):
             return 0 if self.data.startswith(JPEG_SIGNATURE) else FLAG_NOT_JPEG
         return FLAG_RAW

@@ -50,10 +50,12 @@ class SetPlan:
 
     @property
     def names(self) -> list[str]:
+        """Names of the samples, in the order of `ids`."""
         return [self.source.names[sample] for sample in self.ids]
 
     @functools.cached_property
     def labels(self) -> NDArray[Any]:
+        """Labels of the samples, in the order of `ids`."""
         return self.source.labels[self.ids]
 
     def compute_pack_id(self, job: PackJob) -> int:

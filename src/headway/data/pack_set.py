@@ -218,6 +218,7 @@ class _ShardSequence:
         self._first_row = 0
 
     def append(self, image: StoredImage, label: Any, row: int) -> None:
+        """Writes an image, and fills row `row` of the columns. Raises UsageError if there would be too many shards."""
         added_bytes = image.size_bytes + _RECORD_OVERHEAD_BYTES
         # A shard ends before the image that would exceed its size, so only a larger image exceeds it.
         if self._writer and self._writer.size_bytes + added_bytes > self._shard_bytes:
@@ -241,11 +242,13 @@ class _ShardSequence:
             self._columns[column][row] = value
 
     def close(self) -> tuple[Shard, ...]:
+        """Finishes the last shard, and returns all shards."""
         if self._writer:
             self._finish_shard(self._writer)
         return tuple(self._finished_shards)
 
     def abandon(self) -> None:
+        """Closes an unfinished shard after an error; does nothing after `close`."""
         if self._writer:
             self._writer.abandon()
 

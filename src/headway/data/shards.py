@@ -34,7 +34,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "9p"]
     + [f"fuse.{name}" for name in ("sshfs", "gcsfuse", "s3fs", "juicefs", "glusterfs", "rclone", "mountpoint-s3")]
 )
-"""File systems on which a read may take milliseconds, and another machine may cut a mapped file."""
+"""File systems on which a read may take milliseconds, and another machine may truncate a mapped file."""
 
 
 @final
@@ -125,7 +125,7 @@ class MappedShards:
         view = map_path(self._folder / self._shards[shard_index].name)
         # Two threads may both map a shard; the address must be that of the mapping that is kept.
         view = maps.views.setdefault(shard_index, view)
-        # The shard may have been cut since it was opened.
+        # The shard may have been truncated since it was opened.
         self._record_places.shard_bytes[shard_index] = min(len(view), self._shards[shard_index].size)
         maps.address[shard_index] = np.frombuffer(view, np.uint8).ctypes.data
 
@@ -192,8 +192,9 @@ class _OpenFile:
         weakref.finalize(self, os.close, self._descriptor)
 
     def read_into(self, destination: memoryview, offset: int) -> int:
+        """Reads bytes from `offset` on until the buffer is full, the file ends, or a read fails."""
         num_read = 0
-        # A bad block or a server that is gone: the record stays short, and its checksum fails.
+        # After an I/O error the record stays short, and its checksum fails.
         with contextlib.suppress(OSError):
             while num_read < len(destination) and (
                 count := os.preadv(self._descriptor, [destination[num_read:]], offset + num_read)
@@ -202,6 +203,7 @@ class _OpenFile:
         return num_read
 
     def read_split(self, destination: memoryview, offset: int) -> int:
+        """Reads the image of the split RecordIO record at `offset`."""
         # A part has 8 bytes of header for 4 of magic number; 1 MiB more holds the record's own header and labels.
         part_bytes = np.empty(2 * len(destination) + (1 << 20), np.uint8)
         image = _join_record_or_empty(part_bytes.data[: self.read_into(part_bytes.data, offset)], 0, len(destination))
@@ -234,7 +236,7 @@ class LooseFiles:
             with open_regular(os.path.join(self._folder, name), buffering=0) as file:
                 return file.read(min(length, os.fstat(file.fileno()).st_size))
         except (OSError, ValueError):
-            # The file is gone, or its name is damaged: an empty record, whose checksum fails.
+            # The file is missing, or its name is damaged: an empty record, whose checksum fails.
             return b""
 
 

@@ -135,7 +135,7 @@ class _PackChecker:
                 self._build_file_damage(COLUMNS_FILE, "a column is damaged (the fingerprint does not match)")
             )
         for shard_index, shard in enumerate(self._description.shards):
-            # A view is kept even if the shard is short: records before the cut may be good.
+            # A view is kept even if the shard is truncated: records before its end may be intact.
             view, reason = self._map_shard(shard)
             if view is None:
                 # The user wants to know how many samples a missing shard costs.
@@ -175,7 +175,7 @@ class _PackChecker:
             if pack_id is None and is_complete:
                 return view, "the end of the shard is damaged"
         elif is_complete:
-            # Each record names its pack, so the shard needs no check of its own.
+            # Each record contains the number of its pack, so the shard itself needs no check.
             return view, ""
         else:
             pack_id = _read_first_pack_id(view)

@@ -52,6 +52,7 @@ class _Array(NamedTuple):
     offset: int
 
     def read_values(self) -> NDArray[Any]:
+        """Returns the array as a view of the mapped file."""
         count = math.prod(self.shape)
         if not count:
             return np.zeros(self.shape, self.kind)

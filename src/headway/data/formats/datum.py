@@ -69,7 +69,7 @@ def open_database(path: Path) -> ForeignRecords:
 
 
 def parse_datum(value: memoryview, where: str) -> Datum:
-    """Parses a value; `where` is its place, for messages. Raises DataError if it is not a Datum of an image."""
+    """Parses a value. Raises DataError, with `where` as its place, unless it is a Datum of an image."""
     numbers = {_CHANNELS: 0, _HEIGHT: 0, _WIDTH: 0, _LABEL: 0, _ENCODED: 0}
     data: tuple[int, int] | None = None
     offset = 0

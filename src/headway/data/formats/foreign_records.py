@@ -41,7 +41,7 @@ class ForeignRecords:
 
     format: str
     files: tuple[Path, ...]
-    """The shards that `shard` counts; empty if each sample is a file of its own."""
+    """The shards that `shard` counts; empty if each sample is a separate file."""
     shard: NDArray[np.uint16]
     offset: NDArray[np.uint64]
     length: NDArray[np.uint32]

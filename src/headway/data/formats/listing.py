@@ -76,9 +76,11 @@ class _Table:
 
     @property
     def label_columns(self) -> list[str]:
+        """Names of the columns that hold labels."""
         return [name for name in self.cells if name != "path"]
 
     def build_error(self, row: int, what: str, fix: str = "") -> DataError:
+        """Builds an error that names the line of a row."""
         return DataError(what, where=f"{self.file}, line {self.lines[row]}", fix=fix)
 
 
@@ -125,10 +127,12 @@ def _find_label_columns(names: Sequence[str], where: str) -> list[str]:
 
 
 def _parse_csv(path: Path, text: str) -> _Table:
+    """Returns the columns `path` and the labels of a CSV. Raises DataError, which names the line, if it is invalid."""
     # Quoted fields may contain line ends, so the file is not split into lines first.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
 
     def read_rows() -> Iterator[list[str]]:
+        """Yields the rows. Raises DataError if the text is not CSV."""
         while True:
             try:
                 yield next(reader)
@@ -169,6 +173,7 @@ def _parse_csv(path: Path, text: str) -> _Table:
 
 
 def _parse_json_lines(path: Path, text: str) -> _Table:
+    """Returns the columns `path` and the labels of JSON lines. Raises DataError, which names the line."""
     table = _Table(path, [], {}, [])
     used: list[str] = []
     for line_number, line in enumerate(text.split("\n"), start=1):
@@ -241,7 +246,7 @@ def _parse_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[An
     values_by_column = [
         [_parse_number(table, row, cell) for row, cell in enumerate(table.cells[name])] for name in columns
     ]
-    # One column a number: the result is transposed to one row a sample.
+    # One list for each column: transposed to one row for each sample.
     names = tuple(name.removeprefix("value_") for name in columns)
     return "value", names, np.ascontiguousarray(np.array(values_by_column, np.float32).T)
 

@@ -68,6 +68,7 @@ def read_entries(path: Path) -> Iterator[ArchiveMember]:
 
 
 def _read_meta(view: memoryview, path: Path) -> _Meta:
+    """Returns the meta page of the last transaction. Raises DataError if the file is not a usable database."""
     try:
         # Two meta pages are written in turn, so that a crash leaves one intact.
         first = _read_meta_at(view, 0)
@@ -97,6 +98,7 @@ def _read_meta_at(view: memoryview, offset: int) -> _Meta:
 
 
 def _walk_tree(view: memoryview, meta: _Meta, path: Path) -> Iterator[ArchiveMember]:
+    """Yields the entries of the B+ tree in the order of their keys, depth first."""
     pending = [] if meta.root == _NO_PAGE else [(meta.root, 0)]
     # A tree has each page once; this count ends the walk of a damaged one that has a cycle.
     num_pages_left = meta.last_page + 1
@@ -127,6 +129,7 @@ def _walk_tree(view: memoryview, meta: _Meta, path: Path) -> Iterator[ArchiveMem
 
 
 def _read_entry(view: memoryview, meta: _Meta, page_offset: int, node_offset: int, where: str) -> ArchiveMember:
+    """Returns key and value range of one leaf node. Raises DataError if it is damaged or a database itself."""
     size_low, size_high, flags, key_size = _NODE.unpack_from(view, page_offset + node_offset)
     size = size_low | size_high << 16
     key_offset = node_offset + _NODE.size

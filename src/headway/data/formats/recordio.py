@@ -40,7 +40,7 @@ Label = float | NDArray[np.float32]
 
 
 class RecordPlace(NamedTuple):
-    """Where an image is stored: `offset` of its first byte, or of its record if that is `split` into parts."""
+    """Place of an image in its shard: `offset` of its first byte, or of its record if that is `split` into parts."""
 
     offset: int
     length: int
@@ -115,7 +115,6 @@ def read_record(view: memoryview, start: int, name: str = "RecordIO") -> tuple[I
 
     Raises DataError if no whole image record begins there.
     """
-    # A view of the file, or joined parts.
     payload, end = _read_payload(view, start, name)
     flag, scalar, sample_id, id2 = _read_header(payload, start, name)
     image_begin = _HEADER.size + 4 * flag
@@ -200,9 +199,10 @@ def _find_magic_numbers(payload: bytes) -> list[int]:
 
 
 def _encode_split_record(payload: bytes) -> bytes:
+    """Returns the record of a payload that contains the magic number, in parts."""
     record = bytearray()
     part_begin = 0
-    # Each cut drops the 4 bytes of the magic number, which readers put back.
+    # Each split drops the 4 bytes of the magic number, which readers put back.
     for magic_offset in _find_magic_numbers(payload):
         kind = _MIDDLE if record else _FIRST
         record += _FRAME.pack(MAGIC, kind << 29 | magic_offset - part_begin) + payload[part_begin:magic_offset]
@@ -212,6 +212,7 @@ def _encode_split_record(payload: bytes) -> bytes:
 
 
 def _read_payload(view: memoryview, start: int, name: str) -> tuple[memoryview | bytearray, int]:
+    """Returns the payload of the record at `start` (a view, or joined parts), and the offset of the next record."""
     joined_payload = bytearray()
     offset = start
     allowed_kinds = (_COMPLETE, _FIRST)

@@ -115,7 +115,7 @@ def _parse_decimal(text: str, where: str) -> int:
 
 def _read_name(header: bytes) -> str:
     name = header[:100].partition(b"\0")[0]
-    # ustar stores the first part of a long path in a field of its own.
+    # ustar stores the first part of a long path in a separate field.
     prefix = header[345:500].partition(b"\0")[0] if header[257:263] == _USTAR else b""
     return _decode_text(prefix + b"/" + name if prefix else name)
 

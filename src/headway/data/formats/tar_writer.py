@@ -71,7 +71,7 @@ class TarWriter:
 
     def close(self) -> None:
         """Ends the archive and flushes it to the disk (fsync)."""
-        # The trailer fills the end of a block of its own, so the archive stays a multiple of 512 bytes.
+        # The trailer is padded to a whole block, so the archive stays a multiple of 512 bytes.
         self.size_bytes += self._file.write(bytes(2 * _BLOCK) + build_trailer(self._pack_id).rjust(_BLOCK, b"\0"))
         self._file.flush()
         os.fsync(self._file.fileno())

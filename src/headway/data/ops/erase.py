@@ -22,7 +22,7 @@ def erase(images: torch.Tensor, boxes: Boxes, fill: torch.Tensor) -> torch.Tenso
         fill: same type and device as `images`: [C], or [b, H, W, C] from `make_noise`.
     """
     b, height, width, channels = images.shape
-    # One row of [W * C] values is broadcast over all rows; noise has a value of its own for each of them.
+    # One row of [W * C] values is broadcast over all rows; noise differs in each value.
     fill_rows = fill.repeat(width) if fill.ndim == 1 else fill.reshape(b, height, width * channels)
     filled = torch.where(build_box_mask(images, boxes), fill_rows, images.reshape(b, height, width * channels))
     return filled.view(images.shape)

@@ -107,6 +107,7 @@ class _TierChoice:
 
     @property
     def why(self) -> str:
+        """Name and reason; see `Tier.why`."""
         return f"{self.name}, {self.reason}"
 
 
@@ -167,7 +168,7 @@ class CachePlanner:
             return _TierChoice("none", "remote records are kept until they are read")
         if cache == "none":
             return self.choose_uncached()
-        # A local set gains nothing from a second copy on the local disk.
+        # A local set gains nothing from another copy on the local disk.
         if cache == "disk":
             if self._remote:
                 return self.choose_uncached()

@@ -62,12 +62,15 @@ class DiskTier(Tier):
         self._end = weakref.finalize(self, self._prefetcher.close)
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
+        """Returns the records of these samples; see `Prefetcher.read`."""
         return self._get_prefetcher().read(np.asarray(ids, np.int64))
 
     def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
+        """Announces the next reads; see `Tier.expect`."""
         self._get_prefetcher().expect(spans, order, slots)
 
     def close(self) -> None:
+        """Ends the threads, and releases the store."""
         self._end()
 
     def _get_prefetcher(self) -> Prefetcher:
@@ -86,6 +89,7 @@ class DiskTier(Tier):
         return Prefetcher(self._dataset, remote, self._open_store(), LOG.warning, self._num_threads)
 
     def _open_store(self) -> RecordStore | None:
+        """Opens the store in the cache folder; returns None, and logs the reason, if that is not possible."""
         if self._folder is None:
             return None
         try:

@@ -104,6 +104,7 @@ class RunFetcher:
             store.unclaim(claimed)
 
     def _read(self, ids: Ids, forecast: ReadForecast) -> list[FetchedRecord]:
+        """Fetches records with one request, verifies their checksums and stores the intact ones."""
         located = self._layout.locate(ids)
         name = self._names[int(located.shard[0])]
         run_start = int(located.start.min())

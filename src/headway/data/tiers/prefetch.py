@@ -79,6 +79,7 @@ class _PrefetchPlan:
     is_exhausted: bool = False
 
     def build_forecast(self, samples: int) -> ReadForecast:
+        """Returns the forecast of the reads from `position` on, for a data set of so many samples."""
         return ReadForecast(self.position, samples, self.order, self.slots)
 
 
@@ -244,6 +245,7 @@ class Prefetcher:
         return Records(address, length, (lease, stored_records, fetched_records))
 
     def _forget_consumed(self, ids: Ids) -> None:
+        """Ends a read: advances the plan if the read was planned, and drops records that no other read needs."""
         with self._condition:
             self._num_active_reads -= 1
             self._awaited.subtract(ids.tolist())
@@ -327,6 +329,7 @@ class Prefetcher:
     # Run by the threads
 
     def _work(self) -> None:
+        """Loop of one thread: fetches the most urgent run, or plans more reads, until the prefetcher is closed."""
         while True:
             with self._condition:
                 while not (self._closed or self._next_run_fits() or self._wants_planning()):

@@ -40,7 +40,7 @@ class SparseFiles:
         view = data.data
         descriptor = self._open_copy(shard)
         while len(view):
-            # A signal may cut a write short.
+            # A signal may shorten a write.
             written = os.pwrite(descriptor, view, start)
             view = view[written:]
             start += written

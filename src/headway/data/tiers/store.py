@@ -241,12 +241,14 @@ class RecordStore:
         self._punch_surplus_blocks()
 
     def _update_share(self) -> None:
+        """Computes this set's share of the budget, `share_bytes`, again."""
         self.share_bytes = compute_share_bytes(self.folder, self._total_bytes, self._budget_bytes)
         self._share_time_s = time.monotonic()
 
     # Making room
 
     def _make_room(self, need_bytes: int, next_use: NextUse, eviction_start: int) -> bool:
+        """Evicts records until `need_bytes` fit; the caller holds EVICT_LOCK. Returns True if they fit."""
         with self._lock_for_writing() as is_locked:
             if not is_locked:
                 return False

@@ -76,6 +76,7 @@ class MappedTier(Tier):
         self._dataset = dataset
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
+        """Returns the records of these samples; see `Dataset.read`."""
         return self._dataset.read(ids)
 
     def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
