@@ -66,4 +66,5 @@ class Batch:
         return f"Batch of {shape} from position {self.positions[0] if len(self.positions) else 0}"
 
     def __iter__(self) -> Iterator[torch.Tensor]:
+        # What most training loops need: `for images, labels in loader`.
         return iter((self.images, self.labels))

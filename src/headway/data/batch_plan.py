@@ -93,6 +93,7 @@ class BatchPlan:
 
     def find_position(self, step: int) -> int:
         """Returns the first position of a step; steps count from 0."""
+        # The last phase that begins at or before the step.
         phase = bisect_right(self._steps_before, step) - 1
         return self._starts[phase] + (step - self._steps_before[phase]) * self._sizes[phase]
 
@@ -110,6 +111,7 @@ class BatchPlan:
         position = start
         for size, end in zip(self._sizes, (*self._starts[1:], stop), strict=True):
             if (num_left := min(end, stop) - position) > 0:
+                # Rounded up: the last step of a phase may end behind the phase.
                 steps += (phase_steps := -(-num_left // size))
                 position += phase_steps * size
         return steps, position

@@ -101,6 +101,7 @@ class PillowDecoder(Decoder):
         out, crc = request.out, request.crc
         for index, data in enumerate(request.records):
             is_checked = crc is not None and (request.check is None or request.check[index])
+            # A failed record is zeros, as in the native core.
             if crc is not None and is_checked and crc32c(data) != crc[index]:
                 out[index] = 0
                 status[index] = DecodeStatus.CHECKSUM
@@ -155,6 +156,7 @@ class NativeDecoder(Decoder):
     def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
         super().__init__(threads)
         self._pool = native.NativePool(threads, cpus)
+        # It starts its threads only when a record needs it.
         self._reference = PillowDecoder(threads)
 
     def _decode_batch(self, request: DecodeRequest, stats: DecodeStats, is_timed: bool) -> NDArray[np.uint8]:

@@ -70,6 +70,7 @@ class EpochCursor:
         It serves the rest of a restored epoch, or else a whole one. An epoch that was left early is not continued,
         except one without end.
         """
+        # An endless epoch continues at the next position.
         if self._is_begun and not self.is_endless:
             self.set_epoch(self.epoch + 1)
         self._is_begun = True
@@ -100,8 +101,10 @@ class EpochCursor:
             CheckpointError: the state is damaged, or of another data set or seed.
         """
         epoch, position, samples, seed = (state.get(key) for key in STATE_KEYS)
+        # `type is`, since True would count as an int.
         if not all(type(number) is int and number >= 0 for number in (epoch, position)):
             raise CheckpointError("this is no state of a loader", fix="Give what Loader.state_dict() returned.")
+        # With another data set or seed, the same positions are other samples.
         if (samples, seed) != (self._samples, self._seed):
             what = f"this state is of {samples} samples with seed {seed}, and the loader has {self._samples} samples"
             raise CheckpointError(

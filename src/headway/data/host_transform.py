@@ -34,6 +34,7 @@ class HostDraws:
 
     def select(self, low: int, high: int) -> HostDraws:
         """Returns the parameters of entries [low, high)."""
+        # Views: slices of a batch cost no copy.
         rows = slice(low, high)
         return HostDraws(*(None if array is None else array[rows] for array in (self.keys, self.flips, self.shifts)))  # type: ignore[arg-type]
 

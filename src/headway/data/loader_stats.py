@@ -65,6 +65,7 @@ class LoaderStats:
     @property
     def thread_images_s(self) -> dict[str, float]:
         """Images per second of one decoding thread if it did only one part of its work."""
+        # Thread time, so one thread alone would need this much.
         parts = {"check": self.cores.check_s, "decode": self.cores.decode_s, "resample": self.cores.resample_s}
         return {name: self.cores.images / part_s for name, part_s in parts.items() if part_s}
 

@@ -141,6 +141,7 @@ def _choose_evaluation(
     has_classes = source.label_kind == "class"
     groups = source.labels[order] if has_classes else np.zeros(len(order), np.int64)
     counts = np.bincount(groups, minlength=len(source.classes) if has_classes else 1)
+    # Halves are rounded up; numpy's rint would round them to even numbers.
     num_evaluation = np.maximum(np.floor(eval_fraction * counts + 0.5).astype(np.int64), counts >= 2)
     if (emptied := np.flatnonzero((num_evaluation >= counts) & (counts > 0))).size:
         name = f"class {source.classes[emptied[0]]!r}, of {counts[emptied[0]]} images," if has_classes else "the set"

@@ -31,6 +31,7 @@ class Records:
     @staticmethod
     def from_buffers(buffers: Sequence[bytes | memoryview]) -> Records:
         """Builds Records of separate buffers."""
+        # The arrays keep the buffers alive.
         arrays: list[NDArray[np.uint8]] = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         address = np.fromiter((array.ctypes.data for array in arrays), np.uint64, len(arrays))
         return Records(address, np.fromiter(map(len, arrays), np.uint64, len(arrays)), arrays)

@@ -99,6 +99,7 @@ def convert_mode(image: Image.Image, channels: int) -> Image.Image:
     # 16-bit gray: Pillow's own conversion clips at 255, so the high byte is taken here.
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    # Pillow warns if a palette with transparency is converted to RGB directly.
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)

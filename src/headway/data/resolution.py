@@ -88,6 +88,7 @@ def list_sizes(
 def describe_sizes(sizes: Sequence[tuple[int, tuple[int, int]]]) -> str:
     """Returns a sentence about the result of `list_sizes`."""
     entries = [f"{height}x{width} from epoch {epoch}" for epoch, (height, width) in sizes]
+    # A ramp in small steps would fill the screen.
     if len(entries) > MAX_LISTED_SIZES:
         entries = [
             *entries[: MAX_LISTED_SIZES // 2],

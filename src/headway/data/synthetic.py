@@ -65,6 +65,7 @@ class SyntheticLoader:
                 labels = self._labels[first_slot:end_slot].to(self._device)
                 slots = np.arange(first_slot, end_slot)
                 zeros = np.zeros(end_slot - first_slot, np.int64)
+            # Positions, epochs and samples advance as in a run in index order.
             positions = slots + position
             epoch, epoch_offset = divmod(position, self._samples)
             # Most steps lie inside one epoch; without divisions of arrays they save two numpy calls, 3 us.

@@ -35,6 +35,7 @@ def redact_url(uri: str) -> str:
 
 def get_cache_folder() -> Path:
     """Returns $HEADWAY_CACHE, or `headway` in $XDG_CACHE_HOME, or ~/.cache/headway."""
+    # After HEADWAY_CACHE, the order of the XDG base directory specification.
     if folder := os.environ.get("HEADWAY_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"

@@ -153,6 +153,7 @@ class RemoteFolder:
             what = f"the file cannot be read: {reason} ({num_failures} attempts)"
             raise DataError(what, where=self._get_path(name), fix="Check the network and the server, and start again.")
         # The random factor keeps many clients from returning at the same moment.
+        # The server may request a longer pause.
         pause_s = max(retry_after_s, self._pause_s * 2 ** max(0, num_failures - 1) * random.uniform(0.5, 1.0))
         if self._stopped.wait(min(MAX_PAUSE_S, pause_s)):
             raise StoppedError

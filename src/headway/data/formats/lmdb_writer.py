@@ -43,6 +43,7 @@ class LmdbWriter:
         self._uncommitted_bytes = 0
         self.size_bytes = 0
         with self._convert_errors():
+            # No sync and no lock: `close` syncs once, and no other process opens an unfinished shard.
             self._env = self._lmdb.open(str(path), subdir=False, map_size=_MAP_SIZE_BYTES, lock=False, sync=False)
             self._txn = self._env.begin(write=True)
 

@@ -37,6 +37,7 @@ def _expand_braces(text: str) -> Iterator[str]:
         yield text
         return
     prefix, suffix = text[: match.start()], text[match.end() :]
+    # The rightmost braces change fastest, as in a shell.
     for choice in _list_choices(match[1]):
         yield from _expand_braces(f"{prefix}{choice}{suffix}")
 
@@ -55,6 +56,7 @@ def group_shards(names: Iterable[str]) -> dict[str, list[str]]:
     """Groups names of shards by the prefix before their number: `a-0.tar`, `a-1.tar` and `b.tar` give a and b."""
     names_by_group: dict[str, list[str]] = {}
     for name in sorted(names):
+        # `a-00000-of-00146.tar` belongs to `a`, like `a-0.tar`.
         stem = name.partition(".")[0].partition("-of-")[0]
         names_by_group.setdefault(stem.rstrip("0123456789").rstrip("-_") or "shards", []).append(name)
     return names_by_group

@@ -28,6 +28,7 @@ def parse_pack_id(end: bytes | memoryview) -> int | None:
 def read_pack_id(path: Path) -> int | None:
     """Returns a shard's pack number; None if the file is not a shard of a pack. Raises OSError if it cannot be read."""
     with open_regular(path) as file:
+        # Only the end is read: shards may be large.
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TRAILER_BYTES))
         return parse_pack_id(file.read())

@@ -30,6 +30,7 @@ def unpack_gzip(path: Path) -> Path:
     )
     if target.is_file():
         return target
+    # In the same folder, so that the rename is atomic.
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         if folder.is_dir():

@@ -31,6 +31,7 @@ def apply_cutmix(images: torch.Tensor, partner_images: torch.Tensor, boxes: Boxe
 
     Source: Yun et al. 2019, "CutMix" (arXiv 1905.04899).
     """
+    # `erase` takes a fill for each pixel too, so pasting is erasing with the partner.
     return erase(images, boxes, partner_images)
 
 

@@ -59,6 +59,7 @@ class DiskTier(Tier):
         self._num_threads = threads
         self._prefetcher = self._start_prefetcher()
         self._process = os.getpid()
+        # Also ends the threads of a tier that is dropped without `close`.
         self._end = weakref.finalize(self, self._prefetcher.close)
 
     def read(self, ids: Sequence[int] | Ids) -> Records:

@@ -124,6 +124,7 @@ class Prefetcher:
         self._read_numbers = itertools.count(1)
         self._num_active_reads = 0
         self._closed = False
+        # Daemon threads: a program that never calls `close` must still exit.
         self._threads = [threading.Thread(target=self._work, name="headway-fetch", daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()

@@ -109,6 +109,7 @@ def compute_share_bytes(folder: Path, total_bytes: int, budget_bytes: int) -> in
             active_bytes += header[_TOTAL]
         else:
             unused_sets.append((header[_LAST_USE], header[_KEPT], set_folder))
+        # Without the set in `folder` itself, whose share is computed.
         used_bytes += header[_KEPT]
     share_bytes = budget_bytes * total_bytes // max(1, active_bytes)
     # Records take whole blocks: little more than their bytes, unless they are tiny.
