@@ -68,7 +68,7 @@ class RecordStore:
     Args:
         dataset: provides the columns; its records are not read.
         root: the cache folder, which holds the stores of other sets too.
-        budget_bytes: limit of all sets in the folder together; see `compute_share`.
+        budget_bytes: limit of all sets in the folder together; see `compute_share_bytes`.
 
     Raises:
         OSError: the folder cannot be written, is full, or its file system has no sparse files.
