@@ -27,7 +27,7 @@ from headway.data.decode import resolve_backend
 from headway.data.loader import Loader
 from headway.data.loader_spec import LoaderSpec
 from headway.data.order import Order
-from headway.data.resolution import compute_size
+from headway.data.resolution import compute_progressive_size
 from headway.data.synthetic import SyntheticLoader
 from headway.data.tiers import Tier, choose_tier
 from headway.data.tiers.remote_dataset import RemoteShards
@@ -145,7 +145,7 @@ class Inputs:
             UsageError: progressive resolution begins with no smaller images than it ends with.
         """
         progressive = recipe.data.progressive
-        return self.size if progressive is None else compute_size(progressive, self.size, 0)
+        return self.size if progressive is None else compute_progressive_size(progressive, self.size, 0)
 
     def read_first_batch(self, recipe: TrainRecipe) -> Batch:
         """Reads the first batch of the run, or its first `max_first_samples` samples, for `init` and the checks."""

@@ -26,7 +26,7 @@ from headway.core.workload import (
     WorkloadUpdate,
 )
 from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
-from headway.data.resolution import compute_size
+from headway.data.resolution import compute_progressive_size
 from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
 from headway.launch.ranks import list_running_statistics
 from headway.model.fake_tensors import use_fake_tensors
@@ -344,7 +344,7 @@ def _list_phases(setup: TrainSetup, forward: int) -> tuple[WorkloadPhase, ...]:
         position = plan.find_position(step)
         size = setup.size
         if progressive is not None:
-            size = compute_size(progressive, setup.size, position // setup.epoch)
+            size = compute_progressive_size(progressive, setup.size, position // setup.epoch)
         if size not in counted:
             counted[size] = _count_multiply_adds(setup, size)
         phase = WorkloadPhase(
