@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from itertools import islice, pairwise
@@ -63,7 +64,10 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def loader(data: Dataset, batch: int = 8, **options: Any) -> Loader:
     given = {"order": Order(len(data), SEED), "size": SIZE, "crop": "random", "flip": True, "translate": 3}
-    return Loader(data, batch=batch, **given | {"threads": 1, "cache": "none"} | options)
+    options = given | {"threads": 1, "cache": "none"} | options
+    if options["order"] is not None:
+        options.setdefault("stop", math.inf)
+    return Loader(data, batch=batch, **options)
 
 
 def served(batches: Any, count: int | None = None) -> Samples:
@@ -260,7 +264,7 @@ def test_a_cache_is_told_what_its_host_takes(
         assert found is None
     else:
         assert found is not None
-        assert np.flatnonzero(found.find_taken(np.arange(30))).tolist() == [
+        assert np.flatnonzero(found.select_owned(np.arange(30))).tolist() == [
             step + slot for step in (0, 10, 20) for slot in range(*slots)
         ]
 
