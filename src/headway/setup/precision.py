@@ -101,26 +101,26 @@ class Precision:
         """True if `auto` chose the precision, so that other ranks may have chosen another one."""
         return self._seconds is not None
 
-    def finding(self) -> Any:
+    def get_vote(self) -> Any:
         """Returns the facts of this rank from which all ranks choose a precision, for JSON."""
         return {"agreed": self.name if self._agreed else self.recorded, "seconds": self._seconds}
 
-    def agree(self, findings: Sequence[Any]) -> str:
+    def agree_on_votes(self, votes: Sequence[Any]) -> str:
         """Chooses the same precision on all ranks, and returns a message if it differs from this rank's own.
 
         The precision that some ranks agreed on before has priority; else the fastest on the slowest rank is taken.
 
         Args:
-            findings: those of all ranks, in one order.
+            votes: those of all ranks, in one order.
         """
         if not self.is_auto or self._agreed:
             return ""
         self._agreed = True
-        before = [found["agreed"] for found in findings if found["agreed"]]
+        before = [vote["agreed"] for vote in votes if vote["agreed"]]
         if before:
             name, self.reason = before[0], "as the other ranks had agreed"
         else:
-            name, self.reason = choose_fastest([found["seconds"] for found in findings if found["seconds"]])
+            name, self.reason = choose_fastest([vote["seconds"] for vote in votes if vote["seconds"]])
         if name == self.name:
             return ""
         self._set_name(name)
@@ -179,7 +179,7 @@ def measure_precisions(
     See `measure_seconds_per_sample`. A process that joins a run measures nothing and returns an empty dict, as it takes
     the precision of the others. With one precision to choose from nothing is measured either.
     """
-    if ranks is not None and ranks.joins:
+    if ranks is not None and ranks.is_joining:
         return {}
     samples = recipe.batch // (1 if ranks is None else ranks.launched_size)
     if isinstance(recipe.micro_batch, int):

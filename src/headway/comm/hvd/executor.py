@@ -79,9 +79,11 @@ class ProcessSetExecutor:
         self._begin_transfer, self._on_done, self._on_broken = begin, on_done, on_broken
         self._is_broken = False
         # Two threads: the next buffer is filled while the last one travels.
-        self._finishing = PhaseThread(f"hvd-finish-{number}", self._finish, then=self._report, on_error=self._break_off)
+        self._finishing = PhaseThread(
+            f"hvd-finish-{number}", self._finish, on_done=self._report, on_error=self._break_off
+        )
         self._beginning = PhaseThread(
-            f"hvd-begin-{number}", self._begin, then=self._finishing.put, on_error=self._break_off
+            f"hvd-begin-{number}", self._begin, on_done=self._finishing.put, on_error=self._break_off
         )
 
     def put(self, response: Response, entries: list[SubmittedOperation]) -> None:

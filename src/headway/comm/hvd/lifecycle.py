@@ -157,7 +157,7 @@ def _join_world(settings: Settings) -> tuple[World, tuple[int, int]]:
 def _join_generation(client: CoordinatorClient, settings: Settings) -> tuple[World, tuple[int, int]]:
     info = client.wait_for_generation()
     world = client.build_world(
-        info, CPU, why="a worker was lost", timeout_s=settings.timeout_s, interface=settings.interface
+        info, CPU, abort_reason="a worker was lost", timeout_s=settings.timeout_s, interface=settings.interface
     )
     return world, (info.local_ranks[info.rank], world.local_size)
 
