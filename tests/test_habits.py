@@ -39,6 +39,15 @@ def test_the_front_door_does_not_import_torch(arguments: tuple[str, ...]) -> Non
     assert "torch" not in modules
 
 
+def test_every_path_in_contributing_exists() -> None:
+    cells = re.findall(r"`([^`]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    paths = [cell for cell in cells if re.fullmatch(r"[\w/.*]+/|[\w/.*-]+/[\w.*-]+\.\w+|tests/[\w/]+", cell)]
+    assert len(paths) > 80
+    rooms = (ROOT, ROOT / "src/headway")
+    lost = [path for path in paths if "NAME" not in path and not any(list(room.glob(path)) for room in rooms)]
+    assert lost == []
+
+
 @pytest.mark.parametrize("room", ["core", "page", "storage"])
 def test_the_lower_floors_do_not_import_torch(room: str) -> None:
     files = sorted((ROOT / "src/headway" / room).glob("*.py"))
