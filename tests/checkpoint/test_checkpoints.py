@@ -145,7 +145,9 @@ def test_a_later_format_is_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "checkpoints/step-00000018", tmp_path / "step")
     manifest = json.loads((tmp_path / "step" / MANIFEST).read_text())
     write_atomically(tmp_path / "step" / MANIFEST, json.dumps({**manifest, "format": FORMAT_VERSION + 1}))
-    with pytest.raises(CheckpointError, match=f"its format is {FORMAT_VERSION + 1}, this version reads {FORMAT_VERSION}"):
+    with pytest.raises(
+        CheckpointError, match=f"its format is {FORMAT_VERSION + 1}, this version reads {FORMAT_VERSION}"
+    ):
         read(tmp_path / "step")
 
 

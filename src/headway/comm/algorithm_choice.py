@@ -14,7 +14,7 @@ import torch
 
 from headway.comm.buckets import ALIGNED_ELEMENTS, LAST_BUCKET_DIVISOR
 from headway.comm.communicator import Algorithm, Communicator
-from headway.comm.links import reduce_max
+from headway.comm.links import measure_links, reduce_max
 from headway.comm.wire_codec import Wire
 from headway.core.collectives import LinearCost, Network, choose_bucket_for_cost, predict_cost, predict_phase_costs
 
@@ -214,6 +214,18 @@ class AlgorithmChooser:
             cells = (f"{seconds * 1e3:.3g}{' *' if name == chosen else '  '}" for name, seconds in costs)
             rows.append((f"{size / 1e6:.3g} MB", *cells))
         return rows
+
+    @staticmethod
+    def measure(communicator: Communicator, bucket_bytes: int, *, wire: Wire = "fp32") -> AlgorithmChooser:
+        """Measures the links, tries the algorithms and builds a chooser for buckets of a given size.
+
+        Takes about 1.5 s. Every rank calls it, and raises as `measure_links` does.
+        """
+        network = measure_links(communicator.world, rails=1).build_network(communicator.world)
+        trials = run_trials(communicator, network, wire=wire)
+        # On CUDA one stream runs the phases of all buckets one after another.
+        is_phased = communicator.world.device.type != "cuda"
+        return AlgorithmChooser(network, trials, 0, wire=wire, bucket_bytes=bucket_bytes, phased=is_phased)
 
     def _find_best_bucket_bytes(self, total_bytes: int) -> int:
         # For the cheapest algorithm at 4 MB: at such sizes the cheapest one hardly depends on the size.

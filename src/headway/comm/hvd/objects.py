@@ -20,7 +20,7 @@ from headway.core.errors import UsageError
 from headway.core.rendezvous import is_public_secret
 
 try:
-    # It pickles lambdas, too.
+    # cloudpickle can pickle lambdas, too.
     from cloudpickle import dumps  # type: ignore[import-not-found,import-untyped,unused-ignore]
 except ImportError:
     from pickle import dumps
@@ -34,11 +34,13 @@ def broadcast_object(
 ) -> Any:
     """Returns the object of one rank on all; on that rank the object itself.
 
+    Raises as allgather_async does, and ValueError if the root is not in the process set.
+
     Args:
+        obj: object to send; other ranks' objects are ignored.
         root_rank: a rank of the job, not of the process set.
 
     Raises:
-        ValueError, HorovodInternalError: see allgather_async; the root is not in the process set.
         UsageError: the job runs on several hosts without HEADWAY_SECRET.
     """
     _check_secret()
@@ -66,8 +68,8 @@ def _check_secret() -> None:
 
 def _pack(*objects: Any) -> torch.Tensor:
     data = bytearray()
-    for one in objects:
-        pickled = dumps(one)
+    for obj in objects:
+        pickled = dumps(obj)
         data += HEADER.pack(_sign(pickled), len(pickled)) + pickled
     return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
@@ -83,7 +85,7 @@ def _unpack(gathered: torch.Tensor) -> list[Any]:
             raise HorovodInternalError("an object came that no process of this job has signed; it was not read")
         pickles.append(pickled)
         data = data[HEADER.size + length :]
-    return [pickle.loads(one) for one in pickles]
+    return [pickle.loads(pickled) for pickled in pickles]
 
 
 def _sign(pickled: bytes | memoryview) -> bytes:
