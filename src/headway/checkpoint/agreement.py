@@ -102,6 +102,7 @@ class StoreExchange:
     def collect(self, key: str, ranks: Sequence[int], check: Callable[[], None]) -> list[bytes]:
         # Poll, never wait inside the store: it has one connection, so a waiting thread would block the training thread.
         keys = [self._build_key(key, rank) for rank in ranks]
+        # Short at first: most saves end at about the same time on all ranks.
         pause_s = FIRST_POLL_PAUSE_S
         while True:
             check()

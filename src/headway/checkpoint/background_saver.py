@@ -43,12 +43,8 @@ class BackgroundSaver:
         say: Callable[[str], object] = print,
         resume_command: str = "",
     ) -> None:
-        self._checkpoints, self._asynchronous, self._say, self._resume_command = (
-            checkpoints,
-            asynchronous,
-            say,
-            resume_command,
-        )
+        self._checkpoints, self._asynchronous = checkpoints, asynchronous
+        self._say, self._resume_command = say, resume_command
         self._job: SaveJob | None = None
         self._newest_job: SaveJob | None = None
         self._thread: threading.Thread | None = None

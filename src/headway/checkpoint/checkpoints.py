@@ -114,6 +114,7 @@ class Checkpoints:
                 try:
                     return read(newest)
                 except CheckpointError as error:
+                    # A checkpoint that another process has just removed is not damaged.
                     if newest.name in (path.name for path in self.paths()):
                         damaged_names.add(newest.name)
                         warn(f"{error} The one before it is used.")

@@ -80,6 +80,7 @@ class Manifest:
             raise CheckpointError(f"{MANIFEST} is damaged: its sha256 is another", where=where)
         trees = enumerate(entries.get_list("files"))
         files = tuple(_parse_file(tree, f"files[{index}]", where) for index, tree in trees)
+        # Two entries for one file could differ in length and sha256.
         if len({file.name for file in files}) < len(files):
             raise CheckpointError(f"{MANIFEST} names a file twice", where=where)
         return Manifest(entries.get_whole("step", 0, MAX_STEP), entries.get_object("scalars"), files)

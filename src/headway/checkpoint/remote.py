@@ -217,6 +217,7 @@ class _RemoteDraft(CheckpointDraft):
         return FileEntry(name, tensors.length, sha256)
 
     def publish(self, manifest: Manifest, confirm: Callable[[], None]) -> Location:
+        # The manifest makes the checkpoint visible, so this is the last moment to stop.
         confirm()
         self._folder.write(f"{self._name}/{MANIFEST}", manifest.to_json())
         # `latest` comes after the manifest: it never names a checkpoint that is not complete.

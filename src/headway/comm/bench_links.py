@@ -197,6 +197,7 @@ def time_all_sizes(
             return rows, list(sizes[index:])
         # Each of the remaining sizes gets the same share of the remaining time.
         size_budget_s = remaining_s / (len(sizes) - index)
+        # Every rank computes the same number, from the slowest rank's times.
         rounds = min(max(int(size_budget_s / max(first_round_s, 1e-9)), MIN_BENCH_ROUNDS), MAX_BENCH_ROUNDS)
         times = [time_all_algorithms(communicator, buffer) for _ in range(rounds)]
         for name, median_s in zip(names, map(median, zip(*times, strict=True)), strict=True):
@@ -237,6 +238,7 @@ def _run_processes(procs: int, seconds: float) -> BenchLinksResult:
         # All are on one host: rank 0 serves the store at a free port, so this one only names the job.
         "MASTER_PORT": str(1 + secrets.randbelow((1 << 16) - 1)),
         "TORCHELASTIC_RUN_ID": new_secret(),
+        # Without this, each process would start threads for all cores.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // procs)),
     }
     command = [sys.executable, "-m", "headway", "bench-links", "--seconds", str(seconds), "--json"]

@@ -78,10 +78,6 @@ class PendingAllReduce:
         if self._cuda_event is not None:
             torch.cuda.current_stream().wait_event(self._cuda_event)
 
-    def is_done(self) -> bool:
-        """Returns whether it has completed or failed; on CUDA, whether it has been issued."""
-        return self._done_event.is_set()
-
     def add_done_callback(self, callback: Callable[[PendingAllReduce], None]) -> None:
         """Calls `callback` on completion, from any thread; at once if it has completed already."""
         with self._lock:
@@ -94,6 +90,7 @@ class PendingAllReduce:
         self._error, self._entry.done = error, error is None
         with self._lock:
             self._done_event.set()
+        # Outside of the lock, which a callback may need.
         for callback in self._callbacks:
             callback(self)
 
@@ -141,6 +138,7 @@ class Communicator:
         self._codecs: dict[str, WireCodec] = {}
         self._phases: list[PhaseThread[_AllReduceJob]] = []
         host_ranks, leader_ranks = world.hosts[world.host], [ranks[0] for ranks in world.hosts]
+        # `two_dimensional` sums a shard over the ranks of one local rank, which every host has to have.
         has_equal_hosts = len({len(ranks) for ranks in world.hosts}) == 1
         self.algorithms = ALGORITHMS if has_equal_hosts else ALGORITHMS[:3]
         # Operations of one group run in the order of issue, which has to be the same on all ranks: two ranks that issue
@@ -161,17 +159,11 @@ class Communicator:
         self._stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None
         if self._stream is None and world.size > 1:
             gather_phase = _build_phase("gather", self._all_gather_intra_host)
-            inter_host_phase = _build_phase("cross", self._all_reduce_inter_host, gather_phase)
-            self._scatter_phase = _build_phase("scatter", self._reduce_scatter_intra_host, inter_host_phase)
+            cross_phase = _build_phase("cross", self._all_reduce_inter_host, gather_phase)
+            self._scatter_phase = _build_phase("scatter", self._reduce_scatter_intra_host, cross_phase)
             self._stepwise_phase = _build_phase("flat", self._run_stepwise)
             self._ring_phase = _build_phase("ring", self._wait_for_works)
-            self._phases = [
-                self._scatter_phase,
-                inter_host_phase,
-                gather_phase,
-                self._stepwise_phase,
-                self._ring_phase,
-            ]
+            self._phases = [self._scatter_phase, cross_phase, gather_phase, self._stepwise_phase, self._ring_phase]
 
     def all_reduce(
         self, buffer: torch.Tensor, *, algorithm: Algorithm = "ring", wire: Wire = "fp32", tag: str = ""
@@ -274,6 +266,7 @@ class Communicator:
             group.broadcast(buffer).wait()
             return
         padded = buffer
+        # If the ranks do not divide the length, the shards are those of a padded buffer.
         if job.shard.numel() * group.size != buffer.numel():
             padded = buffer.new_empty(job.shard.numel() * group.size)
         group.all_gather(padded, job.shard).wait()

@@ -204,6 +204,7 @@ class CoordinatorClient:
         with self._condition:
             self._current_number, self._on_change = number, on_change
             self._update_has_changed()
+        # The generation may be over already: the thread then calls `on_change` at once.
         self._wake_sender.send(b"\0")
 
     def check(self) -> None:
@@ -217,6 +218,11 @@ class CoordinatorClient:
         if self.has_changed:
             with self._condition:
                 self._raise_change()
+
+    def wait_for_change(self, timeout_s: float) -> None:
+        """Waits until `has_changed` is True, at most `timeout_s`."""
+        with self._condition:
+            self._condition.wait_for(lambda: self.has_changed, timeout_s)
 
     def accuse(self, number: int, rank: int) -> None:
         """Reports a rank of generation `number` that is alive and does not come to a collective: it becomes lost."""
@@ -253,6 +259,7 @@ class CoordinatorClient:
             CommunicationError: the launcher is gone.
         """
         with self._condition:
+            # A generation that forms from now on is no concern of this process.
             self._on_change = None
             self._send("bye", done=done)
             self._condition.wait_for(lambda: self._has_left or self._final_error is not None)
@@ -265,6 +272,7 @@ class CoordinatorClient:
             return
         self._closing = True
         self._wake_sender.send(b"\0")
+        # Before the sockets are closed: the thread reads from them.
         self._thread.join()
         for end in (self._connection, self._wake_sender, self._wake_receiver):
             end.close()
@@ -319,6 +327,7 @@ class CoordinatorClient:
             lost_workers=tuple(self._lost_workers),
             reason="; ".join(self._reasons),
         )
+        # Each loss and reason is reported once.
         self._lost_workers.clear()
         self._reasons.clear()
         return generation

@@ -140,6 +140,7 @@ def build_hook(
         if chooser is not None:
             raise UsageError(f"both a chooser and {algorithm!r} for all buckets", fix="Leave one of them out.")
         return AveragingState(communicator, lambda nbytes: algorithm, wire), average_bucket
+    # DDP has planned its buckets already, so their size is given.
     chooser = chooser or AlgorithmChooser.measure(communicator, DDP_BUCKET_BYTES, wire=wire)
     return AveragingState(communicator, chooser, wire), average_bucket
 

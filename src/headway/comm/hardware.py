@@ -53,6 +53,7 @@ def list_gpu_links() -> list[str]:
         return []
     try:
         nvml.nvmlInit()
+    # There is no driver, or no GPU.
     except nvml.NVMLError:
         return []
     try:

@@ -36,6 +36,7 @@ class PhaseThread(Generic[T]):
 
     def put(self, job: T) -> None:
         """Queues a job."""
+        # In a tuple, since None ends the thread.
         self._jobs.put((job,))
 
     def close(self) -> None:

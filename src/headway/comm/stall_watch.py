@@ -60,6 +60,7 @@ class StallWatch:
 
     def _find_oldest_pending(self) -> LoggedOperation | None:
         """Returns the oldest operation that has not completed; None if there is none."""
+        # A copy of the log, to which other threads append.
         return next((entry for entry in tuple(self._communicator.log) if not entry.done), None)
 
     def _run(self) -> None:

@@ -58,6 +58,7 @@ class WireCodec:
         else:
             body.copy_(values)
             message[-1] = 0
+        # Counted on the device, so that no message waits for the host.
         flushed = torch.count_nonzero(values) - torch.count_nonzero(body)
         self.lost_numbers += flushed + (~torch.isfinite(max_abs)).int()
 

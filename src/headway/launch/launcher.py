@@ -77,12 +77,11 @@ def launch(
     """
     address = find_launcher_address(hosts)
     restart_command = restart_command or (lambda: command)
+    environ = environ or {}
     restart = 0
     while True:
         with closing(
-            _LaunchSession(
-                command, restart_command, environ or {}, hosts, address, timeout_s=timeout_s, respawn=respawn
-            )
+            _LaunchSession(command, restart_command, environ, hosts, address, timeout_s=timeout_s, respawn=respawn)
         ) as session:
             session.ends_on_rank_failure = on_rank_failure == "restart"
             session.run()

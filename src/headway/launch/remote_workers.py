@@ -94,13 +94,10 @@ class _AgentConnection:
         python = os.environ.get("HEADWAY_REMOTE_PYTHON") or sys.executable
         # The same folder and the same Python as here: a shared file system, or equal installations.
         agent = f"cd {shlex.quote(os.getcwd())} && exec {shlex.quote(python)} -m headway.launch.agent"
+        # A session of its own, so that Ctrl-C in the terminal reaches the launcher alone.
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            [*remote_shell, host, agent],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # Ctrl-C in the terminal then reaches the launcher alone.
-            start_new_session=True,
+            [*remote_shell, host, agent], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
         self._threads = [
             threading.Thread(target=run, name=f"{run.__name__} {host}", daemon=True)

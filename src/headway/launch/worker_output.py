@@ -45,6 +45,7 @@ class WorkerOutput:
     def set_ranks(self, ranks: Mapping[str, int]) -> None:
         """Sets the ranks of a new generation. A lost worker keeps its old rank."""
         with self._lock:
+            # `update`, since a lost worker may still print its last words.
             self._ranks.update(ranks)
 
     def show(self, worker: str, stream: int, lines: str) -> None:

@@ -38,6 +38,7 @@ class Connection:
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends a message; does nothing if the other end is gone, which the receiving thread notices."""
+        # Sealed and sent under one lock: the other end expects messages in the order of their seals.
         with self._lock, contextlib.suppress(OSError):
             self._socket.sendall(self._channel.seal(encode(kind, **fields)))
 
@@ -56,6 +57,7 @@ class Connection:
 
     def hang_up(self) -> None:
         """Ends the connection, from any thread; both receivers notice it."""
+        # Unlike `close`, it wakes a thread that waits in `recv`.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

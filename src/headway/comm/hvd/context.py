@@ -52,6 +52,7 @@ def get_engine() -> Engine:
 
 
 def _require_job() -> HorovodJob:
+    # Horovod's questions raise ValueError, its collectives HorovodInternalError.
     if _job is None:
         raise ValueError(NOT_INITIALIZED)
     return _job

@@ -149,6 +149,7 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        # Each rank's tensor is part of all ranks' results, so its gradient is the same reduction of their gradients.
         reduced = _Allreduce.apply(*ctx.options, *_make_contiguous(grads))  # type: ignore[no-untyped-call]
         return None, None, None, *reduced
 

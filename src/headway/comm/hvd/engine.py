@@ -44,6 +44,8 @@ class Engine:
         timeline: recorded on rank 0; on the others it stays empty.
         ranks_by_set_id: the ranks of each process set.
         cuda: device of this rank's latest CUDA tensor, and of its zeros after it has joined.
+        has_failed: True if a rank was lost or a transfer failed: only Headway's launcher can bring the ranks together
+            again.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Engine:
         self._unnamed_counts = Counter[tuple[int, str]]()
         self._num_joins = 0
         self._end_reason = ""
-        self._has_failed = False
+        self.has_failed = False
         self._executors: dict[int, ProcessSetExecutor] = {}
         self._collectives: dict[int, ProcessSetCollectives] = {}
         self._group_numbers = itertools.count()
@@ -75,11 +77,6 @@ class Engine:
             self._negotiator = Negotiator(rank_connections, settings, self.timeline, choose_algorithm)
         self._reader = threading.Thread(target=self._read, name="headway-hvd-reader", daemon=True)
         self._reader.start()
-
-    @property
-    def has_failed(self) -> bool:
-        """True if a rank was lost or a transfer failed: only Headway's launcher can bring the ranks together again."""
-        return self._has_failed
 
     def build_name(self, kind: str, process_set: int, name: str | None) -> str:
         """Returns the name by which ranks match an operation; numbered if the caller gave none."""
@@ -136,6 +133,10 @@ class Engine:
         self._connection.send("request", request=request.to_fields())
         return handle
 
+    def execute(self, request: Request) -> Any:
+        """Submits an operation without tensors, waits for it and returns its result. Raises as `submit` and `wait`."""
+        return self.wait(self.submit(request))
+
     def poll(self, handle: int) -> bool:
         """Returns whether `wait` would return at once. Raises ValueError if the handle is unknown, or waited for."""
         with self._lock:
@@ -167,7 +168,7 @@ class Engine:
     def shut_down(self) -> None:
         """Ends the engines of all ranks; operations that the ranks have agreed on are executed first."""
         # A stop goes over the negotiator, which tells all ranks; after a failure it has told them already.
-        if self._has_failed:
+        if self.has_failed:
             self._connection.hang_up()
         else:
             self._connection.send("stop")
@@ -228,7 +229,7 @@ class Engine:
         """Ends the operations that were not handed out yet; after a failure also those under way."""
         with self._lock:
             self._end_reason = self._end_reason or reason
-            self._has_failed = self._has_failed or failed
+            self.has_failed = self.has_failed or failed
             operations = list(self._pending.values())
             self._pending.clear()
             if failed:

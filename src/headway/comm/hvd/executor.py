@@ -98,6 +98,7 @@ class ProcessSetExecutor:
 
     def _begin(self, transfer: _Transfer) -> None:
         transfer.start_s = time.perf_counter()
+        # A response with an error transfers nothing: `_report` passes the error on.
         if not (transfer.response.error or self._is_broken):
             transfer.finish = self._begin_transfer(transfer.response, transfer.operations)
 

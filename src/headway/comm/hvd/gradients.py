@@ -84,6 +84,7 @@ class GradientReduction:
 
     def synchronize(self) -> None:
         """Reduces the remaining gradients, zeros for parameters without one, and waits for all."""
+        # Each bundle once, in the order of the parameters.
         for bundle in dict.fromkeys(self._bundle_of.values()):
             if bundle not in self._pending_reductions:
                 self._begin(bundle)

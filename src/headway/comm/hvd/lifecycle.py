@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Literal
@@ -116,9 +115,7 @@ def reinitialise() -> None:
 
 def _is_worker_lost(client: CoordinatorClient) -> bool:
     # A rendezvous may fail because another worker was lost: then the launcher says so, and there will be a next one.
-    deadline_s = time.monotonic() + EXPLANATION_TIMEOUT_S
-    while not client.has_changed and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    client.wait_for_change(EXPLANATION_TIMEOUT_S)
     try:
         client.check()
     except GenerationEndedError:

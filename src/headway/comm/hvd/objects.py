@@ -48,7 +48,8 @@ def broadcast_object(
         raise ValueError(f"broadcast_object: root rank {root_rank} is not in {process_set}")
     is_root = context.rank() == root_rank
     # A gather in which only the root has bytes: the others need not know the length before.
-    gathered = differentiable.allgather(_pack(obj) if is_root else _pack(), name, process_set)
+    data = _pack(obj) if is_root else torch.empty(0, dtype=torch.uint8)
+    gathered = differentiable.allgather(data, name, process_set)
     return obj if is_root else _unpack(gathered)[0]
 
 
@@ -66,12 +67,10 @@ def _check_secret() -> None:
         raise UsageError(what, fix=fix)
 
 
-def _pack(*objects: Any) -> torch.Tensor:
-    data = bytearray()
-    for obj in objects:
-        pickled = dumps(obj)
-        data += HEADER.pack(_sign(pickled), len(pickled)) + pickled
-    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+def _pack(obj: Any) -> torch.Tensor:
+    pickled = dumps(obj)
+    # A bytearray, since a tensor needs memory that it may write to.
+    return torch.frombuffer(bytearray(HEADER.pack(_sign(pickled), len(pickled)) + pickled), dtype=torch.uint8)
 
 
 def _unpack(gathered: torch.Tensor) -> list[Any]:

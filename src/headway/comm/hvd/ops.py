@@ -242,14 +242,13 @@ def join(device: int = -1) -> int:
     # Horovod's -1 stands for no device.
     if device >= 0:
         engine.cuda = torch.device("cuda", device)
-    last_rank: int = engine.wait(engine.submit(Request(GLOBAL_SET_ID, "join", "join")))
+    last_rank: int = engine.execute(Request(GLOBAL_SET_ID, "join", "join"))
     return last_rank
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until all ranks of the set have called it."""
-    engine = context.get_engine()
-    engine.wait(engine.submit(Request(_get_set_id(process_set), "barrier", "barrier")))
+    context.get_engine().execute(Request(_get_set_id(process_set), "barrier", "barrier"))
 
 
 def submit_reduction(
@@ -270,6 +269,7 @@ def submit_reduction(
         grouped: if True, the result is a tuple, and ranks match it with grouped operations only.
         in_place: if True, an allreduce writes into `tensors`.
     """
+    # Results of a reducescatter have other shapes than the tensors: the collective allocates them.
     outputs: Sequence[Tensor] = ()
     if kind == "reducescatter":
         if op not in (Average, Sum):

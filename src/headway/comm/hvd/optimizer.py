@@ -100,6 +100,7 @@ def _name_parameters(
 ) -> dict[Tensor, str]:
     groups = optimizer.param_groups
     if named_parameters is None:
+        # By position, which is the same on all ranks that build the same optimizer.
         return {p: f"noname.{i}.{j}" for i, group in enumerate(groups) for j, p in enumerate(group["params"])}
     named = list(named_parameters)
     if any(not isinstance(entry, tuple) for entry in named):
@@ -144,6 +145,7 @@ class _AdasumUpdates:
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad:
+                    # A copy, since the step changes the parameter in place.
                     self._start_values[parameter] = parameter.detach().clone()
 
     @torch.no_grad()

@@ -59,12 +59,10 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
     def _get_registered(self) -> Sequence[int]:
-        ranks = (
-            context.get_engine().ranks_by_set_id.get(self.process_set_id) if self.process_set_id is not None else None
-        )
-        if ranks is None:
+        ranks_by_set_id = context.get_engine().ranks_by_set_id
+        if self.process_set_id not in ranks_by_set_id:
             raise ValueError(f"{self} is not registered in this job; call add_process_set first")
-        return ranks
+        return ranks_by_set_id[self.process_set_id]
 
 
 # All ranks; the default of every collective. Its ranks are filled in by `init`.
@@ -109,10 +107,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if ranks in engine.ranks_by_set_id.values():
         raise ValueError(f"there is a process set of the ranks {list(ranks)} already")
     # The negotiator gives the id, the same on all ranks.
-    handle = engine.submit(
-        Request(GLOBAL_SET_ID, engine.build_name("add_set", GLOBAL_SET_ID, None), "add_set", splits=ranks)
-    )
-    process_set.process_set_id = engine.wait(handle)
+    name = engine.build_name("add_set", GLOBAL_SET_ID, None)
+    process_set.process_set_id = engine.execute(Request(GLOBAL_SET_ID, name, "add_set", splits=ranks))
     _registered.append(process_set)
     return process_set
 
@@ -126,12 +122,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     set_id, engine = process_set.process_set_id, context.get_engine()
     if set_id is None or set_id == GLOBAL_SET_ID or set_id not in engine.ranks_by_set_id:
         return False
+    # Before the wait, so that no other thread submits to a set that is going away.
     process_set.process_set_id = None
     if process_set in _registered:
         _registered.remove(process_set)
-    engine.wait(
-        engine.submit(
-            Request(GLOBAL_SET_ID, engine.build_name("remove_set", GLOBAL_SET_ID, None), "remove_set", root=set_id)
-        )
-    )
+    name = engine.build_name("remove_set", GLOBAL_SET_ID, None)
+    engine.execute(Request(GLOBAL_SET_ID, name, "remove_set", root=set_id))
     return True

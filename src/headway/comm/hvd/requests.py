@@ -147,6 +147,7 @@ def find_disagreement(requests: Mapping[int, Request], has_joined_ranks: bool) -
         requests: the request of each rank.
         has_joined_ranks: True if ranks of the set have joined, so that zeros must do in their place.
     """
+    # Sorted by rank, so that the message does not depend on which rank came first.
     (first_rank, first), *others = sorted(requests.items())
     for what, get_value in _COMPARED_FIELDS:
         first_value = get_value(first)
@@ -155,6 +156,7 @@ def find_disagreement(requests: Mapping[int, Request], has_joined_ranks: bool) -
                 return f"{first.name}: mismatched {what}: rank {first_rank} has {first_value}, rank {rank} has {value}"
     if first.kind in (*ROWWISE_KINDS, "reducescatter") and any(not shape for shape in first.shapes):
         return f"{first.name}: {first.kind} splits or joins the first dimension, and a scalar has none"
+    # Zeros can stand in for a rank that has joined in a sum only.
     if has_joined_ranks and first.kind in (*ROWWISE_KINDS, "broadcast", "reducescatter"):
         fix = "; sparse gradients can be made dense with sparse_as_dense=True" if first.kind == "allgather" else ""
         return f"{first.name}: {first.kind} is not possible once a rank has joined{fix}"

@@ -70,6 +70,7 @@ def _read_number(environ: Mapping[str, str], name: str, default: float) -> float
         value = float(text)
     except ValueError:
         value = -1.0
+    # Written such that NaN is refused, too.
     if not 0 <= value < float("inf"):
         raise UsageError(f"{name}={text!r} is no number from 0 on", fix="Set it to such a number, or unset it.")
     return value

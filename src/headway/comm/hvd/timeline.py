@@ -78,6 +78,7 @@ class Timeline:
         self._write(name=label, ph="X", pid=self._get_row(name), tid=0, ts=start_us, dur=self._now_us() - start_us)
 
     def _get_row(self, name: str) -> int:
+        # Viewers draw a row for each pid.
         row = self._rows.get(name)
         if row is None:
             row = self._rows[name] = len(self._rows) + 1

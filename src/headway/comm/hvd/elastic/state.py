@@ -156,6 +156,7 @@ class TorchState(State):
 
     def restore(self) -> None:
         for name, saved in self._saved_states.items():
+            # A copy: what is saved must not change with the training that follows.
             getattr(self, name).load_state_dict(copy.deepcopy(saved))
         self._values.restore()
 
