@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from headway.core.errors import UsageError, suggest_nearest
 from headway.data.batch_plan import BatchPlan
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 FLIPS = ("random", "alternating")
 CROPS = ("center", "random")
 BACKENDS = ("auto", "native", "pillow")
+
+# Options that only data sets of Headway use, and only data sets of the user's own.
+IMAGE_OPTIONS = (
+    *("size", "channels", "crop", "flip", "translate", "progressive", "scaled", "threads", "backend", "pin"),
+    *("cache", "tier", "on_bad", "verify"),
+)
+SAMPLE_OPTIONS = ("workers", "collate")
 
 
 @final
@@ -52,7 +60,7 @@ class LoaderSpec:
         scaled: decode large JPEGs smaller; see `DataRecipe`.
         threads: decoding threads; None: see `choose_thread_count`.
         backend: the decoder: "auto", "native" or "pillow".
-        prefetch_batches: slots of the ring: so many batches are decoded ahead of need.
+        prefetch_batches: so many batches are made ahead of need; by worker processes, at least two each.
         device: device that receives the batches.
         pin: bind each decoding thread to one CPU; see `build_decoder`.
         cache: storage of the samples while this loader lives: "auto", "device", "memory", "disk" or "none"; see
@@ -61,6 +69,9 @@ class LoaderSpec:
         on_bad: a damaged sample is `substitute`d by the first good one after it in the Order, `mask`ed (zeros, served
             -1), or it `stop`s the iteration with DataError.
         verify: when checksums are compared; see `Dataset.select_unchecked`.
+        workers: processes that load the samples of a data set of your own; 0: none, the loop loads them itself. None:
+            one fewer than this rank's share of the usable cores, at least one.
+        collate: makes a batch of the samples of a data set of your own; None: torch's `default_collate`.
 
     Raises:
         UsageError: a value is impossible, or values contradict each other.
@@ -89,6 +100,8 @@ class LoaderSpec:
     tier: Tier | None = None
     on_bad: OnBad = "substitute"
     verify: VerifyMode = "first"
+    workers: int | None = None
+    collate: Callable[[list[Any]], Any] | None = None
 
     # Checks that need the data set are made by `Loader` and `build_transform`.
     def __post_init__(self) -> None:
@@ -108,6 +121,8 @@ class LoaderSpec:
         if self.prefetch_batches < 1:
             what = f"{self.prefetch_batches} batches to prefetch"
             raise UsageError(what, where="prefetch_batches", fix="Set 1 or more.")
+        if self.workers is not None and self.workers < 0:
+            raise UsageError(f"{self.workers} workers", where="workers", fix="Set 0 or more.")
         self._check_size()
         self._check_words()
         # An alternating or random choice needs a seed, and the seed is the order's.
@@ -117,6 +132,22 @@ class LoaderSpec:
                 "random crops, flips and shifts are drawn from a seed, and there is none",
                 fix="Give seed=1 or an order, or leave them out.",
             )
+
+    def refuse_sample_options(self) -> None:
+        """Raises UsageError if an option is set that only data sets of the user's own use."""
+        for name in self._find_changed(SAMPLE_OPTIONS):
+            fix = "Remove it. Decoding has threads=." if name == "workers" else "Remove it."
+            raise UsageError("it is for a data set of your own, and this one is Headway's", where=name, fix=fix)
+
+    def refuse_image_options(self) -> None:
+        """Raises UsageError if an option is set that only data sets of Headway use."""
+        for name in self._find_changed(IMAGE_OPTIONS):
+            what = "it is for images that Headway decodes, and this data set is your own"
+            raise UsageError(what, where=name, fix="Remove it, and let your data set do it.")
+
+    def _find_changed(self, names: tuple[str, ...]) -> list[str]:
+        usual = {field.name: field.default for field in fields(self)}
+        return [name for name in names if getattr(self, name) != usual[name]]
 
     @property
     def draws_order(self) -> bool:
