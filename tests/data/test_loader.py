@@ -162,7 +162,7 @@ def test_a_loader_knows_its_number_of_steps(data: Dataset, batch: int, start: in
     for order in (Order(N, SEED), None):
         for rank in {0, world - 1}:
             some = loader(data, batch, order=order, start=start, stop=stop, rank=rank, world=world)
-            assert len(list(some)) == len(some) == -(-(stop - start) // batch)
+            assert len(some) == len(list(some)) == -(-(stop - start) // batch)
 
 
 def test_a_loader_without_an_end_has_no_length(data: Dataset) -> None:
@@ -292,7 +292,8 @@ def test_a_spec_serves_several_loaders(data: Dataset, expected: Rows) -> None:
         ({"size": None}, "the images have different sizes. Give the loader a size=(height, width)."),
         (
             {"order": Order(N + 1, 0)},
-            f"an order of {N + 1} samples over a data set of {N}. Make it with Order(len(dataset), seed).",
+            f"an order of {N + 1} samples over a data set of {N}. Make it with Order(len(dataset), seed), "
+            "or give seed= instead.",
         ),
     ],
 )

@@ -18,7 +18,7 @@ class EpochCursor:
     """Position of a loader. An epoch is what one iteration serves: by default one pass through the data set.
 
     Steps are full and continue across the end of a pass. So an epoch begins at the first step that begins in it, and
-    all epochs together serve every sample once in each pass.
+    all epochs together serve every sample once in each pass. An epoch that is shorter than a step has one step.
 
     Args:
         samples: size of the data set.
@@ -52,13 +52,14 @@ class EpochCursor:
     @property
     def stop(self) -> float:
         """End of the positions of the current epoch."""
-        return self._find_stop(self.epoch)
+        return self._find_span(self.epoch)[1]
 
     def count_steps(self) -> int:
         """Counts the steps of the whole current epoch. Raises TypeError if it has no end."""
         if self.is_endless:
             raise TypeError("this loader has no end: its stop is infinite")
-        return self._plan.count_steps(self._find_start(self.epoch), int(self.stop))
+        first, stop = self._find_span(self.epoch)
+        return self._plan.count_steps(first, int(stop))
 
     def begin(self) -> tuple[int, float]:
         """Begins an iteration and returns the positions (first, end) it serves.
@@ -83,7 +84,7 @@ class EpochCursor:
         """Makes the next iteration serve an epoch from its beginning. Raises UsageError if it is below 0."""
         if epoch < 0:
             raise UsageError(f"epoch {epoch}", fix="Epochs count from 0.")
-        self.epoch, self.position, self._is_begun = epoch, self._find_start(epoch), False
+        self.epoch, self.position, self._is_begun = epoch, self._find_span(epoch)[0], False
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the epoch and the next position, and the facts that they depend on."""
@@ -105,15 +106,20 @@ class EpochCursor:
             )
         assert isinstance(epoch, int)
         assert isinstance(position, int)
-        if position < self._find_start(epoch):
+        if position < self._find_span(epoch)[0]:
             raise CheckpointError(f"position {position} lies before epoch {epoch}", fix="Start from the beginning.")
         self.epoch, self.position, self._is_begun = epoch, position, False
 
-    def _find_stop(self, epoch: int) -> float:
-        return self._stop if self._seed is None else self._stop + epoch * self._length
-
-    # The first step at or behind the end of the epoch before.
-    def _find_start(self, epoch: int) -> int:
+    def _find_span(self, epoch: int) -> tuple[int, float]:
+        """Finds the first position of an epoch, and the end that its last step reaches or crosses."""
         if epoch == 0 or self._seed is None or self.is_endless:
-            return self._start
-        return self._plan.find_step_end(self._start, int(self._find_stop(epoch - 1)))
+            return self._start, self._stop
+        stop = self._stop + epoch * self._length
+        if self._plan.largest_batch <= self._length:
+            return self._plan.find_step_end(self._start, int(stop - self._length)), stop
+        # A step may be longer than an epoch here, and an epoch without a step would surprise: each has one at least.
+        first, stop = self._start, self._stop
+        for _ in range(epoch if self._length else 0):
+            first = self._plan.find_step_end(first, int(max(stop, first + 1)))
+            stop = max(stop + self._length, first + 1)
+        return first, stop
