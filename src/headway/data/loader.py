@@ -85,7 +85,9 @@ class Loader(Generic[AnyBatch]):
 
     def __repr__(self) -> str:
         steps = "without end" if self._cursor.is_endless else f"{len(self)} steps"
-        return f"Loader of {self.dataset!r}: {steps} of {self.spec.plan}, {self._source.describe()}"
+        # The user's own data set may be a list of samples.
+        name = repr(self.dataset) if isinstance(self.dataset, Dataset) else type(self.dataset).__name__
+        return f"Loader of {name}: {steps} of {self.spec.plan}, {self._source.describe()}"
 
     def __len__(self) -> int:
         """Number of steps of the current epoch. Epochs may differ by one, since every step is full; the first has most.

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
 from multiprocessing.sharedctypes import RawValue
 from typing import Any, NoReturn, final
 
@@ -20,6 +19,7 @@ import torch
 import torch.multiprocessing
 
 from headway.core.errors import HeadwayError
+from headway.data.workers.messages import Message, receive_message, send_message
 from headway.data.workers.sample_seeds import preserve_generators
 from headway.data.workers.user_failure import UserFailure
 
@@ -158,7 +158,7 @@ class ProcessPool(WorkerPool):
         )
         # By worker: generations of the tasks that it has, and results that were read from its pipe.
         self._tasks = [deque[int]() for _ in range(workers)]
-        self._results = [deque[bytes]() for _ in range(workers)]
+        self._results = [deque[Message]() for _ in range(workers)]
         self._ended = set[int]()
         self._submitted = self._received = 0
 
@@ -175,11 +175,7 @@ class ProcessPool(WorkerPool):
         worker = self._received % self.workers
         while not self._results[worker]:
             self._read_pipes(worker, block=True)
-        try:
-            result = ForkingPickler.loads(self._results[worker].popleft())
-        # The tensors of a result are handed over by their worker, which may have ended meanwhile.
-        except (ConnectionError, EOFError, FileNotFoundError):
-            self._raise_ended(worker)
+        result = self._results[worker].popleft().load()
         self._received += 1
         self.in_flight -= 1
         if isinstance(result, UserFailure):
@@ -195,8 +191,7 @@ class ProcessPool(WorkerPool):
         self._generation.value += 1
         for results in self._results:
             while results:
-                # Loading frees the shared memory of its tensors.
-                ForkingPickler.loads(results.popleft())
+                results.popleft().drop()
         self._submitted = self._received = self.in_flight = 0
 
     def close(self) -> None:
@@ -224,16 +219,14 @@ class ProcessPool(WorkerPool):
     def _read_result(self, worker: int) -> None:
         """Reads one message of a worker, or notes its end."""
         try:
-            message = self._connections[worker].recv_bytes()
+            message = receive_message(self._connections[worker])
         except (EOFError, OSError):
             self._ended.add(worker)
             return
-        generation = self._tasks[worker].popleft()
-        if generation == self._generation.value:
+        if self._tasks[worker].popleft() == self._generation.value:
             self._results[worker].append(message)
-        elif message:
-            # Loading frees the shared memory of its tensors.
-            ForkingPickler.loads(message)
+        else:
+            message.drop()
 
     def _raise_ended(self, worker: int) -> NoReturn:
         process = self._processes[worker]
@@ -271,21 +264,12 @@ def _run_worker(
                 return
             begun, task = message
             if begun != generation.value:
-                connection.send_bytes(b"")
+                send_message(connection, None)
                 continue
-            connection.send_bytes(_pickle_result(work(task)))
+            send_message(connection, work(task))
     # The parent is gone.
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
-
-
-def _pickle_result(result: Any) -> bytes:
-    """Pickles a result; its tensors lie in shared memory."""
-    try:
-        return bytes(ForkingPickler.dumps(result))
-    except Exception as error:
-        failure = UserFailure.describe("sending a batch from its worker process", error)
-        return bytes(ForkingPickler.dumps(failure))
 
 
 def _end_workers(
