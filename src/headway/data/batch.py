@@ -34,6 +34,7 @@ class Batch:
     """
 
     images: torch.Tensor
+    """With a `transform` of your own: what it returned, stacked."""
     labels: torch.Tensor
     """int64 [b], or float32 [b] or [b, k]."""
     positions: NDArray[np.int64]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Generator
 from typing import final
@@ -21,6 +22,8 @@ from headway.data.loader_stats import LoaderStats, LoaderTally
 from headway.data.spans import iterate_spans
 from headway.data.tiers import HostSlots, Tier, choose_tier
 from headway.data.tiers.device import DeviceTier
+from headway.data.workers.image_transform import ImageTransform
+from headway.data.workers.transform_stage import TransformStage
 
 
 @final
@@ -44,14 +47,17 @@ class DecodeSource(BatchSource[Batch]):
         self._choosing = threading.Lock()
         self._tally = LoaderTally()
         self._threads_used = 0
+        self._image_transform = None if spec.transform is None else ImageTransform(spec.transform)
+        # Slots and workers of the transform, while no iteration uses them; and the process that made them.
+        self._idle_stage: tuple[int, TransformStage] | None = None
 
     @property
     def tier(self) -> Tier:
         """Storage of the samples' bytes; chosen, and filled, at first use."""
         with self._choosing:
             if self._tier is None:
-                # Pixels on a GPU can be gathered there, but not resized.
-                device = self.device if self.uses_stored_pixels() else "cpu"
+                # Pixels on a GPU can be gathered there, but not resized or given to the user's transform.
+                device = self.device if self.uses_stored_pixels() and self._image_transform is None else "cpu"
                 # Kept pixels are those of a full decode, so a smaller decode cannot use them.
                 cache = "none" if self.spec.scaled and self.spec.cache == "auto" else self.spec.cache
                 self._tier = choose_tier(
@@ -65,27 +71,59 @@ class DecodeSource(BatchSource[Batch]):
 
     def serve(self, start: int, stop: float) -> Generator[Batch, None, None]:
         """Yields the batches of the steps that begin at these positions."""
-        ring = self._open_ring(start, stop)
-        # An abandoned iterator comes here too, so its threads end with it.
+        stage = None if self._image_transform is None else self._take_stage(self._image_transform)
         try:
-            yield from ring
+            ring = self._open_ring(start, stop, stage)
+            # An abandoned iterator comes here too, so its threads end with it.
+            try:
+                yield from ring
+            finally:
+                ring.close()
+                if stage is not None:
+                    stage.settle()
+        # After an error the workers are of no use; the next iteration starts others.
+        except Exception:
+            if stage is not None:
+                stage.close()
+            stage = None
+            raise
         finally:
-            ring.close()
+            self._keep_stage(stage)
 
-    def _open_ring(self, start: int, stop: float) -> DecodeRing:
+    def _take_stage(self, transform: ImageTransform) -> TransformStage:
+        if self._idle_stage is not None and self._idle_stage[0] == os.getpid():
+            stage, self._idle_stage = self._idle_stage[1], None
+            return stage
+        largest = self.spec.plan.largest_batch
+        if self.spec.order is None:
+            largest = min(largest, self.samples)
+        share = -(-largest // self.spec.world)
+        return TransformStage(transform, self.spec, (*self.transform.size, self.transform.channels), share, self._tally)
+
+    def _keep_stage(self, stage: TransformStage | None) -> None:
+        if stage is None:
+            return
+        # Of two iterators that were open at once, one gives its stage up.
+        if self._idle_stage is not None and self._idle_stage[0] == os.getpid():
+            stage.close()
+            return
+        self._idle_stage = os.getpid(), stage
+
+    def _open_ring(self, start: int, stop: float, stage: TransformStage | None) -> DecodeRing:
         spec, tier = self.spec, self.tier
         if spec.scaled and tier.damaged is not None:
             what = "samples that are kept decoded are whole, and scaled asks for a smaller decode"
             raise UsageError(what, where="scaled", fix="Leave scaled out, or set cache to none or disk.")
-        if isinstance(tier, DeviceTier) and not self.uses_stored_pixels():
-            what = "samples that are kept decoded on the device cannot be cropped or resized"
-            raise UsageError(what, where="cache", fix="Set cache to memory or none, or leave size and crop out.")
+        if isinstance(tier, DeviceTier) and (stage is not None or not self.uses_stored_pixels()):
+            what = "samples that are kept decoded on the device cannot be cropped, resized or given to a transform"
+            fix = "Set cache to memory or none, or leave size, crop and transform out."
+            raise UsageError(what, where="cache", fix=fix)
         # The tier reads the positions again from its own iterator, further ahead than the ring.
         tier.expect(iterate_spans(spec, start, stop), spec.order, self._find_host_slots())
         decoder = build_decoder(spec.threads, self.backend, pin=spec.pin)
         self._threads_used = decoder.threads
         filler = BatchFiller(self.dataset, tier, spec, self.transform, decoder, self._tally)
-        return DecodeRing(filler, decoder, tier, spec, self.transform, self.device, self._tally, (start, stop))
+        return DecodeRing(filler, decoder, tier, spec, self.transform, self.device, self._tally, (start, stop), stage)
 
     def _find_host_slots(self) -> HostSlots | None:
         """Returns the slots of a step taken by this host's ranks; None if the launcher does not give their number."""
@@ -110,4 +148,7 @@ class DecodeSource(BatchSource[Batch]):
         return f"images of {height} x {width}"
 
     def close(self) -> None:
-        """Does nothing: the threads end with each iterator."""
+        """Ends the workers of the transform. The threads of the decoder end with each iterator."""
+        if self._idle_stage is not None and self._idle_stage[0] == os.getpid():
+            self._idle_stage[1].close()
+        self._idle_stage = None

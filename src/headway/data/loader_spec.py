@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 FLIPS = ("random", "alternating")
 CROPS = ("center", "random")
 BACKENDS = ("auto", "native", "pillow")
+WORKER_KINDS = ("process", "thread")
 
 # Options that only data sets of Headway use, and only data sets of the user's own.
 IMAGE_OPTIONS = (
     *("size", "channels", "crop", "flip", "translate", "progressive", "scaled", "threads", "backend", "pin"),
-    *("cache", "tier", "on_bad", "verify"),
+    *("cache", "tier", "on_bad", "verify", "transform", "worker_kind"),
 )
-SAMPLE_OPTIONS = ("workers", "collate")
+SAMPLE_OPTIONS = ("collate",)
 
 
 @final
@@ -69,8 +70,14 @@ class LoaderSpec:
         on_bad: a damaged sample is `substitute`d by the first good one after it in the Order, `mask`ed (zeros, served
             -1), or it `stop`s the iteration with DataError.
         verify: when checksums are compared; see `Dataset.select_unchecked`.
-        workers: processes that load the samples of a data set of your own; 0: none, the loop loads them itself. None:
-            one fewer than this rank's share of the usable cores, at least one.
+        transform: a function of your own on each image, after decoding, crop, resize and flip; see
+            `headway.data.workers.image_transform.ImageTransform` for what it is given. It returns an array or tensor,
+            always of one shape and type, and the batch's `images` are these, stacked.
+        workers: processes that run `transform`, or load the samples of a data set of your own; 0: none, the loop does
+            it itself. None: one fewer than this rank's share of the usable cores, at least one; and none if `transform`
+            takes less than a millisecond for a batch.
+        worker_kind: "thread" runs `transform` in threads, for code that releases the GIL and draws no numbers from
+            global generators.
         collate: makes a batch of the samples of a data set of your own; None: torch's `default_collate`.
 
     Raises:
@@ -100,7 +107,9 @@ class LoaderSpec:
     tier: Tier | None = None
     on_bad: OnBad = "substitute"
     verify: VerifyMode = "first"
+    transform: Callable[..., Any] | None = None
     workers: int | None = None
+    worker_kind: Literal["process", "thread"] = "process"
     collate: Callable[[list[Any]], Any] | None = None
 
     # Checks that need the data set are made by `Loader` and `build_transform`.
@@ -136,8 +145,11 @@ class LoaderSpec:
     def refuse_sample_options(self) -> None:
         """Raises UsageError if an option is set that only data sets of the user's own use."""
         for name in self._find_changed(SAMPLE_OPTIONS):
-            fix = "Remove it. Decoding has threads=." if name == "workers" else "Remove it."
-            raise UsageError("it is for a data set of your own, and this one is Headway's", where=name, fix=fix)
+            what = "it is for a data set of your own, and this one is Headway's"
+            raise UsageError(what, where=name, fix="Remove it.")
+        for name in self._find_changed(("workers", "worker_kind")) if self.transform is None else ():
+            what = "it is for a transform or a data set of your own, and there is neither"
+            raise UsageError(what, where=name, fix="Remove it. Decoding has threads=.")
 
     def refuse_image_options(self) -> None:
         """Raises UsageError if an option is set that only data sets of Headway use."""
@@ -183,6 +195,9 @@ class LoaderSpec:
             raise UsageError(f"{self.crop!r} is no kind of crop", fix=suggest_nearest(self.crop, CROPS))
         if self.backend not in BACKENDS:
             raise UsageError(f"{self.backend!r} is no decoder", fix=suggest_nearest(self.backend, BACKENDS))
+        if self.worker_kind not in WORKER_KINDS:
+            what = f"{self.worker_kind!r} is no kind of worker"
+            raise UsageError(what, fix=suggest_nearest(self.worker_kind, WORKER_KINDS))
 
     # Cached in the instance: a frozen dataclass without slots still has a __dict__.
     @cached_property

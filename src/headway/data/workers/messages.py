@@ -134,7 +134,8 @@ class _Unpickler(pickle.Unpickler):
                 torch.frombuffer(bytearray(data), dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
             )
         number, size, dtype, shape, *more = rest
-        storage = torch.UntypedStorage._new_shared_fd_cpu(self._descriptors[number], size)
+        # Torch's stubs lack it, as they lack most of its storages.
+        storage = torch.UntypedStorage._new_shared_fd_cpu(self._descriptors[number], size)  # type: ignore[attr-defined]
         if kind == "tensor":
             strides, offset = more
             return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)

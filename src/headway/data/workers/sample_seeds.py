@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,3 +34,8 @@ def preserve_generators() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+
+
+def read_states() -> tuple[object, ...]:
+    """Returns the states of the generators, to compare them."""
+    return random.getstate(), pickle.dumps(np.random.get_state()), bytes(torch.get_rng_state().numpy())

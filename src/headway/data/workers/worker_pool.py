@@ -10,10 +10,12 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_futures
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawValue
-from typing import Any, NoReturn, final
+from typing import Any, Literal, NoReturn, final
 
 import torch
 import torch.multiprocessing
@@ -48,12 +50,15 @@ class WorkerPool(ABC):
     """Runs a function on tasks, ahead of need. `build_pool` makes one.
 
     Attributes:
-        workers: number of processes; 0: none.
-        in_flight: tasks that were submitted and not received.
+        workers: number of processes or threads; 0: none.
     """
 
     workers: int
-    in_flight: int
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> int:
+        """Number of tasks that were submitted and not received."""
 
     @abstractmethod
     def submit(self, task: Any) -> None:
@@ -73,17 +78,19 @@ class WorkerPool(ABC):
         """Counts the results that are waiting."""
 
     @abstractmethod
-    def discard(self) -> None:
-        """Forgets all tasks in flight."""
+    def discard(self, *, settle: bool = False) -> None:
+        """Forgets all tasks in flight. `settle`: waits until no worker works on one any more."""
 
     @abstractmethod
     def close(self) -> None:
         """Ends the workers."""
 
 
-def build_pool(work: Work, workers: int) -> WorkerPool:
-    """Builds a pool of worker processes, or one that works in the calling thread if `workers` is 0."""
-    return ProcessPool(work, workers) if workers else InlinePool(work)
+def build_pool(work: Work, workers: int, *, kind: Literal["process", "thread"] = "process") -> WorkerPool:
+    """Builds a pool of worker processes or threads, or one that works in the calling thread if `workers` is 0."""
+    if not workers:
+        return InlinePool(work)
+    return ProcessPool(work, workers) if kind == "process" else ThreadPool(work, workers)
 
 
 @final
@@ -97,7 +104,7 @@ class InlinePool(WorkerPool):
         self._tasks = deque[Any]()
 
     @property
-    def in_flight(self) -> int:  # type: ignore[override]
+    def in_flight(self) -> int:
         return len(self._tasks)
 
     def submit(self, task: Any) -> None:
@@ -113,11 +120,49 @@ class InlinePool(WorkerPool):
     def count_ready(self) -> int:
         return 0
 
-    def discard(self) -> None:
+    def discard(self, *, settle: bool = False) -> None:
         self._tasks.clear()
 
     def close(self) -> None:
         self._tasks.clear()
+
+
+@final
+class ThreadPool(WorkerPool):
+    """Runs tasks in threads of this process, for code that releases the GIL."""
+
+    def __init__(self, work: Work, workers: int) -> None:
+        self.workers, self._work = workers, work
+        self._futures = deque[Future[Any]]()
+        self._executor = ThreadPoolExecutor(workers, "headway-transform")
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._futures)
+
+    def submit(self, task: Any) -> None:
+        self._futures.append(self._executor.submit(self._work, task))
+
+    def receive(self) -> Any:
+        result = self._futures.popleft().result()
+        if isinstance(result, UserFailure):
+            result.raise_error()
+        return result
+
+    def count_ready(self) -> int:
+        return sum(future.done() for future in list(self._futures))
+
+    def discard(self, *, settle: bool = False) -> None:
+        futures = list(self._futures)
+        self._futures.clear()
+        for future in futures:
+            future.cancel()
+        if settle:
+            wait_futures(futures)
+
+    def close(self) -> None:
+        self.discard()
+        self._executor.shutdown()
 
 
 @final
@@ -129,7 +174,7 @@ class ProcessPool(WorkerPool):
     """
 
     def __init__(self, work: Work, workers: int) -> None:
-        self.workers, self.in_flight = workers, 0
+        self.workers = workers
         self._process = os.getpid()
         context = torch.multiprocessing.get_context()
         # Tasks of an older generation are skipped by the workers.
@@ -162,6 +207,11 @@ class ProcessPool(WorkerPool):
         self._ended = set[int]()
         self._submitted = self._received = 0
 
+    # One thread may submit while another receives: each counter has one writer.
+    @property
+    def in_flight(self) -> int:
+        return self._submitted - self._received
+
     def submit(self, task: Any) -> None:
         worker, generation = self._submitted % self.workers, self._generation.value
         self._tasks[worker].append(generation)
@@ -169,7 +219,6 @@ class ProcessPool(WorkerPool):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connections[worker].send((generation, task))
         self._submitted += 1
-        self.in_flight += 1
 
     def receive(self) -> Any:
         worker = self._received % self.workers
@@ -177,7 +226,6 @@ class ProcessPool(WorkerPool):
             self._read_pipes(worker, block=True)
         result = self._results[worker].popleft().load()
         self._received += 1
-        self.in_flight -= 1
         if isinstance(result, UserFailure):
             result.raise_error()
         return result
@@ -187,12 +235,17 @@ class ProcessPool(WorkerPool):
             self._read_pipes(worker, block=False)
         return sum(map(len, self._results))
 
-    def discard(self) -> None:
+    def discard(self, *, settle: bool = False) -> None:
         self._generation.value += 1
         for results in self._results:
             while results:
                 results.popleft().drop()
-        self._submitted = self._received = self.in_flight = 0
+        self._submitted = self._received = 0
+        if not settle:
+            return
+        for worker, tasks in enumerate(self._tasks):
+            while tasks and worker not in self._ended:
+                self._read_pipes(worker, block=True)
 
     def close(self) -> None:
         self._close()
