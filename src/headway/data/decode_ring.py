@@ -61,6 +61,9 @@ class DecodeRing:
         self._filler, self._decoder, self._tier, self._spec = filler, decoder, tier, spec
         self._device, self._tally = device, tally
         self._start, self._stop = start, stop = positions
+        # The consumer calls it if the images come together on the device, or if it runs the transform of images itself.
+        is_late = filler.is_on_device or (stage is not None and not stage.workers)
+        self._transforms_batches = spec.batch_transform is not None and not is_late
         # A forked child inherits this object without its threads; `__iter__` compares the process.
         self._process = os.getpid()
         self._cuda = device.type == "cuda"
@@ -109,7 +112,7 @@ class DecodeRing:
             if isinstance(item, BaseException):
                 raise item
             slot, batch = item
-            if self._stage is not None:
+            if self._stage is not None and not self._transforms_batches:
                 batch = self._stage.finish(slot.number, batch)
             if not first:
                 tally.wait_s += perf_counter() - asked
@@ -117,7 +120,9 @@ class DecodeRing:
             is_slot_lent = not self._filler.is_on_device and stream is None
             if self._filler.is_on_device:
                 batch = self._gather_on_device(batch)
-            elif stream is not None:
+            if self._spec.batch_transform is not None and not self._transforms_batches:
+                batch = self._spec.batch_transform.transform_batch(batch)
+            if stream is not None and not self._filler.is_on_device:
                 batch = self._copy_to_device(slot, batch, stream)
             if not is_slot_lent:
                 self._free.put(slot)
@@ -178,6 +183,16 @@ class DecodeRing:
         sleep(PRODUCER_PAUSE_S)
         return slot
 
+    def _transform_batch(self, slot: _RingSlot, batch: Batch) -> Batch:
+        """Calls the user's transform of whole batches, in the loader's thread."""
+        assert self._spec.batch_transform is not None
+        if self._stage is not None:
+            batch = self._stage.finish(slot.number, batch)
+        begun, seconds = perf_counter(), self._tally.stage_s
+        batch = self._spec.batch_transform.transform_batch(batch)
+        seconds["transform"] = seconds.get("transform", 0.0) + perf_counter() - begun
+        return batch
+
     def _produce(self) -> None:
         try:
             for spans in group_spans(iterate_spans(self._spec, self._start, self._stop)):
@@ -192,6 +207,8 @@ class DecodeRing:
                     # The workers of the user's transform go on with it while the next batch is decoded.
                     if self._stage is not None:
                         self._stage.begin(slot.number, batch)
+                    if self._transforms_batches:
+                        batch = self._transform_batch(slot, batch)
                     self._ready.put((slot, batch))
             self._ready.put(None)
         # The consumer raises it, whatever it is: an error that ended here would leave it waiting for ever.

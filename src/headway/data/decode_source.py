@@ -47,9 +47,12 @@ class DecodeSource(BatchSource[Batch]):
         self._choosing = threading.Lock()
         self._tally = LoaderTally()
         self._threads_used = 0
-        self._image_transform = None if spec.transform is None else ImageTransform(spec.transform)
-        # Slots and workers of the transform, while no iteration uses them; and the process that made them.
-        self._idle_stage: tuple[int, TransformStage] | None = None
+        self._image_transform = spec.transform if isinstance(spec.transform, ImageTransform) else None
+        if spec.transform is not None and self._image_transform is None:
+            self._image_transform = ImageTransform(spec.transform)
+        # Slots and workers of the transform: all that this process has, and those that no iteration uses.
+        self._stages, self._idle_stages = list[TransformStage](), list[TransformStage]()
+        self._process = os.getpid()
 
     @property
     def tier(self) -> Tier:
@@ -80,34 +83,33 @@ class DecodeSource(BatchSource[Batch]):
             finally:
                 ring.close()
                 if stage is not None:
-                    stage.settle()
+                    self._return_stage(stage)
         # After an error the workers are of no use; the next iteration starts others.
         except Exception:
-            if stage is not None:
+            if stage in self._idle_stages:
+                self._idle_stages.remove(stage)
+                self._stages.remove(stage)
                 stage.close()
-            stage = None
             raise
-        finally:
-            self._keep_stage(stage)
+
+    def _return_stage(self, stage: TransformStage) -> None:
+        # A closed loader, or a forked child, has no use for it.
+        if self._process == os.getpid() and stage in self._stages:
+            stage.settle()
+            self._idle_stages.append(stage)
 
     def _take_stage(self, transform: ImageTransform) -> TransformStage:
-        if self._idle_stage is not None and self._idle_stage[0] == os.getpid():
-            stage, self._idle_stage = self._idle_stage[1], None
-            return stage
+        if self._process != os.getpid():
+            # A forked child has none of its parent's workers.
+            self._stages, self._idle_stages, self._process = [], [], os.getpid()
+        if self._idle_stages:
+            return self._idle_stages.pop()
         largest = self.spec.plan.largest_batch
         if self.spec.order is None:
             largest = min(largest, self.samples)
-        share = -(-largest // self.spec.world)
-        return TransformStage(transform, self.spec, (*self.transform.size, self.transform.channels), share, self._tally)
-
-    def _keep_stage(self, stage: TransformStage | None) -> None:
-        if stage is None:
-            return
-        # Of two iterators that were open at once, one gives its stage up.
-        if self._idle_stage is not None and self._idle_stage[0] == os.getpid():
-            stage.close()
-            return
-        self._idle_stage = os.getpid(), stage
+        size = (*self.transform.size, self.transform.channels)
+        self._stages.append(TransformStage(transform, self.spec, size, -(-largest // self.spec.world), self._tally))
+        return self._stages[-1]
 
     def _open_ring(self, start: int, stop: float, stage: TransformStage | None) -> DecodeRing:
         spec, tier = self.spec, self.tier
@@ -149,6 +151,7 @@ class DecodeSource(BatchSource[Batch]):
 
     def close(self) -> None:
         """Ends the workers of the transform. The threads of the decoder end with each iterator."""
-        if self._idle_stage is not None and self._idle_stage[0] == os.getpid():
-            self._idle_stage[1].close()
-        self._idle_stage = None
+        if self._process == os.getpid():
+            for stage in self._stages:
+                stage.close()
+        self._stages, self._idle_stages = [], []

@@ -19,8 +19,10 @@ from headway.data.resolution import ProgressiveRecipe
 if TYPE_CHECKING:
     import torch
 
+    from headway.data.batch_transform import BatchTransform
     from headway.data.decode import Backend
     from headway.data.tiers import Tier
+    from headway.data.workers.image_transform import ImageTransform
 
 FLIPS = ("random", "alternating")
 CROPS = ("center", "random")
@@ -30,7 +32,7 @@ WORKER_KINDS = ("process", "thread")
 # Options that only data sets of Headway use, and only data sets of the user's own.
 IMAGE_OPTIONS = (
     *("size", "channels", "crop", "flip", "translate", "progressive", "scaled", "threads", "backend", "pin"),
-    *("cache", "tier", "on_bad", "verify", "transform", "worker_kind"),
+    *("cache", "tier", "on_bad", "verify", "transform", "worker_kind", "batch_transform"),
 )
 SAMPLE_OPTIONS = ("collate",)
 
@@ -78,6 +80,8 @@ class LoaderSpec:
             takes less than a millisecond for a batch.
         worker_kind: "thread" runs `transform` in threads, for code that releases the GIL and draws no numbers from
             global generators.
+        batch_transform: a function of your own on each batch of uint8 images; runs in the loader's thread unless the
+            images are kept on the device.
         collate: makes a batch of the samples of a data set of your own; None: torch's `default_collate`.
 
     Raises:
@@ -107,9 +111,10 @@ class LoaderSpec:
     tier: Tier | None = None
     on_bad: OnBad = "substitute"
     verify: VerifyMode = "first"
-    transform: Callable[..., Any] | None = None
+    transform: Callable[..., Any] | ImageTransform | None = None
     workers: int | None = None
     worker_kind: Literal["process", "thread"] = "process"
+    batch_transform: BatchTransform | None = None
     collate: Callable[[list[Any]], Any] | None = None
 
     # Checks that need the data set are made by `Loader` and `build_transform`.

@@ -15,7 +15,7 @@ from headway.data.loader_spec import LoaderSpec
 from headway.data.loader_stats import LoaderTally
 from headway.data.order import get_rank_slots
 from headway.data.workers.image_transform import ImageTransform
-from headway.data.workers.transform_work import TransformedPart, TransformImages, TransformTask, check_form, to_tensor
+from headway.data.workers.transform_work import TransformedPart, TransformImages, TransformTask, check_form
 from headway.data.workers.user_failure import UserFailure
 from headway.data.workers.worker_pool import WorkerPool, build_pool
 
@@ -98,9 +98,8 @@ class TransformStage:
         try:
             self._transform.try_out(size)
             begun = perf_counter()
-            result, draws = self._transform.try_out(size)
+            image, draws = self._transform.try_out(size)
             seconds = perf_counter() - begun
-            image = to_tensor(result)
         except (Exception, SystemExit) as error:
             UserFailure.describe(f"the transform {self._transform.name!r} of an image of {size}", error).raise_error()
         if is_thread and draws:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from headway.data.workers.image_transform import ImageTransform
 from headway.data.workers.user_failure import UserFailure
@@ -67,7 +66,7 @@ class TransformImages(Work):
         output, form = self.outputs[task.slot], None
         for place, sample, key in zip(range(low, high), task.samples.tolist(), task.keys.tolist(), strict=True):
             try:
-                result = to_tensor(self.transform(images[place], key, shares_generators=self.shares_generators))
+                result = self.transform.transform_image(images[place], key, shares_generators=self.shares_generators)
                 if form is None:
                     form = TransformedPart(tuple(result.shape), result.dtype, sample, 0.0)
                 check_form(form, result, sample)
@@ -79,20 +78,6 @@ class TransformImages(Work):
             output[place * result.nbytes : end].view(result.dtype).view(result.shape).copy_(result)
         # A part may be empty if a batch has fewer images than there are workers.
         return None if form is None else form._replace(seconds=perf_counter() - begun)
-
-
-def to_tensor(result: Any) -> torch.Tensor:
-    """Returns the result of a transform as a tensor.
-
-    Raises:
-        TypeError: it is no image.
-    """
-    if isinstance(result, torch.Tensor):
-        return result.detach()
-    if isinstance(result, Image.Image | np.ndarray | np.generic):
-        # Torch takes no read-only memory and no negative strides.
-        return torch.from_numpy(np.require(result, requirements=["C", "W"]))
-    raise TypeError(f"it returned a {type(result).__name__}: return one array or tensor of one shape for each image")
 
 
 def check_form(form: TransformedPart, result: torch.Tensor, sample: int) -> None:
