@@ -380,8 +380,8 @@ def open_inputs(
         )
         checks.check_shifts(loaded.recipe, inputs.find_smallest_size(loaded.recipe), inputs.size)
         if inputs.train is not None and recipe.data.image_transform is not None:
-            size = (*inputs.size, inputs.channels)
-            inputs.image_transform = build_image_transform(recipe.data.image_transform, loaded.base, size)
+            shape = (*inputs.size, inputs.channels)
+            inputs.image_transform = build_image_transform(recipe.data.image_transform, loaded.base, shape)
         loaded = _resolve_execution(loaded, inputs, fills_caches=rehearsal is None)
         loaded = _resolve_normalisation(loaded, inputs)
         on_error.pop_all()
