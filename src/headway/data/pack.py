@@ -293,12 +293,9 @@ def _build_bad_files_error(bad: list[tuple[str, str]], total: int, src: str) -> 
     lines = [f"  {name}: {reason}" for name, reason in bad[:_LISTED_FILES]]
     if len(bad) > _LISTED_FILES:
         lines.append(f"  and {len(bad) - _LISTED_FILES:,} more")
-    files = f"file{'s'[: total > 1]} {'is' if len(bad) == 1 else 'are'}"
-    return DataError(
-        f"{len(bad):,} of {total:,} {files} no usable image",
-        where=src,
-        fix="\n".join(["Mend or remove them, or leave them out with --skip-bad:", *lines]),
-    )
+    files = f"file{'s'[: total > 1]} {'is not a readable image' if len(bad) == 1 else 'are not readable images'}"
+    fix = f"Repair or remove {'it' if len(bad) == 1 else 'them'}, or skip with --skip-bad:"
+    return DataError(f"{len(bad):,} of {total:,} {files}", where=src, fix="\n".join([fix, *lines]))
 
 
 def _check_places(src: Path, dst: Path) -> None:
