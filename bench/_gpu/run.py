@@ -1,4 +1,4 @@
-"""Runs one piece in a process of its own, within its time, and reads what it found."""
+"""Runs one piece in a process of its own, within its time limit, and reads its results."""
 
 from __future__ import annotations
 
