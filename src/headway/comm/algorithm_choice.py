@@ -16,6 +16,7 @@ from headway.comm.buckets import ALIGNED_ELEMENTS, LAST_BUCKET_DIVISOR
 from headway.comm.communicator import Algorithm, Communicator
 from headway.comm.links import reduce_max
 from headway.comm.wire_codec import Wire
+from headway.core.byte_format import format_bytes
 from headway.core.collectives import LinearCost, Network, choose_bucket_for_cost, predict_cost, predict_phase_costs
 
 # The cost model predicts the bytes on each link. Two timed trials per algorithm add the costs that it does not know
@@ -183,7 +184,7 @@ class AlgorithmChooser:
         predicted = ", ".join(f"{taken * 1e3:.3g} ms by {name}" for name, taken in costs)
         return (
             f"Gradients are summed in {len(sizes)} bucket{'s'[: len(sizes) > 1]} ({many}). "
-            f"Predicted for the largest, {largest / 1e6:.3g} MB: {predicted}."
+            f"Predicted for the largest, {format_bytes(largest)}: {predicted}."
         )
 
     def build_rows(self) -> list[tuple[str, ...]]:
@@ -192,7 +193,7 @@ class AlgorithmChooser:
         for size in SHOWN_BYTES:
             found, chosen = self.predict_seconds(size), self(size)
             cells = (f"{taken * 1e3:.3g}{' *' if name == chosen else '  '}" for name, taken in found.items())
-            out.append((f"{size / 1e6:.3g} MB", *cells))
+            out.append((format_bytes(size), *cells))
         return out
 
     def _find_best_bucket_bytes(self, total_bytes: int) -> int:

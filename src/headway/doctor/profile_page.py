@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from headway.core.byte_format import format_bytes
 from headway.core.files import write_atomically
 from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling
 from headway.doctor.roofline import SAME_SIZE
@@ -427,7 +428,7 @@ def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
         if isinstance(value, dict):
             yield from _flatten(value, f"{path}{key}.")
         elif key.endswith("_bytes") and isinstance(value, int | float):
-            yield f"{path}{key.removesuffix('_bytes')}", f"{value / 2**30:,.1f} GiB"
+            yield f"{path}{key.removesuffix('_bytes')}", format_bytes(value)
         else:
             yield f"{path}{key}", "-" if value is None else str(value)
 

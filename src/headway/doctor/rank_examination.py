@@ -22,6 +22,7 @@ from typing import Any, final
 
 import torch
 
+from headway.core.byte_format import format_bytes
 from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.launcher_environment import read_launcher_environment
@@ -323,7 +324,7 @@ def _describe_exchange(exposed: float, alone: ExchangeMeasurement | None) -> str
     what = "extra time of a step of all ranks over the slowest rank alone"
     if alone is None:
         return what
-    sums = f"{alone.bytes / 1e6:.3g} MB in {alone.buckets} bucket{'s'[: alone.buckets > 1]}"
+    sums = f"{format_bytes(alone.bytes)} in {alone.buckets} bucket{'s'[: alone.buckets > 1]}"
     raw, here = f"{alone.seconds * 1e3:.3g} ms", f"{exposed * 1e3:.3g} ms"
     if exposed <= alone.seconds:
         return f"{what}: {here} of {raw} are exposed ({sums}, most by {alone.algorithm})"

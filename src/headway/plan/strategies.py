@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from headway.core import collectives
+from headway.core.byte_format import format_bytes
 from headway.core.collectives import Network
 from headway.core.workload import Workload, WorkloadLayer
 from headway.plan.cluster import Cluster
@@ -122,7 +123,7 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
         compute = replace(job.compute, fixed_s=job.compute.fixed_s + exchange_s)
         sharded = replace(job, gradients=tuple(list_gradients(rest)), compute=compute)
         layers = "a fully connected layer" if len(dense) == 1 else f"{len(dense)} fully connected layers"
-        note = f"{received / 1e6:,.1f} MB of activations per step and device instead of their gradients"
+        note = f"{format_bytes(received)} of activations per step and device instead of their gradients"
         needs = estimate(each, _shard_layers(workload, names, plain.devices))
         add(f"{layers} in {plain.devices:,} parts", predict(sharded, cluster, nodes), needs, note)
     for times in (2, 4):

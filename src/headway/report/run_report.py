@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headway.core.byte_format import format_bytes
 from headway.core.errors import UsageError
 from headway.core.files import read_text, write_atomically
 from headway.core.recipe import format_value
@@ -210,7 +211,7 @@ def _build_input_table(summary: dict[str, Any]) -> list[Panel]:
         f"{describe_decoding(found['backend'], threads, cores)} "
         f"Training data {TIER_PHRASES.get(name, name)}: {reason}. "
         f"On average {found['occupancy']:.1f} of {found['ahead']} prefetched batches were ready when the loop asked. "
-        f"Read: {found['record_bytes'] / 1e6:,.1f} MB."
+        f"Read: {format_bytes(found['record_bytes'])}."
     )
     title = "Input: images/s of each stage alone"
     return [panel.table("input", title, ("stage", "images/s"), rows, section="Time", order=330, note=note)]
@@ -233,7 +234,7 @@ def describe_machine(about: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("processor", f"{host['processor']}, {host['cores']} cores"),
         ("device", about["device"]),
-        ("memory", f"{host['memory_bytes'] / 2**30:.1f} GiB"),
+        ("memory", format_bytes(host["memory_bytes"])),
         ("system", host["system"]),
         ("torch threads", str(about["torch_threads"])),
         *about["versions"].items(),

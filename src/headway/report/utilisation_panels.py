@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core import row_file
+from headway.core.byte_format import format_bytes
 from headway.core.run_folder import RunFolder
 from headway.observe import host_load, nvml
 from headway.observe.gpu_peaks import compute_model_flops_utilisation, find_peak_flops
@@ -180,14 +181,14 @@ def _list_host_rows(host: _LoadReadings | None) -> list[tuple[str, str]]:
     if host is None:
         return []
     found = (
-        ("own", "processor: used by this process", "{:.1%} of the usable cores", 1.0),
-        ("busy", "processor: used by all processes", "{:.1%} of the usable cores", 1.0),
-        ("memory_bytes", "processor: memory of this process, mean", "{:.3g} GB", 1e9),
-        ("throttled", "processor: throttled by its quota", "in {:.1%} of the scheduler's periods", 1.0),
-        ("read_bytes_s", "read from the disk", "{:,.1f} MB/s", 1e6),
+        ("own", "processor: used by this process", "{:.1%} of the usable cores".format),
+        ("busy", "processor: used by all processes", "{:.1%} of the usable cores".format),
+        ("memory_bytes", "processor: memory of this process, mean", format_bytes),
+        ("throttled", "processor: throttled by its quota", "in {:.1%} of the scheduler's periods".format),
+        ("read_bytes_s", "read from the disk", lambda rate: f"{format_bytes(rate)}/s"),
     )
-    means = [(words, form, host.compute_mean(name) / scale) for name, words, form, scale in found]
-    return [(words, form.format(value)) for words, form, value in means if np.isfinite(value)]
+    means = [(words, format_value, host.compute_mean(name)) for name, words, format_value in found]
+    return [(words, format_value(value)) for words, format_value, value in means if np.isfinite(value)]
 
 
 def _list_gpu_rows(gpu: _LoadReadings) -> list[tuple[str, str]]:
@@ -206,13 +207,13 @@ def _list_gpu_rows(gpu: _LoadReadings) -> list[tuple[str, str]]:
         slowed = {name: float(((reasons & bit) > 0).mean()) for bit, name in nvml.THROTTLE_REASONS.items()}
         found = [f"{name}, {share:.1%} of the time" for name, share in slowed.items() if share > 0]
         told.append(("GPU: clock limited by", "; ".join(found) or "nothing"))
-    for name, words, unit, scale in (
-        ("sm_clock_hz", "clock, mean", "MHz", 1e6),
-        ("temperature_c", "temperature, mean", "°C", 1.0),
-        ("memory_bytes", "memory, mean", "GB", 1e9),
+    for name, words, format_value in (
+        ("sm_clock_hz", "clock, mean", lambda clock: f"{clock / 1e6:,.4g} MHz"),
+        ("temperature_c", "temperature, mean", "{:,.4g} °C".format),
+        ("memory_bytes", "memory, mean", format_bytes),
     ):
         if np.isfinite(value := gpu.compute_mean(name)):
-            told.append((f"GPU: {words}", f"{value / scale:,.4g} {unit}"))
+            told.append((f"GPU: {words}", format_value(value)))
     return told
 
 

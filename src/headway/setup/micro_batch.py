@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from headway.core.byte_format import format_bytes
 from headway.core.errors import TrainingError
 from headway.core.free_memory import read_free_memory_bytes
 
@@ -36,7 +37,7 @@ def estimate_micro_batch(batch: int, saved: int, device: torch.device) -> tuple[
     available = int(free * SHARE_OF_MEMORY)
     fits = max(1, available // max(1, saved))
     parts = -(-batch // fits)
-    reason = f"{saved / 1e6:.2f} MB a sample kept for backward, {available / 1e9:.1f} GB for it"
+    reason = f"{format_bytes(saved)} a sample kept for backward, {format_bytes(available)} for it"
     return -(-batch // parts), reason
 
 
