@@ -64,8 +64,8 @@ class Checkpoints:
 
     def expect_none(self) -> None:
         """Checks that a new run would not remove checkpoints of another run. Raises UsageError if there are any."""
-        if found := self.paths():
-            what = f"checkpoints of another run are here already (the newest is {found[0].name})"
+        if paths := self.paths():
+            what = f"checkpoints of another run are here already (the newest is {paths[0].name})"
             fix = "Name another checkpoint.folder, or go on with that run: headway train --resume RUN."
             raise UsageError(what, where=self.folder.shown, fix=fix)
 
@@ -144,10 +144,10 @@ def read(path: Location) -> Checkpoint:
         for file in manifest.files:
             data = _bytes(path, file.name, where, file)
             file.check(data, where)
-            found = load_tensors(data)
-            if twice := sorted(found.keys() & tensors.keys()):
+            state = load_tensors(data)
+            if twice := sorted(state.keys() & tensors.keys()):
                 raise CheckpointError(f"{file.name} holds {twice[0]!r}, which another file holds too", where=where)
-            tensors |= found
+            tensors |= state
         return Checkpoint(path, manifest.step, manifest.scalars, tensors)
     # A damaged file can raise any of these from json, safetensors or the file system.
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

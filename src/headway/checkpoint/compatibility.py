@@ -59,8 +59,8 @@ def find_mismatch(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> 
     for name, value in saved.items():
         like = wanted[name]
         if value.shape != like.shape or value.dtype != like.dtype:
-            said, wanted_form = (describe_tensor(one.shape, one.dtype) for one in (value, like))
-            return f"{name!r} is {said}, and should be {wanted_form}"
+            form, wanted_form = (describe_tensor(one.shape, one.dtype) for one in (value, like))
+            return f"{name!r} is {form}, and should be {wanted_form}"
     return ""
 
 
@@ -108,8 +108,8 @@ def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
         if name not in scalars:
             raise CheckpointError(f"its manifest lacks scalars.{name}", where=where)
         if not check(scalars[name]):
-            found = scalars[name] if type(scalars[name]) in (int, float, str) else describe_kind(scalars[name])
-            raise CheckpointError(f"its manifest has {found!r:.100} as scalars.{name}, not {wanted}", where=where)
+            value = scalars[name] if type(scalars[name]) in (int, float, str) else describe_kind(scalars[name])
+            raise CheckpointError(f"its manifest has {value!r:.100} as scalars.{name}, not {wanted}", where=where)
     observer = scalars.get("observer")
     if observer is not None and not isinstance(observer, dict):
         raise CheckpointError(

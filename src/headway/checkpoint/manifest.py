@@ -88,12 +88,12 @@ def copy_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
     text = json.dumps(dict(scalars))
     try:
         # The manifest that will hold them is one level deeper.
-        found = parse_object(text, depth=DEPTH - 1)
+        copied = parse_object(text, depth=DEPTH - 1)
     except JsonError as error:
         raise CheckpointError(f"the scalars cannot be saved: {error}", fix="Save them otherwise.") from None
     if len(text) > MANIFEST_BYTES // 4:
         raise CheckpointError(f"the scalars cannot be saved: they have {len(text):,} characters", fix="Save tensors.")
-    return found
+    return copied
 
 
 def _file(entry: Any, path: str, where: str) -> FileEntry:
@@ -124,29 +124,29 @@ class _Entries:
         value = self.get(name)
         if not is_whole_number(value, low, high):
             self._refuse(name, value, f"a whole number from {low:,} to {high:,}")
-        found: int = value
-        return found
+        number: int = value
+        return number
 
     def get_digest(self, name: str) -> str:
         value = self.get(name)
         if not is_sha256(value):
             self._refuse(name, value, "64 hexadecimal digits")
-        found: str = value
-        return found
+        digest: str = value
+        return digest
 
     def get_object(self, name: str) -> dict[str, Any]:
         value = self.get(name)
         if not isinstance(value, dict):
             self._refuse(name, value, "an object")
-        found: dict[str, Any] = value
-        return found
+        entries: dict[str, Any] = value
+        return entries
 
     def get_list(self, name: str) -> list[Any]:
         value = self.get(name)
         if not isinstance(value, list) or len(value) > MOST_FILES:
             self._refuse(name, value, f"a list of at most {MOST_FILES:,}")
-        found: list[Any] = value
-        return found
+        items: list[Any] = value
+        return items
 
     def _refuse(self, name: str, value: Any, wanted: str) -> NoReturn:
         # A damaged or hostile entry may be megabytes long, so the message quotes only its beginning.

@@ -45,8 +45,8 @@ def check_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None:
             raise CheckpointError(f"{name} is missing", where=where)
         value, spare = tensors[name], name == "random/python_spare"
         if value.dtype != like.dtype or (value.shape not in ((0,), (1,)) if spare else value.shape != like.shape):
-            said, wanted = (describe_tensor(one.shape, one.dtype) for one in (value, like))
-            raise CheckpointError(f"{name} is {said}, and should be {wanted}", where=where)
+            form, wanted = (describe_tensor(one.shape, one.dtype) for one in (value, like))
+            raise CheckpointError(f"{name} is {form}, and should be {wanted}", where=where)
     # numpy does not check its state: a position above 624 makes it read memory behind the words.
     place, has_gauss, _ = tensors["random/numpy_scalars"].tolist()
     places = {"random/numpy_scalars": place, "random/python": int(tensors["random/python"][-1])}
@@ -63,8 +63,8 @@ def check_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None:
     if (cuda := tensors.get("random/cuda")) is None:
         return
     if cuda.dtype != torch.uint8 or cuda.dim() != 1:
-        said = describe_tensor(cuda.shape, cuda.dtype)
-        raise CheckpointError(f"random/cuda is {said}, and should be a row of uint8", where=where)
+        form = describe_tensor(cuda.shape, cuda.dtype)
+        raise CheckpointError(f"random/cuda is {form}, and should be a row of uint8", where=where)
     # Only the device knows which lengths and numbers are valid.
     if torch.cuda.is_available():
         _expect_accepted(cuda, torch.cuda, "random/cuda is no state of a CUDA device's generator", where)

@@ -127,10 +127,10 @@ class RemoteCheckpointFolder(CheckpointFolder):
         # fsspec caches listings, and other processes write here too.
         self._files.invalidate_cache()
         try:
-            found = self.call("ls", f"{self._root}/{folder}".rstrip("/"), detail=False)
+            paths = self.call("ls", f"{self._root}/{folder}".rstrip("/"), detail=False)
         except FileNotFoundError:
             return []
-        return [str(path).rstrip("/").rpartition("/")[2] for path in found]
+        return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a small object."""

@@ -139,17 +139,17 @@ class SaveJob:
             prune(self._folder, before, self.path, self._setting.keep)
             self._publish("outcome", {"shared": self.shared})
         except BaseException as error:
-            told = self._add_resume_command(self._explain(error))
+            failure = self._add_resume_command(self._explain(error))
             # The other ranks wait for these messages. If the store is gone too, they end by their own time limits.
             with suppress(Exception):
                 if draft is None:
                     self._publish("draft", {})
-                self._publish("outcome", {"error": None if _ends_quietly(error) else _plain(told)})
+                self._publish("outcome", {"error": None if _ends_quietly(error) else _plain(failure)})
             if draft is not None and self.path is None:
                 draft.discard()
-            if told is error:
+            if failure is error:
                 raise
-            raise told from error
+            raise failure from error
 
     def _gather_files(self, draft: CheckpointDraft, mine: FileEntry) -> list[FileEntry]:
         """Returns the files of all ranks in order, or one file of everything if a rank cannot see the draft."""
@@ -184,26 +184,28 @@ class SaveJob:
                 if _ends_quietly(error):
                     raise
                 # Rank 0 raises it on all ranks, with this rank's number in it.
-                told = self._explain(error)
-                share = {"error": _plain(told) | {"what": f"{getattr(told, 'what', told)} (rank {self._rank})"}}
+                failure = self._explain(error)
+                share = {
+                    "error": _plain(failure) | {"what": f"{getattr(failure, 'what', failure)} (rank {self._rank})"}
+                }
             self._publish("share", share)
         outcome = self._collect("outcome", [0])[0]
         if "error" in outcome:
             raise HeadwayError(**outcome["error"]) if outcome["error"] else GivenUpError
         self.shared = outcome["shared"]
 
-    def _share(self, told: dict[str, Any]) -> dict[str, Any]:
-        if not told:
+    def _share(self, announcement: dict[str, Any]) -> dict[str, Any]:
+        if not announcement:
             # Rank 0 failed before its draft; the outcome will say how.
             return {}
-        if told["step"] != self._step:
-            raise CheckpointError(f"it saves step {self._step}, rank 0 step {told['step']}")
+        if announcement["step"] != self._step:
+            raise CheckpointError(f"it saves step {self._step}, rank 0 step {announcement['step']}")
         # Ranks that disagree would write a checkpoint with tensors missing or twice.
-        if told["layout"] != self._layout:
+        if announcement["layout"] != self._layout:
             raise CheckpointError("its tensors have other names, dtypes or shapes than those of rank 0")
-        draft = self._folder.join_draft(self._step, told["token"])
+        draft = self._folder.join_draft(self._step, announcement["token"])
         if draft is None:
-            return {"token": told["token"]}
+            return {"token": announcement["token"]}
         return {"token": draft.token, "file": asdict(self._put(draft, self._mine)) if self._mine else None}
 
     def _put(self, draft: CheckpointDraft, names: list[str]) -> FileEntry:

@@ -94,8 +94,8 @@ def _watch_script(script: str, arguments: Sequence[str], steps: int | None, as_j
     # Imports stand inside the verbs: torch takes seconds to load, and --help must not.
     from headway.doctor.script_watch import watch_script
 
-    found = watch_script(script, arguments, steps=steps, to_stderr=as_json)
-    print_result(found.to_json(), as_json, found.to_text())
+    observation = watch_script(script, arguments, steps=steps, to_stderr=as_json)
+    print_result(observation.to_json(), as_json, observation.to_text())
 
 
 def tune(

@@ -80,12 +80,14 @@ def init(
 
     # Only local images can be looked at: an address is refused, and the message names the next step.
     path = parse_local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")
-    recipe, found, packed = propose(path, out, overwrite=overwrite)
-    split = "" if found.held_out else " --split 0.1"
-    steps = [] if found.packed else [f"headway pack {_quote(path)} {_quote(packed)}{split}"]
+    recipe, findings, packed = propose(path, out, overwrite=overwrite)
+    split = "" if findings.held_out else " --split 0.1"
+    steps = [] if findings.packed else [f"headway pack {_quote(path)} {_quote(packed)}{split}"]
     steps.append(f"headway train {_quote(recipe)}")
     text = "\n  ".join([f"Wrote {recipe}. Next:", *steps])
-    print_result({"recipe": str(recipe), "packed": str(packed), "samples": found.samples, "next": steps}, as_json, text)
+    print_result(
+        {"recipe": str(recipe), "packed": str(packed), "samples": findings.samples, "next": steps}, as_json, text
+    )
 
 
 @app.command()
@@ -182,8 +184,8 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
     from headway.data.verify import verify as run
 
     with SampleProgress("Verifying", "records") as progress:
-        found = run(folder, progress)
-    damages, counts = found.damages, [f"{count:,}" for count in found.samples.values()]
+        result = run(folder, progress)
+    damages, counts = result.damages, [f"{count:,}" for count in result.samples.values()]
     of = f" of {len(counts)} parts" if len(counts) > 1 else ""
     lines = [
         *map(str, damages),
@@ -191,7 +193,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
         if damages
         else f"Every record{of} ({' + '.join(counts)} samples) is intact.",
     ]
-    print_result({"damaged": [asdict(d) for d in damages], "samples": found.samples}, as_json, "\n".join(lines))
+    print_result({"damaged": [asdict(d) for d in damages], "samples": result.samples}, as_json, "\n".join(lines))
     # Exit status 1 lets a script react to damage.
     if damages:
         raise typer.Exit(1)
@@ -275,9 +277,9 @@ def report(
         from headway.report.comparison import compare_runs
 
         expect_writable(out)
-        found = compare_runs(run, against)
-        page = comparison_page.write_page(found, out)
-        print_result(found.to_json() | {"report": str(page)}, as_json, f"{found.describe()}\nPage: {page}")
+        comparison = compare_runs(run, against)
+        page = comparison_page.write_page(comparison, out)
+        print_result(comparison.to_json() | {"report": str(page)}, as_json, f"{comparison.describe()}\nPage: {page}")
         return
     if out is not None:
         raise UsageError("--out only works with --against", fix="Add --against RUN, or leave it out.")
@@ -313,19 +315,19 @@ def schedule(
     from headway.report.schedule_preview import build_preview
 
     expect_writable(page)
-    found = build_preview(recipe, overrides or (), samples)
-    for warning in found.warnings:
+    preview = build_preview(recipe, overrides or (), samples)
+    for warning in preview.warnings:
         say(warning)
     if page is not None:
-        write_atomically(page, schedule_preview_page.render_preview(found))
+        write_atomically(page, schedule_preview_page.render_preview(preview))
         say(f"Wrote {page}.")
     # Wider pictures are hard to read, and narrower terminals would break the lines.
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    result = found.to_json() | {"page": page and str(page)}
+    result = preview.to_json() | {"page": page and str(page)}
     print_result(
         result,
         as_json,
-        schedule_preview_page.format_preview(found, width, blocks=can_print(schedule_preview_page.BLOCKS)),
+        schedule_preview_page.format_preview(preview, width, blocks=can_print(schedule_preview_page.BLOCKS)),
     )
 
 
@@ -343,10 +345,10 @@ def bench_links(
     """
     from headway.comm.bench_links import run_bench_links
 
-    found = run_bench_links(procs, seconds)
+    links = run_bench_links(procs, seconds)
     # Under a launcher every rank runs this verb, and only rank 0 gets the result.
-    if found is not None:
-        print_result(asdict(found), as_json, found.to_text())
+    if links is not None:
+        print_result(asdict(links), as_json, links.to_text())
 
 
 @cache

@@ -117,8 +117,8 @@ def assess(
     def echo(piece: str, error: bool) -> None:
         print(piece, end="", file=sys.stderr if error or as_json else sys.stdout, flush=True)
 
-    found = run(build_command(script, arguments or ()), goal, scores, echo=echo, stop_when_reached=stop)
-    print_result(found.to_json(), as_json, format_assessment(found))
+    assessment = run(build_command(script, arguments or ()), goal, scores, echo=echo, stop_when_reached=stop)
+    print_result(assessment.to_json(), as_json, format_assessment(assessment))
     # Exit status 1 lets a shell script or CI react to a failed assessment.
-    if not found.passed:
+    if not assessment.passed:
         raise typer.Exit(1)

@@ -165,8 +165,8 @@ class AlgorithmChooser:
 
     def __call__(self, nbytes: int) -> Algorithm:
         """Returns the algorithm for a bucket of `nbytes`."""
-        found = self.predict_seconds(nbytes)
-        return min(self._among, key=lambda name: found[name])
+        costs = self.predict_seconds(nbytes)
+        return min(self._among, key=lambda name: costs[name])
 
     def predict_seconds(self, nbytes: int) -> dict[Algorithm, float]:
         """Predicts the cost of a bucket by each algorithm."""
@@ -191,8 +191,8 @@ class AlgorithmChooser:
         """Builds a table of predicted milliseconds, with `*` at the choice; the first row is its heading."""
         out: list[tuple[str, ...]] = [("predicted ms", *self._alone)]
         for size in SHOWN_BYTES:
-            found, chosen = self.predict_seconds(size), self(size)
-            cells = (f"{taken * 1e3:.3g}{' *' if name == chosen else '  '}" for name, taken in found.items())
+            costs, chosen = self.predict_seconds(size), self(size)
+            cells = (f"{taken * 1e3:.3g}{' *' if name == chosen else '  '}" for name, taken in costs.items())
             out.append((format_bytes(size), *cells))
         return out
 

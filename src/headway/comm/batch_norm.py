@@ -119,8 +119,10 @@ class _SyncBatchNormFunction(torch.autograd.Function):
         if x.numel():
             # torch's own kernel gives the sums of dy * xhat and of dy over this rank's samples.
             mask = [False, True, True]
-            found = torch.ops.aten.native_batch_norm_backward(grad, x, None, None, None, mean, inverse, True, 0.0, mask)
-            sums[0], sums[1] = found[1], found[2]
+            gradients = torch.ops.aten.native_batch_norm_backward(
+                grad, x, None, None, None, mean, inverse, True, 0.0, mask
+            )
+            sums[0], sums[1] = gradients[1], gradients[2]
         own = [None, None] if weight is None else [row.to(weight.dtype, copy=True) for row in sums]
         if not ctx.needs_input_grad[0]:
             return None, own[0], own[1], None, None

@@ -92,17 +92,17 @@ class BenchLinksResult:
 
     def _describe_mispredictions(self) -> list[str]:
         # The sizes at which another algorithm was clearly faster than the one that a run would choose.
-        found = []
+        lines = []
         for chosen in (row for row in self.rows if row.chosen):
             best = min((row for row in self.rows if row.bytes == chosen.bytes), key=lambda row: row.seconds)
             if chosen.seconds > CLEARLY_SLOWER * best.seconds:
                 chosen_text, best_text = (
                     f"{row.algorithm} {_format_number(row.seconds * 1e3)} ms" for row in (chosen, best)
                 )
-                found.append(f"{chosen.bytes:,} bytes ({best_text}; a run would choose {chosen_text})")
-        if not found:
+                lines.append(f"{chosen.bytes:,} bytes ({best_text}; a run would choose {chosen_text})")
+        if not lines:
             return []
-        what = f"Measured otherwise than predicted: {', '.join(found)}."
+        what = f"Measured otherwise than predicted: {', '.join(lines)}."
         return [f"{what} Measure again when the machine is quiet, or set comm.algorithm."]
 
     @staticmethod

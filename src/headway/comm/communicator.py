@@ -227,8 +227,8 @@ class Communicator:
             whole, none = [buffer.numel()], [0]
             leads = group.rank == 0
             parts = buffer.new_empty(buffer.numel() * group.size if leads else 0)
-            sent, got = whole + none * (group.size - 1), (whole if leads else none) * group.size
-            group.all_to_all(parts, buffer, got, sent).wait()
+            sent, received = whole + none * (group.size - 1), (whole if leads else none) * group.size
+            group.all_to_all(parts, buffer, received, sent).wait()
             if leads:
                 torch.sum(parts.view(group.size, -1), 0, dtype=buffer.dtype, out=buffer)
             return
@@ -270,15 +270,15 @@ class Communicator:
         sent = torch.empty(group.size, parts.shape[1] + 1, dtype=codec.type, device=values.device)
         for part, message in zip(parts, sent, strict=True):
             codec.encode(part, message)
-        got = torch.empty_like(sent)
-        group.all_to_all(got.view(-1), sent.view(-1)).wait()
+        received = torch.empty_like(sent)
+        group.all_to_all(received.view(-1), sent.view(-1)).wait()
         mine = parts[group.rank]
-        codec.decode(got[0], mine)
-        for message in got[1:]:
+        codec.decode(received[0], mine)
+        for message in received[1:]:
             codec.decode(message, mine, add=True)
         codec.encode(mine, sent[0])
-        group.all_gather(got.view(-1), sent[0]).wait()
-        for part, message in zip(parts, got, strict=True):
+        group.all_gather(received.view(-1), sent[0]).wait()
+        for part, message in zip(parts, received, strict=True):
             codec.decode(message, part)
         if padded is not values:
             values.copy_(padded[: values.numel()])
@@ -309,15 +309,15 @@ class Communicator:
 
     def _reduce_by_tree(self, values: torch.Tensor, codec: WireCodec | None) -> None:
         group, rank = self._steps, self._steps.rank
-        got = codec.allocate_message(values.numel(), values.device) if codec else torch.empty_like(values)
+        received = codec.allocate_message(values.numel(), values.device) if codec else torch.empty_like(values)
         # Up: add the sums of the children.
         distance = 1
         while distance < group.size and rank % (2 * distance) == 0:
             if rank + distance < group.size:
-                group.recv(got, rank + distance).wait()
-                codec.decode(got, values, add=True) if codec else values.add_(got)
+                group.recv(received, rank + distance).wait()
+                codec.decode(received, values, add=True) if codec else values.add_(received)
             distance *= 2
-        message = got if codec else values
+        message = received if codec else values
         if codec and (rank or group.size > 1):
             codec.encode(values, message)
         # A rank's parent is the rank without its lowest bit.

@@ -304,7 +304,7 @@ class CoordinatorClient:
         members = newest["members"]
         self._used = read_int(newest, "number")
         self._update_has_changed()
-        found = Generation(
+        generation = Generation(
             number=self._used,
             rank=[worker for worker, _, _ in members].index(self.worker),
             size=len(members),
@@ -317,7 +317,7 @@ class CoordinatorClient:
         )
         self._lost.clear()
         self._whys.clear()
-        return found
+        return generation
 
     def _raise_change(self) -> None:
         if self._end is not None:

@@ -139,8 +139,8 @@ class NoiseScale:
 
     def estimate(self) -> NoiseEstimate:
         """Estimates the noise scale; waits for the device."""
-        found = self._order_pairs(self._pairs.cpu()).numpy()
-        return estimate_ratio(found[np.isfinite(found).all(1)])
+        pairs = self._order_pairs(self._pairs.cpu()).numpy()
+        return estimate_ratio(pairs[np.isfinite(pairs).all(1)])
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the state for a checkpoint: the measurements that count, oldest first, and the open one."""

@@ -28,19 +28,19 @@ def list_nics(interface: str, *, infiniband: bool, ports: Path = INFINIBAND) -> 
         infiniband: add the InfiniBand ports: NCCL uses them, Gloo does not.
     """
     # psutil has the interface; the rates of InfiniBand ports are in sysfs.
-    found = []
+    nics = []
     state = psutil.net_if_stats().get(interface)
     if state is not None and "loopback" not in state.flags:
         speed = f"{state.speed} Mbit/s" if state.speed else "unknown speed"
-        found.append(f"{interface} {speed}, MTU {state.mtu}")
+        nics.append(f"{interface} {speed}, MTU {state.mtu}")
     for rate in sorted(ports.glob("*/ports/*/rate")) if infiniband else ():
         try:
             layer, speed = (rate.with_name(name).read_text().strip() for name in ("link_layer", "rate"))
         # The port went away.
         except OSError:
             continue
-        found.append(f"{rate.parts[-4]} port {rate.parts[-2]} {layer} {speed}")
-    return found
+        nics.append(f"{rate.parts[-4]} port {rate.parts[-2]} {layer} {speed}")
+    return nics
 
 
 def list_gpu_links() -> list[str]:

@@ -123,7 +123,7 @@ class MeasuredLinks:
         out = [("link", "latency", "bandwidth a rank", "scatter of the times")]
         names = ("inside a host", "between hosts, one rank of each", "between hosts, all ranks")
         fits = zip(names, (self.inside, self.alone, self.together), strict=True)
-        out += [(name, *found.format_cells()) for name, found in fits if found]
+        out += [(name, *fit.format_cells()) for name, fit in fits if fit]
         return [*out, ("sum of two arrays", "", f"{self.reduce_bytes_s / 1e6:,.0f} MB/s", "")]
 
     def describe(self, world: World) -> list[str]:
@@ -145,10 +145,10 @@ class MeasuredLinks:
     def from_json(data: dict[str, Any]) -> MeasuredLinks:
         """Reads the dict that `to_json` gave, also after a way through JSON."""
 
-        def read_fit(found: dict[str, Any] | None) -> LinkFit | None:
-            if found is None:
+        def read_fit(fit: dict[str, Any] | None) -> LinkFit | None:
+            if fit is None:
                 return None
-            return LinkFit(Link(**found["link"]), found["residual"], tuple(found["sizes"]), tuple(found["seconds"]))
+            return LinkFit(Link(**fit["link"]), fit["residual"], tuple(fit["sizes"]), tuple(fit["seconds"]))
 
         fits = {name: read_fit(data[name]) for name in ("inside", "alone", "together")}
         rails_s = {int(rails): taken for rails, taken in data["rails_s"].items()}
@@ -184,13 +184,13 @@ def measure_links(world: World, *, rails: int | Literal["auto"] = "auto", budget
         GenerationEndedError, CommunicationError: a rank did not answer.
     """
     with capture_nccl_log() as read_log:
-        found = _measure_all(world, rails, budget_s)
+        links = _measure_all(world, rails, budget_s)
         notes: list[str] = []
         if world.is_lead:
             notes = [*list_nics(world.interface, infiniband=world.backend == "nccl"), *list_gpu_links()]
         if world.backend == "nccl" and world.is_lead:
             notes.append(summarise_nccl_log(read_log()))
-    return broadcast_links(world, MeasuredLinks(**found, notes=tuple(notes)))
+    return broadcast_links(world, MeasuredLinks(**links, notes=tuple(notes)))
 
 
 def _measure_all(world: World, rails: int | Literal["auto"], budget_s: float) -> dict[str, Any]:
@@ -249,9 +249,9 @@ class _LinkRing:
         else:
             # Receive first: Gloo's word that a receiver is ready would queue behind what this rank sends, and the two
             # directions would take turns.
-            got = self._world.control.recv(into, self._source)
+            receiving = self._world.control.recv(into, self._source)
             self._world.control.send(out, self._to).wait()
-            got.wait()
+            receiving.wait()
         return perf_counter() - began
 
     def close(self) -> None:
@@ -263,8 +263,8 @@ def reduce_max(world: World, mine: Sequence[float]) -> list[float]:
     """Returns the maximum of each number over all ranks, on all ranks."""
     values = torch.tensor(mine, dtype=torch.float64)
     world.control.all_reduce(values, "max").wait()
-    found: list[float] = values.tolist()
-    return found
+    maxima: list[float] = values.tolist()
+    return maxima
 
 
 def _measure_ring(world: World, ranks: Sequence[int] | None, budget_s: float) -> LinkFit:

@@ -32,7 +32,7 @@ class StallWatch:
         waiting = self._find_waiting()
         if waiting is None:
             return {}
-        found = {}
+        lagging = {}
         # RuntimeError: the store is gone, and nothing can be said.
         with suppress(RuntimeError):
             for rank in range(self._world.size):
@@ -42,8 +42,8 @@ class StallWatch:
                 if self._store.check([f"ops/{rank}"]):
                     seq, tag = json.loads(self._store.get(f"ops/{rank}"))
                 if seq < waiting.seq:
-                    found[rank] = tag
-        return found
+                    lagging[rank] = tag
+        return lagging
 
     def explain(self) -> str:
         """Returns a sentence that names the lagging ranks; empty if there are none."""

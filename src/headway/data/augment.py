@@ -187,37 +187,37 @@ class Augment:
         masked: Bool | None = None,
     ) -> AugmentParameters:
         """Draws the parameters of a call with the same arguments, for images of `size` (height, width)."""
-        recipe, found = self._recipe, dict[str, NDArray[np.generic]]()
+        recipe, drawn = self._recipe, dict[str, NDArray[np.generic]]()
         if self._flip is not None:
             if self._flip == "alternating" and first_epoch_keys is None:
                 what = "an alternating flip needs the samples' keys in the first epoch"
                 raise UsageError(what, fix="Give first_epoch_keys=headway.make_keys(seed, 0, samples), and epochs.")
-            found["flips"] = draw_flips(
+            drawn["flips"] = draw_flips(
                 keys if first_epoch_keys is None or self._flip == "random" else first_epoch_keys, epochs, self._flip
             )
         # Each part draws from streams of its own, so removing one changes no other.
         if self._translate:
-            found["shifts"] = draw_shifts(keys, self._translate)
+            drawn["shifts"] = draw_shifts(keys, self._translate)
         if recipe.policy is not None:
             rand = recipe.policy.name == "rand"
             chosen = (
                 augment_policy.draw_rand_augment(keys, size, n=recipe.policy.n, m=recipe.policy.m) if rand else None
             )
-            found["operations"], found["strengths"] = chosen or augment_policy.draw_trivial_augment(keys, size)
+            drawn["operations"], drawn["strengths"] = chosen or augment_policy.draw_trivial_augment(keys, size)
         if recipe.jitter is not None:
             streams = {"brightness": STREAM_BRIGHTNESS, "contrast": STREAM_CONTRAST, "saturation": STREAM_SATURATION}
             for name, stream in streams.items():
                 if spread := getattr(recipe.jitter, name):
-                    found[name] = augment_draws.draw_factors(keys, stream, spread)
+                    drawn[name] = augment_draws.draw_factors(keys, stream, spread)
         if recipe.cutout is not None:
-            found["cutout"] = augment_draws.draw_cutout_boxes(keys, recipe.cutout, size)
+            drawn["cutout"] = augment_draws.draw_cutout_boxes(keys, recipe.cutout, size)
         if (erasing := recipe.random_erasing) is not None:
-            found["erasing"] = augment_draws.draw_erasing_boxes(
+            drawn["erasing"] = augment_draws.draw_erasing_boxes(
                 keys, size, p=erasing.p, scale=erasing.scale, ratio=erasing.ratio
             )
         if recipe.cutmix is not None or recipe.mixup is not None:
-            found |= self._draw_mixing(keys, size, masked)
-        return AugmentParameters(**found)  # type: ignore[arg-type]
+            drawn |= self._draw_mixing(keys, size, masked)
+        return AugmentParameters(**drawn)  # type: ignore[arg-type]
 
     def _draw_mixing(self, keys: UInt64, size: tuple[int, int], masked: Bool | None) -> dict[str, NDArray[np.generic]]:
         """Draws partners and shares of cutmix and mixup."""

@@ -70,9 +70,9 @@ class Dataset:
             self.source = MappedShards(folder, description.shards, columns)
 
     def __repr__(self) -> str:
-        found = self.description
-        classes = f" in {len(found.classes)} classes" if found.label_kind == "class" else ""
-        return f"Dataset of {len(self):,} images{classes} ({found.format}, {found.mode}) in {self.folder}"
+        description = self.description
+        classes = f" in {len(description.classes)} classes" if description.label_kind == "class" else ""
+        return f"Dataset of {len(self):,} images{classes} ({description.format}, {description.mode}) in {self.folder}"
 
     def __len__(self) -> int:
         return len(self.label)

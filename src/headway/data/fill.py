@@ -217,8 +217,8 @@ class BatchFiller:
         first = position - position % n
         self._known_bad.add(asked)
         for step in range(1, min(n, MAX_SUBSTITUTE_SEARCH + 1)):
-            _, found = order(np.array([first + (position - first + step) % n]))
-            sample, boxes = int(found[0]), None
+            _, ids = order(np.array([first + (position - first + step) % n]))
+            sample, boxes = int(ids[0]), None
             if sample in self._known_bad:
                 continue
             if self.is_on_device:
@@ -226,7 +226,7 @@ class BatchFiller:
             else:
                 # The substitute keeps the random parameters of the sample that was asked for.
                 drawn = request.drawn.select(place, place + 1)
-                status, boxes = self._decode(found, drawn, pixels[place : place + 1])
+                status, boxes = self._decode(ids, drawn, pixels[place : place + 1])
                 is_bad = bool(status.any())
             if not is_bad:
                 return BadSample(position, asked, sample, reason), None if boxes is None else boxes[0]

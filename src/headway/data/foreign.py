@@ -66,12 +66,12 @@ def open_foreign(uri: str, *, mapped: bool | None, progress: ScanProgress | None
         # The first valid columns win, beside the data or in the cache folder.
         if (kept := _load_kept(file, address, mapped)) is not None:
             return kept
-    found = read_foreign_records(address.path, address.files, address.part, address.labels)
+    records = read_foreign_records(address.path, address.files, address.part, address.labels)
     # Taken before the scan: a file that changes meanwhile makes the columns out of date.
-    state = _describe_files(address, {*found.files, *found.watched})
+    state = _describe_files(address, {*records.files, *records.watched})
     # A file cut during the scan must not get wrong checksums; files cut earlier are not ours.
     cut_before = mapping.find_cut_files()
-    columns, description = scan(found, address.root, uri, progress)
+    columns, description = scan(records, address.root, uri, progress)
     mapping.check_mappings(but=cut_before)
     data = save(columns, metadata=description.to_metadata() | {"scanned": json.dumps(state)})
     for file in address.list_columns_files():

@@ -148,8 +148,8 @@ class Order:
 
     def find_positions(self, epoch: int, samples: Int64) -> Int64:
         """Finds the position of each sample in an epoch, the inverse of a call; int64 of the shape [k] of `samples`."""
-        found = np.asarray(samples, np.int64).reshape(-1).astype(np.uint64)
-        return self._unpermute_epoch(epoch, found).astype(np.int64) + epoch * self.samples
+        positions = np.asarray(samples, np.int64).reshape(-1).astype(np.uint64)
+        return self._unpermute_epoch(epoch, positions).astype(np.int64) + epoch * self.samples
 
     def _permute_epoch(self, epoch: int, slots: UInt64) -> UInt64:
         key = mix_int(mix_int(self.seed) + (epoch + 1) * GOLDEN)

@@ -210,19 +210,19 @@ def summarise_notes(noted: dict[str, list[str]], can_turn: bool) -> list[str]:
 
     `can_turn`: the same pack with --orient would turn images.
     """
-    told = []
+    lines = []
     for note, names in sorted(noted.items()):
         # A single image is named, many are counted.
         some = f"{len(names):,} images" if len(names) > 1 else names[0]
         if note == LEFT_OUT:
-            told.append(f"The transform left out {some}.")
+            lines.append(f"The transform left out {some}.")
         elif note == NOT_TURNED:
             fix = "--orient does that" + ("" if can_turn else " in modes that encode images anew, or with a transform")
-            told.append(f"EXIF says to turn or mirror {some}, which was not done, as in torchvision; {fix}.")
+            lines.append(f"EXIF says to turn or mirror {some}, which was not done, as in torchvision; {fix}.")
         else:
             such = f" (such as {names[0]})" if len(names) > 1 else ""
-            told.append(f"Stored as it was, not seekable: {some}{such}: {note.removeprefix(NOT_SEEKABLE)}.")
-    return told
+            lines.append(f"Stored as it was, not seekable: {some}{such}: {note.removeprefix(NOT_SEEKABLE)}.")
+    return lines
 
 
 def _describe_error(error: Exception) -> str:

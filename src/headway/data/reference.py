@@ -140,12 +140,12 @@ def _open_raw(data: memoryview, shape: NDArray[np.uint32], planar: bool, channel
 
 def read_image(dataset: Dataset, sample: int) -> Image.Image:
     """Reads a sample's whole image in mode L or RGB, by the data set's channels. Raises any exception of Pillow's."""
-    found, flags = dataset.description, int(dataset.flags[sample])
+    description, flags = dataset.description, int(dataset.flags[sample])
     data = dataset.read([sample])[0]
     if flags & FLAG_RAW:
-        shape = np.array([dataset.height[sample], dataset.width[sample], found.channels], np.uint32)
-        return _open_raw(data, shape, bool(flags & FLAG_PLANAR), found.channels)[0]
-    return decode_image(data, found.channels)
+        shape = np.array([dataset.height[sample], dataset.width[sample], description.channels], np.uint32)
+        return _open_raw(data, shape, bool(flags & FLAG_PLANAR), description.channels)[0]
+    return decode_image(data, description.channels)
 
 
 def _resize_into(

@@ -81,9 +81,9 @@ def list_sizes(recipe: ProgressiveRecipe, full: tuple[int, int], epochs: float) 
     return out
 
 
-def describe_sizes(found: Sequence[tuple[int, tuple[int, int]]]) -> str:
+def describe_sizes(sizes: Sequence[tuple[int, tuple[int, int]]]) -> str:
     """Describes the result of `list_sizes` in a sentence."""
-    each = [f"{height}x{width} from epoch {epoch}" for epoch, (height, width) in found]
+    each = [f"{height}x{width} from epoch {epoch}" for epoch, (height, width) in sizes]
     if len(each) > MAX_LISTED_SIZES:
         each = [
             *each[: MAX_LISTED_SIZES // 2],

@@ -47,7 +47,7 @@ class _Header(NamedTuple):
 
 
 def scan(
-    found: ForeignRecords, root: Path, source: str, progress: ScanProgress | None
+    records: ForeignRecords, root: Path, source: str, progress: ScanProgress | None
 ) -> tuple[dict[str, NDArray[Any]], DatasetDescription]:
     """Returns columns and description of foreign records; `source` is the name that the user gave.
 
@@ -55,22 +55,22 @@ def scan(
 
     Raises DataError if none of the records is an image.
     """
-    columns = _build_columns(found)
+    columns = _build_columns(records)
     description = DatasetDescription(
         pack_id=0,
         fingerprint="",
-        format=found.format,
+        format=records.format,
         mode="foreign",
-        label_kind=found.labels.kind,
-        classes=found.labels.classes,
-        class_counts=count_classes(found.labels.kind, found.labels.values, len(found.labels.classes)),
-        channels=found.pixels.channels if found.pixels else 0,
+        label_kind=records.labels.kind,
+        classes=records.labels.classes,
+        class_counts=count_classes(records.labels.kind, records.labels.values, len(records.labels.classes)),
+        channels=records.pixels.channels if records.pixels else 0,
         common_size=None,
-        shards=tuple(Shard(name=_make_relative(file, root), size=file.stat().st_size) for file in found.files),
+        shards=tuple(Shard(name=_make_relative(file, root), size=file.stat().st_size) for file in records.files),
         source=source,
     )
     # A Dataset of columns without checksums reads the records, as every later user does.
-    gray = _measure(Dataset(root, columns, description), columns, found, progress)
+    gray = _measure(Dataset(root, columns, description), columns, records, progress)
     fields = vars(description) | {
         "fingerprint": (fingerprint := compute_fingerprint(columns)),
         # Foreign shards carry no pack number, so it follows from the fingerprint.
@@ -82,7 +82,7 @@ def scan(
 
 
 def _measure(
-    data: Dataset, columns: dict[str, NDArray[Any]], found: ForeignRecords, progress: ScanProgress | None
+    data: Dataset, columns: dict[str, NDArray[Any]], records: ForeignRecords, progress: ScanProgress | None
 ) -> bool:
     """Fills in checksums, sizes and flags; returns True if all images are gray."""
     n = len(data)
@@ -93,7 +93,7 @@ def _measure(
         good, gray = 0, True
         for sample, record in zip(ids.tolist(), data.read(ids), strict=True):
             columns["crc32c"][sample] = crc32c(record)
-            if found.pixels:
+            if records.pixels:
                 continue
             # The extension of a file may lie; its first bytes decide.
             columns["flags"][sample] |= FLAG_NOT_JPEG * (record[:3] != _JPEG)
@@ -111,8 +111,8 @@ def _measure(
             results.append(result)
             if progress:
                 progress(min(low + _CHUNK, n), n)
-    if not found.pixels and not any(good for good, _ in results):
-        where = str(found.files[0]) if found.files else str(data.folder)
+    if not records.pixels and not any(good for good, _ in results):
+        where = str(records.files[0]) if records.files else str(data.folder)
         raise DataError(f"none of its {n:,} records is an image", where=where)
     return all(gray for _, gray in results)
 
@@ -132,16 +132,21 @@ def _read_header(record: memoryview) -> _Header | None:
         return None
 
 
-def _build_columns(found: ForeignRecords) -> dict[str, NDArray[Any]]:
-    n = len(found.shard)
+def _build_columns(records: ForeignRecords) -> dict[str, NDArray[Any]]:
+    n = len(records.shard)
     columns: dict[str, NDArray[Any]] = {name: np.zeros(n, NUMPY_TYPES[kind]) for name, kind in COLUMN_TYPES.items()}
-    columns |= {"shard": found.shard, "offset": found.offset, "length": found.length, "flags": found.flags.copy()}
-    if found.pixels:
-        columns |= {"width": found.pixels.width, "height": found.pixels.height}
+    columns |= {
+        "shard": records.shard,
+        "offset": records.offset,
+        "length": records.length,
+        "flags": records.flags.copy(),
+    }
+    if records.pixels:
+        columns |= {"width": records.pixels.width, "height": records.pixels.height}
     # Columns that the format already knows are not measured again.
-    columns["label"] = found.labels.values
-    if found.names is not None:
-        columns["name"], columns["name_offset"] = _join_names(found.names)
+    columns["label"] = records.labels.values
+    if records.names is not None:
+        columns["name"], columns["name_offset"] = _join_names(records.names)
     # safetensors writes the memory of an array and ignores its strides.
     return {name: np.ascontiguousarray(column) for name, column in columns.items()}
 

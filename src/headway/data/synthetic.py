@@ -52,8 +52,8 @@ class SyntheticLoader:
         position, size = self._start, 0
         while True:
             # Copied again only if the batch grows: the steps of one size share their tensors.
-            if (found := self._plan.get_batch_size(position)) != size:
-                size = found
+            if (count := self._plan.get_batch_size(position)) != size:
+                size = count
                 low, high = get_rank_slots(size, *self._place)
                 images, labels = self._images[low:high].to(self._device), self._labels[low:high].to(self._device)
                 first, zeros = np.arange(low, high), np.zeros(high - low, np.int64)

@@ -85,8 +85,8 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] 
             damages += pack.find_damaged_files()
             chunks = [range(low, min(low + _CHUNK, pack.samples)) for low in range(0, pack.samples, _CHUNK)]
             # `map` keeps the order, so damage is listed by sample.
-            for chunk, found in zip(chunks, pool.map(pack.find_damaged_records, chunks), strict=True):
-                damages += found
+            for chunk, damaged in zip(chunks, pool.map(pack.find_damaged_records, chunks), strict=True):
+                damages += damaged
                 done += len(chunk)
                 if progress:
                     progress(done, total)

@@ -116,7 +116,7 @@ def main(asked: dict[str, Any]) -> None:
     assert ranks is not None
     say_all = say if ranks.speaks else say_nothing
     with ranks:
-        ranks.share(loaded.recipe.batch)
+        ranks.check_batch(loaded.recipe.batch)
         share = loaded.recipe.batch // ranks.launched_size
         setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), say=say_nothing, ranks=ranks)
         with closing(setup.inputs):
@@ -137,8 +137,8 @@ def main(asked: dict[str, Any]) -> None:
                     mine = examine_job(job, say_all, budget, quick, barrier=control.barrier, begun=begun)
                     around = examine_surroundings(mine.environment, job, ranks.world)
                     mine = mine.model_copy(update={"environment": around})
-                    found = control.gather_bytes(mine.model_dump_json().encode())
-                    profiles = [Profile.model_validate_json(text) for text in found]
+                    reports = control.gather_bytes(mine.model_dump_json().encode())
+                    profiles = [Profile.model_validate_json(text) for text in reports]
                     # The others wait at the barrier, so that this process has all cores.
                     single = _measure_single_process(loaded, wall.allot("single"), budget.side) if ranks.speaks else 0.0
                     control.barrier()

@@ -138,7 +138,7 @@ class Ranks:
         """Number of processes that the launcher started."""
         return self._launched.size
 
-    def share(self, batch: int) -> None:
+    def check_batch(self, batch: int) -> None:
         """Raises UsageError if a step has fewer samples than ranks."""
         check_batch_covers_ranks(batch, self._launched.size)
 
@@ -209,7 +209,9 @@ class Ranks:
             CommunicationError: a newcomer leaves.
         """
         control = self.world.control
-        mine = json.dumps([self.joins, carrier.identity(), carrier.precision.finding()], sort_keys=True).encode()
+        mine = json.dumps(
+            [self.joins, carrier.collect_shared_settings(), carrier.precision.get_finding()], sort_keys=True
+        ).encode()
         reports = [json.loads(text) for text in control.gather_bytes(mine)]
         first = reports[control.ranks.index(0)][1]
         for rank, (joins, other, _) in zip(control.ranks, reports, strict=True):

@@ -53,13 +53,13 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = No
             fix = f"Name modules of yours, for example activation_checkpointing: ['^{first}$']."
             raise UsageError("the network has none of Headway's own blocks", fix=fix)
     for pattern in patterns or ():
-        found = {name: module for name, module in modules.items() if re.search(pattern, name)}
-        if not found:
+        matches = {name: module for name, module in modules.items() if re.search(pattern, name)}
+        if not matches:
             near = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
             fix = f"Modules of this network are for example: {', '.join(near)}." if near else "It has no modules."
             raise UsageError(f"{pattern!r} matches no module", fix=fix)
         # Several patterns may match one module.
-        matched |= found
+        matched |= matches
     # The inner module would be recomputed twice.
     names = [name for name in matched if not any(name.startswith(f"{other}.") for other in matched)]
     for name in names:

@@ -83,8 +83,8 @@ class GhostBatchNorm(_BatchNorm):
         # Weighted by samples, as groups may differ by one.
         samples = least * len(means) + larger
         batches = self.num_batches_tracked.to(means.dtype)
-        for running, found in ((self.running_mean, means), (self.running_var, variances)):
-            now = (found.sum(0) * least + found[:larger].sum(0)) / samples
+        for running, current in ((self.running_mean, means), (self.running_var, variances)):
+            now = (current.sum(0) * least + current[:larger].sum(0)) / samples
             running.copy_(torch.lerp(running, now, 1 / batches if self.momentum is None else self.momentum))
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -122,10 +122,10 @@ def set_momentum(module: nn.Module, kept: float) -> None:
 
 def list_batch_norms(module: nn.Module) -> list[_BatchNorm]:
     """Lists the batch norms of a network. Raises UsageError if it has none."""
-    found = [one for one in module.modules() if isinstance(one, _BatchNorm)]
-    if not found:
+    norms = [one for one in module.modules() if isinstance(one, _BatchNorm)]
+    if not norms:
         raise UsageError("the network has no batch norm", fix="Remove it, or take a network that has.")
-    return found
+    return norms
 
 
 @contextmanager

@@ -53,6 +53,6 @@ class Ema:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Loads the tensors of `state`, in place. Raises CheckpointError: they are of another network."""
         # A checkpoint from before the first update has no average.
-        if found := self._mean.exist_in(tensors):
+        if begun := self._mean.exist_in(tensors):
             self._mean.load(tensors)
-        self._begun = found
+        self._begun = begun

@@ -121,10 +121,10 @@ def try_compiling(
         # Torch's own tracing fails, or this torch cannot compile here.
         except Exception as error:
             failed = f"torch.compile fails: {type(error).__name__}: {_first_line(str(error))}"
-    found = list_graph_breaks(model, notes)
+    breaks = list_graph_breaks(model, notes)
     if failed:
-        found = (*found, GraphBreak((), "", "", "", failed))
-    return CompileReport(graphs, found)
+        breaks = (*breaks, GraphBreak((), "", "", "", failed))
+    return CompileReport(graphs, breaks)
 
 
 @final
@@ -144,25 +144,25 @@ def collect_break_notes() -> Iterator[list[BreakNote]]:
     # shown.
     from torch._dynamo.utils import graph_break_reasons
 
-    found, before = list[BreakNote](), len(graph_break_reasons)
+    notes, before = list[BreakNote](), len(graph_break_reasons)
     log = logging.getLogger("torch._dynamo.convert_frame")
     own, shown = log.level, log.getEffectiveLevel()
 
     def record_break(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and hasattr(error, "real_stack"):
-            found.append(BreakNote(getattr(error, "msg", str(error)), error.real_stack))
+            notes.append(BreakNote(getattr(error, "msg", str(error)), error.real_stack))
         return record.levelno >= shown
 
     log.addFilter(record_break)
     # The filter sees records that the level would drop, and lets only the others through.
     log.setLevel(min(shown, logging.INFO))
     try:
-        yield found
+        yield notes
     finally:
         log.setLevel(own)
         log.removeFilter(record_break)
-        found += [BreakNote(one.reason, one.user_stack) for one in graph_break_reasons[before:]]
+        notes += [BreakNote(one.reason, one.user_stack) for one in graph_break_reasons[before:]]
 
 
 def list_graph_breaks(model: nn.Module, notes: Sequence[BreakNote]) -> tuple[GraphBreak, ...]:
@@ -170,7 +170,7 @@ def list_graph_breaks(model: nn.Module, notes: Sequence[BreakNote]) -> tuple[Gra
     # Torch notes one line several times: for the network, and again for functions called from there, with a shorter
     # stack. The first note that names modules counts.
     code = _ModuleCode(model)
-    found: dict[tuple[str, int | None], GraphBreak] = {}
+    breaks: dict[tuple[str, int | None], GraphBreak] = {}
     for note in notes:
         stack = [one for one in note.stack if not one.filename.startswith(DYNAMO_FOLDER) and one.filename != __file__]
         # A line of the user helps more than one of torch.
@@ -178,11 +178,11 @@ def list_graph_breaks(model: nn.Module, notes: Sequence[BreakNote]) -> tuple[Gra
         at = next(reversed(users or stack), None)
         modules, kind = code.find_owners(stack)
         key = ("", None) if at is None else (at.filename, at.lineno)
-        if key not in found or (modules and not found[key].modules):
+        if key not in breaks or (modules and not breaks[key].modules):
             where = "" if at is None else f"{_shorten_path(at.filename)}:{at.lineno}"
             line = "" if at is None else (at.line or "").strip()
-            found[key] = GraphBreak(modules, kind, where, line, _extract_explanation(note.reason))
-    return tuple(found.values())
+            breaks[key] = GraphBreak(modules, kind, where, line, _extract_explanation(note.reason))
+    return tuple(breaks.values())
 
 
 @final
@@ -226,9 +226,9 @@ def _last_line(code: types.CodeType) -> int:
 
 def _extract_explanation(reason: str) -> str:
     """Extracts torch's explanations of a break, without hints, links and addresses; else the first line."""
-    found = re.findall(r"^\s*Explanation: (.*?)(?=\n\s*\n|\n\s*Hint:|\Z)", reason, re.DOTALL | re.MULTILINE)
-    said = ". ".join(" ".join(one.split()).rstrip(".") for one in found or [_first_line(reason)])
-    return re.sub(r" at 0x[0-9a-f]+>", ">", said)
+    paragraphs = re.findall(r"^\s*Explanation: (.*?)(?=\n\s*\n|\n\s*Hint:|\Z)", reason, re.DOTALL | re.MULTILINE)
+    text = ". ".join(" ".join(one.split()).rstrip(".") for one in paragraphs or [_first_line(reason)])
+    return re.sub(r" at 0x[0-9a-f]+>", ">", text)
 
 
 def _first_line(text: str) -> str:
@@ -256,7 +256,7 @@ def _preserve_dynamo_state() -> Iterator[None]:
         logger = logging.getLogger("torch._dynamo")
         level, met = logger.level, convert_frame.input_codes
         before, sizes = set(met.seen_ids), copy.deepcopy(getattr(pgo, "_CODE_STATE", None))
-        counters = {name: Counter(found) for name, found in utils.counters.items()}
+        counters = {name: Counter(counter) for name, counter in utils.counters.items()}
         warned, reasons = set(getattr(utils, "warn_once_cache", ())), len(utils.graph_break_reasons)
         logger.setLevel(logging.ERROR)
         try:

@@ -16,7 +16,7 @@ def zero_init(module: nn.Module) -> list[str]:
     Returns:
         names of these batch norms.
     """
-    found = []
+    names = []
     for name, block in module.named_modules():
         # Our own blocks say it by name; None: the block has no shortcut.
         norm = getattr(block, "last_norm", None)
@@ -26,5 +26,5 @@ def zero_init(module: nn.Module) -> list[str]:
             nn.init.zeros_(norm.weight)
             # The name of the batch norm within its block, wherever the block keeps it.
             inner = next(key for key, one in block.named_modules() if one is norm)
-            found.append(f"{name}.{inner}" if name else inner)
-    return found
+            names.append(f"{name}.{inner}" if name else inner)
+    return names

@@ -48,12 +48,12 @@ class ActivationPercentiles:
         modules = {name: one for name, one in model.named_modules() if name}
         chosen: dict[str, nn.Module] = {}
         for pattern in patterns:
-            found = {name: one for name, one in modules.items() if re.fullmatch(pattern, name)}
-            if not found:
+            matches = {name: one for name, one in modules.items() if re.fullmatch(pattern, name)}
+            if not matches:
                 near = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
                 fix = f"For example: {', '.join(near)}." if near else "The network has no modules: remove it."
                 raise RecipeError(f"{pattern!r} matches no module of the network", where=RECIPE_KEY, fix=fix)
-            chosen |= found
+            chosen |= matches
         if len(chosen) > MAX_MODULES:
             what = f"the patterns match {len(chosen)} modules; the most is {MAX_MODULES}"
             raise RecipeError(what, where=RECIPE_KEY, fix="Name fewer, for example the batch norms of the first block.")
@@ -64,13 +64,13 @@ class ActivationPercentiles:
             names += [name + INPUT_SUFFIX, name] if isinstance(one, _BatchNorm) else [name]
         self.names = tuple(names)
         self._places: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
-        self._found: dict[str, Tensor] = {}
+        self._percentiles: dict[str, Tensor] = {}
         self._handles: list[Any] = []
 
     def arm(self) -> None:
         """Prepares to measure the next forward pass."""
         self.disarm()
-        self._found = {}
+        self._percentiles = {}
         self._handles = [
             one.register_forward_hook(self._build_hook(place)) for place, (_, one) in enumerate(self._modules)
         ]
@@ -87,13 +87,13 @@ class ActivationPercentiles:
         NaN for a module that was not called, or whose output is no floating-point tensor.
         """
         self.disarm()
-        found, self._found = self._found, {}
-        if not found:
+        percentiles, self._percentiles = self._percentiles, {}
+        if not percentiles:
             return None
         # One copy for all modules: one host-device sync.
-        values = torch.stack(list(found.values())).cpu().numpy()
+        values = torch.stack(list(percentiles.values())).cpu().numpy()
         out = np.full((len(self.names), len(PERCENTILES)), np.nan, np.float32)
-        out[[self.names.index(name) for name in found]] = values
+        out[[self.names.index(name) for name in percentiles]] = values
         return out
 
     def _build_hook(self, place: int) -> Callable[[nn.Module, Any, Any], None]:
@@ -117,7 +117,7 @@ class ActivationPercentiles:
         )
         drawn = drawn.sort().values
         last = len(drawn) - 1
-        self._found[name] = drawn[[round(percent / 100 * last) for percent in PERCENTILES]]
+        self._percentiles[name] = drawn[[round(percent / 100 * last) for percent in PERCENTILES]]
 
     def _draw_indices(self, value: Tensor) -> list[Tensor]:
         """Draws an index tensor per dimension; once per shape, so that later passes cost no copy to the device."""

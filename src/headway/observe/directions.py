@@ -66,8 +66,8 @@ def compute_filter_norms(model: nn.Module) -> dict[str, Tensor]:
 
 def _find_transposed_convolutions(model: nn.Module) -> dict[str, int]:
     """Finds the groups of transposed convolutions, by the names of their weights."""
-    found = {name: one for name, one in model.named_modules() if isinstance(one, _ConvTransposeNd)}
-    return {f"{name}.weight" if name else "weight": one.groups for name, one in found.items()}
+    transposed = {name: one for name, one in model.named_modules() if isinstance(one, _ConvTransposeNd)}
+    return {f"{name}.weight" if name else "weight": one.groups for name, one in transposed.items()}
 
 
 def _compute_norms(weight: Tensor, transposed_groups: int | None) -> Tensor:
@@ -77,8 +77,8 @@ def _compute_norms(weight: Tensor, transposed_groups: int | None) -> Tensor:
         transposed_groups: Groups of a transposed convolution, with weight [inputs, outputs / groups, ...]; else None.
     """
     if transposed_groups is None:
-        found: Tensor = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)
-        return found
+        flat_norms: Tensor = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)
+        return flat_norms
     # Filters of a transposed convolution are along the second dimension, within each group.
     parts = weight.unflatten(0, (transposed_groups, -1))
     norms: Tensor = torch.linalg.vector_norm(parts, dim=(1, *range(3, parts.ndim)), keepdim=True)

@@ -80,7 +80,7 @@ class DivergenceDetector:
         self._weights_first = list(weights)
         self._gradients: list[float] = []
         self._looks: list[tuple[int, float, list[float]]] = []
-        self._told = False
+        self._warned = False
 
     def check(
         self,
@@ -104,9 +104,9 @@ class DivergenceDetector:
             moved = _divide(layers[:, 2], layers[:, 0])
             self._looks = [*self._looks, (step, lr, moved.astype(np.float32).tolist())][-HISTORY_CHECKS:]
         what = self._judge(step, losses, layers, gradient, loss_scale)
-        if what is None or self._told:
+        if what is None or self._warned:
             return None
-        self._told = True
+        self._warned = True
         return what + self.describe_culprit(by_weights="the weights of" in what)
 
     def describe_culprit(self, by_weights: bool = False) -> str:
@@ -125,8 +125,8 @@ class DivergenceDetector:
             broken = np.flatnonzero(~np.isfinite(table[row]))
             if len(broken) == 1 < table.shape[1]:
                 name = self._layers[broken[0]]
-                said = f"it was the first layer with |dw| / |w| not finite, at step {steps[row]:,}"
-                return f" Look at {name}: {said}."
+                reason = f"it was the first layer with |dw| / |w| not finite, at step {steps[row]:,}"
+                return f" Look at {name}: {reason}."
             if len(broken):
                 many = f"{len(broken)} layers was not finite at step {steps[row]:,}"
                 return f" |dw| / |w| of {many}. A lower log_every_steps shows which layer was the first."

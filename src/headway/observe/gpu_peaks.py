@@ -26,8 +26,8 @@ def find_peak_flops(device: str, precision: str) -> float | None:
     """Returns the dense peak in FLOP/s of a GPU by its name; None for unknown GPUs and for MIG slices."""
     for name, fp16, bf16, fp32 in PEAKS:
         if re.search(name, device) and "MIG" not in device:
-            found = {"fp16": fp16, "bf16": bf16, "fp32": fp32}[precision]
-            return None if found is None else found * 1e12
+            tflops = {"fp16": fp16, "bf16": bf16, "fp32": fp32}[precision]
+            return None if tflops is None else tflops * 1e12
     return None
 
 

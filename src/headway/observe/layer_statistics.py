@@ -38,24 +38,24 @@ class LayerStatistics:
 
     def __init__(self, named: Iterable[tuple[str, Tensor]], optimizer: Optimizer, local: LocalRates) -> None:
         trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        found = [(name, one) for name, one in named if one.requires_grad and id(one) in trained]
-        self.names = tuple(name for name, one in found if one.ndim > 1)
-        self._layers = [one for _, one in found if one.ndim > 1]
+        pairs = [(name, one) for name, one in named if one.requires_grad and id(one) in trained]
+        self.names = tuple(name for name, one in pairs if one.ndim > 1)
+        self._layers = [one for _, one in pairs if one.ndim > 1]
         self.sizes = tuple(one.numel() for one in self._layers)
-        self._all = [one for _, one in found]
+        self._all = [one for _, one in pairs]
         self._places = [place for place, one in enumerate(self._all) if one.ndim > 1]
         self._optimizer, self._local = optimizer, local
         self._before: list[Tensor] = []
         self._g = self._total = torch.empty(0)
-        self._found: Tensor | None = None
+        self._statistics: Tensor | None = None
         self._handles: list[Any] = []
 
     def measure_weights(self) -> list[float]:
         """Measures |w| of each layer now; waits for the device."""
-        found: list[float] = (
+        norms: list[float] = (
             torch.stack(torch._foreach_norm([one.detach() for one in self._layers])).tolist() if self._layers else []
         )
-        return found
+        return norms
 
     def arm(self) -> None:
         """Prepares to measure the next optimizer step."""
@@ -77,10 +77,10 @@ class LayerStatistics:
 
         None if no step was measured. If loss scaling skipped the step, the gradient is not finite and |dw| is 0.
         """
-        found, self._found = self._found, None
-        if found is None:
+        statistics, self._statistics = self._statistics, None
+        if statistics is None:
             return None
-        *rows, total = found.cpu().numpy().astype(np.float32)
+        *rows, total = statistics.cpu().numpy().astype(np.float32)
         return np.stack(rows).reshape(-1, len(COLUMNS)) if rows else np.empty((0, 4), np.float32), float(total[0])
 
     @torch.no_grad()
@@ -105,7 +105,7 @@ class LayerStatistics:
             # The norm of the whole gradient travels as one more row: a single copy to the host.
             total = torch.full_like(columns[:1], torch.nan)
             total[0, 0] = self._total
-            self._found = torch.cat([columns, total])
+            self._statistics = torch.cat([columns, total])
         self.disarm()
 
 

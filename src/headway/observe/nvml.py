@@ -128,11 +128,11 @@ class GpuSource(LoadSource):
         """Returns the samples that the driver buffered since the last call."""
         seen = self._seen.get(kind, 0)
         try:
-            value_type, found = self._nvml.nvmlDeviceGetSamples(self._handle, kind, seen)
+            value_type, samples = self._nvml.nvmlDeviceGetSamples(self._handle, kind, seen)
         # NVML reports an error if the GPU does not support samples, and also if there is no new one.
         except self._nvml.NVMLError:
-            found, value_type = [], 0
-        new = [sample for sample in found if sample.timeStamp > seen]
+            samples, value_type = [], 0
+        new = [sample for sample in samples if sample.timeStamp > seen]
         if new:
             self._seen[kind] = new[-1].timeStamp
         values = [float(getattr(sample.sampleValue, SAMPLE_FIELDS[value_type])) for sample in new]
@@ -146,19 +146,19 @@ class GpuSource(LoadSource):
             return None
 
     def _read_number(self, name: str, *arguments: Any, scale: float = 1.0) -> float:
-        found = self._query(name, *arguments)
-        return math.nan if found is None else float(found) * scale
+        value = self._query(name, *arguments)
+        return math.nan if value is None else float(value) * scale
 
     def _read_throttle(self) -> float:
         """Reads the throttle reasons; older drivers have them under another name."""
-        found = self._query("nvmlDeviceGetCurrentClocksEventReasons")
-        if found is None:
-            found = self._query("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return math.nan if found is None else float(found & sum(THROTTLE_REASONS))
+        mask = self._query("nvmlDeviceGetCurrentClocksEventReasons")
+        if mask is None:
+            mask = self._query("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return math.nan if mask is None else float(mask & sum(THROTTLE_REASONS))
 
     def _read_memory_bytes(self) -> float:
-        found = self._query("nvmlDeviceGetMemoryInfo")
-        return math.nan if found is None else float(found.used)
+        memory = self._query("nvmlDeviceGetMemoryInfo")
+        return math.nan if memory is None else float(memory.used)
 
 
 def _average_until(samples: GpuSamples, ends: NDArray[np.float64], otherwise: float = math.nan) -> NDArray[np.float64]:

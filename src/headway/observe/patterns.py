@@ -120,8 +120,8 @@ def find_worker_period(waits: ArrayLike, places: ArrayLike, workers: int | None 
     if workers is not None:
         return find_recurring(waits, workers, places)
     periods = range(2, MAX_WORKERS + 1)
-    found = (find_recurring(waits, period, places, tried=len(periods)) for period in periods)
-    return next((one for one in found if one is not None), None)
+    patterns = (find_recurring(waits, period, places, tried=len(periods)) for period in periods)
+    return next((one for one in patterns if one is not None), None)
 
 
 def find_period(values: ArrayLike) -> RecurringPattern | None:
@@ -150,8 +150,8 @@ def find_period(values: ArrayLike) -> RecurringPattern | None:
         before, here, after = correlation[lag - 1 : lag + 2]
         if here > bound and here >= before and here >= after:
             tried += 1
-            if found := find_recurring(series, lag, tried=tried):
-                return found
+            if pattern := find_recurring(series, lag, tried=tried):
+                return pattern
     return None
 
 

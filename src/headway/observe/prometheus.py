@@ -97,11 +97,13 @@ def format_exposition(gauges: Mapping[str, float], labels: Mapping[str, str]) ->
     Characters that a name may not contain become `_`. If two names become equal, the first one is kept.
     """
     # Two names may become equal once their characters are replaced, and Prometheus refuses a page with both.
-    told: dict[str, float] = {}
+    shown: dict[str, float] = {}
     for name, value in gauges.items():
-        told.setdefault(re.sub(r"[^a-zA-Z0-9_]", "_", f"headway_{name}"), value)
+        shown.setdefault(re.sub(r"[^a-zA-Z0-9_]", "_", f"headway_{name}"), value)
     inside = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
-    return "".join(f"# TYPE {name} gauge\n{name}{{{inside}}} {_format_number(value)}\n" for name, value in told.items())
+    return "".join(
+        f"# TYPE {name} gauge\n{name}{{{inside}}} {_format_number(value)}\n" for name, value in shown.items()
+    )
 
 
 def _escape(value: str) -> str:

@@ -56,15 +56,15 @@ class RankTimings:
             # Getting a key that does not exist would wait for it.
             if not self._store.check(keys):
                 return None
-            found = [dict(json.loads(text)) for text in self._store.multi_get(keys)]
+            reports = [dict(json.loads(text)) for text in self._store.multi_get(keys)]
         except RuntimeError:
             return None
         # Ranks may be one interval apart: the newest step that all of them have.
-        step = max(set(found[0]).intersection(*found[1:]), default=0)
+        step = max(set(reports[0]).intersection(*reports[1:]), default=0)
         if step <= self._read:
             return None
         self._read = step
-        return step, np.array([one[step] for one in found], np.float64)
+        return step, np.array([one[step] for one in reports], np.float64)
 
     def _build_key(self, rank: int) -> str:
         return f"stages/{rank}"

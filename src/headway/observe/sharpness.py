@@ -30,25 +30,25 @@ class SharpnessObjective:
 
     def compute_gradient(self) -> tuple[float, list[Tensor]]:
         """Computes (value, gradient) at the present parameters."""
-        value, found = 0.0, [torch.zeros_like(one) for one in self.parameters]
+        value, gradient = 0.0, [torch.zeros_like(one) for one in self.parameters]
         for part in self._parts():
             value += float(part.detach())
             slopes = torch.autograd.grad(part, self.parameters, allow_unused=True)
-            _add(found, slopes)
+            _add(gradient, slopes)
         self._tick()
-        return value, found
+        return value, gradient
 
     def multiply_hessian(self, vector: Sequence[Tensor]) -> list[Tensor]:
         """Multiplies the Hessian by a vector: the gradient of (gradient x vector) (Pearlmutter 1994)."""
-        found = [torch.zeros_like(one) for one in self.parameters]
+        product = [torch.zeros_like(one) for one in self.parameters]
         for part in self._parts():
             slopes = torch.autograd.grad(part, self.parameters, create_graph=True, allow_unused=True)
             # A gradient that does not depend on the parameters has no second derivative.
             inner = [(g * v).sum() for g, v in zip(slopes, vector, strict=True) if g is not None and g.requires_grad]
             if inner:
-                _add(found, torch.autograd.grad(torch.stack(inner).sum(), self.parameters, allow_unused=True))
+                _add(product, torch.autograd.grad(torch.stack(inner).sum(), self.parameters, allow_unused=True))
         self._tick()
-        return found
+        return product
 
 
 @final
@@ -89,9 +89,9 @@ def measure_epsilon_sharpness(
             trial = [
                 torch.clamp(a + 2 * share * b * g.sign(), min=-b, max=b) for a, b, g in zip(z, box, slope, strict=True)
             ]
-            value, found = _evaluate_at(objective, x, trial)
+            value, gradient = _evaluate_at(objective, x, trial)
             if value > best:
-                best, z, slope = value, trial, found
+                best, z, slope = value, trial, gradient
             else:
                 share /= 2
         return best
@@ -150,13 +150,13 @@ def find_largest_eigenvalue(
         products: Most Hessian-vector products of each iteration.
         tolerance: Residual at which the iteration stops.
     """
-    found = _iterate_power(objective, scale, 0.0, products, tolerance, seed)
-    if found.value >= 0:
-        return found
-    beyond = _iterate_power(objective, scale, found.value, products, tolerance, seed)
-    value = beyond.value + found.value
+    largest = _iterate_power(objective, scale, 0.0, products, tolerance, seed)
+    if largest.value >= 0:
+        return largest
+    beyond = _iterate_power(objective, scale, largest.value, products, tolerance, seed)
+    value = beyond.value + largest.value
     residual = beyond.residual * abs(beyond.value) / max(abs(value), 1e-30)
-    return HessianEigenvalue(value, found.products + beyond.products, residual)
+    return HessianEigenvalue(value, largest.products + beyond.products, residual)
 
 
 def _iterate_power(

@@ -130,13 +130,13 @@ class MLflowSink(MetricsSink):
             self._client.update_run(run, status="RUNNING")
             return run
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             # Another run may create the experiment at the same moment.
             with suppress(self._mlflow.exceptions.MlflowException):
                 self._client.create_experiment(name)
-            found = self._client.get_experiment_by_name(name)
-        made: str = self._client.create_run(found.experiment_id, run_name=self._name).info.run_id
+            experiment = self._client.get_experiment_by_name(name)
+        made: str = self._client.create_run(experiment.experiment_id, run_name=self._name).info.run_id
         write_atomically(self._known, made)
         return made
 
@@ -197,8 +197,8 @@ def open_sinks(names: Sequence[str], folder: Path, after_step: int | None = None
 
 def _name_numbers(record: dict[str, Any]) -> dict[str, float]:
     """Selects the numbers of a record, under their names in other services, `KIND/NAME`."""
-    found = {name: value for name, value in record.items() if isinstance(value, int | float)}
-    return {f"{record['kind']}/{name}": value for name, value in found.items() if name not in ("step", "position")}
+    numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+    return {f"{record['kind']}/{name}": value for name, value in numbers.items() if name not in ("step", "position")}
 
 
 def _import_package(module: str, package: str) -> Any:

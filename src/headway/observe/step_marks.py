@@ -81,16 +81,16 @@ class StepSeries:
         exchanged, updates. -1 in the flags means unknown."""
         table = np.array(rows, np.float64).reshape(-1, _ROW_LENGTH)
         last = len(STAGES) + 1
-        told = np.where(table[:, last + 3 : last + 6] < 0, math.nan, table[:, last + 3 : last + 6])
+        flags = np.where(table[:, last + 3 : last + 6] < 0, math.nan, table[:, last + 3 : last + 6])
         return StepSeries(
             seconds=table[:, 1:last] / 1e9,
             index=table[:, 0].astype(np.int64),
             reads=table[:, last],
             syncs=table[:, last + 1],
             sync_s=table[:, last + 2] / 1e9,
-            before=told[:, 0],
-            after=told[:, 1],
-            exchanged=told[:, 2],
+            before=flags[:, 0],
+            after=flags[:, 1],
+            exchanged=flags[:, 2],
             updates=table[:, last + 6],
         )
 
@@ -168,9 +168,9 @@ class StepMarks(TensorListener):
             self._loop_updates += self._updates
             if self.steps > WARM_UP_STEPS:
                 self._loop_rows += 1
-                told = self._before, self._after, self._exchanged
+                marks = self._before, self._after, self._exchanged
                 self.rows.append(
-                    (self._index, *self._spent, self._reads, self._syncs, self._sync_ns, *told, self._updates)
+                    (self._index, *self._spent, self._reads, self._syncs, self._sync_ns, *marks, self._updates)
                 )
             self._clear()
         self._thread, self._last = get_ident(), now

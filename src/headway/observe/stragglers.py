@@ -76,26 +76,26 @@ def describe_stragglers(seconds: StageSeconds) -> str:
         seconds: [intervals, ranks, COLUMNS] seconds per step.
     """
     own = seconds[:, :, : len(OWN_STAGES)].sum(axis=2)
-    found = find_slow_rank(own, float(np.median(seconds.sum(axis=2))))
+    slowest = find_slow_rank(own, float(np.median(seconds.sum(axis=2))))
     each = [one for one in map(find_slowest_rank, seconds) if one is not None]
-    if found is None:
+    if slowest is None:
         middle = float(np.median([one.share for one in each])) if each else 0.0
         return f"No rank delays the others: the median wait for the slowest one is {middle:.1%} of a step."
     of = f"of {len(seconds)} intervals"
-    waits = f"and the others wait for it {found.behind:.0%} of a step"
-    if found.always is None:
-        slow = f"Rank {found.rank} is the slowest in {found.share:.0%} {of}, {waits}."
+    waits = f"and the others wait for it {slowest.behind:.0%} of a step"
+    if slowest.always is None:
+        slow = f"Rank {slowest.rank} is the slowest in {slowest.share:.0%} {of}, {waits}."
         return f"{slow} Too few intervals to tell if it stays so."
-    if not found.always:
+    if not slowest.always:
         return (
-            f"The slowest rank changes (rank {found.rank} in {found.share:.0%} {of}), {waits}. No single host is slow: "
-            "look at what all hosts share, such as data, network and other load."
+            f"The slowest rank changes (rank {slowest.rank} in {slowest.share:.0%} {of}), {waits}. No single host is "
+            "slow: look at what all hosts share, such as data, network and other load."
         )
     # The stage is named only if it was the cause in most of the intervals.
-    stages = Counter(one.stage for one in each if one.rank == found.rank)
+    stages = Counter(one.stage for one in each if one.rank == slowest.rank)
     stage, times = stages.most_common(1)[0]
     lost = f" It loses time in {stage}." if stage is not None and 2 * times > stages.total() else ""
-    return f"Rank {found.rank} is the slowest in {found.share:.0%} {of}, {waits}. Look at its host.{lost}"
+    return f"Rank {slowest.rank} is the slowest in {slowest.share:.0%} {of}, {waits}. Look at its host.{lost}"
 
 
 def build_panels(run: RunFolder) -> list[Panel]:

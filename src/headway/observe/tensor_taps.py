@@ -98,12 +98,12 @@ def _build_value_tap(name: str, original: Any) -> Any:
         if is_compiling():
             return original(self, *args, **kwargs)
         began = perf_counter_ns()
-        found = original(self, *args, **kwargs)
+        value = original(self, *args, **kwargs)
         ns = perf_counter_ns() - began
         waits = _needs_sync(self)
         for listener in _LISTENERS:
             listener.record_read(name, waits, ns)
-        return found
+        return value
 
     return read
 
@@ -114,13 +114,13 @@ def _build_copy_tap(name: str, original: Any) -> Any:
         if is_compiling() or not _needs_sync(self):
             return original(self, *args, **kwargs)
         began = perf_counter_ns()
-        found = original(self, *args, **kwargs)
+        copied = original(self, *args, **kwargs)
         ns = perf_counter_ns() - began
         # A non-blocking copy to the host does not wait; most calls of `to` go from one device or type to another.
-        if name == "nonzero" or (not _needs_sync(found) and not kwargs.get("non_blocking")):
+        if name == "nonzero" or (not _needs_sync(copied) and not kwargs.get("non_blocking")):
             for listener in _LISTENERS:
                 listener.record_read(name, True, ns)
-        return found
+        return copied
 
     return copy
 

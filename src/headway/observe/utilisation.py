@@ -102,15 +102,15 @@ def find_period(values: ArrayLike, spacing_s: float) -> float | None:
     power = np.abs(np.fft.rfft(centred, 2 * n)) ** 2
     sums = np.fft.irfft(power)[: 2 * longest + 2]
     # Each lag is normalised by its number of pairs, so that long lags are not damped.
-    found = sums / (n - np.arange(len(sums))) / (sums[0] / n)
-    below = np.flatnonzero(found < 0)
+    correlation = sums / (n - np.arange(len(sums))) / (sums[0] / n)
+    below = np.flatnonzero(correlation < 0)
     bound = max(MIN_CORRELATION, 4 / math.sqrt(n))
     for lag in range(int(below[0]) + 1 if len(below) else n, longest + 1):
-        if found[lag] > bound and found[lag - 1] <= found[lag] > found[lag + 1]:
+        if correlation[lag] > bound and correlation[lag - 1] <= correlation[lag] > correlation[lag + 1]:
             # A true period has a second peak at twice the lag; both together give its length.
-            again = 2 * lag - 1 + int(np.argmax(found[2 * lag - 1 : 2 * lag + 2]))
-            if found[again] > bound:
-                return (_interpolate_peak(found, lag) + _interpolate_peak(found, again)) / 3 * spacing_s
+            again = 2 * lag - 1 + int(np.argmax(correlation[2 * lag - 1 : 2 * lag + 2]))
+            if correlation[again] > bound:
+                return (_interpolate_peak(correlation, lag) + _interpolate_peak(correlation, again)) / 3 * spacing_s
     return None
 
 
@@ -147,25 +147,25 @@ def resample(seconds: ArrayLike, values: ArrayLike) -> tuple[float, Numbers]:
     return whole_s / count, read[np.searchsorted(at, middles)]
 
 
-def describe_load(found: LoadStatistics, wait_share: float) -> str:
+def describe_load(load: LoadStatistics, wait_share: float) -> str:
     """Explains the spikiness, given the share of time in which the loop waited for data."""
-    spiky = f"The spikiness is {found.spikiness:.0%}, and the loop waits for data {wait_share:.0%} of the time"
-    if found.spikiness < EVEN_SPIKINESS and wait_share < EVEN_SPIKINESS:
+    spiky = f"The spikiness is {load.spikiness:.0%}, and the loop waits for data {wait_share:.0%} of the time"
+    if load.spikiness < EVEN_SPIKINESS and wait_share < EVEN_SPIKINESS:
         return f"{spiky}: the load is even."
-    if found.spikiness < EVEN_SPIKINESS:
+    if load.spikiness < EVEN_SPIKINESS:
         return (
-            f"{spiky}: the load is even over samples of {found.spacing_s:.2g} s, so the waits are shorter than that, "
+            f"{spiky}: the load is even over samples of {load.spacing_s:.2g} s, so the waits are shorter than that, "
             "or other work fills them; the mean then says more."
         )
     # About as much: within a third, or five points.
-    if abs(found.spikiness - wait_share) <= max(EVEN_SPIKINESS / 2, found.spikiness / 3):
+    if abs(load.spikiness - wait_share) <= max(EVEN_SPIKINESS / 2, load.spikiness / 3):
         return f"{spiky}, which is about as much: the dips come from the input. Faster input would fill them."
-    if wait_share < found.spikiness:
+    if wait_share < load.spikiness:
         return (
             f"{spiky}, which is less: most dips do not come from the input, but from evaluations, checkpoints, other "
             "programs, host-device syncs, or kernels that are launched too late."
         )
-    return f"{spiky}, which is more: some waits are shorter than a sample of {found.spacing_s:.2g} s."
+    return f"{spiky}, which is more: some waits are shorter than a sample of {load.spacing_s:.2g} s."
 
 
 def _measure_runs(inside: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -61,14 +61,14 @@ def measure_layer_rates(
         indices = [index_of[id(one)] for one in group["params"] if id(one) in index_of]
         if not indices:
             continue
-        rule, found = optimizer._rule(group), [one] * len(indices)
+        rule, ratios = optimizer._rule(group), [one] * len(indices)
         # The same function as in the step, given the norms as they were in it.
         if rule.trust_ratio is not None:
             below = [
                 _measure_scaled_norm(optimizer, parameters[at], before[at], gradients[at], group) for at in indices
             ]
-            found = list(rule.trust_ratio(torch.stack([weights[at] for at in indices]), torch.stack(below)).unbind())
-        for at, ratio in zip(indices, found, strict=True):
+            ratios = list(rule.trust_ratio(torch.stack([weights[at] for at in indices]), torch.stack(below)).unbind())
+        for at, ratio in zip(indices, ratios, strict=True):
             # Biases and batch norm step at the plain learning rate.
             adapts = rule.has_trust_ratio is None or rule.has_trust_ratio(parameters[at])
             rates[at] = group["lr"] * (ratio if adapts else one)
@@ -85,8 +85,8 @@ def _measure_scaled_norm(optimizer: Optimizer, parameter: Tensor, before: Tensor
 
 
 def _read_state_number(optimizer: Optimizer, parameter: Tensor, name: str, like: Tensor) -> Tensor:
-    found = optimizer.state[parameter].get(name)
-    return torch.full((), torch.nan, dtype=like.dtype, device=like.device) if found is None else found.to(like.dtype)
+    value = optimizer.state[parameter].get(name)
+    return torch.full((), torch.nan, dtype=like.dtype, device=like.device) if value is None else value.to(like.dtype)
 
 
 def _lamb_update_norm(optimizer: Optimizer, parameter: Tensor, before: Tensor, group: Group, like: Tensor) -> Tensor:

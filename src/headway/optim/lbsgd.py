@@ -74,8 +74,8 @@ class LBSGD(FusedOptimizer):
         buffered, summed = group["momentum"] > 0, scale > 1
 
         def compute_ratio(w: Tensor, g: Tensor) -> Tensor:
-            found: Tensor = (w.square() / (g.square() + decay * w.square() + 1e-18)).sqrt().clamp(0.01, 100)
-            return found
+            ratio: Tensor = (w.square() / (g.square() + decay * w.square() + 1e-18)).sqrt().clamp(0.01, 100)
+            return ratio
 
         def apply(inputs: StepInputs) -> None:
             # Whether this step ends a macro-batch lies on the device: `moves` is 1 if it does, else 0.

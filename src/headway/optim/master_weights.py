@@ -87,15 +87,15 @@ class MasterWeights:
     @torch.no_grad()
     def take_gradients(self) -> None:
         """Moves the gradients of the weights to the masters, in fp32."""
-        found = [(half, master) for half, master in self._trained if half.grad is not None]
-        if not found:
+        pairs = [(half, master) for half, master in self._trained if half.grad is not None]
+        if not pairs:
             return
-        grads: list[Any] = [half.grad for half, _ in found]
-        for half, master in found:
+        grads: list[Any] = [half.grad for half, _ in pairs]
+        for half, master in pairs:
             master.grad = torch.empty_like(master)
             half.grad = None
         # One multi-tensor copy in place of a kernel for each gradient.
-        wide: list[Any] = [master.grad for _, master in found]
+        wide: list[Any] = [master.grad for _, master in pairs]
         torch._foreach_copy_(wide, grads)
 
     @torch.no_grad()

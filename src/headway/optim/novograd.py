@@ -55,8 +55,8 @@ class NovoGrad(FusedOptimizer):
         def compute_ratio(w: Tensor, root: Tensor) -> Tensor:
             below = root + eps
             # With eps 0, a moment of 0 gives a rate of 0, not infinity.
-            found: Tensor = (1 / below).masked_fill(below == 0, 0.0)
-            return found
+            ratio: Tensor = (1 / below).masked_fill(below == 0, 0.0)
+            return ratio
 
         def apply(inputs: StepInputs) -> None:
             # v is one number for each parameter. It begins at |g|^2, and stays as it is in a skipped step.

@@ -63,8 +63,8 @@ def _list_known_states(
         return {"momentum_buffer": same} if group["momentum"] else {}
     # AdamW is a subclass of Adam.
     if isinstance(optimizer, Adam):
-        found = {"step": _StateForm(SCALAR, _COUNTS), "exp_avg": same, "exp_avg_sq": same}
-        return found | ({"max_exp_avg_sq": same} if group["amsgrad"] else {})
+        forms = {"step": _StateForm(SCALAR, _COUNTS), "exp_avg": same, "exp_avg_sq": same}
+        return forms | ({"max_exp_avg_sq": same} if group["amsgrad"] else {})
     if isinstance(optimizer, FusedOptimizer):
         return {
             name: _StateForm(SCALAR if number else parameter.shape, (kind,))

@@ -95,10 +95,10 @@ def lines(
 def choose_y_range(values: Sequence[float | None]) -> tuple[float, float] | None:
     """Choose the `y_range` of a quantity that is never negative. None: its values have a range of their own."""
     # Around a constant, plotly's automatic axis would reach below 0.
-    found = {value for value in values if value is not None}
-    most = max(found, default=0.0)
+    numbers = {value for value in values if value is not None}
+    most = max(numbers, default=0.0)
     # A tenth of room above the constant, so that its line does not lie on the frame.
-    return (0.0, 1.1 * most) if len(found) == 1 and most > 0 else None
+    return (0.0, 1.1 * most) if len(numbers) == 1 and most > 0 else None
 
 
 def bars(
@@ -208,8 +208,8 @@ def images(
     name: str, title: str, pictures: Sequence[tuple[str, str, str]], *, whole: bool = False, **panel: Any
 ) -> Panel:
     """Build an `images` panel from (data URI, caption, note) triples."""
-    found = [{"src": src, "caption": caption, "note": note} for src, caption, note in pictures]
-    data = {"images": found, "whole": whole}
+    items = [{"src": src, "caption": caption, "note": note} for src, caption, note in pictures]
+    data = {"images": items, "whole": whole}
     return Panel(name=name, title=title, kind="images", data=data, **panel)
 
 

@@ -138,7 +138,7 @@ def draw_facility(plan: FacilityPlan) -> str:
 
 def _fill_racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
     """Distribute the nodes of each pod over racks. A rack with nodes of two pods stands in the first."""
-    found, left = list[list[_Rack]](), 0
+    rows, left = list[list[_Rack]](), 0
     for at, nodes in enumerate(pods):
         # Nodes of this pod that already stand in the last rack of the pod before.
         nodes -= left
@@ -146,8 +146,8 @@ def _fill_racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
         whole, last = divmod(nodes, per_rack)
         racks = [_Rack(per_rack, 0)] * whole
         left = min(per_rack - last, following) if last else 0
-        found.append([*racks, *([_Rack(last, left)] if last else [])])
-    return found
+        rows.append([*racks, *([_Rack(last, left)] if last else [])])
+    return rows
 
 
 def _draw_cables(

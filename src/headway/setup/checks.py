@@ -93,7 +93,7 @@ def check_network(
             metrics = task.metrics(outputs, labels)
             if "loss" in metrics:
                 raise RecipeError("a metric cannot be called 'loss'", where="task", fix="The loss is reported anyway.")
-            found = {"loss": task.loss(outputs, labels), **metrics}
+            outputs_by_name = {"loss": task.loss(outputs, labels), **metrics}
     except HeadwayError:
         raise
     except Exception as error:
@@ -103,12 +103,12 @@ def check_network(
     finally:
         model.train()
     # One number per sample: the Trainer weighs and sums them itself.
-    for name, value in found.items():
+    for name, value in outputs_by_name.items():
         if not isinstance(value, torch.Tensor) or value.shape != (len(images),):
             form = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
             wrong = f"{name} has the {form} for {len(images)} samples"
             raise RecipeError(wrong, where="task", fix="A task gives one number a sample.")
-    return list(found)
+    return list(outputs_by_name)
 
 
 def check_network_shapes(

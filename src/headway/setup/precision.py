@@ -101,7 +101,7 @@ class Precision:
         """True if `auto` chose the precision, so that other ranks may have chosen another one."""
         return self._seconds is not None
 
-    def finding(self) -> Any:
+    def get_finding(self) -> Any:
         """Returns the facts of this rank from which all ranks choose a precision, for JSON."""
         return {"agreed": self.name if self._agreed else self.recorded, "seconds": self._seconds}
 
@@ -116,11 +116,11 @@ class Precision:
         if not self.is_auto or self._agreed:
             return ""
         self._agreed = True
-        before = [found["agreed"] for found in findings if found["agreed"]]
+        before = [finding["agreed"] for finding in findings if finding["agreed"]]
         if before:
             name, self.reason = before[0], "as the other ranks had agreed"
         else:
-            name, self.reason = choose_fastest([found["seconds"] for found in findings if found["seconds"]])
+            name, self.reason = choose_fastest([finding["seconds"] for finding in findings if finding["seconds"]])
         if name == self.name:
             return ""
         self._set_name(name)
@@ -191,21 +191,21 @@ def measure_precisions(
     return measure_seconds_per_sample(model, images[: max(2, samples)], contexts)
 
 
-def choose_fastest(found: Sequence[Mapping[PrecisionName, float]]) -> tuple[PrecisionName, str]:
+def choose_fastest(times: Sequence[Mapping[PrecisionName, float]]) -> tuple[PrecisionName, str]:
     """Returns the precision that is fastest on the slowest rank, and the reason.
 
     Args:
         found: for each rank, the seconds per sample by precision; inf if the network fails in it.
     """
-    if not found:
+    if not times:
         return "fp32", "there was nothing to measure it with"
     # A step takes as long as on the slowest rank.
-    names = [name for name in found[0] if all(name in one for one in found)]
-    slowest = {name: max(one[name] for one in found) for name in names}
-    where = "here" if len(found) == 1 else "on the slowest rank"
+    names = [name for name in times[0] if all(name in one for one in times)]
+    slowest = {name: max(one[name] for one in times) for name in names}
+    where = "here" if len(times) == 1 else "on the slowest rank"
     best = min((name for name in names if name != "fp32"), key=lambda name: slowest[name], default=None)
     if best is None:
-        return "fp32", f"bf16 has no units {'here' if len(found) == 1 else 'on some rank'}"
+        return "fp32", f"bf16 has no units {'here' if len(times) == 1 else 'on some rank'}"
     if math.isinf(slowest[best]):
         return "fp32", f"the network fails in {best}"
     ratio = slowest["fp32"] / slowest[best]

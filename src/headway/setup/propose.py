@@ -115,33 +115,33 @@ def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> t
     Raises:
         UsageError: the recipe exists and `overwrite` is off. HeadwayError: see `look`.
     """
-    found = inspect_source(src)
+    findings = inspect_source(src)
     # Not resolved, so that a link gives its own name to the recipe.
     path = Path(os.path.abspath(src))
     name = (path.name if path.is_dir() else path.stem).removesuffix(".packed").lstrip(".") or "images"
     out = out or Path(f"{name}.yaml")
     if out.exists() and not overwrite:
         raise UsageError("this recipe exists", where=str(out), fix="Name another with --out, or pass --overwrite.")
-    packed = src if found.packed else out.parent / f"{name}.packed"
+    packed = src if findings.packed else out.parent / f"{name}.packed"
     if not out.parent.is_dir():
         raise UsageError("there is no such folder", where=str(out.parent))
     # Paths in a recipe are relative to its folder.
     relative = Path(os.path.relpath(packed.resolve(), out.resolve().parent))
-    out.write_text(format_recipe(found, name, relative), encoding="utf-8")
-    return out, found, packed
+    out.write_text(format_recipe(findings, name, relative), encoding="utf-8")
+    return out, findings, packed
 
 
-def format_recipe(found: SourceFindings, name: str, packed: Path) -> str:
+def format_recipe(findings: SourceFindings, name: str, packed: Path) -> str:
     """Formats a proposal as YAML; every choice has its reason as a comment."""
-    side, batch = _choose_side(found), _choose_batch(found)
-    epochs = _choose_epochs(found, batch)
-    split = packed if found.packed and not found.held_out else packed / "train"
+    side, batch = _choose_side(findings), _choose_batch(findings)
+    epochs = _choose_epochs(findings, batch)
+    split = packed if findings.packed and not findings.held_out else packed / "train"
     # `headway pack` splits off an evaluation set, unless the data are packed already.
-    held_out = f"  eval: {_quote_yaml(str(packed / 'eval'))}\n" if found.held_out or not found.packed else ""
-    colour = "gray" if found.gray else "colour"
-    sizes = f"all {found.sizes[0][0]} x {found.sizes[0][1]}" if found.common_size else "of different sizes"
+    held_out = f"  eval: {_quote_yaml(str(packed / 'eval'))}\n" if findings.held_out or not findings.packed else ""
+    colour = "gray" if findings.gray else "colour"
+    sizes = f"all {findings.sizes[0][0]} x {findings.sizes[0][1]}" if findings.common_size else "of different sizes"
     lines = [
-        f"# Proposed by headway init: {found.samples:,} images, {_describe_labels(found)}, {colour}, {sizes}.",
+        f"# Proposed by headway init: {findings.samples:,} images, {_describe_labels(findings)}, {colour}, {sizes}.",
         "# Every line may be changed here, or for one run on the command line: headway train RECIPE key=value",
         f"name: {_quote_yaml(name)}",
         "seed: 1",
@@ -149,24 +149,24 @@ def format_recipe(found: SourceFindings, name: str, packed: Path) -> str:
         "data:",
         f"  train: {_quote_yaml(str(split))}",
         *([held_out.rstrip()] if held_out else []),
-        *_format_size(found, side),
+        *_format_size(findings, side),
         "",
-        *_format_augment(found, side),
+        *_format_augment(findings, side),
         "",
-        *_format_model(found, side),
+        *_format_model(findings, side),
         "",
-        *_format_optimizer(found, side, batch),
+        *_format_optimizer(findings, side, batch),
         "",
-        f"batch: {batch}  # {_explain_batch(found)}",
-        f"epochs: {epochs}  # up to {found.samples // batch} steps each; fewer are quicker, more may be better",
-        _format_precision(found),
+        f"batch: {batch}  # {_explain_batch(findings)}",
+        f"epochs: {epochs}  # up to {findings.samples // batch} steps each; fewer are quicker, more may be better",
+        _format_precision(findings),
         "channels_last: true  # faster for convolutions",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _format_precision(found: SourceFindings) -> str:
-    if found.kind == "value":
+def _format_precision(findings: SourceFindings) -> str:
+    if findings.kind == "value":
         return "precision: fp32  # bf16 keeps 3 digits, too few for numbers"
     return "precision: auto  # bf16 where it is faster: measured at the start"
 
@@ -178,17 +178,17 @@ def _quote_yaml(text: str) -> str:
     return yaml.safe_dump(text, default_style=quotes, allow_unicode=True, width=math.inf).removesuffix("...\n").strip()
 
 
-def _describe_labels(found: SourceFindings) -> str:
+def _describe_labels(findings: SourceFindings) -> str:
     names = {"class": ("class", "classes"), "multi": ("label", "labels"), "value": ("number", "numbers")}
-    return f"{found.outputs} {names[found.kind][found.outputs > 1]}"
+    return f"{findings.outputs} {names[findings.kind][findings.outputs > 1]}"
 
 
-def _choose_side(found: SourceFindings) -> int:
+def _choose_side(findings: SourceFindings) -> int:
     """Chooses the shorter side that the network sees: that of small images themselves, else 32, 64, 128 or 224."""
-    if found.common_size and max(found.common_size) <= 64:
-        return min(found.common_size)
+    if findings.common_size and max(findings.common_size) <= 64:
+        return min(findings.common_size)
     # The largest side that half of the images have, so that few are enlarged.
-    median = found.median_side
+    median = findings.median_side
     return next((side for side in (224, 128, 64, 32) if median >= side), 32)
 
 
@@ -196,38 +196,38 @@ def _choose_family(side: int) -> str:
     return "small" if side < 24 else "cifar" if side <= 64 else "resnet"
 
 
-def _choose_batch(found: SourceFindings) -> int:
-    side = _choose_side(found)
+def _choose_batch(findings: SourceFindings) -> int:
+    side = _choose_side(findings)
     largest = {"small": 512, "cifar": 1024, "resnet": 256}[_choose_family(side)]
     # At least 25 steps per epoch, unless that needs a batch below 32: with fewer steps an epoch trains little.
-    return int(max(32, min(largest, 2 ** int(np.log2(max(1, found.samples / 25))))))
+    return int(max(32, min(largest, 2 ** int(np.log2(max(1, findings.samples / 25))))))
 
 
-def _explain_batch(found: SourceFindings) -> str:
+def _explain_batch(findings: SourceFindings) -> str:
     return (
         "large enough to keep the device busy, small enough for 25 steps an epoch"
-        if found.samples > 800
+        if findings.samples > 800
         else "few images"
     )
 
 
-def _choose_epochs(found: SourceFindings, batch: int) -> int:
-    steps = {"small": 1200, "cifar": 1000, "resnet": 4000}[_choose_family(_choose_side(found))]
-    return int(np.clip(round(steps * batch / found.samples), 10, 60))
+def _choose_epochs(findings: SourceFindings, batch: int) -> int:
+    steps = {"small": 1200, "cifar": 1000, "resnet": 4000}[_choose_family(_choose_side(findings))]
+    return int(np.clip(round(steps * batch / findings.samples), 10, 60))
 
 
-def _format_size(found: SourceFindings, side: int) -> list[str]:
-    if found.common_size and max(found.common_size) <= 64:
+def _format_size(findings: SourceFindings, side: int) -> list[str]:
+    if findings.common_size and max(findings.common_size) <= 64:
         return []
-    why = f"half the images have a shorter side of at least {found.median_side} pixels"
+    why = f"half the images have a shorter side of at least {findings.median_side} pixels"
     return [f"  size: {side}  # the largest centred square is resized to this; {why}"]
 
 
-def _format_augment(found: SourceFindings, side: int) -> list[str]:
+def _format_augment(findings: SourceFindings, side: int) -> list[str]:
     # A sixteenth of the side is 2 pixels of 32.
     shift = max(1, side // 16)
     flip = "false  # gray images are often signs or writing, where a mirror image means something else"
-    if not found.gray:
+    if not findings.gray:
         flip = "true  # a mirrored photograph shows the same thing; set false for text, signs or directions"
     return [
         "augment:",
@@ -236,7 +236,7 @@ def _format_augment(found: SourceFindings, side: int) -> list[str]:
     ]
 
 
-def _format_model(found: SourceFindings, side: int) -> list[str]:
+def _format_model(findings: SourceFindings, side: int) -> list[str]:
     factory, why = {
         "small": ("headway.model:small_net", "for images of 8 to 23 pixels"),
         "cifar": (
@@ -251,10 +251,10 @@ def _format_model(found: SourceFindings, side: int) -> list[str]:
     return lines
 
 
-def _format_optimizer(found: SourceFindings, side: int, batch: int) -> list[str]:
-    regression = found.kind == "value"
+def _format_optimizer(findings: SourceFindings, side: int, batch: int) -> list[str]:
+    regression = findings.kind == "value"
     smoothing = ["task:", "  args: {label_smoothing: 0.1}  # keeps the network from being too sure", ""]
-    head = smoothing if found.kind == "class" else []
+    head = smoothing if findings.kind == "class" else []
     # cifar_net trains at a large rate that rises and falls, with larger steps for the biases of batch norm.
     if _choose_family(side) == "cifar" and not regression:
         lr = round(1.5 * batch / 1024, 3)

@@ -153,9 +153,9 @@ class TrainRecipe(RecipePart):
 
     @field_validator("activation_checkpointing")
     @classmethod
-    def _check_patterns(cls, found: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
-        check_patterns(*(() if isinstance(found, bool) else found))
-        return found
+    def _check_patterns(cls, patterns: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
+        check_patterns(*(() if isinstance(patterns, bool) else patterns))
+        return patterns
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainRecipe:

@@ -77,15 +77,15 @@ def measure_seconds_per_sample(
             samples = max(FIRST_TRIAL_SAMPLES, samples // 4)
         if len(left) < 2 or sum(seconds[name] for name in left) * samples > BUDGET_S:
             return seconds
-        found: dict[N, list[float]] = {name: [] for name in left}
+        rounds: dict[N, list[float]] = {name: [] for name in left}
         # The order alternates, so that a device that warms up or slows down treats all alike.
         started, names = perf_counter(), list(left)
         for number in range(ROUNDS):
             for name in names if number % 2 else reversed(names):
-                found[name].append(_time_pass(model, images[:samples], left[name], warm=number > 0) / samples)
+                rounds[name].append(_time_pass(model, images[:samples], left[name], warm=number > 0) / samples)
             if perf_counter() - started > BUDGET_S:
                 break
-    return seconds | {name: median(times) for name, times in found.items()}
+    return seconds | {name: median(times) for name, times in rounds.items()}
 
 
 def _drop_slow_arms(

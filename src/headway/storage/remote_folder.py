@@ -77,11 +77,11 @@ class RemoteFolder:
             DataError: it cannot be reached, or it has changed since it was first read.
         """
         failed = 0
-        while isinstance(found := self._transport.read_version(name), str):
+        while isinstance(version := self._transport.read_version(name), str):
             failed += 1
-            self._pause(name, failed, found)
-        self._check_unchanged(name, found)
-        return found
+            self._pause(name, failed, version)
+        self._check_unchanged(name, version)
+        return version
 
     def read(self, name: str, start: int, length: int) -> NDArray[np.uint8]:
         """Reads bytes [start, start + length) of a file. A read that was cut continues where it was cut.

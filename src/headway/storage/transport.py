@@ -103,8 +103,8 @@ class HttpTransport(Transport):
                 )
             version = self._parse_version(answer, name, start)
             # Bytes go straight into the buffer of the caller.
-            while count < len(into) and (got := answer.readinto(into[count:])):
-                count += got
+            while count < len(into) and (received := answer.readinto(into[count:])):
+                count += received
             # The answer has more bytes than the range: reusing the connection would read them.
             if count == len(into) and not answer.isclosed():
                 self._drop()
@@ -238,14 +238,14 @@ class FsspecTransport(Transport):
         try:
             # fsspec caches listings, which would hide that a file has changed.
             self._files.invalidate_cache()
-            found = self._call_fsspec("info", f"{self._root}/{name}")
+            info = self._call_fsspec("info", f"{self._root}/{name}")
         except (FileNotFoundError, PermissionError) as error:
             raise self._convert_error(name, error) from None
         except Exception as error:
             # Each file system raises errors of its own.
             return _describe_error(error)
         keys = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
-        return FileVersion(int(found["size"]), next((str(found[key]) for key in keys if found.get(key)), ""))
+        return FileVersion(int(info["size"]), next((str(info[key]) for key in keys if info.get(key)), ""))
 
     def read(self, name: str, start: int, into: memoryview) -> ReadAttempt:
         """Reads bytes of a file; see `Transport.read`."""

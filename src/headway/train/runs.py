@@ -82,7 +82,7 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
         raise UsageError("several processes need one run folder", where="--run-folder", fix=fix)
     with _join_ranks(ranks, RunFolder(folder)):
         # Refused here, before data are opened: a step needs one sample per rank at least.
-        ranks.share(loaded.recipe.batch)
+        ranks.check_batch(loaded.recipe.batch)
         # A launcher that restarts all processes gives them the command line of the first start.
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if again and RunFolder(folder).recipe_path.exists():
@@ -485,8 +485,8 @@ def load_trained(run: RunFolder, *, say: Say, wide: bool = False) -> TrainSetup:
 
 def _read_target(entry: dict[str, Any], run: RunFolder) -> TargetSpec:
     """Reads the target from provenance.json. Raises HeadwayError: it is damaged."""
-    found: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
-    kind, classes, numbers = found
+    values: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
+    kind, classes, numbers = values
     named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
     # The file may come from elsewhere, so its types are checked before they are used.
     if kind not in LABELS or not named or not is_whole_number(numbers, 1, 1 << 31):

@@ -35,7 +35,7 @@ def conclude_watch(
     Args:
         windows: [windows, ranks] own seconds of a step of all ranks; None: one rank, or they were not gathered.
     """
-    found = compute_costs(series, starts, facts)
+    costs = compute_costs(series, starts, facts)
     between = [one.before_s for one in starts if one.before_s is not None]
     given: dict[str, Any] = {
         "device": facts.device,
@@ -45,7 +45,7 @@ def conclude_watch(
         "between_epochs_s": float(np.mean(between)) if between else None,
         "ranks": tuple(ranks),
     }
-    if found is None:
+    if costs is None:
         steps = int((series.index > 0).sum())
         nothing: dict[str, Any] = dict.fromkeys(("step_s", "p99_s", "samples_s", "wait_share", "wait_low", "wait_high"))
         return LoopObservation(
@@ -53,50 +53,50 @@ def conclude_watch(
         )
     # First steps of epochs have their own costs: they count as `first batch` only.
     steady = series.select(series.index > 0)
-    judged = judge_loop(found, facts)
-    seen, period = _find_patterns(series, steady, found, facts, windows)
+    judged = judge_loop(costs, facts)
+    seen, period = _find_patterns(series, steady, costs, facts, windows)
     # Bursts: the queue is full most of the time and runs dry now and then.
     median_wait_s = float(np.median(steady.seconds[:, WAIT]))
-    bursts = median_wait_s < BURSTS * found.wait * found.step_s and all(one.kind != "workers" for one in seen)
-    adviser = LoopAdviser(judged.kind, found, facts, bursts=bursts, period=period)
-    known_low = not np.isnan(found.low)
+    bursts = median_wait_s < BURSTS * costs.wait * costs.step_s and all(one.kind != "workers" for one in seen)
+    adviser = LoopAdviser(judged.kind, costs, facts, bursts=bursts, period=period)
+    known_low = not np.isnan(costs.low)
     return LoopObservation(
         kind=judged.kind,
         sentence=judged.sentence,
         gain=judged.gain,
-        steps=found.steps,
-        step_s=found.step_s,
-        p99_s=found.p99_s,
-        samples_s=None if facts.samples is None else facts.samples / found.step_s,
-        wait_share=found.wait,
-        wait_low=found.low if known_low else None,
-        wait_high=found.high if known_low else None,
-        stages=found.stages,
-        first_batch_s=found.first_s,
-        syncs=found.syncs if facts.is_asynchronous else None,
-        sync_share=found.sync if facts.is_asynchronous else None,
+        steps=costs.steps,
+        step_s=costs.step_s,
+        p99_s=costs.p99_s,
+        samples_s=None if facts.samples is None else facts.samples / costs.step_s,
+        wait_share=costs.wait,
+        wait_low=costs.low if known_low else None,
+        wait_high=costs.high if known_low else None,
+        stages=costs.stages,
+        first_batch_s=costs.first_s,
+        syncs=costs.syncs if facts.is_asynchronous else None,
+        sync_share=costs.sync if facts.is_asynchronous else None,
         reads=float(steady.reads.mean()),
         read_at=tuple(name for name, _ in facts.places),
-        starved=found.starved,
+        starved=costs.starved,
         patterns=tuple(seen),
         advice=() if facts.elsewhere else adviser.advise(),
-        unknown=tuple(_list_unknown(found, facts, starts)),
+        unknown=tuple(_list_unknown(costs, facts, starts)),
         **given,
     )
 
 
 def _find_patterns(
-    series: StepSeries, steady: StepSeries, found: LoopCosts, facts: LoopFacts, windows: Numbers | None
+    series: StepSeries, steady: StepSeries, costs: LoopCosts, facts: LoopFacts, windows: Numbers | None
 ) -> tuple[list[LoopPattern], tuple[int, str | None] | None]:
     """Returns all patterns, and the period of the stalls with the known interval of that length."""
     out = []
     waits, own = steady.seconds[:, WAIT], steady.seconds.sum(1) - steady.seconds[:, WAIT]
     workers = facts.workers if facts.torch_loader else None
-    if found.wait >= SEEN and (one := patterns.find_worker_period(waits, steady.index, workers)):
+    if costs.wait >= SEEN and (one := patterns.find_worker_period(waits, steady.index, workers)):
         out.append(LoopPattern(kind="workers", sentence=_describe_workers(one, workers), p_value=one.p_value))
-    if found.first_s is not None and found.first_s > found.step_s:
-        share = f", {format_share(found.first)} of the time" if found.first else ""
-        what = f"the first batch of an epoch takes {found.first_s:.3g} s longer than the others{share}"
+    if costs.first_s is not None and costs.first_s > costs.step_s:
+        share = f", {format_share(costs.first)} of the time" if costs.first else ""
+        what = f"the first batch of an epoch takes {costs.first_s:.3g} s longer than the others{share}"
         out.append(LoopPattern(kind="first batch", sentence=what, p_value=None))
     period: tuple[int, str | None] | None = None
     again = patterns.find_period(own)
@@ -118,7 +118,7 @@ def _find_patterns(
         way = "longer" if drift.change > 0 else "shorter"
         what = f"steps get {way}: by {format_share(abs(drift.change))} of the median during the watch"
         out.append(LoopPattern(kind="drift", sentence=what, p_value=drift.p_value))
-    if windows is not None and (slow := patterns.find_slow_rank(windows, found.step_s)):
+    if windows is not None and (slow := patterns.find_slow_rank(windows, costs.step_s)):
         out.append(LoopPattern(kind="slow rank", sentence=_describe_slow_rank(slow), p_value=None))
     return out, period
 
@@ -143,13 +143,13 @@ def _describe_slow_rank(slow: patterns.SlowRank) -> str:
     return f"the slowest rank {behind}, and it changes: the input is slow on all ranks"
 
 
-def _list_unknown(found: LoopCosts, facts: LoopFacts, starts: Sequence[LoopStart]) -> list[str]:
+def _list_unknown(costs: LoopCosts, facts: LoopFacts, starts: Sequence[LoopStart]) -> list[str]:
     out = []
-    seen = {one.stage for one in found.stages}
+    seen = {one.stage for one in costs.stages}
     if facts.is_asynchronous:
         what = "forward, loss, backward and optimizer show the time to launch work or to wait for room in the queue"
         out.append(f"{what}: not the device's own time")
-        if found.starved is None:
+        if costs.starved is None:
             out.append("whether the device was idle: this kind of device cannot be queried without a sync")
     missing = [stage for stage in STAGES if stage not in (*seen, "wait", "loss", "other")]
     if "backward" in missing and "forward" not in missing:
@@ -162,11 +162,11 @@ def _list_unknown(found: LoopCosts, facts: LoopFacts, starts: Sequence[LoopStart
         out.append("syncs inside of compiled code: they are not counted")
     if facts.exchange:
         out.append(
-            facts.exchange if found.exchange is None else f"{facts.exchange}; it takes {format_share(found.exchange)}"
+            facts.exchange if costs.exchange is None else f"{facts.exchange}; it takes {format_share(costs.exchange)}"
         )
     if not facts.torch_loader:
         out.append("how the loader works: it is not a torch DataLoader, so the cause of its waits is unknown")
-    if found.wait >= WORTH:
+    if costs.wait >= WORTH:
         out.append("reading, decoding and collating: here they are one wait; headway doctor RECIPE measures each alone")
     if all(one.first_s is None or one.begins for one in starts):
         out.append("the time of an epoch's beginning: no second epoch began")

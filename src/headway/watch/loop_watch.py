@@ -268,14 +268,14 @@ class WatchedIterator(Generic[B]):
 
 
 def _to_tuple(given: Any, kind: type, where: str, what: str) -> tuple[Any, ...]:
-    found = tuple(given) if isinstance(given, list | tuple) else (given,)
-    if not found:
+    items = tuple(given) if isinstance(given, list | tuple) else (given,)
+    if not items:
         raise UsageError("the list is empty", where=where, fix=f"Give {what}, or several.")
-    for one in found:
+    for one in items:
         if not isinstance(one, kind):
             fix = f"Give {what}, or a list of them; if one wraps another, the inner one."
             raise UsageError(f"an object of type {type(one).__name__} is not {what}", where=where, fix=fix)
-    return found
+    return items
 
 
 def _build_idle_query(device: torch.device) -> Callable[[], bool | None] | None:
@@ -308,7 +308,7 @@ def _count_samples(batch: Any) -> int | None:
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):
-        return next((found for one in batch if (found := _count_samples(one)) is not None), None)
+        return next((count for one in batch if (count := _count_samples(one)) is not None), None)
     return None
 
 
@@ -352,10 +352,10 @@ def _gather_ranks(series: StepSeries) -> tuple[tuple[RankTime, ...], np.ndarray[
     windows = [float(own[first : first + WINDOW].mean()) for first in range(0, len(own) - WINDOW + 1, WINDOW)]
     mine = (float(step.mean()), float(np.percentile(step, 99)), float(own.mean())) if len(step) else None
     everyone = gather_json((mine, windows))
-    shortest = min(len(found) for _, found in everyone)
+    shortest = min(len(rows) for _, rows in everyone)
     ranks = tuple(
         RankTime(rank=rank, step_s=times[0], p99_s=times[1], own_s=times[2])
         for rank, (times, _) in enumerate(everyone)
         if times is not None
     )
-    return ranks, np.array([found[:shortest] for _, found in everyone], np.float64).T
+    return ranks, np.array([rows[:shortest] for _, rows in everyone], np.float64).T

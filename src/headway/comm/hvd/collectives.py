@@ -176,18 +176,18 @@ class ProcessSetCollectives:
         device, moves = self._get_device(group, entries), []
         for entry, table in zip(entries, response.rows, strict=True):
             source, me = entry.inputs[0], group.rank
-            sent, got = table[me], [row[me] for row in table]
+            sent, received = table[me], [row[me] for row in table]
             size = _count_row_bytes(source)
-            out = torch.empty(sum(got) * size, dtype=torch.uint8, device=device)
+            out = torch.empty(sum(received) * size, dtype=torch.uint8, device=device)
             into = _view_bytes(source)[: sum(sent) * size].to(device)
-            work = group.all_to_all(out, into, [count * size for count in got], [count * size for count in sent])
-            moves.append((entry, work, out, got))
+            work = group.all_to_all(out, into, [count * size for count in received], [count * size for count in sent])
+            moves.append((entry, work, out, received))
 
         def finish() -> None:
-            for entry, work, out, got in moves:
+            for entry, work, out, received in moves:
                 work.wait()
-                counts = entry.outputs[0].new_tensor(got)
-                entry.result = (_view_typed(out, entry.inputs[0], sum(got)), counts)
+                counts = entry.outputs[0].new_tensor(received)
+                entry.result = (_view_typed(out, entry.inputs[0], sum(received)), counts)
 
         return finish
 
@@ -213,8 +213,8 @@ class ProcessSetCollectives:
                 scale_in_place(piece, entry.request.postscale, group.size if entry.request.op == "average" else 1)
                 rows = split_rows(source.shape[0], group.size)[group.rank]
                 results[entry].append(piece.view(rows, *source.shape[1:]).to(source.device))
-            for entry, found in results.items():
-                entry.result = tuple(found)
+            for entry, work_result in results.items():
+                entry.result = tuple(work_result)
 
         return finish
 
@@ -301,5 +301,5 @@ def _count_row_bytes(tensor: torch.Tensor) -> int:
     return prod(tensor.shape[1:]) * tensor.element_size()
 
 
-def _view_typed(found: torch.Tensor, like: torch.Tensor, rows: int) -> torch.Tensor:
-    return found.view(like.dtype).view(rows, *like.shape[1:]).to(like.device)
+def _view_typed(buffer: torch.Tensor, like: torch.Tensor, rows: int) -> torch.Tensor:
+    return buffer.view(like.dtype).view(rows, *like.shape[1:]).to(like.device)

@@ -44,8 +44,8 @@ class Connection:
     def receive(self) -> list[Message] | None:
         """Waits for bytes; returns the messages that are complete now, or None if the other end is gone."""
         try:
-            found = self._end.recv(CHUNK)
-            return [decode(one) for one in self._channel.feed(found)] if found else None
+            chunk = self._end.recv(CHUNK)
+            return [decode(one) for one in self._channel.feed(chunk)] if chunk else None
         except (OSError, ValueError):
             return None
 
@@ -70,9 +70,9 @@ def connect_pair(secret: bytes) -> tuple[Connection, Connection]:
     # The handshake of the two channels, without the sockets.
     while not all(channel.ready for channel in channels):
         for channel, other in (channels, channels[::-1]):
-            said = bytes(channel.out)
+            sent = bytes(channel.out)
             channel.out.clear()
-            other.feed(said)
+            other.feed(sent)
     one, two = (Connection(end, channel) for end, channel in zip(ends, channels, strict=True))
     return one, two
 

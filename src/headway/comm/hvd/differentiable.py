@@ -71,8 +71,8 @@ def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """Returns the tensor of one rank of the job; arguments and errors are those of broadcast_async."""
-    found: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
+    return result
 
 
 def alltoall(
@@ -136,8 +136,8 @@ def _apply(
 
 
 def _wait_for_tuple(handle: int, grouped: bool) -> tuple[Tensor, ...]:
-    found = ops.synchronize(handle)
-    return tuple(found) if grouped else (found,)
+    result = ops.synchronize(handle)
+    return tuple(result) if grouped else (result,)
 
 
 class _Allreduce(torch.autograd.Function):

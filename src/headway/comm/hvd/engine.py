@@ -140,10 +140,10 @@ class Engine:
     def wait(self, handle: int) -> Any:
         """Waits for an operation; returns its result, None if waited for already. HorovodInternalError: it failed."""
         with self._lock:
-            found = self._handles.get(handle)
-        if found is None:
+            operation = self._handles.get(handle)
+        if operation is None:
             return None
-        entry, single = found
+        entry, single = operation
         entry.wait()
         with self._lock:
             self._handles.pop(handle, None)
@@ -323,24 +323,24 @@ def _connect(world: World, timeout_s: float) -> tuple[dict[int, Connection], Con
 
 def _accept_ranks(world: World, timeout_s: float) -> dict[int, Connection]:
     # The first message of a connection is the rank at its other end.
-    found: dict[int, ChannelPeer] = {}
+    peers: dict[int, ChannelPeer] = {}
 
     def note_rank(peer: ChannelPeer, message: bytes) -> None:
-        found.setdefault(int(message[:8]), peer)
+        peers.setdefault(int(message[:8]), peer)
 
     address = find_interface_address(world.interface)
     server = ChannelServer(address, 0, world.secret, PURPOSE, on_message=note_rank, limit_bytes=LIMIT_BYTES)
     try:
         world.control.broadcast_bytes(f"{address} {server.port}".encode())
         until_s = monotonic() + timeout_s
-        while found.keys() != set(range(1, world.size)):
+        while peers.keys() != set(range(1, world.size)):
             if monotonic() > until_s:
-                missing = sorted(set(range(1, world.size)) - found.keys())
+                missing = sorted(set(range(1, world.size)) - peers.keys())
                 raise CommunicationError(f"ranks {missing} did not connect to rank 0 within {timeout_s:g} s")
             server.poll(until_s - monotonic())
-        ends = {rank: Connection(*server.detach(peer)) for rank, peer in found.items()}
+        ends = {rank: Connection(*server.detach(peer)) for rank, peer in peers.items()}
     finally:
         server.close()
-    for rank in found:
-        tune_socket(found[rank].connection, timeout_s)
+    for rank in peers:
+        tune_socket(peers[rank].connection, timeout_s)
     return ends

@@ -155,11 +155,11 @@ class GradientReduction:
         def collect() -> None:
             ops.synchronize(handle)
             for grad, buffer, form in zip(grads, buffers, forms, strict=True):
-                found = self._compression.decompress(buffer, form)
+                gradient = self._compression.decompress(buffer, form)
                 if grad.is_sparse:
-                    grad.zero_().add_(found.to_sparse(grad.sparse_dim()))
-                elif found is not grad:
-                    grad.copy_(found)
+                    grad.zero_().add_(gradient.to_sparse(grad.sparse_dim()))
+                elif gradient is not grad:
+                    grad.copy_(gradient)
 
         return collect
 

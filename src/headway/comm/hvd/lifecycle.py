@@ -131,27 +131,27 @@ def _join_world(settings: Settings) -> tuple[World, tuple[int, int]]:
     # Three ways: by our launcher, alone, or by another launcher's variables, such as torchrun's. The world, and this
     # process's (local rank, local size).
     global _met, _times, _client
-    found = read_launcher_environment()
+    launched = read_launcher_environment()
     if _client is None:
         _client = CoordinatorClient.from_environment()
     if _client is not None:
         return _join_generation(_client, settings)
     _times += 1
-    if found is None or found.size == 1:
+    if launched is None or launched.size == 1:
         return World.create_single(CPU), (0, 1)
     limits: dict[str, Any] = {"timeout_s": settings.timeout_s, "interface": settings.interface}
     if _met is None:
-        world = World.join(found, CPU, **limits)
+        world = World.join(launched, CPU, **limits)
         _met, world.rendezvous = world.rendezvous, None
     else:
-        assert found.address is not None
+        assert launched.address is not None
         # The first world took the number of the launcher's attempt.
-        membership = Membership(found.rank, found.size, generation=_met.attempt + _times - 1)
-        limits |= {"master": found.address, "secret": _met.secret}
+        membership = Membership(launched.rank, launched.size, generation=_met.attempt + _times - 1)
+        limits |= {"master": launched.address, "secret": _met.secret}
         world = World.create(_met.store, membership, CPU, **limits)
-    if found.local_rank is None or found.local_size is None:
+    if launched.local_rank is None or launched.local_size is None:
         return world, (world.local_rank, world.local_size)
-    return world, (found.local_rank, found.local_size)
+    return world, (launched.local_rank, launched.local_size)
 
 
 def _join_generation(client: CoordinatorClient, settings: Settings) -> tuple[World, tuple[int, int]]:

@@ -88,7 +88,7 @@ def open_idx(path: Path) -> ForeignRecords:
     # One of the two files may be compressed and the other not.
     beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
     other = beside.with_suffix("") if beside.suffix == ".gz" else beside.with_name(f"{beside.name}.gz")
-    labels = next((found for found in (beside, other) if found.is_file() and found != path), None)
+    labels = next((names for names in (beside, other) if names.is_file() and names != path), None)
     if labels is None:
         raise DataError("its labels are missing", where=str(path), fix=f"Put them into {beside}.")
     return _build_array_records(_locate_idx_array(path), _locate_idx_array(labels), "idx", (path, labels))

@@ -40,14 +40,14 @@ def find_parts(files: Mapping[str, ByteRange], labels: str) -> PartOpeners:
             raise UsageError("CIFAR-10 has one kind of labels", where=str(files[batches[0]].path))
         # The binary and the Python version differ in names only.
         test = [name for name in ("test_batch.bin", "test_batch") if name in files]
-        found = {"train": batches, "test": test}
+        parts = {"train": batches, "test": test}
     elif {"train.bin", "fine_label_names.txt"} <= files.keys() or {"train", "meta"} <= files.keys():
-        found = {part: [name for name in (f"{part}.bin", part) if name in files] for part in ("train", "test")}
+        parts = {part: [name for name in (f"{part}.bin", part) if name in files] for part in ("train", "test")}
     else:
         return {}
     return {
         part: functools.partial(_open, [files[name] for name in chosen], files, 10 if batches else 100, labels)
-        for part, chosen in found.items()
+        for part, chosen in parts.items()
         if chosen
     }
 
@@ -117,13 +117,13 @@ def _open_pickles(
 
 
 def _read_list(held: Mapping[str, Any], key: str, kind: type, count: int, where: str) -> list[Any]:
-    found = held.get(key)
-    if not isinstance(found, list) or len(found) != count or any(type(item) is not kind for item in found):
+    value = held.get(key)
+    if not isinstance(value, list) or len(value) != count or any(type(item) is not kind for item in value):
         raise DataError(f"its {key!r} are not a list of {count:,}", where=where)
     # A number far outside would later ask for as many class names.
-    if kind is int and any(not 0 <= number < 1 << 20 for number in found):
+    if kind is int and any(not 0 <= number < 1 << 20 for number in value):
         raise DataError(f"its {key!r} are not class numbers", where=where)
-    return found
+    return value
 
 
 def _join_labels(pieces: Sequence[ByteRange], values: Sequence[Any], classes: Sequence[str]) -> LabelColumn:
@@ -140,10 +140,10 @@ def _read_class_names(piece: ByteRange | None, kind: int, labels: str) -> list[s
 def _read_pickled_class_names(piece: ByteRange | None, key: str, kind: int, labels: str) -> list[str]:
     if piece is None:
         return _check_class_names([], None, kind, labels)
-    found = pickle_reader.read_pickle(piece.view().tobytes(), str(piece)).get(key)
-    if not isinstance(found, list) or any(not isinstance(name, pickle_reader.PickledText) for name in found):
+    value = pickle_reader.read_pickle(piece.view().tobytes(), str(piece)).get(key)
+    if not isinstance(value, list) or any(not isinstance(name, pickle_reader.PickledText) for name in value):
         raise DataError(f"its {key!r} are not a list of names", where=str(piece))
-    return _check_class_names([name.utf8 for name in found], piece, kind, labels)
+    return _check_class_names([name.utf8 for name in value], piece, kind, labels)
 
 
 def _check_class_names(names: list[str], piece: ByteRange | None, kind: int, labels: str) -> list[str]:

@@ -49,15 +49,15 @@ def open_database(path: Path) -> ForeignRecords:
         names.append(name)
         labels.append(datum.label)
         shapes.append(datum.shape)
-    found = build_records("lmdb", [path], places, infer_labels(np.array(labels, np.float64), str(path)), names)
+    records = build_records("lmdb", [path], places, infer_labels(np.array(labels, np.float64), str(path)), names)
     kinds = {(flags, shape[0] if flags else 0) for (_, _, _, flags), shape in zip(places, shapes, strict=True)}
     # A data set is either image files or pixels of one number of channels.
     if len(kinds) > 1:
         raise DataError("its images mix encoded files and pixels, or numbers of channels", where=str(path))
-    if not found.flags[0]:
-        return found
+    if not records.flags[0]:
+        return records
     channels, height, width = np.array(shapes, np.uint32).T
-    return replace(found, pixels=PixelShapes(width, height, int(channels[0])))
+    return replace(records, pixels=PixelShapes(width, height, int(channels[0])))
 
 
 def parse_datum(value: memoryview, where: str) -> Datum:

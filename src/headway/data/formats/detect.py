@@ -67,8 +67,8 @@ def list_parts(path: Path) -> list[str]:
 
 def is_image_folder(path: Path) -> bool:
     """Returns True for a folder of class folders without shards or arrays."""
-    found = _detect_folder(path, LABELS[0]).values()
-    return all(isinstance(opener, functools.partial) and opener.func is folder.open_folder for opener in found)
+    kinds = _detect_folder(path, LABELS[0]).values()
+    return all(isinstance(opener, functools.partial) and opener.func is folder.open_folder for opener in kinds)
 
 
 def _detect_folder(path: Path, labels: str) -> PartOpeners:
@@ -114,8 +114,8 @@ def _detect_file(path: Path, labels: str) -> PartOpeners:
         return {"": functools.partial(_open_lmdb, path)}
     # CIFAR files have no magic number, so their names decide, last of all.
     beside = FolderFiles(path.parent, list_entries(str(path.parent))[1])
-    if found := cifar.find_file_opener(path.name, beside, labels):
-        return {"": found}
+    if opener := cifar.find_file_opener(path.name, beside, labels):
+        return {"": opener}
     raise UsageError("its format is not known", where=str(path), fix="Name a packed folder, or pack the original data.")
 
 

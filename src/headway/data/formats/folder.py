@@ -84,10 +84,10 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
     folders.sort(key=_decode_name)
     for folder in folders:
         images: list[str] = []
-        found, inside = _walk_files(os.path.join(root, folder), folder)
+        contents, inside = _walk_files(os.path.join(root, folder), folder)
         # A scan watches every folder for new or removed files.
         visited.extend(map(Path, inside))
-        for name in found:
+        for name in contents:
             (images if is_image(name) else others).append(name)
         images.sort(key=_decode_name)
         counts.append(len(images))
@@ -128,7 +128,7 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
 
 def _walk_files(folder: str, prefix: str) -> tuple[list[str], list[str]]:
     """Returns all files below a folder, and the folders searched; each folder once, so link cycles end."""
-    found: list[str] = []
+    paths: list[str] = []
     visited: list[str] = []
     seen: set[tuple[int, int]] = set()
     waiting = [(folder, prefix)]
@@ -141,9 +141,9 @@ def _walk_files(folder: str, prefix: str) -> tuple[list[str], list[str]]:
         seen.add((status.st_dev, status.st_ino))
         visited.append(folder)
         folders, files = list_entries(folder)
-        found.extend(f"{prefix}/{name}" for name in files)
+        paths.extend(f"{prefix}/{name}" for name in files)
         waiting.extend((os.path.join(folder, name), f"{prefix}/{name}") for name in folders)
-    return found, visited
+    return paths, visited
 
 
 def _build_no_classes_error(root: Path, loose: list[str]) -> UsageError:

@@ -100,18 +100,18 @@ def _find_label_columns(names: Sequence[str], where: str) -> list[str]:
     # csv.DictReader would keep the last of two columns silently.
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"column {twice[0]!r} occurs twice", where=where, fix="Give each column its own name.")
-    found = f"found: {', '.join(map(repr, names))}"
+    columns = f"found: {', '.join(map(repr, names))}"
     if "path" not in names:
         # Spreadsheets of some countries write semicolons.
         separated = len(names) == 1 and any(mark in names[0] for mark in ";\t|")
         fix = "Separate the columns with commas." if separated else _LAYOUT
-        raise DataError(f"there is no column 'path' ({found})", where=where, fix=fix)
+        raise DataError(f"there is no column 'path' ({columns})", where=where, fix=fix)
     # A file with two kinds of labels is ambiguous, so it is refused.
     kinds = [[name] for name in ("label", "labels", "value") if name in names]
     if several := [name for name in names if name.startswith("value_") and name != "value_"]:
         kinds.append(several)
     if not kinds:
-        raise DataError(f"there is no column of labels ({found})", where=where, fix=_LAYOUT)
+        raise DataError(f"there is no column of labels ({columns})", where=where, fix=_LAYOUT)
     if len(kinds) > 1:
         both = " and ".join(repr(kind[0]) for kind in kinds)
         raise DataError(f"{both} are both labels", where=where, fix="Keep one kind of label.")

@@ -107,9 +107,9 @@ def list_entries(folder: str) -> tuple[list[str], list[str]]:
     folders: list[str] = []
     files: list[str] = []
     try:
-        with os.scandir(folder) as found:
+        with os.scandir(folder) as entries:
             # Hidden entries include the columns that a scan keeps beside the data.
-            for entry in found:
+            for entry in entries:
                 if not entry.name.startswith("."):
                     (folders if _is_folder(entry) else files).append(entry.name)
     except OSError as error:

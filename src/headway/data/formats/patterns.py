@@ -23,9 +23,9 @@ def expand_pattern(pattern: Path) -> tuple[Path, ...]:
     """
     files: list[Path] = []
     for name in _expand_braces(os.fspath(pattern)):
-        found = sorted(glob.glob(name)) if glob.has_magic(name) else [name] if name != os.fspath(pattern) else []
+        paths = sorted(glob.glob(name)) if glob.has_magic(name) else [name] if name != os.fspath(pattern) else []
         # A name without magic characters counts only if braces produced it: a missing shard is reported later.
-        files.extend(map(Path, found))
+        files.extend(map(Path, paths))
         if len(files) > _LIMIT:
             raise UsageError(f"the pattern names more than {_LIMIT:,} shards", where=os.fspath(pattern))
     return tuple(files)
@@ -53,8 +53,8 @@ def _list_choices(inside: str) -> Iterable[str]:
 
 def group_shards(names: Iterable[str]) -> dict[str, list[str]]:
     """Groups names of shards by the part before their number: `a-0.tar`, `a-1.tar` and `b.tar` give a and b."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name in sorted(names):
         stem = name.partition(".")[0].partition("-of-")[0]
-        found.setdefault(stem.rstrip("0123456789").rstrip("-_") or "shards", []).append(name)
-    return found
+        groups.setdefault(stem.rstrip("0123456789").rstrip("-_") or "shards", []).append(name)
+    return groups

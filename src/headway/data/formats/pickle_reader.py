@@ -47,10 +47,10 @@ def read_pickle(data: bytes, where: str) -> dict[str, Any]:
     """Returns the dictionary in a pickle, with text keys. Raises DataError for anything else."""
     try:
         # A pickle is a program for a stack machine; only harmless opcodes are run.
-        found = _run(data)
-        if not isinstance(found, dict):
+        content = _run(data)
+        if not isinstance(content, dict):
             raise TypeError("no dictionary")
-        return {key.utf8: value for key, value in found.items()}
+        return {key.utf8: value for key, value in content.items()}
     # pickletools raises ValueError; the other errors come from opcodes that find the wrong values on the stack.
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         fix = "Only strings, numbers and arrays of protocol 4 at most can be read without unpickling."

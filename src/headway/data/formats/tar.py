@@ -118,16 +118,16 @@ def _read_name(header: bytes) -> str:
 
 def _parse_extended_header(data: bytes, where: str) -> dict[str, str]:
     r"""Returns the records of an extended header: `LENGTH KEY=VALUE\n`, with the length of the whole record."""
-    found: dict[str, str] = {}
+    header: dict[str, str] = {}
     while data and data[0]:
         digits, _, _ = data[:20].partition(b" ")
         length = int(digits) if digits.isdigit() else 0
         key, equals, value = data[len(digits) + 1 : length - 1].partition(b"=")
         if not len(digits) < length <= len(data) or not equals or data[length - 1 : length] != b"\n":
             raise DataError("a damaged extended header", where=where)
-        found[_decode_text(key)] = _decode_text(value)
+        header[_decode_text(key)] = _decode_text(value)
         data = data[length:]
-    return found
+    return header
 
 
 def _decode_text(name: bytes) -> str:

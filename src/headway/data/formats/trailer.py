@@ -21,8 +21,8 @@ def build_trailer(pack_id: int) -> bytes:
 
 def parse_pack_id(end: bytes | memoryview) -> int | None:
     """Returns the pack number at the end of a shard's bytes; None if there is none."""
-    found = bytes(end[-TRAILER_BYTES:])
-    return int.from_bytes(found[8:], "little") if found.startswith(_MARK) else None
+    trailer = bytes(end[-TRAILER_BYTES:])
+    return int.from_bytes(trailer[8:], "little") if trailer.startswith(_MARK) else None
 
 
 def read_pack_id(path: Path) -> int | None:

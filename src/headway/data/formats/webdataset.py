@@ -79,17 +79,17 @@ def _group_samples(members: Iterable[ArchiveMember], path: Path) -> Iterator[Web
                 raise DataError(f"{member.name!r} occurs twice", where=str(path))
             files[extension] = member
         # A sample without an image, such as captions alone, is skipped.
-        found = [extension for extension in files if f".{extension}" in IMAGE_EXTENSIONS]
-        if not found:
+        images = [extension for extension in files if f".{extension}" in IMAGE_EXTENSIONS]
+        if not images:
             continue
-        if len(found) > 1:
-            what = f"sample {key!r} has several images ({', '.join(found)})"
+        if len(images) > 1:
+            what = f"sample {key!r} has several images ({', '.join(images)})"
             raise DataError(what, where=str(path), fix="Keep one image a sample.")
         label = next((files[extension] for extension in _LABELS if extension in files), None)
         if label is None:
             what = f"sample {key!r} has no label (it has: {', '.join(files)})"
             raise DataError(what, where=str(path), fix=f"Put one beside it: {key}.cls, .json or .txt.")
-        yield WebDatasetSample(key, files[found[0]], label)
+        yield WebDatasetSample(key, files[images[0]], label)
 
 
 def _split_names(members: Iterable[ArchiveMember]) -> Iterator[tuple[str, str, ArchiveMember]]:

@@ -97,25 +97,23 @@ class RunFetcher:
             store.unclaim(claimed)
 
     def _read(self, ids: Ids, forecast: ReadForecast) -> list[FetchedRecord]:
-        found = self._layout.locate(ids)
-        name = self._names[int(found.shard[0])]
-        low = int(found.start.min())
-        data = self._remote.read(name, low, int(found.end.max()) - low)
-        extents, good = found.slice_bytes(low, data), np.ones(len(found), np.bool_)
-        for place, (sample, _, start) in enumerate(found.iterate_places()):
+        run = self._layout.locate(ids)
+        name = self._names[int(run.shard[0])]
+        low = int(run.start.min())
+        data = self._remote.read(name, low, int(run.end.max()) - low)
+        extents, good = run.slice_bytes(low, data), np.ones(len(run), np.bool_)
+        for place, (sample, _, start) in enumerate(run.iterate_places()):
             if not self._is_intact(sample, extents[place]):
                 # Raises DataError if the remote file was replaced.
                 self._remote.read_version(name)
                 # A bit may flip on the way; if the second copy fails too, the record itself is damaged.
                 extents[place] = self._remote.read(name, start, len(extents[place]))
                 good[place] = self._is_intact(sample, extents[place])
-        self._dataset.mark_checked(found.ids[good])
-        kept = self._store_records(
-            found.ids[good], [extents[place] for place in np.flatnonzero(good).tolist()], forecast
-        )
+        self._dataset.mark_checked(run.ids[good])
+        kept = self._store_records(run.ids[good], [extents[place] for place in np.flatnonzero(good).tolist()], forecast)
         return [
             FetchedRecord(sample, extent, kept and fine)
-            for sample, extent, fine in zip(found.ids.tolist(), extents, good.tolist(), strict=True)
+            for sample, extent, fine in zip(run.ids.tolist(), extents, good.tolist(), strict=True)
         ]
 
     def _is_intact(self, sample: int, extent: NDArray[np.uint8]) -> bool:

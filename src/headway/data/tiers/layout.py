@@ -81,33 +81,33 @@ class RecordLayout:
         # A damaged column must not lead to a request outside the shard.
         outside = (start < 0) | (end > size)
         shard, start, end = (np.where(outside, 0, part) for part in (shard, start, end))
-        found = Extents(ids, shard, start, end)
-        key = _compute_sort_keys(found)
+        extents = Extents(ids, shard, start, end)
+        key = _compute_sort_keys(extents)
         # Already sorted in a pack of Headway if ids ascend; sorting would cost three times the rest.
         if (key[1:] >= key[:-1]).all():
-            return found
+            return extents
         order = np.argsort(key, kind="stable")
         return Extents(ids[order], shard[order], start[order], end[order])
 
     def group_into_runs(self, ids: Ids) -> list[Extents]:
         """Returns these samples in groups that one request reads: adjacent, or nearly so."""
-        found = self.locate(ids)
-        if not len(found):
+        extents = self.locate(ids)
+        if not len(extents):
             return []
         # A run ends at a new shard, at a large gap, and at the size limit.
-        cut = np.ones(len(found), np.bool_)
-        cut[1:] = (found.shard[1:] != found.shard[:-1]) | (found.start[1:] - found.end[:-1] > GAP_BYTES)
-        begin = found.start[np.maximum.accumulate(np.where(cut, np.arange(len(found)), 0))]
-        piece = (found.start - begin) // RUN_BYTES
+        cut = np.ones(len(extents), np.bool_)
+        cut[1:] = (extents.shard[1:] != extents.shard[:-1]) | (extents.start[1:] - extents.end[:-1] > GAP_BYTES)
+        begin = extents.start[np.maximum.accumulate(np.where(cut, np.arange(len(extents)), 0))]
+        piece = (extents.start - begin) // RUN_BYTES
         cut[1:] |= piece[1:] != piece[:-1]
-        places = [*np.flatnonzero(cut).tolist(), len(found)]
-        return [found.select(low, high) for low, high in pairwise(places)]
+        places = [*np.flatnonzero(cut).tolist(), len(extents)]
+        return [extents.select(low, high) for low, high in pairwise(places)]
 
-    def count_block_bytes(self, found: Extents) -> int:
+    def count_block_bytes(self, extents: Extents) -> int:
         """Returns the bytes of all blocks that contain a byte of a record; a shared block counts once."""
-        first, last = found.start // self.block, np.maximum(found.end - 1, found.start) // self.block
+        first, last = extents.start // self.block, np.maximum(extents.end - 1, extents.start) // self.block
         # Neighbours share a block if one begins in the block where the other ends.
-        shared = np.count_nonzero((found.shard[1:] == found.shard[:-1]) & (first[1:] == last[:-1]))
+        shared = np.count_nonzero((extents.shard[1:] == extents.shard[:-1]) & (first[1:] == last[:-1]))
         return (int((last - first + 1).sum()) - int(shared)) * self.block
 
     def find_free_blocks(self, taken: Extents, kept: Extents) -> list[tuple[int, int, int]]:
@@ -146,9 +146,9 @@ class RecordLayout:
         return np.where(alone, self.sizes[here], start[following])
 
 
-def _compute_sort_keys(found: Extents) -> NDArray[np.int64]:
+def _compute_sort_keys(extents: Extents) -> NDArray[np.int64]:
     # One integer sorts by shard, then by start; a shard is smaller than 2^47 bytes.
-    return (found.shard << 47) | found.start
+    return (extents.shard << 47) | extents.start
 
 
 def extract_image(columns: Columns, sample: int, extent: NDArray[np.uint8]) -> memoryview | bytes:

@@ -58,12 +58,12 @@ class ReadForecast:
 
     def find_next_use(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the first position at which this host needs each sample; NEVER if no coming epoch has one."""
-        found = np.full(len(ids), NEVER)
+        uses = np.full(len(ids), NEVER)
         first = self.position // self.samples
         # A host that reads everything needs every sample in the next epoch, so two epochs suffice.
         for epoch in range(first, first + (2 if self.slots is None else _EPOCHS)):
             # Epoch by epoch, only for samples without a use so far.
-            unknown = np.flatnonzero(found == NEVER)
+            unknown = np.flatnonzero(uses == NEVER)
             if not unknown.size:
                 break
             some = ids[unknown]
@@ -71,8 +71,8 @@ class ReadForecast:
             needed = at >= self.position
             if self.slots is not None:
                 needed &= self.slots.find_taken(at)
-            found[unknown[needed]] = at[needed]
-        return found
+            uses[unknown[needed]] = at[needed]
+        return uses
 
     def find_eviction_start(self, ids: NDArray[np.int64]) -> int:
         """Returns the position from which the next use of a record must be, for it to be evicted for these samples.

@@ -290,8 +290,8 @@ class Prefetcher:
 
     def _push(self, ids: Ids, need: NDArray[np.int64] | None, reader: int = 0, forced: bool = False) -> None:
         """Queues records in runs by need: `need` counts positions from the next read, and None is at once."""
-        for found in self._layout.group_into_runs(ids):
-            run = _Run(found.ids, reader, forced)
+        for extents in self._layout.group_into_runs(ids):
+            run = _Run(extents.ids, reader, forced)
             # The heap returns the run that is needed first; the count keeps the order of equals.
             urgency = _NOW if need is None else int(need[np.searchsorted(ids, run.ids)].min())
             heapq.heappush(self._runs, (urgency, next(self._count), run))

@@ -96,8 +96,8 @@ class RecordStore:
 
     def find_present(self, ids: Ids) -> NDArray[np.bool_]:
         """Returns a mask of the records in the store; bool [k]."""
-        found: NDArray[np.bool_] = self._state.present[ids] != 0
-        return found
+        present: NDArray[np.bool_] = self._state.present[ids] != 0
+        return present
 
     @property
     def kept_bytes(self) -> int:
@@ -144,14 +144,14 @@ class RecordStore:
         with self._lock_for_writing() as mine:
             new = dict(zip(ids.tolist(), extents, strict=True))
             # Another process may have written some of these records already.
-            found = self._layout.locate(ids[self._state.present[ids] == 0])
-            need_bytes = self._layout.count_block_bytes(found)
+            missing = self._layout.locate(ids[self._state.present[ids] == 0])
+            need_bytes = self._layout.count_block_bytes(missing)
             if not mine or self.kept_bytes + need_bytes > self.share_bytes:
                 return False
-            for sample, shard, start in found.iterate_places():
+            for sample, shard, start in missing.iterate_places():
                 self._files.write(shard, start, new[sample])
             # Set after the bytes are written: readers trust this byte.
-            self._state.present[found.ids] = 1
+            self._state.present[missing.ids] = 1
             self._state.kept_bytes += need_bytes
             return True
 
