@@ -39,6 +39,15 @@ def test_the_front_door_does_not_import_torch(arguments: tuple[str, ...]) -> Non
     assert "torch" not in modules
 
 
+def test_every_path_in_contributing_exists() -> None:
+    cells = re.findall(r"`([^`]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    paths = [cell for cell in cells if re.fullmatch(r"[\w/.*]+/|[\w/.*-]+/[\w.*-]+\.\w+|tests/[\w/]+", cell)]
+    assert len(paths) > 80
+    rooms = (ROOT, ROOT / "src/headway")
+    lost = [path for path in paths if "NAME" not in path and not any(list(room.glob(path)) for room in rooms)]
+    assert lost == []
+
+
 @pytest.mark.parametrize("room", ["core", "page", "storage"])
 def test_the_lower_floors_do_not_import_torch(room: str) -> None:
     files = sorted((ROOT / "src/headway" / room).glob("*.py"))
@@ -125,7 +134,9 @@ def _files(*suffixes: str) -> list[Path]:
 
 def test_no_source_file_is_longer_than_500_lines() -> None:
     lengths = {path: len(path.read_text().splitlines()) for path in _files(".py", ".js", ".css", ".html")}
-    assert {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > 500} == {}
+    # Not ours: deploy/plotly-bundle.sh makes it.
+    long = {path.name: lines for path, lines in lengths.items() if lines > 500 and path.name != "plotly.min.js"}
+    assert long == {}
 
 
 def test_nothing_names_a_machine_or_a_registry() -> None:
