@@ -21,8 +21,8 @@ from headway.plan.step import ComputeTime, StepTime
 # fp32 0.29 (K80) to 0.69 (P100), mixed precision 0.16 to 0.27 (V100 to H100).
 PEAK_SHARE = {"fp32": 0.5, "tensor cores": 0.2}
 NO_PROFILE = (
-    "No device was measured: the time of a step comes from the data sheet and may be 2 times off, as the 90 % band says."
-    " Measure one: headway doctor RECIPE, then --profile RECIPE.profile.json."
+    "No device was measured: the time of a step comes from the data sheet and may be 2 times off, as the 90 % band"
+    " says. Measure one: headway doctor RECIPE, then --profile RECIPE.profile.json."
 )
 # Largest deviation of a fit from its measurements, as a logarithm, that gives no warning.
 MAX_MISFIT = 0.1
