@@ -223,7 +223,7 @@ class FakeFiles:
     def is_ahead(self, step: int) -> bool:
         return self.step > step
 
-    def describe(self) -> dict[str, Any]:
+    def look(self) -> dict[str, Any]:
         return {"step": self.step, "seen": True, "recorded": self.recorded, "error": None}
 
     def read(self) -> tuple[Checkpoint, list[str]]:
@@ -242,16 +242,16 @@ class FakeCarrier:
         self.far, self.step, self.past, self.is_saving = progress, step, past, lambda: True
         self.precision: Any = None
 
-    def collect_shared_settings(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {}
 
-    def get_progress(self) -> int:
+    def progress(self) -> int:
         return self.far
 
-    def collect_state(self) -> Any:
+    def state(self) -> Any:
         return {"step": self.step, "progress": self.far}, {}
 
-    def load_state(self, scalars: Any, tensors: Any) -> None:
+    def take(self, scalars: Any, tensors: Any) -> None:
         self.step, self.far = scalars["step"], scalars["progress"]
 
     def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:

@@ -51,19 +51,19 @@ def parse_hosts(procs: int | None, hosts: str | None) -> tuple[Host, ...]:
         raise UsageError(f"--procs is {procs}", fix="Set it to the number of processes, at least 1.")
     if hosts is None:
         return (Host(LOCAL_NAMES[0], procs or 1, True),)
-    parsed = tuple(_parse_host(part.strip()) for part in hosts.split(","))
-    names = [LOCAL_NAMES[0] if host.is_local else host.name for host in parsed]
+    found = tuple(_parse_host(part.strip()) for part in hosts.split(","))
+    names = [LOCAL_NAMES[0] if host.is_local else host.name for host in found]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(
                 f"--hosts names {name} twice", where=hosts, fix="Name each host once, with all of its processes."
             )
     # A total that differs is a typing error in one of the two options; neither is the better guess.
-    total = sum(host.procs for host in parsed)
+    total = sum(host.procs for host in found)
     if procs not in (None, total):
         fix = f"Leave --procs out, or set it to {total}."
         raise UsageError(f"--hosts asks for {total} processes, and --procs for {procs}", where=hosts, fix=fix)
-    return parsed
+    return found
 
 
 def _parse_host(text: str) -> Host:

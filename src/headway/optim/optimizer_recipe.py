@@ -1,7 +1,7 @@
 """The `optimizer` part of a recipe: one class for each optimizer, with its own keys and the way to build it.
 
 To add an optimizer, write its class in a file of its own, add a recipe class here, and list it in `AnyOptimizerRecipe`.
-Nothing here imports torch before `make`: a recipe is validated without it.
+Nothing here imports torch before `make`: that takes seconds, and a recipe is validated without it.
 """
 
 from __future__ import annotations
@@ -13,58 +13,62 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from headway.core.epochs import Epochs
 from headway.core.errors import RecipeError
-from headway.optim.internal_schedule import InternalSchedule, LbsgdWarmup, lbsgd_schedule, rmsprop_sgd_schedule
+from headway.optim.internal_schedule import (
+    InternalSchedule,
+    LbsgdWarmup,
+    build_lbsgd_schedule,
+    build_rmsprop_sgd_schedule,
+)
 from headway.optim.recipe_base import Group, NotNegative, OptimizerRecipe, Positive
 
-# Importing torch takes seconds, and a recipe is validated without it.
 if TYPE_CHECKING:
     import torch
 
-Share = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-# Optimizers of torch itself. Their step is fused: one kernel for all parameters, and no wait for the device.
+# Optimizers of torch itself. Their step is fused: one kernel for all parameters, and no host-device sync.
 
 
 class SGDRecipe(OptimizerRecipe):
     """SGD with momentum."""
 
     name: Literal["sgd"] = "sgd"
-    momentum: Share = 0.9
-    """Momentum: the share of the momentum buffer that a step keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.sgd import make_sgd
+        from headway.optim.sgd import build_sgd
 
-        return make_sgd(groups, lr, self.momentum, nesterov=False)
+        return build_sgd(groups, lr, self.momentum, nesterov=False)
 
 
-# Nesterov's momentum without momentum would be SGD, so it is refused.
 class NAGRecipe(OptimizerRecipe):
     """SGD with Nesterov's momentum."""
 
     name: Literal["nag"] = "nag"
-    momentum: Share = 0.9
-    """Momentum: the share of the momentum buffer that a step keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
 
     @model_validator(mode="after")
     def _check_momentum(self) -> NAGRecipe:
+        # Nesterov's momentum without momentum would be SGD.
         if self.momentum == 0:
             raise ValueError("'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd")
         return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.sgd import make_sgd
+        from headway.optim.sgd import build_sgd
 
-        return make_sgd(groups, lr, self.momentum, nesterov=True)
+        return build_sgd(groups, lr, self.momentum, nesterov=True)
 
 
 class AdamRecipe(OptimizerRecipe):
     """Adam."""
 
     name: Literal["adam"] = "adam"
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Coefficients of the running averages of the gradient and of its square."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
     """Added to the denominator, the root of the second moment."""
 
@@ -75,11 +79,11 @@ class AdamRecipe(OptimizerRecipe):
 
 
 class AdamWRecipe(OptimizerRecipe):
-    """Adam with decoupled weight decay."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017)."""
 
     name: Literal["adamw"] = "adamw"
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Coefficients of the running averages of the gradient and of its square."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
     """Added to the denominator, the root of the second moment."""
 
@@ -97,8 +101,8 @@ class LARSRecipe(OptimizerRecipe):
     """Layer-wise learning rates for large batches (You et al. 2017)."""
 
     name: Literal["lars"] = "lars"
-    momentum: Share = 0.9
-    """Momentum: the share of the momentum buffer that a step keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     trust: Positive = 0.001
     """Trust coefficient: factor on norm(weights) / norm(gradient) in each layer's learning rate; eta in the papers."""
     eps: NotNegative = 0.0
@@ -113,7 +117,7 @@ class LARSRecipe(OptimizerRecipe):
 
     @model_validator(mode="after")
     def _check_momentum(self) -> LARSRecipe:
-        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, usual=0.9)
+        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, default=0.9)
         return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
@@ -139,8 +143,8 @@ class LAMBRecipe(OptimizerRecipe):
     """Adam's update with layer-wise learning rates (You et al. 2019)."""
 
     name: Literal["lamb"] = "lamb"
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Coefficients of the running averages of the gradient and of its square."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-6
     """Added to the denominator, the root of the second moment."""
     no_decay: bool = True
@@ -155,13 +159,13 @@ class LAMBRecipe(OptimizerRecipe):
         return True
 
 
-# eps may be 0: a moment of 0 then gives a rate of 0.
 class NovoGradRecipe(OptimizerRecipe):
     """Gradients normalised layer by layer (Ginsburg et al. 2019)."""
 
     name: Literal["novograd"] = "novograd"
-    betas: tuple[Share, Share] = (0.95, 0.98)
-    """Coefficients of the running averages of the gradient and of its square."""
+    betas: tuple[Fraction, Fraction] = (0.95, 0.98)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
+    # With eps 0, a second moment of 0 gives a learning rate of 0.
     eps: NotNegative = 1e-8
     """Added to the denominator, the root of the second moment."""
     averaging: bool = False
@@ -178,13 +182,15 @@ class NovoGradRecipe(OptimizerRecipe):
         return True
 
 
-# Two weight decays: `weight_decay` acts on the gradient, whose sign alone counts, `decoupled_decay` on the weight.
 class SignumRecipe(OptimizerRecipe):
-    """The sign of the momentum (Bernstein et al. 2018)."""
+    """Steps along the sign of the momentum (Bernstein et al. 2018).
+
+    `weight_decay` is added to the gradient, of which only the sign counts; `decoupled_decay` acts on the weight itself.
+    """
 
     name: Literal["signum"] = "signum"
-    momentum: Share = 0.9
-    """Momentum: the share of the momentum buffer that a step keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     decoupled_decay: NotNegative = 0.0
     """Decoupled weight decay: the weight is reduced by lr * decoupled_decay of itself."""
 
@@ -198,8 +204,8 @@ class FTMLRecipe(OptimizerRecipe):
     """Follow the moving leader (Zheng and Kwok 2017)."""
 
     name: Literal["ftml"] = "ftml"
-    betas: tuple[Share, Share] = (0.6, 0.999)
-    """Coefficients of the running averages of the gradient and of its square."""
+    betas: tuple[Fraction, Fraction] = (0.6, 0.999)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
     """Added to the denominator, the root of the second moment."""
 
@@ -209,15 +215,17 @@ class FTMLRecipe(OptimizerRecipe):
         return FTML(groups, lr, betas=self.betas, eps=self.eps)
 
 
-# Both count in epochs, so they need the number of steps in one.
+# The next two count in epochs, so they need the number of steps in one.
+
+
 class LBSGDRecipe(OptimizerRecipe):
     """SGD for large batches, as MXNet's optimizer of that name: macro-batches and a warm-up."""
 
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs",)
 
     name: Literal["lbsgd"] = "lbsgd"
-    momentum: Share = 0.9
-    """Momentum: the share of the momentum buffer that a step keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     batch_scale: int = Field(default=1, ge=1)
     """Number of steps in a macro-batch. The weights are updated once per macro-batch, at up to batch_scale * lr. Steps
     at the end of the run that fill no macro-batch have no effect."""
@@ -260,7 +268,7 @@ class LBSGDRecipe(OptimizerRecipe):
         return (self.warmup_epochs, "optimizer.warmup_epochs") if self.changes_lr else (0.0, "")
 
     def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
-        return lbsgd_schedule(self.batch_scale, self.warmup, self.warmup_epochs * steps_per_epoch)
+        return build_lbsgd_schedule(self.batch_scale, self.warmup, self.warmup_epochs * steps_per_epoch)
 
 
 class RMSpropSGDRecipe(OptimizerRecipe):
@@ -269,13 +277,13 @@ class RMSpropSGDRecipe(OptimizerRecipe):
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("center_epochs", "period_epochs")
 
     name: Literal["rmsprop_sgd"] = "rmsprop_sgd"
-    momentum: Share = 0.9
-    """Momentum: the share of the momentum buffer that a step keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     eps: Positive = 1e-8
     """Added to the denominator, the root of the second moment."""
     lr_rmsprop: Positive = 3e-4
     """Learning rate of RMSprop at the beginning. The schedule's factor applies to it too."""
-    smoothing: Share = 0.99
+    smoothing: Fraction = 0.99
     """Coefficient of the running average of the squared gradient."""
     center_epochs: NotNegative = 10.0
     """Epoch at which SGD has half of the weight. An epoch counts as its number of steps at the initial batch."""
@@ -308,21 +316,22 @@ class RMSpropSGDRecipe(OptimizerRecipe):
         return self.center_epochs + self.period_epochs / 2, "optimizer.center_epochs + optimizer.period_epochs / 2"
 
     def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
-        center, period = self.center_epochs * steps_per_epoch, self.period_epochs * steps_per_epoch
-        return rmsprop_sgd_schedule(self.lr_rmsprop, center, period)
+        return build_rmsprop_sgd_schedule(
+            self.lr_rmsprop, self.center_epochs * steps_per_epoch, self.period_epochs * steps_per_epoch
+        )
 
 
 class MuonRecipe(OptimizerRecipe):
     """Muon for convolution filters (momentum with equal singular values), SGD for the rest (Jordan et al. 2024)."""
 
     name: Literal["muon"] = "muon"
-    momentum: Share = 0.95
-    """Momentum: the share of the momentum buffer that a step keeps."""
+    momentum: Fraction = 0.95
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     nesterov: bool = True
     """Use Nesterov's momentum."""
     lr_rest: Positive | None = None
     """Learning rate of SGD for all parameters that are no convolution filters. Unset: `lr`."""
-    momentum_rest: Share = 0.9
+    momentum_rest: Fraction = 0.9
     """Momentum of SGD for these other parameters."""
     ns_steps: int = Field(default=5, ge=1)
     """Number of Newton-Schulz iterations in a step."""
@@ -331,7 +340,7 @@ class MuonRecipe(OptimizerRecipe):
 
     @model_validator(mode="after")
     def _check_momentum(self) -> MuonRecipe:
-        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, usual=0.95)
+        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, default=0.95)
         return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
@@ -347,15 +356,15 @@ class MuonRecipe(OptimizerRecipe):
         )
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
-        """Splits convolution filters, which Muon steps, from the parameters that its SGD steps."""
+        """Splits a group into convolution filters, which Muon steps, and the rest, which SGD steps; none is empty."""
         # A matrix such as the last layer trains worse with Muon, so only three dimensions or more count as a filter.
         filters = [p for p in group["params"] if p.ndim > 2]
-        rest = [p for p in group["params"] if p.ndim <= 2]
+        others = [p for p in group["params"] if p.ndim <= 2]
         # Relative to the filters' rate, so that `set_lr` moves both with the schedule.
         scale = group["lr_scale"] * (1.0 if self.lr_rest is None else self.lr_rest / lr)
         sgd = {"filters": False, "lr_scale": scale, "momentum": self.momentum_rest}
-        parts = [{**group, "params": filters, "filters": True}, {**group, "params": rest, **sgd}]
-        return [one for one in parts if one["params"]]
+        parts = [{**group, "params": filters, "filters": True}, {**group, "params": others, **sgd}]
+        return [part for part in parts if part["params"]]
 
     @property
     def is_layer_wise(self) -> bool:
@@ -382,23 +391,23 @@ AnyOptimizerRecipe = Annotated[
 
 
 @cache
-def _adapter() -> TypeAdapter[AnyOptimizerRecipe]:
+def _build_adapter() -> TypeAdapter[AnyOptimizerRecipe]:
     return TypeAdapter(AnyOptimizerRecipe)
 
 
 def read_optimizer(**values: Any) -> AnyOptimizerRecipe:
-    """Validates the `optimizer` part of a recipe: `read_optimizer(name="lars", lr=4.0)`.
+    """Validates the `optimizer` part of a recipe, and returns it: `read_optimizer(name="lars", lr=4.0)`.
 
     Raises:
         pydantic.ValidationError: an unknown name or key, or a value out of range.
     """
     # The adapter compiles the validators of all classes once, at the first call.
-    return _adapter().validate_python(values)
+    return _build_adapter().validate_python(values)
 
 
-def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float, *, usual: float) -> None:
+def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float, *, default: float) -> None:
     if nesterov and momentum == 0:
-        fix = f"Set momentum: {usual:g}, or nesterov: false"
+        fix = f"Set momentum: {default:g}, or nesterov: false"
         raise ValueError(f"{name!r} with nesterov needs a momentum above 0. {fix}")
 
 

@@ -22,8 +22,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class LookaheadRecipe(RecipePart):
-    """Slow weights move towards the optimizer's weights every few steps, and training continues from them. Evaluation
-    and checkpoints use the slow weights (Zhang et al. 2019, "Lookahead Optimizer", arXiv 1907.08610)."""
+    """Slow weights follow the optimizer's every few steps, and training goes on from them. Evaluation and checkpoints
+    use the slow weights (Zhang et al. 2019, "Lookahead Optimizer", arXiv 1907.08610)."""
 
     every_steps: int = Field(default=5, ge=1)
     """Steps between two updates of the slow weights: k in the paper."""
@@ -35,15 +35,16 @@ class LookaheadRecipe(RecipePart):
 
 
 class OptimizerRecipe(RecipePart, ABC):
-    """Keys that every optimizer has."""
+    """Base of the optimizers' recipes: the keys that every optimizer has.
 
-    # A run whose length follows the batch (`epochs: {base, per}`) scales these values with it.
+    Importing torch takes seconds, and a recipe is validated without it.
+    """
+
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ()
-    """Fields that are stretches of the run, in epochs."""
+    """Fields in epochs. They are scaled with the length of the run if that follows the batch."""
 
     name: str
     """Name of the optimizer; see [Optimizers](library/optimizers.md)."""
-    # A number, or a mapping that becomes a number once the batch is known.
     lr: Scalable
     """Learning rate, which the schedule multiplies by its factor. Or {base, per, scale}, to scale it with the batch."""
     weight_decay: NotNegative = 0.0
@@ -65,26 +66,28 @@ class OptimizerRecipe(RecipePart, ABC):
     sqrt(small batch)."""
 
     @abstractmethod
-    # The one method that every optimizer needs.
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        """Builds the optimizer over parameter groups that have their `lr` and `weight_decay`.
+        """Builds the optimizer.
+
+        Args:
+            groups: parameter groups, each with its own `lr` and `weight_decay`.
+            lr: learning rate of the recipe.
+            steps_per_epoch: samples / batch; None if unknown.
 
         Raises:
             RecipeError: the optimizer counts in epochs, and `steps_per_epoch` is None.
         """
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
-        """Splits a parameter group whose parameters the optimizer treats in different ways."""
+        """Returns a parameter group in parts if the optimizer treats its parameters differently."""
         return [group]
 
     @property
-    # Read by `headway train` and `headway schedule`: a very large batch wants layers with rates of their own.
     def is_layer_wise(self) -> bool:
-        """True if the optimizer scales the step of each layer separately."""
+        """True if the optimizer scales the step of each layer separately. Very large batches need that."""
         return False
 
     @property
-    # A large batch at one rate throughout gets a warning, unless the optimizer itself changes the rate.
     def changes_lr(self) -> bool:
         """True if the optimizer changes the learning rate by itself, whatever the schedule does."""
         return False
@@ -96,21 +99,21 @@ class OptimizerRecipe(RecipePart, ABC):
 
     @property
     def displayed_momentum(self) -> float | None:
-        """The momentum, or the share of the first moment that a step keeps; None: the optimizer has neither."""
+        """The momentum, or the decay of the first moment (beta1); None: the optimizer has neither."""
         # Shown by `headway schedule` beside the learning rate.
         betas = getattr(self, "betas", (None,))
         return getattr(self, "momentum", betas[0])
 
     @property
     def epoch_fields(self) -> dict[str, float]:
-        """The values that count in epochs, by their keys. They are scaled when the run's length is."""
+        """The values that count in epochs, by their keys. They are scaled with the length of the run."""
         return {field: getattr(self, field) for field in self.EPOCH_FIELDS}
 
     @property
     def settled_epochs(self) -> tuple[float, str]:
-        """(epochs until the optimizer stops changing the learning rate, the keys that say so). 0: it never does."""
+        """(epochs until the optimizer stops changing the learning rate, the keys that set them); 0 if it never does."""
         return 0.0, ""
 
     def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
-        """Describes the changes that the optimizer makes to learning rate and batch by itself."""
+        """Returns the changes that the optimizer makes to learning rate and batch by itself."""
         return InternalSchedule()

@@ -172,7 +172,7 @@ class Recovery:
         """Releases the run folder's lock, if this rank took it over."""
         self._lock.close()
 
-    # The protocol `StateCarrier` of `headway.launch.handover`, by which ranks hand over their state.
+    # The protocol `Traveller` of `headway.launch.handover`, by which ranks hand over their state.
 
     @property
     def step(self) -> int:
@@ -184,11 +184,11 @@ class Recovery:
         """The precision of the setup, on which the ranks agree."""
         return self._trainer.setup.precision
 
-    def collect_shared_settings(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Returns the settings that must be equal on all ranks."""
         return collect_shared_settings(self._trainer.setup)
 
-    def get_progress(self) -> int:
+    def progress(self) -> int:
         """Returns the number of steps and actions done, -1 without a state.
 
         The counts of two ranks that were in the same collective differ if it succeeded on one of them alone. So no
@@ -206,7 +206,7 @@ class Recovery:
             self._trainer.resume(checkpoint)
         self._progress, self.actions = progress, []
 
-    def collect_state(self) -> TransferredState:
+    def state(self) -> TransferredState:
         """Returns all that another rank needs to continue from here."""
         trainer = self._trainer
         scalars = {
@@ -220,7 +220,7 @@ class Recovery:
         }
         return scalars, trainer.collect_tensors()
 
-    def load_state(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
+    def take(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Continues from the state of another rank."""
         trainer = self._trainer
         trainer.load(Checkpoint(Path("the state of another rank"), scalars["step"], scalars, tensors))
@@ -271,7 +271,7 @@ class SavedRun:
             return False
         return newest is not None and newest.step > step
 
-    def describe(self) -> dict[str, Any]:
+    def look(self) -> dict[str, Any]:
         """Summarises the run folder and its newest checkpoint, for JSON.
 
         Returns:
@@ -279,7 +279,7 @@ class SavedRun:
             were `recorded` in it, and the `error` if the checkpoints are out of reach.
         """
         # Only names and sizes are read here; a checkpoint is loaded on the rank that is chosen for it.
-        summary: dict[str, Any] = {
+        found: dict[str, Any] = {
             "step": -1,
             "seen": self._run.recipe_path.is_file(),
             "recorded": self._count_recorded_steps(),
@@ -287,10 +287,10 @@ class SavedRun:
         }
         try:
             if paths := self._checkpoints.paths():
-                summary["step"] = parse_step(paths[0].name)
+                found["step"] = parse_step(paths[0].name)
         except HeadwayError as error:
-            summary["error"] = {"what": error.what, "where": error.where, "fix": error.fix}
-        return summary
+            found["error"] = {"what": error.what, "where": error.where, "fix": error.fix}
+        return found
 
     def read(self) -> tuple[Checkpoint, list[str]]:
         """Reads the newest checkpoint that is whole; also returns a message for each damaged one.
