@@ -10,12 +10,12 @@ from headway.core.recipe import RecipePart
 
 
 class CommRecipe(RecipePart):
-    """Settings of the sums over ranks, and of the reaction to a lost rank. No effect with one process."""
+    """How gradients are summed over ranks, and how a run reacts to a lost rank. No effect with one process."""
 
     algorithm: Literal["auto", "ring", "tree", "leader", "two_dimensional"] = "auto"
     """All-reduce algorithm. auto: for each bucket the fastest one, as predicted from the measured links."""
     wire: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Number format of gradients between hosts. fp16 and bf16 halve the bytes; sums stay in fp32."""
+    """Dtype of gradients between hosts. fp16 and bf16 halve the bytes; sums stay in fp32."""
     bucket_mb: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = "auto"
     """Size of a gradient bucket in MB (10^6 bytes). auto: chosen for the measured links and the size of the network."""
     rails: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"

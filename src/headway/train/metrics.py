@@ -44,7 +44,7 @@ class MetricsAccumulator:
     def __init__(
         self, setup: TrainSetup, run: RunFolder, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]
     ) -> None:
-        leads, name = (True, "") if ranks is None else (ranks.speaks, ranks.name)
+        leads, name = (True, "") if ranks is None else (ranks.is_lead, ranks.name)
         self.log = RunLog(run, sinks=setup.recipe.sinks, leads=leads, name=name)
         self.damaged = 0
         self.must_stop = self.must_regroup = False
@@ -252,8 +252,8 @@ class MetricsAccumulator:
         ranks = self._ranks
         if ranks is None or ranks.world.size == 1 or not steps:
             return {}
-        ranks.board.write(step, [spent.get(stage, 0.0) / steps for stage in stragglers.COLUMNS])
-        if not self.log.is_lead or (timings := ranks.board.read()) is None:
+        ranks.rank_timings.write(step, [spent.get(stage, 0.0) / steps for stage in stragglers.COLUMNS])
+        if not self.log.is_lead or (timings := ranks.rank_timings.read()) is None:
             return {}
         at, seconds = timings
         names, position = [str(rank) for rank in range(len(seconds))], self._setup.plan.find_position(at)
@@ -269,10 +269,8 @@ class MetricsAccumulator:
         self.read_reductions()
         if self._bad_ahead:
             mine = json.dumps([asdict(bad) for bad in self._bad]).encode()
-            bad_samples = [
-                BadSample(**bad) for some in ranks.world.control.gather_bytes(mine) for bad in json.loads(some)
-            ]
-            self._bad, self._bad_ahead = sorted(bad_samples, key=lambda bad: bad.position), 0
+            samples = [BadSample(**bad) for some in ranks.world.control.gather_bytes(mine) for bad in json.loads(some)]
+            self._bad, self._bad_ahead = sorted(samples, key=lambda bad: bad.position), 0
 
     def _write_bad(self) -> None:
         if not self._bad:
