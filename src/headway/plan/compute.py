@@ -102,15 +102,15 @@ def _measure_contention(profile: Profile) -> tuple[float, float]:
     loader, loop, stalls = (
         sum(one.seconds for one in profile.ceilings if one.side == side) for side in ("input", "loop", "stall")
     )
-    found = profile.together
-    if found is None or not _trains_on_cpu(profile):
+    timing = profile.together
+    if timing is None or not _trains_on_cpu(profile):
         return loader, loop
     # The slower side takes the doctor's prediction for the whole job, without stalls; the faster one is slowed down by
     # the measured ratio, but never beyond the slower side.
     steady = max(1 / profile.predicted - stalls, loader, loop)
-    if found.input_beside > found.loop_beside:
-        return steady, min(steady, loop * max(1.0, found.loop_beside / found.loop_alone))
-    return min(steady, loader * max(1.0, found.input_beside / found.input_alone)), steady
+    if timing.input_beside > timing.loop_beside:
+        return steady, min(steady, loop * max(1.0, timing.loop_beside / timing.loop_alone))
+    return min(steady, loader * max(1.0, timing.input_beside / timing.input_alone)), steady
 
 
 def apply_measured_links(profile: Profile, cluster: Cluster) -> Cluster:
