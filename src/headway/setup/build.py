@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 
-from headway.comm.batch_norm import convert_sync
+from headway.comm.batch_norm import convert_sync_batchnorm
 from headway.core.errors import DataError, RecipeError
 from headway.core.malloc import keep_freed_memory
 from headway.core.recipe import LoadedRecipe
@@ -375,7 +375,7 @@ class _SetupBuilder:
         ActivationPercentiles(model, recipe.observe.activations)
         # Before the rendezvous the layers get a group of this process alone; `Ranks.meet` replaces it.
         if ranks is not None and recipe.comm.batch_norm == "sync":
-            model = convert_sync(model, World.create_single(self.device).create_group(name="not met yet"))
+            model = convert_sync_batchnorm(model, World.create_single(self.device).create_group(name="not met yet"))
         if recipe.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         apply_activation_checkpointing(model, recipe.activation_checkpointing, say)
@@ -386,7 +386,7 @@ class _SetupBuilder:
         recipe, ranks = self.recipe, self.ranks
         if ranks is not None:
             # The ranks measure the noise scale in their all-reduce, so they must know before they meet.
-            ranks.noise_scale = recipe.observe.noise_scale
+            ranks.measures_noise = recipe.observe.noise_scale
         if recipe.observe.noise_scale and recipe.precision == "fp16":
             what = "gradients in fp16 do not tell the noise scale, as the loss scale changes between steps"
             raise RecipeError(what, where="observe.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
