@@ -325,6 +325,39 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
         _ = loader.tier
 
 
+SPAWNED = """
+import multiprocessing, sys
+import headway
+
+class Squares:
+    def __len__(self):
+        return 9
+    def __getitem__(self, index):
+        return index * index
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    loader = headway.Loader(Squares(), batch=9, workers=1)
+    print(*(square.item() for (batch) in loader for square in batch))
+    loader.close()
+    try:
+        list(headway.Loader([lambda: 1], batch=1, workers=1))
+    except headway.core.errors.UsageError as error:
+        print(error)
+"""
+
+
+@pytest.mark.check
+@pytest.mark.fresh
+def test_workers_that_are_spawned_serve_the_same(tmp_path: Path) -> None:
+    """As where nothing is forked, the default of Python 3.14."""
+    (tmp_path / "script.py").write_text(SPAWNED)
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
+    squares, refused = done.stdout.splitlines()
+    assert squares == "0 1 4 9 16 25 36 49 64"
+    assert "workers: your code cannot be sent to worker processes" in refused
+
+
 PARENT = """
 import os, sys, headway
 class Slow:
