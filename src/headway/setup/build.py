@@ -392,13 +392,11 @@ class _SetupBuilder:
 
     def _import_transform(self) -> Callable[..., Any] | None:
         """Returns the transform that the loop calls; the loader calls one of uint8 images."""
-        recipe = self.recipe
-        if recipe.transform is None:
-            return None
-        transform = import_batch_transform(recipe.transform, self.loaded.base)
-        if recipe.transform_on == "float":
+        name = self.recipe.transform
+        transform = None if name is None else import_batch_transform(name, self.loaded.base)
+        if name is None or transform is None or self.recipe.transform_on == "float":
             return transform
-        self.inputs.batch_transform = BatchTransform(transform, recipe.transform)
+        self.inputs.batch_transform = BatchTransform(transform, name)
         return None
 
     def _load_first_batch(self, augment: Augment) -> _FirstBatch:
