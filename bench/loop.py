@@ -38,7 +38,8 @@ from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
 from headway.setup.build import TrainSetup
 from headway.train.progress import ProgressBar
-from headway.train.trainer import Display, Trainer
+from headway.train.display import Display
+from headway.train.trainer import Trainer
 
 STEPS = 50
 

@@ -87,6 +87,13 @@ def _is_numbers(value: Any) -> bool:
     return isinstance(value, dict) and all(map(is_number, value.values()))
 
 
+def _is_end(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    reason, step = value.get("reason"), value.get("evaluated_step")
+    return isinstance(reason, str | None) and type(value.get("is_final")) is bool and type(step) is int
+
+
 def _or_none(is_valid: IsValid) -> IsValid:
     return lambda value: value is None or is_valid(value)
 
@@ -103,7 +110,7 @@ SCALARS: Mapping[str, tuple[IsValid, str]] = {
 }
 """Entries that a run writes into a manifest beside its tensors, each with its check and its description.
 
-`observer` is checked by the code that restores it.
+`observer`, `callbacks` and `early_stopping` are checked by the code that restores them.
 """
 
 
@@ -116,6 +123,9 @@ def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
         if not is_valid(scalars[name]):
             shown = scalars[name] if type(scalars[name]) in (int, float, str) else describe_kind(scalars[name])
             raise CheckpointError(f"its manifest has {shown!r:.100} as scalars.{name}, not {description}", where=where)
+    ended = scalars.get("ended")
+    if ended is not None and not _is_end(ended):
+        raise CheckpointError("its manifest has no good scalars.ended", where=where)
     observer = scalars.get("observer")
     if observer is not None and not isinstance(observer, dict):
         raise CheckpointError(

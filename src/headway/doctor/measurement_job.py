@@ -22,7 +22,8 @@ from headway.data.batch import Batch
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.train.progress import SilentDisplay
-from headway.train.trainer import Display, Trainer
+from headway.train.display import Display
+from headway.train.trainer import Trainer
 
 LOG = logging.getLogger("headway.doctor")
 

@@ -423,7 +423,7 @@ def _summarise(trainer: Trainer) -> dict[str, Any]:
     if trainer.metrics is not None:
         summary |= {**trainer.metrics, "best": trainer.best}
     if setup.recipe.stop_at is not None:
-        summary["stop_at"] = {"goal": setup.recipe.stop_at, "seconds_to_reach": trainer.reached_s}
+        summary["stop_at"] = {"goal": setup.recipe.stop_at, "seconds_to_reach": trainer.end.reached_s}
     return summary
 
 
