@@ -12,6 +12,8 @@ from headway.core.lazy_exports import build_lazy_exports
 if TYPE_CHECKING:
     from headway import optim as optim
     from headway import watch as watch
+    from headway.api.run import Run as Run
+    from headway.api.training import resume as resume
     from headway.checkpoint.checkpoints import Checkpoints as Checkpoints
     from headway.checkpoint.checkpoints import restore as restore
     from headway.checkpoint.checkpoints import state_of as state_of
@@ -42,12 +44,14 @@ _HOMES = {
     "Loader": "data.loader",
     "Order": "data.order",
     "ProgressiveRecipe": "data.resolution",
+    "Run": "api.run",
     "Trainer": "train.trainer",
     "flip_and_translate": "data.ops.move",
     "make_keys": "core.random_keys",
     "open": "data.opening",
     "pack": "data.pack",
     "restore": "checkpoint.checkpoints",
+    "resume": "api.training",
     "state_of": "checkpoint.checkpoints",
     "verify": "data.verify",
 }

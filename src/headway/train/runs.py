@@ -76,7 +76,11 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None) -> RunRes
     Raises:
         HeadwayError: see `build_setup` and `Trainer`; the run folder exists.
     """
-    loaded = load_recipe(recipe, overrides)
+    return train_recipe(load_recipe(recipe, overrides), folder)
+
+
+def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None) -> RunResult:
+    """Trains a loaded recipe; see `train`."""
     ranks = Ranks.from_environment(loaded.recipe.comm)
     if ranks is None:
         return _start_run(loaded, folder)
