@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests._support import headway as command
 from tests._support import packed_digits, write_recipe
 from torch import nn
 
 import headway
-from headway.api.training import train
 from headway.core.errors import HeadwayError
+
+WRONG = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
 
 
 @pytest.fixture(scope="module")
@@ -26,18 +28,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_recipe_file_gives_what_the_command_gives(folder: Path, tmp_path: Path) -> None:
-    from tests._support import headway as command
-
-    run = train(folder / "recipe.yaml", {"epochs": 1, "optimizer.lr": 0.05}, run=tmp_path / "a")
+    run = headway.train(folder / "recipe.yaml", {"epochs": 1, "optimizer.lr": 0.05}, run=tmp_path / "a")
     command("train", folder / "recipe.yaml", "epochs=1", "optimizer.lr=0.05", "--run", tmp_path / "b")
     assert (run.folder / "weights.safetensors").read_bytes() == (tmp_path / "b/weights.safetensors").read_bytes()
     assert run.metrics["accuracy"] == headway.Run(tmp_path / "b").metrics["accuracy"]
 
 
 def test_a_library_is_silent_unless_asked(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    train(folder / "recipe.yaml", run=tmp_path / "a")
+    headway.train(folder / "recipe.yaml", run=tmp_path / "a")
     assert capfd.readouterr() == ("", "")
-    train(folder / "recipe.yaml", run=tmp_path / "b", progress=True)
+    headway.train(folder / "recipe.yaml", run=tmp_path / "b", progress=True)
     out, err = capfd.readouterr()
     assert out == ""
     assert "accuracy" in err
@@ -45,9 +45,9 @@ def test_a_library_is_silent_unless_asked(folder: Path, tmp_path: Path, capfd: p
 
 
 def test_a_stopped_run_is_resumed(folder: Path, tmp_path: Path) -> None:
-    whole = train(folder / "recipe.yaml", run=tmp_path / "whole")
+    whole = headway.train(folder / "recipe.yaml", run=tmp_path / "whole")
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    given = train(folder / "recipe.yaml", model=model, run=tmp_path / "given")
+    given = headway.train(folder / "recipe.yaml", model=model, run=tmp_path / "given")
     assert given.summary["steps"] == whole.summary["steps"]
     assert headway.resume(given, model=model).finished
 
@@ -56,19 +56,22 @@ def test_a_stopped_run_is_resumed(folder: Path, tmp_path: Path) -> None:
     ("call", "message"),
     [
         (
-            lambda folder, out: train(3, run=out),
+            lambda folder, out: headway.train(3, run=out),
             r"a recipe is a path or a mapping, not int\. Give",
         ),
-        (lambda folder, out: train({"data": "x"}, run=out), "model"),
-        (lambda folder, out: train({"data": object()}, run=out), "a recipe holds numbers, texts, lists and mappings"),
-        (lambda folder, out: train(folder / "none.yaml", run=out), "the recipe cannot be read"),
-        (lambda folder, out: train(folder / "recipe.yaml", {"lrr": 1}, run=out), "lrr"),
+        (lambda folder, out: headway.train({"data": "x"}, run=out), "model"),
         (
-            lambda folder, out: train(folder / "recipe.yaml", model=nn.Linear, run=out),
-            r"model: a network is a torch.nn.Module, not type",
+            lambda folder, out: headway.train({"data": object()}, run=out),
+            "a recipe holds numbers, texts, lists and mappings",
+        ),
+        (lambda folder, out: headway.train(folder / "none.yaml", run=out), "the recipe cannot be read"),
+        (lambda folder, out: headway.train(folder / "recipe.yaml", {"lrr": 1}, run=out), "lrr"),
+        (
+            lambda folder, out: headway.train(folder / "recipe.yaml", model=nn.Linear, run=out),
+            r"a network is a torch.nn.Module, not type",
         ),
         (
-            lambda folder, out: train(
+            lambda folder, out: headway.train(
                 folder / "recipe.yaml", model=nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), run=out
             ),
             r"10",
@@ -92,6 +95,6 @@ def test_mistakes_are_sentences(folder: Path, tmp_path: Path, call: Any, message
     ],
 )
 def test_what_is_no_image_is_refused(folder: Path, tmp_path: Path, image: Any, message: str) -> None:
-    run = train(folder / "recipe.yaml", {"epochs": 1}, run=tmp_path / "a")
+    run = headway.train(folder / "recipe.yaml", {"epochs": 1}, run=tmp_path / "a")
     with pytest.raises(HeadwayError, match=message):
         run.predict(image)

@@ -12,7 +12,6 @@ from tests._support import packed_digits
 from torch import nn
 
 import headway
-from headway.api.training import train
 
 
 def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +26,7 @@ def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "epochs": 3,
         "log_every_steps": 2,
     }
-    run = train(recipe, {"precision": "fp32"}, model=model, run="runs/first")
+    run = headway.train(recipe, {"precision": "fp32"}, model=model, run="runs/first")
     assert run.finished
     assert repr(run).startswith("Run('runs/first': finished at step 18 of 18, ")
     assert run._repr_html_().count("<tr>") >= 3

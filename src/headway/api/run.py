@@ -17,9 +17,9 @@ from PIL import Image
 from headway.core.run_folder import RunFolder
 from headway.core.user_code import GIVEN, give_objects
 from headway.setup.build import TrainSetup
-from headway.train import runs
-from headway.train.predict import ImageSource, list_image_files
-from headway.train.predict import predict as predict_rows
+from headway.training import runs
+from headway.training.predict import ImageSource, list_image_files
+from headway.training.predict import predict as predict_rows
 
 NOT_SERIES = ("kind",)
 """Fields of a record that are no numbers over time."""
@@ -102,11 +102,14 @@ class Run:
     def _setup(self) -> TrainSetup:
         # The recipe of a run that was given a network names it by a path that only this block can resolve.
         factory = str(self.recipe["model"]["factory"])
-        given = {} if self._model is None or not factory.startswith(GIVEN) else {factory: lambda: self._model}
+        given = {} if self._model is None or not factory.startswith(GIVEN) else {factory: self._return_model}
         with give_objects(given):
             setup = runs.load_trained(self._run)
         setup.model.eval()
         return setup
+
+    def _return_model(self) -> torch.nn.Module | None:
+        return self._model
 
     def load_model(self) -> torch.nn.Module:
         """Returns the network with the best weights, in evaluation mode, on the run's device.
@@ -136,7 +139,7 @@ class Run:
 
     def evaluate(self, data: str | os.PathLike[str] | None = None) -> dict[str, float]:
         """Evaluates the best weights on the run's evaluation set, or on another packed folder; returns the metrics."""
-        with give_objects({} if self._model is None else {str(self.recipe["model"]["factory"]): lambda: self._model}):
+        with give_objects({} if self._model is None else {str(self.recipe["model"]["factory"]): self._return_model}):
             return runs.evaluate(self.folder, None if data is None else str(data))
 
     def report(self) -> Path:

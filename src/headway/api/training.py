@@ -19,8 +19,8 @@ from headway.core.messages import show_messages
 from headway.core.recipe import LoadedRecipe, build_recipe
 from headway.core.user_code import GIVEN, give_objects
 from headway.setup.recipe import TrainRecipe
-from headway.train import runs
-from headway.train.progress import hide_progress
+from headway.training import runs
+from headway.training.progress import hide_progress
 
 MODEL_KEY = "model.factory"
 
@@ -77,18 +77,20 @@ def _load_recipe(
 ) -> LoadedRecipe[TrainRecipe]:
     changes = dict(overrides)
     if model is not None:
-        if not isinstance(model, torch.nn.Module):
-            what = f"a network is a torch.nn.Module, not {type(model).__name__}"
-            raise RecipeError(what, where="model", fix="Give the network itself, or name its factory in the recipe.")
+        _expect(model, torch.nn.Module, "a network is a torch.nn.Module", "Or name its factory in the recipe.")
         changes[MODEL_KEY] = _name_model(model)
     # As texts of the command line, so that both are read by the same rules.
     texts = [f"{key}={_format_value(value)}" for key, value in changes.items()]
     if isinstance(recipe, Mapping):
         return build_recipe(recipe, texts, TrainRecipe)
-    if not isinstance(recipe, str | os.PathLike):
-        what = f"a recipe is a path or a mapping, not {type(recipe).__name__}"
-        raise RecipeError(what, fix='Give for example "photos.yaml", or {"data": {...}, "model": {...}, ...}.')
+    example = 'Give for example "photos.yaml", or {"data": {...}, "model": {...}, ...}.'
+    _expect(recipe, (str, os.PathLike), "a recipe is a path or a mapping", example)
     return runs.load_recipe(Path(recipe), texts)
+
+
+def _expect(value: object, kinds: type | tuple[type, ...], what: str, fix: str) -> None:
+    if not isinstance(value, kinds):
+        raise RecipeError(f"{what}, not {type(value).__name__}", fix=fix)
 
 
 def _format_value(value: Any) -> str:

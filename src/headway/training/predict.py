@@ -26,7 +26,7 @@ from headway.data.host_transform import HostTransform
 from headway.data.records import Records
 from headway.data.reference import PILLOW_FORMATS
 from headway.setup.build import TrainSetup
-from headway.train.evaluate import compute_outputs
+from headway.training.evaluate import compute_outputs
 
 ImageSource = Path | Image.Image | NDArray[np.uint8] | torch.Tensor
 """An image to predict: a file, or pixels [H, W] or [H, W, C], uint8."""

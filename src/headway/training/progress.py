@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from headway.launch.ranks import Ranks
-from headway.train.trainer import Display, Trainer
+from headway.training.trainer import Display, Trainer
 
 REFRESH_S = 0.5
 """Seconds between two refreshes of the bar; one takes about 2 ms."""

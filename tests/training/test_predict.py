@@ -17,7 +17,7 @@ from headway.data.decode import build_decoder
 from headway.data.pack import pack
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.predict import list_image_files, read_pixels
+from headway.training.predict import list_image_files, read_pixels
 
 FILES = {
     "a/large.jpg": {"size": (200, 150)},
