@@ -37,9 +37,9 @@ from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
 from headway.setup.build import TrainSetup
-from headway.train.progress import ProgressBar
-from headway.train.display import Display
-from headway.train.trainer import Trainer
+from headway.training.progress import ProgressBar
+from headway.training.display import Display
+from headway.training.trainer import Trainer
 
 STEPS = 50
 

@@ -15,7 +15,7 @@ class CallbackRecipe(RecipePart):
     factory: str
     """Import path of a class or function that returns the object, `package.module:Name` or `file.py:Name` beside the
     recipe; or of the object itself. It has one or more of the methods on_start, on_step, on_evaluate, on_epoch and
-    on_end, each with one argument, a headway.train.callback_context.CallbackContext."""
+    on_end, each with one argument, a headway.training.callback_context.CallbackContext."""
     args: dict[str, Any] = {}
     """Keyword arguments of the factory, for example {every_steps: 100}."""
 
