@@ -42,8 +42,8 @@ from headway.launch.handover import LOG, HandoverResult, StateCarrier, hand_over
 from headway.launch.hosts import check_batch_covers_ranks
 from headway.observe.rank_timings import RankTimings
 
-# Numbers that are summed with each step's gradients, besides the loss: damaged samples, a signal to stop, newcomers, and
-# a callback that ends the run.
+# Numbers that are summed with each step's gradients, besides the loss: damaged samples, a signal to stop, newcomers, a
+# callback that ends the run.
 STEP_FLAGS = ("bad", "stopping", "regroup", "ending")
 
 # Time limit for building a group. All ranks have said that they are ready, so more time means that one was lost or is

@@ -16,9 +16,10 @@ from headway.observe import stragglers
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
-from headway.report import observation_panels, step_anatomy, utilisation_panels
+from headway.report import callback_panels, observation_panels, step_anatomy, utilisation_panels
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.run_log import NON_METRIC_KEYS
+from headway.training.callback_context import SECTION
 from headway.training.evaluation_panels import write_panels
 from headway.training.progress import format_duration
 
@@ -28,6 +29,7 @@ SECTIONS = (
     observation_panels.SECTION,
     "Time",
     "Evaluation",
+    SECTION,
     "Loss landscape",
     "Recipe and machine",
 )
@@ -91,6 +93,7 @@ def _build_run_panels(
         *observation_panels.build_divergence_cards(records),
         *_build_curves(train, evaluated),
         *_build_time_panels(train, summary),
+        *callback_panels.build_panels(records),
         *_build_input_table(summary),
         *step_anatomy.build_panels(summary, about["device"]),
         *_build_recipe_tables(about, recipe),
@@ -111,6 +114,8 @@ def _build_cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about
     if summary:
         seconds = summary["seconds"]
         cards.append(("time", format_duration(seconds), f"{summary['step']} of {summary['steps']} steps"))
+        if ended := summary.get("ended"):
+            cards.append(("ended early", f"step {summary['step']:,}", ended))
         reached = summary.get("stop_at")
         if reached:
             goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())

@@ -90,7 +90,9 @@ class Callbacks:
 
     def step(self) -> None:
         """Calls `on_step`, after a step."""
-        self._run_hook("on_step")
+        if self._entries:
+            self._run_hook("on_step")
+            self._trainer.clock.lap("callbacks")
 
     def evaluate(self) -> None:
         """Calls `on_evaluate`, after an evaluation."""

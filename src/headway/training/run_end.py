@@ -90,7 +90,7 @@ class RunEnd:
         if best is not None and self._setup.recipe.early_stopping is not None:
             fields = best if isinstance(best, dict) else {}
             value, position = fields.get("value"), fields.get("position")
-            if not is_any_number(value) or not is_whole_number(position):
+            if not is_any_number(value) or not is_whole_number(position) or value is None or position is None:
                 raise CheckpointError("its manifest has no good scalars.early_stopping", where=where)
             # An extended run may watch another metric, which begins anew.
             if fields.get("metric") == self._metric:

@@ -220,7 +220,9 @@ class Trainer:
             return None
         # The sum of the losses travels with the gradients.
         loss = self.accumulator.pop_step_loss(len(self._sample_weights))
-        reduction = self.ranks.finish(loss, bad=len(batch.bad), stopping=self.stopping, ending=self.end.reason is not None)
+        reduction = self.ranks.finish(
+            loss, bad=len(batch.bad), stopping=self.stopping, ending=self.end.reason is not None
+        )
         self.clock.lap("reduce")
         return reduction
 
@@ -350,6 +352,9 @@ class Trainer:
         self.saver.wait()
         self.meet()
 
+    def _call_epoch_hooks(self) -> None:
+        self.callbacks.epoch()
+
     ACTIONS: ClassVar[dict[str, tuple[Callable[[Trainer], None], str]]] = {
         "log": (_log, "log"),
         "agree": (_stop_if_diverged, "log"),
@@ -358,7 +363,7 @@ class Trainer:
         "checkpoint": (_save_checkpoint, "checkpoint"),
         "settle": (_settle, "checkpoint"),
         "regroup": (_regroup, "regroup"),
-        "epoch": (lambda self: self.callbacks.epoch(), "callbacks"),
+        "epoch": (_call_epoch_hooks, "callbacks"),
     }
     """Method and clock stage of each action, by its name in `Recovery.actions`."""
 
