@@ -79,8 +79,8 @@ def examine_recipe(
     begun = perf_counter() if begun is None else begun
     budget = QUICK if quick else FULL
     with open_reduced_job(load_recipe(recipe, overrides), budget.step) as job:
-        found = examine_job(job, budget, quick, cold=cold, begun=begun)
-    return found.model_copy(update={"seconds": perf_counter() - begun})
+        profile = examine_job(job, budget, quick, cold=cold, begun=begun)
+    return profile.model_copy(update={"seconds": perf_counter() - begun})
 
 
 def examine_job(

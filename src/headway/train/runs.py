@@ -214,9 +214,9 @@ def _resume(run: RunFolder, ranks: Ranks | None = None) -> RunResult:
 
 def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Ranks | None) -> RunResult:
     # The number of threads changes the order of sums on a CPU, and with it the last digits.
-    threads, had = torch.get_num_threads(), run.read_provenance(torch_threads=int)["torch_threads"]
-    if threads != had:
-        what = f"This run began with {had} threads of torch and goes on with {threads}"
+    threads, before = torch.get_num_threads(), run.read_provenance(torch_threads=int)["torch_threads"]
+    if threads != before:
+        what = f"This run began with {before} threads of torch and goes on with {threads}"
         LOG.warning(f"{what}: results agree to rounding only.")
     checkpoint = _open_checkpoints(run, loaded).newest()
     setup = build_setup(loaded, fresh=checkpoint is None, ranks=ranks)
