@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.numpy import load, save
 
 from headway.core.errors import DataError, HeadwayError, UsageError
-from headway.data import opening, shards
+from headway.data import opening
 from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, FLAG_NOT_JPEG, FLAG_SPLIT, DatasetDescription, Shard
 from headway.data.data_recipe import VerifyMode
 from headway.data.dataset import Dataset
@@ -265,11 +265,6 @@ def test_no_descriptor_is_left_open(packed: Path) -> None:
             del data
             records = None
     assert descriptors() == before
-
-
-def test_this_folder_is_on_no_network(tmp_path: Path) -> None:
-    assert shards.is_on_network(tmp_path) is False
-    assert shards.is_on_network(Path("/proc/self/mounts")) is False
 
 
 # Checksums

@@ -13,12 +13,13 @@ from tests.data._packs import folder, picture
 from tests.data.tiers._server import Server, make_pack, serving
 
 from headway.core.errors import DataError
+from headway.core.mounts import find_mount
 from headway.data import opening
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.pack import pack
 from headway.data.tiers.remote_dataset import open_remote
-from headway.doctor.page_cache import COLD, FileSpan, evict, find_mount, load, measure_resident_share
+from headway.doctor.page_cache import COLD, FileSpan, evict, load, measure_resident_share
 from headway.doctor.storage import StorageRate, build_span_finder, describe_location, list_files, measure_storage
 
 N = 60

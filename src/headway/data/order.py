@@ -19,7 +19,6 @@ from headway.core.random_keys import GOLDEN, MASK, UInt64, mix_int
 
 Int64 = NDArray[np.int64]
 
-# Ranges below it take more half-rounds; see `count_rounds`.
 SMALL_RANGE = 4096
 """Ranges below it take more half-rounds; see `count_rounds`."""
 

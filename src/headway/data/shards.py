@@ -30,11 +30,6 @@ Columns = Mapping[str, NDArray[Any]]
 
 _SHARD_LIMIT = 1 << 16
 """A shard's number is a 16-bit column."""
-NETWORK_FILE_SYSTEMS = frozenset(
-    ["nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "9p"]
-    + [f"fuse.{name}" for name in ("sshfs", "gcsfuse", "s3fs", "juicefs", "glusterfs", "rclone", "mountpoint-s3")]
-)
-"""File systems on which a read may take milliseconds, and another machine may cut a mapped file."""
 
 
 @final
@@ -222,15 +217,3 @@ def _join_record(view: memoryview, offset: int, length: int) -> bytes:
         return recordio.join_record(view, offset, length)
     except DataError:
         return b""
-
-
-def is_on_network(path: Path) -> bool:
-    """Returns True for a path on a network file system."""
-    # The longest mount point that contains the path is its own.
-    best, kind, inside = "", "", f"{os.path.realpath(path)}/"
-    with open("/proc/self/mounts") as mounts:
-        for line in mounts:
-            _, point, name, *_ = line.split()
-            if len(point) >= len(best) and inside.startswith(f"{point.rstrip('/')}/"):
-                best, kind = point, name
-    return kind in NETWORK_FILE_SYSTEMS

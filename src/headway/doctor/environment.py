@@ -18,11 +18,11 @@ import torch
 
 from headway.core.cgroups import read_quota_cores
 from headway.core.cpu_count import list_usable_cpus
+from headway.core.mounts import find_mount
 from headway.core.profile import EnvironmentFinding
 from headway.data.dataset import Dataset
 from headway.doctor.environment_host import Findings, HostFiles, format_count, parse_cpu_list, report_fault, report_fine
 from headway.doctor.environment_input import check_decoder, check_loader, check_memory, check_network, check_storage
-from headway.doctor.page_cache import find_mount
 from headway.setup.recipe import TrainRecipe
 
 # Docker's default for a container.

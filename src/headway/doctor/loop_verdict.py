@@ -79,9 +79,9 @@ class LoopCosts:
 @final
 @dataclass(frozen=True)
 class LoopVerdict:
-    # None: unknown.
     """The limit of a watched loop."""
 
+    # None: unknown.
     kind: LimitKind | None
     # Without the kind, and without a full stop.
     sentence: str

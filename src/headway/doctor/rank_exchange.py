@@ -56,9 +56,9 @@ GAIN = 1.01
 @final
 @dataclass(frozen=True)
 class JointRate:
-    # Images/s of all ranks together.
     """Rate of all ranks together."""
 
+    # Images/s of all ranks together.
     rate: Throughput
     # Number of timed steps.
     steps: int

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from headway.core.cpu_count import choose_thread_count
 from headway.core.errors import DataError
+from headway.core.mounts import Mount, find_mount
 from headway.core.profile import Throughput
 from headway.core.random_keys import UInt64
 from headway.data.dataset import Dataset
@@ -37,15 +38,7 @@ from headway.data.tiers.prefetch import THREADS
 from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.tiers.state import STATE_FILE
 from headway.data.tiers.store import PACKS
-from headway.doctor.page_cache import (
-    COLD,
-    FileSpan,
-    Mount,
-    evict,
-    find_mount,
-    measure_resident_share,
-    restore_residency,
-)
+from headway.doctor.page_cache import COLD, FileSpan, evict, measure_resident_share, restore_residency
 from headway.doctor.rate_measurement import build_window, measure_rate
 from headway.storage.addresses import get_cache_folder
 

@@ -143,7 +143,7 @@ def tune(
         allow: names of ALLOWED, separated by commas.
 
     Raises:
-        UsageError: a name is unknown, or the file exists. HeadwayError: see `set_up`.
+        UsageError: a name is unknown, or the file exists. HeadwayError: the recipe cannot be set up.
     """
     allowed = _parse_allowed(allow)
     target = out or recipe.with_suffix(".tuned.yaml")

@@ -60,8 +60,8 @@ class OptimizerRecipe(RecipePart, ABC):
     """Each sample's gradient is multiplied by z ~ N(1, sigma^2) with sigma = gradient_noise * sqrt(batch), so that a
     large batch fluctuates as a small one (Hoffer et al. 2017, arXiv 1705.08741). 1 / sqrt(small batch) suits."""
 
-    @abstractmethod
     # The one method that every optimizer needs.
+    @abstractmethod
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         """Builds the optimizer over parameter groups that have their `lr` and `weight_decay`.
 
@@ -73,14 +73,14 @@ class OptimizerRecipe(RecipePart, ABC):
         """Splits a parameter group whose parameters the optimizer treats in different ways."""
         return [group]
 
-    @property
     # Read by `headway train` and `headway schedule`: a very large batch wants layers with rates of their own.
+    @property
     def is_layer_wise(self) -> bool:
         """True if the optimizer scales the step of each layer separately."""
         return False
 
-    @property
     # A large batch at one rate throughout gets a warning, unless the optimizer itself changes the rate.
+    @property
     def changes_lr(self) -> bool:
         """True if the optimizer changes the learning rate by itself, whatever the schedule does."""
         return False

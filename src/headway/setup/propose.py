@@ -113,7 +113,7 @@ def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> t
         the recipe's path, the facts about `src`, and the folder to pack the data into (`src` if it is packed already).
 
     Raises:
-        UsageError: the recipe exists and `overwrite` is off. HeadwayError: see `look`.
+        UsageError: the recipe exists and `overwrite` is off. HeadwayError: see `inspect_source`.
     """
     found = inspect_source(src)
     # Not resolved, so that a link gives its own name to the recipe.

@@ -172,7 +172,7 @@ class Recovery:
         """Releases the run folder's lock, if this rank took it over."""
         self._lock.close()
 
-    # The protocol `Traveller` of `headway.launch.handover`, by which ranks hand over their state.
+    # The protocol `StateCarrier` of `headway.launch.handover`, by which ranks hand over their state.
 
     @property
     def step(self) -> int:

@@ -2,7 +2,7 @@
 
 In: a loader, networks and optimizers of the user's script. Out: a `LoopObservation` with a verdict of `headway.doctor`.
 Open `loop_watch.py` first; `hooks.py` marks the stages, `findings.py` turns marks into numbers and advice, and
-`script_child.py` finds the loop of a script by itself.
+`script_watch.py` (`headway doctor --script`) runs a script under `script_child.py`, which finds the loop by itself.
 """
 
 from __future__ import annotations

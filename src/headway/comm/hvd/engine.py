@@ -55,8 +55,8 @@ class Engine:
         self.sets: dict[int, tuple[int, ...]] = {}
         self._lock = threading.Lock()
         self._pending: dict[tuple[int, str], SubmittedOperation] = {}
+        # Operation of each handle that was not waited for, and whether its result is a single tensor.
         self._handles: dict[int, tuple[SubmittedOperation, bool]] = {}
-        # Entry of each handle that was not waited for, and whether its result is a single tensor.
         self._numbers = itertools.count(1)
         self._unnamed, self._joins = Counter[tuple[int, str]](), 0
         self._why, self._failed = "", False

@@ -28,7 +28,7 @@ class Tier(ABC):
         why: part of a sentence that says why it was chosen.
         flags, width, height, crc32c: columns of the records that `read` returns; shape [n]. Those of the data set,
             or of pixels if the tier keeps pixels.
-        damaged: uint8 [n]: the decoder's `Status` of each sample when the tier was filled; None if it decodes none.
+        damaged: uint8 [n]: `DecodeStatus` of each sample when the tier was filled; None if it decodes none.
     """
 
     name: TierName
