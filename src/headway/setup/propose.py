@@ -243,7 +243,7 @@ def _format_model(found: SourceFindings, side: int) -> list[str]:
             "headway.model:cifar_net",
             "for images of 24 to 64 pixels; its first layer is computed from the images",
         ),
-        "resnet": ("headway.model:resnet18", "for photographs; resnet50 is better and three times as slow"),
+        "resnet": ("headway.model:resnet18", "for photographs; resnet50 has 2.25 times the multiply-adds"),
     }[_choose_family(side)]
     lines = ["model:", f"  factory: {factory}  # {why}"]
     if _choose_family(side) == "resnet":
