@@ -8,7 +8,7 @@ from typing import final
 
 from pydantic import Field
 
-from headway.core.collectives import AllReduceAlgorithm, Link, Network
+from headway.core.collectives import Algorithm, Link, Network
 from headway.core.errors import UsageError, suggest_nearest
 from headway.core.recipe import RecipePart, read_recipe
 from headway.plan.catalogs import read_catalog
@@ -126,7 +126,7 @@ class Cluster(ClusterPart):
     # Power of the building over that of the machines.
     pue: float = Field(default=1.4, ge=1, le=3)
     # All-reduce algorithms of the collectives library; the cheapest is taken for each bucket.
-    algorithms: tuple[AllReduceAlgorithm, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
+    algorithms: tuple[Algorithm, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
     # True: the all-reduce of a bucket runs while backward computes other gradients.
     overlap: bool = True
 

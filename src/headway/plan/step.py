@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 
 from headway.core import collectives
-from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm, AllReduceAlgorithm, Network
+from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm, Network
 from headway.core.errors import UsageError
 from headway.core.workload import Workload
 
@@ -29,7 +29,7 @@ BUCKET_SIZES = tuple(1 << power for power in range((SMALLEST_BUCKET - 1).bit_len
 # Bytes -> (seconds, algorithm) of an all-reduce.
 Cost = Callable[[float], tuple[float, Algorithm]]
 # Algorithms of NCCL, or composed of three of its calls.
-GPU_ALGORITHMS: tuple[AllReduceAlgorithm, ...] = ("ring", "double_tree", "two_dimensional")
+GPU_ALGORITHMS: tuple[Algorithm, ...] = ("ring", "double_tree", "two_dimensional")
 
 
 @final
@@ -141,8 +141,7 @@ def build_cost_function(network: Network, among: tuple[Algorithm, ...], wire_rat
 
     def compute_cost(nbytes: float) -> tuple[float, Algorithm]:
         if nbytes not in known:
-            found = collectives.choose_algorithm(nbytes, network, among, wire_ratio=wire_ratio)
-            known[nbytes] = found.seconds, found.algorithm
+            known[nbytes] = collectives.choose_algorithm(nbytes, network, among, wire_ratio=wire_ratio)
         return known[nbytes]
 
     return compute_cost

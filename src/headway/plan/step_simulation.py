@@ -174,7 +174,7 @@ def _check_ranges(scenario: StepScenario) -> None:
 def _find_cost(nbytes: float, scenario: StepScenario) -> tuple[float, float, float]:
     """Return the seconds (inside the host, between hosts, inside again) of the cheapest algorithm."""
     ratio = scenario.wire_ratio
-    algorithm = collectives.choose_algorithm(nbytes, scenario.network, scenario.among, wire_ratio=ratio).algorithm
+    _, algorithm = collectives.choose_algorithm(nbytes, scenario.network, scenario.among, wire_ratio=ratio)
     return collectives.predict_phases(algorithm, nbytes, scenario.network, wire_ratio=ratio)
 
 
