@@ -25,7 +25,8 @@ from headway.comm.algorithm_choice import (
     run_trials,
 )
 from headway.comm.buckets import LAST_BUCKET_DIVISOR
-from headway.comm.communicator import ALGORITHMS, Algorithm, Communicator
+from headway.comm.comm_recipe import Algorithm
+from headway.comm.communicator import ALGORITHMS, Communicator
 from headway.core.collectives import Link, Network, predict_phases, predict_seconds
 from headway.core.world import World
 

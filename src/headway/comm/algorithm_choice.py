@@ -13,9 +13,9 @@ from typing import Literal, final
 import torch
 
 from headway.comm.buckets import ALIGNED_ELEMENTS, LAST_BUCKET_DIVISOR
-from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.comm_recipe import Algorithm, Wire
+from headway.comm.communicator import Communicator
 from headway.comm.links import reduce_max
-from headway.comm.wire_codec import Wire
 from headway.core.collectives import LinearCost, Network, choose_bucket_for_cost, predict_cost, predict_phase_costs
 
 # The cost model predicts the bytes on each link. Two timed trials per algorithm add the costs that it does not know

@@ -19,7 +19,8 @@ from typing import Any, final
 import torch
 
 from headway.comm.algorithm_choice import AlgorithmChooser, run_trials
-from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.comm_recipe import Algorithm
+from headway.comm.communicator import Communicator
 from headway.comm.links import format_table, measure_links, reduce_max
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.launcher_environment import LOOPBACK, read_launcher_environment

@@ -14,18 +14,18 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import Literal, final
+from typing import final, get_args
 from zlib import crc32
 
 import torch
 
+from headway.comm.comm_recipe import Algorithm, Wire
 from headway.comm.phase_thread import PhaseThread
-from headway.comm.wire_codec import Wire, WireCodec
+from headway.comm.wire_codec import WireCodec
 from headway.core.errors import UsageError
 from headway.core.world import CollectiveWork, Group, World
 
-Algorithm = Literal["ring", "tree", "leader", "two_dimensional"]
-ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "leader", "two_dimensional")
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 # Operations that the log keeps.
 LOG_LENGTH = 64
@@ -70,10 +70,6 @@ class PendingAllReduce:
             raise self._error
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
-
-    def is_done(self) -> bool:
-        """Returns whether it has completed or failed; on CUDA: has been issued."""
-        return self._ended.is_set()
 
     def add_done_callback(self, callback: Callable[[PendingAllReduce], None]) -> None:
         """Calls `callback` on completion, from any thread; at once if it has completed already."""
@@ -129,7 +125,8 @@ class Communicator:
         self._phases: list[PhaseThread[_AllReduceJob]] = []
         local, first = world.hosts[world.host], [ranks[0] for ranks in world.hosts]
         even = len({len(ranks) for ranks in world.hosts}) == 1
-        self.algorithms = ALGORITHMS if even else ALGORITHMS[:3]
+        # Slices of a bucket go from rank to rank of equal places, so every host needs as many ranks.
+        self.algorithms = tuple(name for name in ALGORITHMS if even or name != "two_dimensional")
         # Operations of one group run in the order of issue, which has to be the same on all ranks: two ranks that issue
         # collectives of one shape in different orders would sum the wrong tensors without any error. So each phase of
         # an algorithm has a group and a thread of its own, and hands over in order; several buckets are in different

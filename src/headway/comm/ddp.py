@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from headway.comm.algorithm_choice import AlgorithmChooser, run_trials
-from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.comm_recipe import Algorithm, Wire
+from headway.comm.communicator import Communicator
 from headway.comm.links import measure_links
-from headway.comm.wire_codec import Wire
 from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
 from headway.core.hosts import ANYWHERE, find_own_address, identify_host

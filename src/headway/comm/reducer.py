@@ -11,9 +11,9 @@ from typing import final
 import torch
 
 from headway.comm.buckets import GradientBucket, plan_buckets
-from headway.comm.communicator import DIGEST_BITS, Algorithm, Communicator, PendingAllReduce
+from headway.comm.comm_recipe import Algorithm, Wire
+from headway.comm.communicator import DIGEST_BITS, Communicator, PendingAllReduce
 from headway.comm.gradient_noise import compute_local_term, compute_squared_norm
-from headway.comm.wire_codec import Wire
 from headway.core.errors import CommunicationError, TrainingError
 
 # A hook fires when a gradient is ready. Full buckets are all-reduced in a fixed order, whatever the order in which

@@ -11,7 +11,6 @@ from typing import Literal, final
 
 import torch
 
-Wire = Literal["fp32", "fp16", "bf16"]
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 # fp16's largest number is just below 2^16: sums of two messages' parts still fit.

@@ -92,7 +92,6 @@ class JpegInfo:
 # corrupts memory instead of raising, so both files change together.
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hw_features": (c_char_p, []),
-    "hw_crc32c": (c_uint32, [c_void_p, c_uint64]),
     "hw_pool_create": (c_void_p, [c_int32, c_void_p, c_int32]),
     "hw_pool_destroy": (None, [c_void_p]),
     "hw_decode_batch": (
@@ -159,12 +158,6 @@ def count_lost_files(ticket: int = -1) -> int:
 
 def _to_array(data: bytes | memoryview | Bytes) -> Bytes:
     return np.frombuffer(data, np.uint8)
-
-
-def compute_crc32c(data: bytes | memoryview | Bytes) -> int:
-    """Computes the Castagnoli checksum of some bytes."""
-    array = _to_array(data)
-    return int(_require_library().hw_crc32c(array.ctypes.data, array.size))
 
 
 def read_jpeg_header(data: bytes | memoryview | Bytes) -> JpegInfo:

@@ -20,13 +20,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from headway.checkpoint.agreement import SaveExchange, SingleRankExchange, StoreExchange
 from headway.comm.algorithm_choice import AlgorithmChooser, AlgorithmTrial, list_candidates, run_trials
 from headway.comm.batch_norm import SyncBatchNorm
-from headway.comm.comm_recipe import CommRecipe
-from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.comm_recipe import Algorithm, CommRecipe, Wire
+from headway.comm.communicator import Communicator
 from headway.comm.coordinator_client import CoordinatorClient
 from headway.comm.links import BUDGET_S, MeasuredLinks, measure_links
 from headway.comm.reducer import BucketPlan, Reducer, StepReduction
 from headway.comm.stall_watch import StallWatch
-from headway.comm.wire_codec import Wire
 from headway.core.collectives import Network
 from headway.core.errors import (
     CollectiveTimeoutError,

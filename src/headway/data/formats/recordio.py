@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -140,14 +140,6 @@ def read_pack_id(path: Path) -> int:
     """Returns a shard's pack number from its first record. Raises DataError if it is not a RecordIO file."""
     payload, _ = _read_payload(map_path(path), 0, str(path))
     return _read_header(payload, 0, str(path))[3]
-
-
-def read_records(path: Path) -> Iterator[ImageRecord]:
-    """Yields all records of a shard, in the order of the file. Raises DataError at the first damaged one."""
-    view, start = map_path(path), 0
-    while start < len(view):
-        record, start = read_record(view, start, str(path))
-        yield record
 
 
 def open_shards(paths: Sequence[Path]) -> ForeignRecords:
