@@ -7,16 +7,6 @@ Open `loop_watch.py` first; `hooks.py` marks the stages, `findings.py` turns mar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from headway.core.lazy_exports import build_lazy_exports
-from headway.doctor.loop_observation import LoopObservation as LoopObservation
 
-if TYPE_CHECKING:
-    from headway.watch.loop_watch import LoopWatch as LoopWatch
-    from headway.watch.loop_watch import watch as watch
-
-_HOMES = {"LoopWatch": "loop_watch", "watch": "loop_watch"}
-
-
-__getattr__, __dir__ = build_lazy_exports(__name__, _HOMES)
+__getattr__, __dir__ = build_lazy_exports(__name__, __file__)
