@@ -126,20 +126,6 @@ def derive_epochs_law(noise_scale: float, batch: float, epochs: float) -> Epochs
     return EpochsLaw(epochs / (1 + batch / noise_scale), noise_scale, batch, batch, None)
 
 
-def leave_one_out(points: Sequence[ConvergencePoint]) -> list[tuple[ConvergencePoint, float]]:
-    """Cross-validate the law: fit without each inner point and predict it.
-
-    Returns:
-        Pairs (point, predicted over measured epochs, less 1). The smallest and the largest batch are always fitted.
-    """
-    ordered = sorted(points, key=lambda one: one.batch)
-    found = []
-    for at in range(1, len(ordered) - 1):
-        one = ordered[at]
-        found.append((one, fit_epochs([*ordered[:at], *ordered[at + 1 :]]).predict_epochs(one.batch) / one.epochs - 1))
-    return found
-
-
 @final
 @dataclass(frozen=True)
 class LearningRateSuggestion:

@@ -20,9 +20,6 @@ from headway.core.workload import Workload
 
 # Backward pass over forward and backward: two matrix products to one. For a workload the exact share is counted.
 BACKWARD_SHARE = 2 / 3
-# Bucket sizes for a network of which only the gradients' bytes are known: a small first one, so that the exchange
-# begins early, as in PyTorch's DDP.
-FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 # Bucket sizes to try, within the limits of Headway's own buckets. They do not depend on the network, so that faster
 # links never make a step longer.
 BUCKET_SIZES = tuple(1 << power for power in range((SMALLEST_BUCKET - 1).bit_length(), LARGEST_BUCKET.bit_length()))
@@ -208,16 +205,6 @@ def choose_buckets(
         return exchange.exposed_s, exchange.seconds
 
     return min((pack_buckets(gradients, size) for size in BUCKET_SIZES), key=measure_exposed)
-
-
-def make_even_buckets(nbytes: float, *, each: float = BUCKET_BYTES, first: float = FIRST_BYTES) -> list[PlannedBucket]:
-    """Make buckets for a network of which only the gradients' bytes are known: backward produces them evenly."""
-    found, made = list[PlannedBucket](), 0.0
-    while made < nbytes:
-        part = min(each if found else first, nbytes - made)
-        made += part
-        found.append(PlannedBucket(part, made / nbytes))
-    return found
 
 
 @lru_cache(maxsize=256)
