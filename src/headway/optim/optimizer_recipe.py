@@ -1,24 +1,19 @@
-"""The `optimizer` part of a recipe: one class for each optimizer, with its own keys and the way to build it.
+"""The `optimizer` part of a recipe: one class for each optimizer, with its own keys.
 
-To add an optimizer, write its class in a file of its own, add a recipe class here, and list it in `AnyOptimizerRecipe`.
-Nothing here imports torch before `make`: a recipe is validated without it.
+To add an optimizer, write its class in a file of its own, add a recipe class here with the same names and defaults, and
+list it in `AnyOptimizerRecipe`. Nothing here imports torch before `make`: a recipe is validated without it.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
 from headway.core.epochs import Epochs
-from headway.core.errors import RecipeError
 from headway.optim.internal_schedule import InternalSchedule, LbsgdWarmup, lbsgd_schedule, rmsprop_sgd_schedule
 from headway.optim.recipe_base import Group, NotNegative, OptimizerRecipe, Positive
-
-# Importing torch takes seconds, and a recipe is validated without it.
-if TYPE_CHECKING:
-    import torch
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -29,19 +24,19 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class SGDRecipe(OptimizerRecipe):
     """SGD with momentum."""
 
+    CLASS: ClassVar[str] = "headway.optim.sgd:make_sgd"
+
     name: Literal["sgd"] = "sgd"
     momentum: Share = 0.9
     """Share of the last step that the next one keeps."""
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.sgd import make_sgd
-
-        return make_sgd(groups, lr, self.momentum, nesterov=False)
 
 
 # Nesterov's momentum without momentum would be SGD, so it is refused.
 class NAGRecipe(OptimizerRecipe):
     """SGD with Nesterov's momentum."""
+
+    CLASS: ClassVar[str] = "headway.optim.sgd:make_sgd"
+    OPTIONS: ClassVar[dict[str, Any]] = {"nesterov": True}
 
     name: Literal["nag"] = "nag"
     momentum: Share = 0.9
@@ -53,14 +48,12 @@ class NAGRecipe(OptimizerRecipe):
             raise ValueError("'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd")
         return self
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.sgd import make_sgd
-
-        return make_sgd(groups, lr, self.momentum, nesterov=True)
-
 
 class AdamRecipe(OptimizerRecipe):
     """Adam."""
+
+    CLASS: ClassVar[str] = "torch.optim:Adam"
+    OPTIONS: ClassVar[dict[str, Any]] = {"fused": True}
 
     name: Literal["adam"] = "adam"
     betas: tuple[Share, Share] = (0.9, 0.999)
@@ -68,25 +61,18 @@ class AdamRecipe(OptimizerRecipe):
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from torch.optim import Adam
-
-        return Adam(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True)
-
 
 class AdamWRecipe(OptimizerRecipe):
     """Adam with weight decay apart from the gradient."""
+
+    CLASS: ClassVar[str] = "torch.optim:AdamW"
+    OPTIONS: ClassVar[dict[str, Any]] = {"fused": True}
 
     name: Literal["adamw"] = "adamw"
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Shares of the running first and second moments that a step keeps."""
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from torch.optim import AdamW
-
-        return AdamW(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True)
 
 
 # Optimizers of Headway, most of them for large batches. `no_decay` is on for those that scale layers separately: the
@@ -95,6 +81,8 @@ class AdamWRecipe(OptimizerRecipe):
 
 class LARSRecipe(OptimizerRecipe):
     """Layer-wise learning rates for large batches (You et al. 2017)."""
+
+    CLASS: ClassVar[str] = "headway.optim.lars:LARS"
 
     name: Literal["lars"] = "lars"
     momentum: Share = 0.9
@@ -116,20 +104,6 @@ class LARSRecipe(OptimizerRecipe):
         _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, usual=0.9)
         return self
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.lars import LARS
-
-        return LARS(
-            groups,
-            lr,
-            momentum=self.momentum,
-            trust=self.trust,
-            eps=self.eps,
-            lr_in_momentum=self.lr_in_momentum,
-            clip=self.clip,
-            nesterov=self.nesterov,
-        )
-
     @property
     def is_layer_wise(self) -> bool:
         return True
@@ -138,17 +112,14 @@ class LARSRecipe(OptimizerRecipe):
 class LAMBRecipe(OptimizerRecipe):
     """Adam's update with layer-wise learning rates (You et al. 2019)."""
 
+    CLASS: ClassVar[str] = "headway.optim.lamb:LAMB"
+
     name: Literal["lamb"] = "lamb"
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Shares of the running first and second moments that a step keeps."""
     eps: Positive = 1e-6
     """Added to the root of the second moment."""
     no_decay: bool = True
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.lamb import LAMB
-
-        return LAMB(groups, lr, betas=self.betas, eps=self.eps)
 
     @property
     def is_layer_wise(self) -> bool:
@@ -159,6 +130,8 @@ class LAMBRecipe(OptimizerRecipe):
 class NovoGradRecipe(OptimizerRecipe):
     """Gradients normalised layer by layer (Ginsburg et al. 2019)."""
 
+    CLASS: ClassVar[str] = "headway.optim.novograd:NovoGrad"
+
     name: Literal["novograd"] = "novograd"
     betas: tuple[Share, Share] = (0.95, 0.98)
     """Shares of the running first and second moments that a step keeps."""
@@ -167,11 +140,6 @@ class NovoGradRecipe(OptimizerRecipe):
     averaging: bool = False
     """Multiply the term that is added to the first moment by 1 - beta1."""
     no_decay: bool = True
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.novograd import NovoGrad
-
-        return NovoGrad(groups, lr, betas=self.betas, eps=self.eps, averaging=self.averaging)
 
     @property
     def is_layer_wise(self) -> bool:
@@ -182,20 +150,19 @@ class NovoGradRecipe(OptimizerRecipe):
 class SignumRecipe(OptimizerRecipe):
     """The sign of the momentum (Bernstein et al. 2018)."""
 
+    CLASS: ClassVar[str] = "headway.optim.signum:Signum"
+
     name: Literal["signum"] = "signum"
     momentum: Share = 0.9
     """Share of the last step that the next one keeps."""
     decoupled_decay: NotNegative = 0.0
     """Weight decay apart from the gradient: the weight is reduced by lr * decoupled_decay of itself."""
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.signum import Signum
-
-        return Signum(groups, lr, momentum=self.momentum, decoupled_decay=self.decoupled_decay)
-
 
 class FTMLRecipe(OptimizerRecipe):
     """Follow the moving leader (Zheng and Kwok 2017)."""
+
+    CLASS: ClassVar[str] = "headway.optim.ftml:FTML"
 
     name: Literal["ftml"] = "ftml"
     betas: tuple[Share, Share] = (0.6, 0.999)
@@ -203,16 +170,12 @@ class FTMLRecipe(OptimizerRecipe):
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.ftml import FTML
-
-        return FTML(groups, lr, betas=self.betas, eps=self.eps)
-
 
 # Both count in epochs, so they need the number of steps in one.
 class LBSGDRecipe(OptimizerRecipe):
     """SGD for large batches, as MXNet's optimizer of that name: macro-batches and a warm-up."""
 
+    CLASS: ClassVar[str] = "headway.optim.lbsgd:LBSGD"
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs",)
 
     name: Literal["lbsgd"] = "lbsgd"
@@ -226,20 +189,6 @@ class LBSGDRecipe(OptimizerRecipe):
     warmup_epochs: NotNegative = 5.0
     """Length of the rise. Epochs of steps of the first batch."""
     no_decay: bool = True
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.lbsgd import LBSGD
-
-        return LBSGD(
-            groups,
-            lr,
-            # Steps are calls of `step`, not macro-batches.
-            steps_per_epoch=_require_steps_per_epoch(self.name, steps_per_epoch),
-            momentum=self.momentum,
-            batch_scale=self.batch_scale,
-            warmup=self.warmup,
-            warmup_epochs=self.warmup_epochs,
-        )
 
     @property
     def is_layer_wise(self) -> bool:
@@ -266,6 +215,7 @@ class LBSGDRecipe(OptimizerRecipe):
 class RMSpropSGDRecipe(OptimizerRecipe):
     """A smooth transition from RMSprop to SGD (Akiba et al. 2017)."""
 
+    CLASS: ClassVar[str] = "headway.optim.rmsprop_sgd:RMSpropSGD"
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("center_epochs", "period_epochs")
 
     name: Literal["rmsprop_sgd"] = "rmsprop_sgd"
@@ -282,21 +232,11 @@ class RMSpropSGDRecipe(OptimizerRecipe):
     period_epochs: Epochs = 5.0
     """Length of the transition; it ends half a period after its centre."""
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.rmsprop_sgd import RMSpropSGD
-
-        return RMSpropSGD(
-            groups,
-            lr,
-            # The optimizer takes the ratio of both rates, so that the schedule scales them together.
-            rmsprop=self.lr_rmsprop / lr,
-            steps_per_epoch=_require_steps_per_epoch(self.name, steps_per_epoch),
-            momentum=self.momentum,
-            smoothing=self.smoothing,
-            eps=self.eps,
-            center_epochs=self.center_epochs,
-            period_epochs=self.period_epochs,
-        )
+    def build_options(self, lr: float) -> dict[str, Any]:
+        """Returns the ratio of both rates instead of RMSprop's, so that the schedule scales them together."""
+        options = super().build_options(lr)
+        options["rmsprop"] = options.pop("lr_rmsprop") / lr
+        return options
 
     @property
     def changes_lr(self) -> bool:
@@ -314,6 +254,8 @@ class RMSpropSGDRecipe(OptimizerRecipe):
 
 class MuonRecipe(OptimizerRecipe):
     """Momentum with equal singular values for convolution filters, SGD for the rest (Jordan et al. 2024)."""
+
+    CLASS: ClassVar[str] = "headway.optim.muon:Muon"
 
     name: Literal["muon"] = "muon"
     momentum: Share = 0.95
@@ -334,17 +276,10 @@ class MuonRecipe(OptimizerRecipe):
         _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, usual=0.95)
         return self
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.muon import Muon
-
-        return Muon(
-            groups,
-            lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            ns_steps=self.ns_steps,
-            normalise=self.normalise,
-        )
+    def build_options(self, lr: float) -> dict[str, Any]:
+        """Leaves out the keys of the SGD, which are in its parameter groups."""
+        options = super().build_options(lr)
+        return {name: value for name, value in options.items() if name not in ("lr_rest", "momentum_rest")}
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
         """Splits convolution filters, which Muon steps, from the parameters that its SGD steps."""
@@ -400,10 +335,3 @@ def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float
     if nesterov and momentum == 0:
         fix = f"Set momentum: {usual:g}, or nesterov: false"
         raise ValueError(f"{name!r} with nesterov needs a momentum above 0. {fix}")
-
-
-def _require_steps_per_epoch(name: str, steps_per_epoch: float | None) -> float:
-    if steps_per_epoch is None:
-        what = f"{name!r} counts in epochs, and the length of one is not known here"
-        raise RecipeError(what, where="optimizer.name", fix="Give build_optimizer the argument steps_per_epoch.")
-    return steps_per_epoch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -34,9 +34,13 @@ class LookaheadRecipe(RecipePart):
     is held back at first (airbench94: every_steps 5, alpha 0.226, power 3)."""
 
 
-class OptimizerRecipe(RecipePart, ABC):
+class OptimizerRecipe(RecipePart):
     """How gradients become steps: the keys that every optimizer has."""
 
+    CLASS: ClassVar[str]
+    """Class of the optimizer, or a function that makes it; `make` imports it."""
+    OPTIONS: ClassVar[dict[str, Any]] = {}
+    """Arguments of the class that are no keys."""
     # A run whose length follows the batch (`epochs: {base, per}`) scales these values with it.
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ()
     """Fields that are stretches of the run, in epochs."""
@@ -60,14 +64,23 @@ class OptimizerRecipe(RecipePart, ABC):
     """Each sample's gradient is multiplied by z ~ N(1, sigma^2) with sigma = gradient_noise * sqrt(batch), so that a
     large batch fluctuates as a small one (Hoffer et al. 2017, arXiv 1705.08741). 1 / sqrt(small batch) suits."""
 
-    # The one method that every optimizer needs.
-    @abstractmethod
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         """Builds the optimizer over parameter groups that have their `lr` and `weight_decay`.
 
         Raises:
-            RecipeError: the optimizer counts in epochs, and `steps_per_epoch` is None.
+            UsageError: the optimizer counts in epochs, and `steps_per_epoch` is None.
         """
+        module, _, name = self.CLASS.partition(":")
+        times = {"steps_per_epoch": steps_per_epoch} if self.EPOCH_FIELDS else {}
+        optimizer: torch.optim.Optimizer = getattr(import_module(module), name)(
+            groups, lr, **self.build_options(lr), **self.OPTIONS, **times
+        )
+        return optimizer
+
+    def build_options(self, lr: float) -> dict[str, Any]:
+        """Returns the arguments of the optimizer's class: the keys that this optimizer has beside those of all."""
+        own = type(self).model_fields.keys() - OptimizerRecipe.model_fields.keys()
+        return {name: getattr(self, name) for name in own}
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
         """Splits a parameter group whose parameters the optimizer treats in different ways."""
