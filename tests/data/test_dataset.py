@@ -414,7 +414,7 @@ def test_an_empty_split_record_of_a_shard_that_does_not_exist_is_empty(copy: Pat
 def test_a_shard_that_is_no_plain_file_is_refused(copy: Path) -> None:
     shards = [{"name": shard.name, "size": shard.size} for shard in opening.open(copy).description.shards]
     os.mkfifo(copy / "pipe")
-    for name, said in (("pipe", "is not a regular file"), ("a" * 5000, "cannot be opened"), ("a\0b", "no good shards")):
+    for name, said in (("pipe", "is not a regular file"), ("a" * 5000, "cannot be opened"), ("a\0b", "as shards, not")):
         change(copy, shards=[shards[0] | {"name": name}, *shards[1:]])
         assert said in refusal(copy)
 

@@ -6,11 +6,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, final
+from typing import Any
 
 from headway.core.errors import CheckpointError
 from headway.core.files import is_plain_name
-from headway.core.untrusted_json import DEPTH, JsonError, describe_kind, is_sha256, is_whole_number, parse_object
+from headway.core.untrusted_json import (
+    DEPTH,
+    Checks,
+    JsonError,
+    expect_entries,
+    is_object,
+    is_sha256,
+    is_whole_number,
+    parse_object,
+)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -19,6 +28,21 @@ MANIFEST_BYTES = 64 << 20
 MOST_FILES = 1 << 20
 MOST_STEPS = 1 << 53
 MOST_BYTES = 1 << 60
+
+
+_SHA256 = (is_sha256, "64 hexadecimal digits")
+_ENTRIES: Checks = {
+    "sha256": _SHA256,
+    "files": (lambda value: isinstance(value, list) and len(value) <= MOST_FILES, f"a list of at most {MOST_FILES:,}"),
+    "step": (lambda value: is_whole_number(value, 0, MOST_STEPS), f"a whole number from 0 to {MOST_STEPS:,}"),
+    "scalars": (is_object, "an object"),
+}
+_FILE_ENTRIES: Checks = {
+    # A name with a slash would let a manifest read files outside its folder.
+    "name": (lambda value: is_plain_name(value) and value != MANIFEST, "a plain name of a file"),
+    "bytes": (lambda value: is_whole_number(value, 0, MOST_BYTES), f"a whole number from 0 to {MOST_BYTES:,}"),
+    "sha256": _SHA256,
+}
 
 
 @dataclass(frozen=True)
@@ -62,20 +86,21 @@ class Manifest:
         """Parses `manifest.json`. Raises CheckpointError that names the damaged entry, or the later format."""
         try:
             tree = parse_object(data)
+            # The format is looked at before the checksum, so that a later version is named as such.
+            expect_entries(tree, {"format": (is_whole_number, "a whole number")})
+            if tree["format"] != FORMAT:
+                raise CheckpointError(f"its format is {tree['format']}, this version reads {FORMAT}", where=where)
+            expect_entries(tree, _ENTRIES)
+            if tree["sha256"] != _digest({name: value for name, value in tree.items() if name != "sha256"}):
+                raise JsonError("its sha256 is another")
+            for number, entry in enumerate(tree["files"]):
+                expect_entries(entry, _FILE_ENTRIES, f"files[{number}].")
         except JsonError as error:
             raise CheckpointError(f"{MANIFEST} is damaged: {error}", where=where) from None
-        entries = _Entries(tree, "", where)
-        # The format is looked at before the checksum, so that a later version is named as such.
-        form = entries.get_whole("format", 0, MOST_STEPS)
-        if form != FORMAT:
-            raise CheckpointError(f"its format is {form}, this version reads {FORMAT}", where=where)
-        sha256 = entries.get_digest("sha256")
-        if sha256 != _digest({name: value for name, value in tree.items() if name != "sha256"}):
-            raise CheckpointError(f"{MANIFEST} is damaged: its sha256 is another", where=where)
-        files = tuple(_file(one, f"files[{number}]", where) for number, one in enumerate(entries.get_list("files")))
+        files = tuple(FileEntry(one["name"], one["bytes"], one["sha256"]) for one in tree["files"])
         if len({file.name for file in files}) < len(files):
             raise CheckpointError(f"{MANIFEST} names a file twice", where=where)
-        return Manifest(entries.get_whole("step", 0, MOST_STEPS), entries.get_object("scalars"), files)
+        return Manifest(tree["step"], tree["scalars"], files)
 
 
 def copy_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,64 +119,6 @@ def copy_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
     if len(text) > MANIFEST_BYTES // 4:
         raise CheckpointError(f"the scalars cannot be saved: they have {len(text):,} characters", fix="Save tensors.")
     return found
-
-
-def _file(entry: Any, path: str, where: str) -> FileEntry:
-    if not isinstance(entry, dict):
-        raise CheckpointError(f"{MANIFEST} has {describe_kind(entry)} as {path}, not an object", where=where)
-    entries = _Entries(entry, f"{path}.", where)
-    name = entries.get("name")
-    # A name with a slash would let a manifest read files outside its folder.
-    if not is_plain_name(name) or name == MANIFEST:
-        what = f"{MANIFEST} has {name!r:.100} as {path}.name, which is no plain name of a file"
-        raise CheckpointError(what, where=where)
-    return FileEntry(name, entries.get_whole("bytes", 0, MOST_BYTES), entries.get_digest("sha256"))
-
-
-@final
-class _Entries:
-    """Entries of one object in a manifest, each checked when it is read."""
-
-    def __init__(self, tree: Mapping[str, Any], path: str, where: str) -> None:
-        self._tree, self._path, self._where = tree, path, where
-
-    def get(self, name: str) -> Any:
-        if name not in self._tree:
-            raise CheckpointError(f"{MANIFEST} lacks {self._path}{name}", where=self._where)
-        return self._tree[name]
-
-    def get_whole(self, name: str, low: int, high: int) -> int:
-        value = self.get(name)
-        if not is_whole_number(value, low, high):
-            self._refuse(name, value, f"a whole number from {low:,} to {high:,}")
-        found: int = value
-        return found
-
-    def get_digest(self, name: str) -> str:
-        value = self.get(name)
-        if not is_sha256(value):
-            self._refuse(name, value, "64 hexadecimal digits")
-        found: str = value
-        return found
-
-    def get_object(self, name: str) -> dict[str, Any]:
-        value = self.get(name)
-        if not isinstance(value, dict):
-            self._refuse(name, value, "an object")
-        found: dict[str, Any] = value
-        return found
-
-    def get_list(self, name: str) -> list[Any]:
-        value = self.get(name)
-        if not isinstance(value, list) or len(value) > MOST_FILES:
-            self._refuse(name, value, f"a list of at most {MOST_FILES:,}")
-        found: list[Any] = value
-        return found
-
-    def _refuse(self, name: str, value: Any, wanted: str) -> NoReturn:
-        # A damaged or hostile entry may be megabytes long, so the message quotes only its beginning.
-        shown = repr(value)[:100] if type(value) in (int, float, str) else describe_kind(value)
-        raise CheckpointError(f"{MANIFEST} has {shown} as {self._path}{name}, not {wanted}", where=self._where)
 
 
 def _digest(tree: Mapping[str, Any]) -> str:

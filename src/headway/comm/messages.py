@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, final
 
+from headway.core.untrusted_json import parse_object
+
 Message = dict[str, Any]
 
 # The longest line. The one that announces a generation has about 100 bytes per rank.
@@ -41,13 +43,9 @@ class LineDecoder:
 
 def decode(line: bytes) -> Message:
     """Decodes one line. ValueError: it is no JSON object, or has no `kind`."""
-    try:
-        message = json.loads(line)
-    # A line of thousands of brackets.
-    except RecursionError:
-        raise ValueError("a line that is nested too deeply") from None
-    if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-        raise ValueError("a line that is no message")
+    message = parse_object(line)
+    if not isinstance(message.get("kind"), str):
+        raise ValueError("a line without a kind of message")
     return message
 
 

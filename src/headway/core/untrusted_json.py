@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
+
+Check = Callable[[Any], bool]
+Checks = Mapping[str, tuple[Check, str]]
+"""For each entry of an object its check, and a description of a right one: `{"name": (is_text, "a text")}`."""
 
 # Most levels of lists and objects; files that Headway writes have at most ten.
 DEPTH = 32
@@ -63,9 +67,36 @@ def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
     return found
 
 
+def expect_entries(tree: Any, checks: Checks, path: str = "") -> None:
+    """Checks the entries of an object before they are used. Raises JsonError that names the first missing or wrong one.
+
+    Args:
+        path: comes before the names of entries in the message, such as `files[0].`.
+    """
+    if not is_object(tree):
+        raise JsonError(f"it has {describe_kind(tree)} as {path.rstrip('.')}, not an object")
+    for name, (is_right, wanted) in checks.items():
+        if name not in tree:
+            raise JsonError(f"it lacks {path}{name}")
+        if not is_right(value := tree[name]):
+            # A damaged or hostile entry may be megabytes long, so the message quotes only its beginning.
+            shown = repr(value)[:100] if type(value) in (int, float, str) else describe_kind(value)
+            raise JsonError(f"it has {shown} as {path}{name}, not {wanted}")
+
+
 def describe_kind(value: Any) -> str:
     """Returns the JSON kind of a value as words for a message, such as "a number"."""
     return _KINDS.get(type(value), type(value).__name__)
+
+
+def is_object(value: Any) -> bool:
+    """Returns True for a JSON object."""
+    return isinstance(value, dict)
+
+
+def is_text(value: Any) -> bool:
+    """Returns True for a text."""
+    return isinstance(value, str)
 
 
 def is_whole_number(value: Any, low: int = 0, high: int = (1 << 63) - 1) -> bool:

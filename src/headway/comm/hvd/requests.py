@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any, Literal, final, get_args
 
-from headway.core.untrusted_json import is_any_number, is_whole_number
+from headway.core.untrusted_json import Checks, expect_entries, is_any_number, is_text, is_whole_number
 
 # A Request describes one named operation of one rank; it is sent to the negotiator. A Response names operations that
 # all ranks of a process set have requested; it is sent back to all of them. Each is one JSON array.
@@ -88,9 +88,9 @@ class Request:
             out = Request(number, name, kind, tuple(types), dims, device, op, prescale, postscale, root, tuple(splits))
         except (TypeError, ValueError):
             raise ValueError("a request of another form") from None
-        for what, is_right in _CHECKS:
-            if not is_right(out):
-                raise ValueError(f"a request with a wrong {what}")
+        expect_entries(vars(out), _CHECKS, "request.")
+        if len(out.shapes) != len(out.types):
+            raise ValueError("a request with a wrong number of shapes")
         return out
 
 
@@ -160,19 +160,19 @@ def find_disagreement(requests: Mapping[int, Request], someone_joined: bool) -> 
 
 
 # A request comes over a connection, so that nothing about it can be taken for granted.
-_CHECKS: tuple[tuple[str, Callable[[Request], bool]], ...] = (
-    ("process set", lambda request: is_whole_number(request.process_set)),
-    ("name", lambda request: isinstance(request.name, str)),
-    ("kind", lambda request: request.kind in get_args(Kind)),
-    ("type", lambda request: all(isinstance(kind, str) and kind in ITEM_BYTES for kind in request.types)),
-    ("shape", lambda request: len(request.shapes) == len(request.types)),
-    ("shape", lambda request: all(is_whole_number(side) for shape in request.shapes for side in shape)),
-    ("device", lambda request: isinstance(request.device, str)),
-    ("operation", lambda request: request.op in get_args(Op)),
-    ("factor", lambda request: all(map(is_any_number, (request.prescale, request.postscale)))),
-    ("root rank", lambda request: is_whole_number(request.root)),
-    ("split", lambda request: all(map(is_whole_number, request.splits))),
-)
+_CHECKS: Checks = {
+    "process_set": (is_whole_number, "a whole number"),
+    "name": (is_text, "a text"),
+    "kind": (lambda value: value in get_args(Kind), "a kind of operation"),
+    "types": (lambda value: all(is_text(kind) and kind in ITEM_BYTES for kind in value), "types of tensors"),
+    "shapes": (lambda value: all(is_whole_number(side) for shape in value for side in shape), "shapes of tensors"),
+    "device": (is_text, "a text"),
+    "op": (lambda value: value in get_args(Op), "a reduction"),
+    "prescale": (is_any_number, "a number"),
+    "postscale": (is_any_number, "a number"),
+    "root": (is_whole_number, "a rank"),
+    "splits": (lambda value: all(map(is_whole_number, value)), "numbers of rows"),
+}
 
 
 def _format_compared_shapes(request: Request) -> str:
