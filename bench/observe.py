@@ -154,7 +154,7 @@ def rank(folder: Path, blocks: int) -> None:
     with ranks, trainer_of("observe_share", folder, whole, ranks=ranks) as trainer:
         trainer.meet()
         found = measured(trainer, blocks)
-        if ranks.speaks:
+        if ranks.is_lead:
             (folder / "blocks.json").write_text(json.dumps(found))
 
 

@@ -278,7 +278,7 @@ def hand_over_cases(rank: Rank) -> list[Any]:
         progress, step, saved, recorded = ranks[rank.rank]
         walker, said = FakeCarrier(progress, step, FakeFiles(saved, recorded)), list[str]()
         try:
-            met = hand_over(rank.world, f"n{rank.rank}", walker, said.append, led=led)
+            met = hand_over(rank.world, f"n{rank.rank}", walker, said.append, was_lead=led)
         except HeadwayError as error:
             out.append((str(error), None, said))
         else:

@@ -100,14 +100,14 @@ class HandoverResult(NamedTuple):
 
 
 def hand_over(
-    world: World, name: str, carrier: StateCarrier, say: Callable[[str], object], *, led: bool
+    world: World, name: str, carrier: StateCarrier, say: Callable[[str], object], *, was_lead: bool
 ) -> HandoverResult:
     """Brings all ranks of a world to the state of the rank that is ahead.
 
     Args:
         name: name of this process.
         say: shows a message to the user, once for all ranks.
-        led: True if this process was rank 0 of the last generation.
+        was_lead: True if this process was rank 0 of the last generation.
 
     Raises:
         HeadwayError: no rank has the state and no checkpoint can be loaded; on all ranks.
@@ -116,7 +116,7 @@ def hand_over(
     control, mine = world.control, carrier.progress()
     # A new leader looks for checkpoints of later steps: the former leader may have saved a step that it alone had
     # reached, and the logs must not be cut back behind that.
-    overtaken = world.is_lead and not led and mine >= 0 and carrier.past.is_ahead(carrier.step)
+    overtaken = world.is_lead and not was_lead and mine >= 0 and carrier.past.is_ahead(carrier.step)
     reports = _exchange_values(control, [mine, carrier.is_saving(), overtaken, name])
     progress, unsaved, passed, names = zip(*reports, strict=True)
     result = HandoverResult(any(unsaved), names)

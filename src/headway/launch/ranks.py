@@ -67,7 +67,7 @@ class Ranks:
         options: `comm` of the recipe; a change counts from the next generation on.
         world, communicator, reducer: those of the current generation.
         name: name of this process in file names; it stays when ranks change.
-        speaks: True on rank 0, which speaks to the user for all ranks.
+        is_lead: True on rank 0, which speaks to the user for all ranks.
         lost: names of the processes that were lost since the last generation.
         joins: True if this process joins ranks that already train.
         done: False if this process leaves before the end of the run.
@@ -80,12 +80,12 @@ class Ranks:
         self.options, self._launched, self._member, self._show = recipe, launched, member, say
         self.name = str(launched.rank) if member is None else member.worker
         # A newcomer may carry rank 0 in its environment, from the worker that it replaces, but another rank leads now.
-        self.speaks = launched.rank == 0 and (member is None or not member.joining)
+        self.is_lead = launched.rank == 0 and (member is None or not member.joining)
         self.lost: tuple[str, ...] = ()
         self._joined: _JoinedGeneration | None = None
         self._measured: RankMeasurements | None = None
         self.joins = member is not None and member.joining
-        self._led = False
+        self._was_lead = False
         # True once the parameters without a gradient have been named to the user.
         self._named = False
         self.done, self.noise_scale = True, False
@@ -143,7 +143,7 @@ class Ranks:
 
     def say(self, text: str) -> None:
         """Shows a message to the user, once for all ranks."""
-        if self.speaks:
+        if self.is_lead:
             self._show(text)
 
     def meet(self, model: torch.nn.Module, device: torch.device, carrier: StateCarrier) -> HandoverResult:
@@ -160,8 +160,8 @@ class Ranks:
                 self._leave()
                 self._meet(model, device, CONNECT_S * 2**failures)
                 self._agree(carrier)
-                result = hand_over(self.world, self.name, carrier, self.say, led=self._led)
-                self._led = self.world.is_lead
+                result = hand_over(self.world, self.name, carrier, self.say, was_lead=self._was_lead)
+                self._was_lead = self.world.is_lead
                 return result
             except CommunicationError as error:
                 # Without Headway's launcher nobody forms another generation.
@@ -303,7 +303,7 @@ class Ranks:
                 interface=options.interface,
                 connect_s=max(connect_s, CONNECT_PER_RANK_S * info.size),
             )
-        self.speaks = world.is_lead
+        self.is_lead = world.is_lead
         if again:
             self.say(info.why)
         # Measured once: later generations take the links, trials and bucket order from rank 0.

@@ -32,7 +32,7 @@ class PrometheusEndpoint:
         address: IP address of the interface; `0.0.0.0` and `::` are all interfaces.
         gauges: Returns the numbers by name; called in the server's thread.
         labels: Labels of every number.
-        leads: Tells if this process leads the run. If the leader is lost, the next one takes over the port.
+        is_lead: Tells if this process leads the run. If the leader is lost, the next one takes over the port.
 
     Raises:
         UsageError: At the start of the block: the port is in use, or the host does not have the address.
@@ -44,9 +44,9 @@ class PrometheusEndpoint:
         port: int,
         gauges: Callable[[], Mapping[str, float]],
         labels: Mapping[str, str],
-        leads: Callable[[], bool] = lambda: True,
+        is_lead: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._address, self._port, self._leads = address, port, leads
+        self._address, self._port, self._is_lead = address, port, is_lead
         self._gauges, self._labels = gauges, labels
         self._server: MetricsServer | None = None
         self._stop = threading.Event()
@@ -54,7 +54,7 @@ class PrometheusEndpoint:
 
     def __enter__(self) -> PrometheusEndpoint:
         # The leader fails here, before the first step, if the port is in use; the others wait to take over.
-        if self._leads():
+        if self._is_lead():
             self._server = self._start()
         else:
             self._thread.start()
@@ -71,7 +71,7 @@ class PrometheusEndpoint:
 
     def _take_over(self) -> None:
         while not self._stop.wait(LEADER_CHECK_S):
-            if self._leads():
+            if self._is_lead():
                 try:
                     self._server = self._start()
                 # The run is under way: a missing endpoint is no reason to stop it.

@@ -32,7 +32,7 @@ from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
-from headway.setup.inputs import Inputs, Rehearsal, Say, open_inputs
+from headway.setup.inputs import DryRun, Inputs, Say, open_inputs
 from headway.setup.micro_batch import largest_micro_batch
 from headway.setup.precision import (
     TYPES,
@@ -144,7 +144,7 @@ def build_setup(
     fresh: bool = True,
     recorded: RecordedData | None = None,
     ranks: Ranks | None = None,
-    rehearsal: Rehearsal | None = None,
+    dry_run: DryRun | None = None,
 ) -> TrainSetup:
     """Builds a run's parts, and resolves every `auto`.
 
@@ -153,20 +153,20 @@ def build_setup(
         fresh: start from the recipe's weights and `init`. False if a checkpoint or trained weights will be loaded.
         recorded: facts about the training data, which are then not opened; for the resolved recipe of a run.
         ranks: the ranks of this run; each takes the device of its number on its host.
-        rehearsal: set for a dry run. The network is checked without values if it allows that, and is not counted;
+        dry_run: set for a dry run. The network is checked without values if it allows that, and is not counted;
             `micro_batch: auto` stays unresolved.
 
     Raises:
         HeadwayError: something is wrong with recipe, data, network or task.
     """
-    return _SetupBuilder(loaded, say, fresh, recorded, ranks, rehearsal).build()
+    return _SetupBuilder(loaded, say, fresh, recorded, ranks, dry_run).build()
 
 
-def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
-    """Returns the device that the recipe names. Args: rehearsed: in a dry run a CPU may stand in for a GPU."""
+def _resolve_device(recipe: TrainRecipe, *, is_dry_run: bool) -> torch.device:
+    """Returns the device that the recipe names. Args: is_dry_run: in a dry run a CPU may stand in for a GPU."""
     # A dry run may be made on a machine without the GPU that the recipe names.
     name = recipe.device
-    if rehearsed and not torch.cuda.is_available():
+    if is_dry_run and not torch.cuda.is_available():
         name = "cpu" if name.startswith("cuda") else name
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -195,17 +195,17 @@ class _SetupBuilder:
         fresh: bool,
         recorded: RecordedData | None,
         ranks: Ranks | None,
-        rehearsal: Rehearsal | None,
+        dry_run: DryRun | None,
     ) -> None:
         # Rates first: the batch decides epochs and learning rate, on which later steps rely.
         self.loaded = resolve_rates(loaded)
-        self.say, self.fresh, self.recorded, self.ranks, self.rehearsal = say, fresh, recorded, ranks, rehearsal
+        self.say, self.fresh, self.recorded, self.ranks, self.dry_run = say, fresh, recorded, ranks, dry_run
         for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
             say(text)
-        self.trains = rehearsal is None
+        self.trains = dry_run is None
         self.device = self._prepare_device()
         self.loaded, self.inputs = open_inputs(
-            self.loaded, self.device, say=say, opened=recorded is None, rehearsal=rehearsal
+            self.loaded, self.device, say=say, opened=recorded is None, dry_run=dry_run
         )
         # `loaded` changes as each further `auto` is resolved; `recipe` keeps them as they were given.
         self.recipe = self.loaded.recipe
@@ -270,7 +270,7 @@ class _SetupBuilder:
     def _prepare_device(self) -> torch.device:
         """Resolves `device`, makes it the current one and returns it."""
         recipe, ranks = self.loaded.recipe, self.ranks
-        device = _resolve_device(recipe, rehearsed=not self.trains)
+        device = _resolve_device(recipe, is_dry_run=not self.trains)
         if recipe.compile == "graphs" and device.type == "cpu" and self.trains:
             raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
         # Trained weights may be used on a machine of another kind, so only a fresh run is bound to its device.

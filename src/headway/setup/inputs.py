@@ -50,12 +50,12 @@ MEASURED_SAMPLES = 1024
 MAX_FIRST_SAMPLES = 2048
 
 # Images that are read if nothing will be trained.
-REHEARSAL_SAMPLES = 8
+DRY_RUN_SAMPLES = 8
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Rehearsal:
+class DryRun:
     """A set-up without training: a few images are read, no cache is filled, and a GPU of the recipe may be absent.
 
     Attributes:
@@ -294,13 +294,13 @@ def open_inputs(
     *,
     say: Say,
     opened: bool,
-    rehearsal: Rehearsal | None = None,
+    dry_run: DryRun | None = None,
 ) -> tuple[LoadedRecipe[TrainRecipe], Inputs]:
     """Opens the data sets and resolves the recipe's open values: size, channels, cache, mean and standard deviation.
 
     Args:
         opened: False for the resolved recipe of a run whose data may be absent.
-        rehearsal: given if nothing will be trained.
+        dry_run: given if nothing will be trained.
 
     Raises:
         HeadwayError: the data cannot be used, or the recipe does not fit them.
@@ -309,8 +309,8 @@ def open_inputs(
     train = held_out = synthetic = None
     if recipe.data.train == SYNTHETIC:
         synthetic = recipe.data.synthetic or SyntheticRecipe()
-    elif rehearsal is not None and rehearsal.stated is not None:
-        loaded, synthetic = _resolve_stated(loaded, rehearsal.stated)
+    elif dry_run is not None and dry_run.stated is not None:
+        loaded, synthetic = _resolve_stated(loaded, dry_run.stated)
     # The stack closes everything opened so far if a later check refuses the recipe.
     with ExitStack() as on_error:
         if opened and synthetic is None:
@@ -332,14 +332,14 @@ def open_inputs(
                     channels=channels,
                     samples=samples,
                     say=say,
-                    cache="none" if rehearsal is not None else recipe.data.cache,
+                    cache="none" if dry_run is not None else recipe.data.cache,
                     synthetic=synthetic,
-                    max_first_samples=MAX_FIRST_SAMPLES if rehearsal is None else REHEARSAL_SAMPLES,
+                    max_first_samples=MAX_FIRST_SAMPLES if dry_run is None else DRY_RUN_SAMPLES,
                 )
             )
         )
         _check_sizes(loaded.recipe, inputs)
-        loaded = _resolve_places(loaded, inputs, filled=rehearsal is None)
+        loaded = _resolve_places(loaded, inputs, filled=dry_run is None)
         loaded = _resolve_normalisation(loaded, inputs)
         on_error.pop_all()
     return loaded, inputs
@@ -391,7 +391,7 @@ def _resolve_places(loaded: LoadedRecipe[TrainRecipe], inputs: Inputs, *, filled
             inputs.say(f"Training data {TIER_PHRASES[tier.name]}: {reason}.")
             cores = count_usable_cores()
             inputs.say(describe_decoding(backend, recipe.data.threads or choose_thread_count(), cores))
-    # A rehearsal leaves `auto`: the device here need not be the one that trains.
+    # A dry run leaves `auto`: the device here need not be the one that trains.
     if recipe.augment.where == "auto" and filled:
         reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"
         loaded = loaded.resolve("augment.where", "host" if device.type == "cpu" else "device", reason)

@@ -31,18 +31,18 @@ class RunLog:
     """The open files of one run folder.
 
     Args:
-        leads: this process is the one that writes metrics, quarantine, weights and sinks. Every rank writes ids.
+        is_lead: this process is the one that writes metrics, quarantine, weights and sinks. Every rank writes ids.
         name: name of this process among several; its file of ids is named after it.
     """
 
-    def __init__(self, run: RunFolder, *, sinks: Sequence[str], leads: bool = True, name: str = "") -> None:
+    def __init__(self, run: RunFolder, *, sinks: Sequence[str], is_lead: bool = True, name: str = "") -> None:
         self._run, self._names, self._name = run, sinks, name
         self._ids: IO[bytes] | None = None
         self.confirm: Callable[[], None] = lambda: None
         """Called before the best weights are replaced; raises if the other ranks have gone on without this process."""
         self._is_lead = False
         self._sinks: list[MetricsSink] = []
-        if leads:
+        if is_lead:
             self.take_lead()
 
     @property

@@ -62,7 +62,7 @@ class Recovery:
         self.past = SavedRun(trainer.setup, trainer.run_folder, checkpoints)
         self._lock = ExitStack()
         # Steps and actions done. -1 without a state: rank 0 begins with one, all others receive it.
-        self._progress = 0 if ranks is None or ranks.speaks else -1
+        self._progress = 0 if ranks is None or ranks.is_lead else -1
         self._buffers = list(trainer.setup.model.buffers()) if ranks is not None else []
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
         if ranks is not None and ranks.joins:
@@ -139,7 +139,7 @@ class Recovery:
             self.actions.insert(0, Action.CHECKPOINT)
         # The interrupted step is repeated, perhaps by other ranks, so its ids are removed.
         accumulator.log.cut_ids(trainer.position)
-        if ranks.speaks:
+        if ranks.is_lead:
             for name in ranks.lost:
                 trainer.run_folder.seal_ids(trainer.position, name)
             if not was_lead:
@@ -166,7 +166,7 @@ class Recovery:
         assert ranks is not None
         while True:
             with self:
-                if ranks.speaks:
+                if ranks.is_lead:
                     write_results()
                     ranks.exchange().publish("end", b"")
                 else:

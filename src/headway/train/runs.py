@@ -216,11 +216,11 @@ def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, say: Say, r
         say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
     checkpoint = _open_checkpoints(run, loaded).newest(say)
     setup = build_setup(loaded, say=say, fresh=checkpoint is None, ranks=ranks)
-    leads = ranks is None or ranks.speaks
+    is_lead = ranks is None or ranks.is_lead
     with closing(setup.inputs), _explain_disk_errors(run):
         if checkpoint is None:
             say("This run has no checkpoint yet: it starts from the beginning.")
-            if leads:
+            if is_lead:
                 run.truncate_logs(0)
                 _record_recipe(run, setup, ranks)
         display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
@@ -229,13 +229,13 @@ def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, say: Say, r
                 trainer.resume(checkpoint)
                 done = " It is at its end: nothing is left to do." if trainer.finished else ""
                 say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
-            if not trainer.finished and leads:
+            if not trainer.finished and is_lead:
                 # The old summary is about a run that had stopped.
                 (run.folder / "summary.json").unlink(missing_ok=True)
             if ranks is not None:
                 _meet_ranks(trainer)
             if trainer.finished and (summary := run.read_summary()).get("finished"):
-                return RunResult(run, summary, was_interrupted=False, is_lead=leads)
+                return RunResult(run, summary, was_interrupted=False, is_lead=is_lead)
             return _run_trainer(trainer, display)
 
 
@@ -263,14 +263,14 @@ def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRec
 def _start_run(
     loaded: LoadedRecipe[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None
 ) -> RunResult:
-    leads = ranks is None or ranks.speaks
-    if leads and folder is not None:
+    is_lead = ranks is None or ranks.is_lead
+    if is_lead and folder is not None:
         RunFolder.expect_free(folder)
     setup = build_setup(loaded, say=say, ranks=ranks)
     with closing(setup.inputs):
         folder = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
-        run = RunFolder.create(folder) if leads else RunFolder(folder)
-        if leads:
+        run = RunFolder.create(folder) if is_lead else RunFolder(folder)
+        if is_lead:
             # With checkpoint.folder, another run may have saved there.
             _open_checkpoints(run, setup.loaded).expect_none()
             _record_recipe(run, setup, ranks)
@@ -283,7 +283,7 @@ def _start_run(
             if ranks is not None:
                 _meet_ranks(trainer)
                 # The ranks may have agreed on another precision than this one had measured.
-                if leads and setup.agreed_recipe is not setup.loaded:
+                if is_lead and setup.agreed_recipe is not setup.loaded:
                     _record_recipe(run, setup, ranks)
             return _run_trainer(trainer, display)
 
@@ -296,7 +296,7 @@ def _open_checkpoints(run: RunFolder, loaded: LoadedRecipe[TrainRecipe]) -> Chec
 @contextmanager
 def _lock_folder(run: RunFolder, ranks: Ranks | None) -> Iterator[None]:
     """Locks the run folder for the duration of the block, on the lead of several ranks."""
-    if ranks is not None and not ranks.speaks:
+    if ranks is not None and not ranks.is_lead:
         yield
         return
     # The operating system releases the lock if this process is killed.

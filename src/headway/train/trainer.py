@@ -435,4 +435,4 @@ class Trainer:
     @property
     def is_lead(self) -> bool:
         """True for the one process of a run that writes its records, weights and summary."""
-        return self.ranks is None or self.ranks.speaks
+        return self.ranks is None or self.ranks.is_lead
