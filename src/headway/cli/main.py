@@ -50,7 +50,6 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def options(
-    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,

@@ -32,7 +32,7 @@ from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
-from headway.setup.inputs import DryRun, Inputs, Say, open_inputs
+from headway.setup.inputs import DryRunOptions, Inputs, Say, open_inputs
 from headway.setup.micro_batch import largest_micro_batch
 from headway.setup.precision import (
     TYPES,
@@ -144,7 +144,7 @@ def build_setup(
     fresh: bool = True,
     recorded: RecordedData | None = None,
     ranks: Ranks | None = None,
-    dry_run: DryRun | None = None,
+    dry_run: DryRunOptions | None = None,
 ) -> TrainSetup:
     """Builds a run's parts, and resolves every `auto`.
 
@@ -195,7 +195,7 @@ class _SetupBuilder:
         fresh: bool,
         recorded: RecordedData | None,
         ranks: Ranks | None,
-        dry_run: DryRun | None,
+        dry_run: DryRunOptions | None,
     ) -> None:
         # Rates first: the batch decides epochs and learning rate, on which later steps rely.
         self.loaded = resolve_rates(loaded)

@@ -55,7 +55,7 @@ DRY_RUN_SAMPLES = 8
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class DryRun:
+class DryRunOptions:
     """A set-up without training: a few images are read, no cache is filled, and a GPU of the recipe may be absent.
 
     Attributes:
@@ -294,7 +294,7 @@ def open_inputs(
     *,
     say: Say,
     opened: bool,
-    dry_run: DryRun | None = None,
+    dry_run: DryRunOptions | None = None,
 ) -> tuple[LoadedRecipe[TrainRecipe], Inputs]:
     """Opens the data sets and resolves the recipe's open values: size, channels, cache, mean and standard deviation.
 
