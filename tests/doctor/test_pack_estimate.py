@@ -295,11 +295,11 @@ def test_a_cache_has_to_find_room(photos: Path, tmp_path: Path) -> None:
 def test_what_a_compiler_leaves_to_python_is_named(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, line = MeasurementJob.build_variant, "net.py:6 'print(x)' in Talks (blocks.0): it prints"
 
-    def build_variant(self: MeasurementJob, say: Say, **given: Any) -> MeasurementJob:
-        if "compile" in given:
+    def build_variant(self: MeasurementJob, say: Say, changes: dict[str, Any]) -> MeasurementJob:
+        if "compile" in changes:
             say("Precision: fp32.")
             say(GraphBreakMessage(line))
-        return real(self, say_nothing)
+        return real(self, say_nothing, {})
 
     monkeypatch.setattr(MeasurementJob, "build_variant", build_variant)
     monkeypatch.setattr(knob_search, "measure_loop_rate", lambda job, limit_s: rate(4.0))

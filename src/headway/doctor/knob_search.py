@@ -473,9 +473,8 @@ class KnobSearch:
                 its loop.
         """
         self._say(f"Trying {text}.")
-        given = {key.replace(".", "__"): value for key, value in changes.items()}
         try:
-            other = self._job.build_variant(say, **given)
+            other = self._job.build_variant(say, changes)
         except HeadwayError as error:
             self.missing.append(f"{text}: {error}")
             return None

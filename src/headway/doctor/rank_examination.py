@@ -129,7 +129,7 @@ def main(asked: dict[str, Any]) -> None:
                 norm = {"batch": share}
                 if isinstance(micro := loaded.recipe.micro_batch, int):
                     norm["micro_batch"] = min(micro, share)
-                with closing(MeasurementJob.from_recipe(loaded, say_nothing, **norm)) as job:
+                with closing(MeasurementJob.from_recipe(loaded, say_nothing, norm)) as job:
                     control.barrier()
                     budget, wall = split_wall_time(quick, begun)
                     # Every rank measures its own part at the same time: they share cores, memory and disks as in a run.
@@ -202,10 +202,10 @@ def split_wall_time(quick: bool, begun: float) -> tuple[Budget, WallTime]:
 def _measure_single_process(loaded: LoadedRecipe[TrainRecipe], limit_s: float, side_s: float) -> float:
     """Returns images/s of one process with all cores of this host, while the others wait."""
     cores, before = count_usable_cores(), torch.get_num_threads()
-    changes = {} if loaded.recipe.data.train == SYNTHETIC else {"data__threads": max(1, cores - 1)}
+    changes = {} if loaded.recipe.data.train == SYNTHETIC else {"data.threads": max(1, cores - 1)}
     torch.set_num_threads(cores)
     try:
-        with closing(MeasurementJob.from_recipe(loaded, say_nothing, **changes)) as job:
+        with closing(MeasurementJob.from_recipe(loaded, say_nothing, changes)) as job:
             if job.is_synthetic:
                 return measure_loop(job, limit_s=min(side_s, limit_s), passes_s=min(side_s, limit_s)).rate.value
             return run_whole_job(job, limit_s=limit_s).rate.value

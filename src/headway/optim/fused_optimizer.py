@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 
 from headway.core.errors import UsageError
 from headway.optim import native
-from headway.optim.update_rule import Group, StepInputs, UpdateRule
+from headway.optim.groups import Group
+from headway.optim.update_rule import StepInputs, UpdateRule
 
 SCALAR = torch.Size(())
 """The shape of a state that is one number."""
@@ -86,7 +87,7 @@ class FusedOptimizer(Optimizer, ABC):
             # A scalar on a device would make the native core wait for it.
             scalars = [one for one in (scale, found_inf, group["lr"]) if isinstance(one, Tensor)]
             on_host = all(one.device.type == "cpu" for one in scalars)
-            may_be_native = group["fused"] and rule.native_number is not None and on_host
+            may_be_native = group["fused"] and rule.native_rule is not None and on_host
             # Parameters that are handled alike share one call: the overhead is paid once for each type and device.
             together: dict[tuple[torch.device, torch.dtype, bool], list[Tensor]] = {}
             for parameter in group["params"]:
@@ -149,9 +150,9 @@ class FusedOptimizer(Optimizer, ABC):
             return None if name is None else [state[name] for state in states]
 
         adapts = rule.has_trust_ratio
-        assert rule.native_number is not None
+        assert rule.native_rule is not None
         native.step_native(
-            native.NativeRule(rule.native_number),
+            rule.native_rule,
             native.NativeTensors(
                 weights=parameters,
                 grads=[parameter.grad for parameter in parameters],  # type: ignore[misc]

@@ -17,6 +17,9 @@ from headway.core.recipe import RecipePart, check_patterns
 if TYPE_CHECKING:
     import torch
 
+Group = dict[str, Any]
+"""A parameter group as torch's optimizers have them: `params`, and an option by each other key."""
+
 
 class GroupRecipe(RecipePart):
     """Parameters with their own learning rate or weight decay."""
@@ -37,7 +40,7 @@ class GroupRecipe(RecipePart):
 
 def split_decay(
     params: Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]], weight_decay: float
-) -> list[dict[str, Any]]:
+) -> list[Group]:
     """Makes groups for any torch optimizer: weight decay for parameters of two dimensions or more, none for the others.
 
     The others are biases, and the beta and gamma of normalisation. Decay only slows them down (Goyal et al. 2017, arXiv

@@ -33,7 +33,7 @@ class InternalSchedule:
     rmsprop_lr: Callable[[int], float] | None = None
 
 
-def lbsgd_schedule(batch_scale: int, warmup: LbsgdWarmup, warmup_steps: float) -> InternalSchedule:
+def build_lbsgd_schedule(batch_scale: int, warmup: LbsgdWarmup, warmup_steps: float) -> InternalSchedule:
     """LBSGD's rise from 1 to `batch_scale` within the first `warmup_steps` steps. `warmup: lars` has a rate for each
     layer instead, which is no function of the step."""
     # Nothing rises: the rate of a layer depends on its norms, and a macro-batch of one step is the batch.
@@ -53,7 +53,7 @@ def lbsgd_schedule(batch_scale: int, warmup: LbsgdWarmup, warmup_steps: float) -
     return InternalSchedule(steps_per_update=batch_scale, lr_factor=compute_factor, turns=turns)
 
 
-def rmsprop_sgd_schedule(lr_rmsprop: float, center: float, period: float) -> InternalSchedule:
+def build_rmsprop_sgd_schedule(lr_rmsprop: float, center: float, period: float) -> InternalSchedule:
     """RMSpropSGD's transition: SGD's share is one half at step `center`, and RMSprop has the rest."""
 
     def compute_share(step: int) -> float:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from headway.optim.fused_optimizer import FusedOptimizer
+from headway.optim.groups import Group
 from headway.optim.lamb import LAMB
 from headway.optim.lars import LARS
 from headway.optim.lbsgd import LBSGD
 from headway.optim.novograd import NovoGrad
-
-Group = dict[str, Any]
 
 
 def has_layer_rates(optimizer: Optimizer) -> bool:

@@ -10,7 +10,6 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import c_double, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import final
@@ -20,22 +19,10 @@ from torch import Tensor
 
 from headway.core import native
 from headway.core.errors import UsageError
+from headway.optim.update_rule import NativeRule
 
 TYPES = {torch.float32: 0, torch.float64: 1}
 """Types of tensors that the core takes, and their numbers there: HW_FP32, HW_FP64."""
-
-
-@final
-class NativeRule(IntEnum):
-    """Numbers of the update rules in the core: HW_LARS and so on."""
-
-    LARS = 0
-    LAMB = 1
-    NOVOGRAD = 2
-    SIGNUM = 3
-    FTML = 4
-    TRANSITION = 5
-    LBSGD = 6
 
 
 OPTIONS = {
@@ -44,7 +31,7 @@ OPTIONS = {
     NativeRule.NOVOGRAD: 5,
     NativeRule.SIGNUM: 3,
     NativeRule.FTML: 4,
-    NativeRule.TRANSITION: 7,
+    NativeRule.RMSPROP_SGD: 7,
     NativeRule.LBSGD: 6,
 }
 """Length of `options` by rule."""

@@ -12,8 +12,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from headway.core.epochs import Epochs
-from headway.optim.internal_schedule import InternalSchedule, LbsgdWarmup, lbsgd_schedule, rmsprop_sgd_schedule
-from headway.optim.recipe_base import Group, NotNegative, OptimizerRecipe, Positive
+from headway.optim.groups import Group
+from headway.optim.internal_schedule import (
+    InternalSchedule,
+    LbsgdWarmup,
+    build_lbsgd_schedule,
+    build_rmsprop_sgd_schedule,
+)
+from headway.optim.recipe_base import NotNegative, OptimizerRecipe, Positive
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -209,7 +215,7 @@ class LBSGDRecipe(OptimizerRecipe):
         return (self.warmup_epochs, "optimizer.warmup_epochs") if self.changes_lr else (0.0, "")
 
     def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
-        return lbsgd_schedule(self.batch_scale, self.warmup, self.warmup_epochs * steps_per_epoch)
+        return build_lbsgd_schedule(self.batch_scale, self.warmup, self.warmup_epochs * steps_per_epoch)
 
 
 class RMSpropSGDRecipe(OptimizerRecipe):
@@ -249,7 +255,7 @@ class RMSpropSGDRecipe(OptimizerRecipe):
 
     def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
         center, period = self.center_epochs * steps_per_epoch, self.period_epochs * steps_per_epoch
-        return rmsprop_sgd_schedule(self.lr_rmsprop, center, period)
+        return build_rmsprop_sgd_schedule(self.lr_rmsprop, center, period)
 
 
 class MuonRecipe(OptimizerRecipe):

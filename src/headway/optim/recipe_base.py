@@ -9,14 +9,13 @@ from pydantic import Field
 
 from headway.core.recipe import RecipePart
 from headway.optim.batch_scaling import Scalable
-from headway.optim.groups import GroupRecipe
+from headway.optim.groups import Group, GroupRecipe
 from headway.optim.internal_schedule import InternalSchedule
 
 # Importing torch takes seconds, and a recipe is validated without it.
 if TYPE_CHECKING:
     import torch
 
-Group = dict[str, Any]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from headway.core.errors import UsageError
 from headway.optim import foreach_ops as ops
 from headway.optim.fused_optimizer import FusedOptimizer, check_ranges, require_steps_per_epoch
-from headway.optim.update_rule import Group, StepInputs, UpdateRule
+from headway.optim.groups import Group
+from headway.optim.update_rule import NativeRule, StepInputs, UpdateRule
 
 
 @final
@@ -78,7 +79,7 @@ class RMSpropSGD(FusedOptimizer):
         center, period = (group[name] * group["steps_per_epoch"] for name in ("center_epochs", "period_epochs"))
 
         def apply(inputs: StepInputs) -> None:
-            # The same as `internal_schedule.rmsprop_sgd_schedule`, for a step count that lies on the device.
+            # The same as `internal_schedule.build_rmsprop_sgd_schedule`, for a step count that lies on the device.
             away = (inputs.count_step() - 1 - center) / period
             sgd = torch.where(away < 0, torch.exp(2 * away) / 2, (0.5 + away).clamp(max=1))
             moments, buffers = inputs.get_states("square_avg"), inputs.get_states("momentum_buffer")
@@ -98,6 +99,6 @@ class RMSpropSGD(FusedOptimizer):
             first_state="momentum_buffer",
             second_state="square_avg",
             has_step_count=True,
-            native_number=5,
+            native_rule=NativeRule.RMSPROP_SGD,
             native_options=(momentum, smoothing, eps, decay, group["rmsprop"], center, period),
         )

@@ -8,12 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-Group = dict[str, Any]
+from headway.optim.groups import Group
+
+
+@final
+class NativeRule(IntEnum):
+    """Numbers of the update rules in the native core: HW_LARS and so on."""
+
+    LARS = 0
+    LAMB = 1
+    NOVOGRAD = 2
+    SIGNUM = 3
+    FTML = 4
+    # HW_TRANSITION
+    RMSPROP_SGD = 5
+    LBSGD = 6
 
 
 @final
@@ -105,7 +120,7 @@ class UpdateRule:
         first_state, second_state: names of the states that have the parameter's shape; None: there is none.
         has_step_count: there is a state `step`, one number.
         norm_state: name of a state that is one number; None: there is none.
-        native_number: number of the rule in the native core (`native.NativeRule`); None: the core does not know it.
+        native_rule: the same rule in the native core; None: the core does not know it.
         native_options: the numbers that the native core gets.
         has_trust_ratio: tells the parameters that have a trust ratio; None: all or none, as `trust_ratio` says.
         trust_ratio: the factor on the learning rate of each layer, [n]. Arguments are float64 [n] both: the norms of
@@ -118,7 +133,7 @@ class UpdateRule:
     second_state: str | None = None
     has_step_count: bool = False
     norm_state: str | None = None
-    native_number: int | None = None
+    native_rule: NativeRule | None = None
     native_options: Sequence[float] = ()
     has_trust_ratio: Callable[[Tensor], bool] | None = None
     trust_ratio: Callable[[Tensor, Tensor], Tensor] | None = None

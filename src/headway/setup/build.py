@@ -33,7 +33,7 @@ from headway.optim.batch_scaling import require_number
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.inputs import DryRunOptions, Inputs, Say, open_inputs
-from headway.setup.micro_batch import largest_micro_batch
+from headway.setup.micro_batch import find_largest_micro_batch
 from headway.setup.precision import (
     TYPES,
     Precision,
@@ -432,7 +432,7 @@ class _SetupBuilder:
         # The ranks agree on a precision later, and it may be a wider one than is fastest here.
         context = precision.autocast if self.ranks is None else precision.autocast_widest
         attempt = build_attempt(model, first.images, context)
-        micro_batch, reason = largest_micro_batch(recipe.largest_batch, self.device, attempt)
+        micro_batch, reason = find_largest_micro_batch(recipe.largest_batch, self.device, attempt)
         checks.check_ghost_groups(recipe, micro_batch)
         self._resolve("micro_batch", micro_batch, reason)
 

@@ -14,7 +14,7 @@ SHARE_OF_MEMORY = 0.5
 optimizer, data and other programs."""
 
 
-def largest_micro_batch(batch: int, device: torch.device, attempt: Callable[[int], None]) -> tuple[int, str]:
+def find_largest_micro_batch(batch: int, device: torch.device, attempt: Callable[[int], None]) -> tuple[int, str]:
     """Returns the largest of batch, batch / 2, batch / 3, ... (rounded up) that fits, and the reason.
 
     Args:

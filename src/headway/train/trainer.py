@@ -28,7 +28,7 @@ from headway.train.actions import Action, ActionRules
 from headway.train.averages import WeightAverages
 from headway.train.evaluate import Evaluation, evaluate
 from headway.train.metrics import MetricsAccumulator
-from headway.train.nonfinite import nonfinite_error
+from headway.train.nonfinite import build_nonfinite_error
 from headway.train.recovery import Recovery
 
 
@@ -331,7 +331,9 @@ class Trainer:
     def _raise_nonfinite(self, what: str, step: int, culprit: str = "") -> NoReturn:
         lr = self.setup.lr_at(self.setup.plan.find_position(step - 1))
         self.close()
-        raise nonfinite_error(what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name)
+        raise build_nonfinite_error(
+            what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name
+        )
 
     def use_averages(self) -> AbstractContextManager[None]:
         """Gives the network, for the duration of the block, the weights and statistics that are evaluated and saved."""
