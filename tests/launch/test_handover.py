@@ -223,7 +223,7 @@ class FakeFiles:
     def is_ahead(self, step: int) -> bool:
         return self.step > step
 
-    def look(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {"step": self.step, "seen": True, "recorded": self.recorded, "error": None}
 
     def read(self) -> tuple[Checkpoint, list[str]]:
@@ -242,16 +242,17 @@ class FakeCarrier:
         self.far, self.step, self.past, self.is_saving = progress, step, past, lambda: True
         self.precision: Any = None
 
-    def identity(self) -> dict[str, Any]:
+    def collect_settings(self) -> dict[str, Any]:
         return {}
 
+    @property
     def progress(self) -> int:
         return self.far
 
     def state(self) -> Any:
         return {"step": self.step, "progress": self.far}, {}
 
-    def take(self, scalars: Any, tensors: Any) -> None:
+    def load_state(self, scalars: Any, tensors: Any) -> None:
         self.step, self.far = scalars["step"], scalars["progress"]
 
     def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:

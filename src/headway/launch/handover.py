@@ -39,7 +39,7 @@ class SavedFiles(Protocol):
     def is_ahead(self, step: int) -> bool:
         """Tells whether a later step has a complete checkpoint."""
 
-    def look(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Describes the files, for JSON.
 
         Keys: `step` of the newest checkpoint (-1: none), `seen` (True if the run folder exists here), `recorded` (steps
@@ -68,11 +68,12 @@ class StateCarrier(Protocol):
     def past(self) -> SavedFiles:
         """The files to continue from if no rank holds the state."""
 
-    def identity(self) -> dict[str, Any]:
+    def collect_settings(self) -> dict[str, Any]:
         """Returns the settings that must be equal on all ranks, for JSON."""
 
+    @property
     def progress(self) -> int:
-        """Returns a number that grows with each action, the same on all ranks; -1 without a state."""
+        """A number that grows with each action, the same on all ranks; -1 without a state."""
 
     def is_saving(self) -> bool:
         """Tells whether a checkpoint is being written; it may still fail."""
@@ -80,7 +81,7 @@ class StateCarrier(Protocol):
     def state(self) -> TransferredState:
         """Returns the state. Called on the rank that is ahead."""
 
-    def take(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
+    def load_state(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Loads the state of the rank that is ahead. Called on ranks that are behind."""
 
     def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
@@ -113,7 +114,7 @@ def hand_over(
         HeadwayError: no rank has the state and no checkpoint can be loaded; on all ranks.
         CommunicationError: a rank was lost.
     """
-    control, mine = world.control, carrier.progress()
+    control, mine = world.control, carrier.progress
     # A new leader looks for checkpoints of later steps: the former leader may have saved a step that it alone had
     # reached, and the logs must not be cut back behind that.
     overtaken = world.is_lead and not was_lead and mine >= 0 and carrier.past.is_ahead(carrier.step)
@@ -125,7 +126,7 @@ def hand_over(
         # One more than any rank reported: nobody takes an older state for this one.
         _go_back(control, carrier, ahead + 1, say)
         result = result._replace(unsaved=False)
-        progress = tuple(_exchange_values(control, carrier.progress()))
+        progress = tuple(_exchange_values(control, carrier.progress))
         ahead = max(progress)
     # One rank sends its state to those behind; ranks at the same progress have equal states.
     if min(progress) < ahead:
@@ -139,7 +140,7 @@ def hand_over(
         # A broadcast is a collective: ranks that have the state take part too, and drop the bytes.
         scalars, tensors = control.broadcast_bytes(scalars, root), control.broadcast_bytes(tensors, root)
         if progress[control.rank] < ahead:
-            carrier.take(json.loads(scalars), load_tensors(tensors))
+            carrier.load_state(json.loads(scalars), load_tensors(tensors))
     return result
 
 
@@ -148,7 +149,7 @@ def _go_back(control: Group, carrier: StateCarrier, progress: int, say: Callable
 
     Without a checkpoint, and if no step was recorded yet, the lowest rank that sees the run folder begins anew.
     """
-    views = _exchange_values(control, carrier.past.look())
+    views = _exchange_values(control, carrier.past.describe())
     # Checkpoints may lie on a disk that only some hosts see.
     newest = max(view["step"] for view in views)
     if newest < 0:

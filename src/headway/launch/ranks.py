@@ -15,7 +15,6 @@ from typing import NamedTuple, final
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 
 from headway.checkpoint.agreement import SaveExchange, SingleRankExchange, StoreExchange
 from headway.comm.algorithm_choice import AlgorithmChooser, AlgorithmTrial, list_candidates, run_trials
@@ -39,6 +38,7 @@ from headway.core.random_keys import GOLDEN, mix_int
 from headway.core.world import World
 from headway.launch.handover import HandoverResult, StateCarrier, hand_over
 from headway.launch.hosts import check_batch_covers_ranks
+from headway.model.batch_norm import list_running_statistics
 from headway.observe.rank_timings import RankTimings
 
 # Numbers that are summed with each step's gradients, besides the loss: damaged samples, a signal to stop, newcomers.
@@ -208,7 +208,9 @@ class Ranks:
             CommunicationError: a newcomer leaves.
         """
         control = self.world.control
-        mine = json.dumps([self.joins, carrier.identity(), carrier.precision.finding()], sort_keys=True).encode()
+        mine = json.dumps(
+            [self.joins, carrier.collect_settings(), carrier.precision.finding()], sort_keys=True
+        ).encode()
         reports = [json.loads(text) for text in control.gather_bytes(mine)]
         first = reports[control.ranks.index(0)][1]
         for rank, (joins, other, _) in zip(control.ranks, reports, strict=True):
@@ -422,9 +424,3 @@ class _JoinedGeneration:
     reducer: Reducer
     watch: StallWatch | None
     board: RankTimings
-
-
-def list_running_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Lists mean and variance of every batch norm, which each step averages over the ranks."""
-    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-    return [value for norm in norms for value in norm.buffers(recurse=False) if value.is_floating_point()]

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core import row_file
-from headway.core.run_folder import RunFolder
 from headway.observe.patterns import find_slow_rank
-from headway.page import panel
-from headway.page.panel import Panel
 
 # Stages of a rank's own work: while they last, the others wait.
 OWN_STAGES = ("wait", "augment", "forward", "loss", "backward", "optimizer")
@@ -29,8 +25,6 @@ COLUMNS = (*OWN_STAGES, *WAITING_STAGES)
 KIND = "ranks"
 # Share of the delay that one stage has to explain to be named.
 NAMED_SHARE = 0.8
-# Ranks and columns of a chart.
-MAX_RANKS, MAX_POINTS = 64, 240
 
 StageSeconds = NDArray[np.float64]
 
@@ -96,39 +90,3 @@ def describe_stragglers(seconds: StageSeconds) -> str:
     stage, times = stages.most_common(1)[0]
     lost = f" It loses time in {stage}." if stage is not None and 2 * times > stages.total() else ""
     return f"Rank {found.rank} is the slowest in {found.share:.0%} {of}, {waits}. Look at its host.{lost}"
-
-
-def build_panels(run: RunFolder) -> list[Panel]:
-    """Builds the stages of each rank's step, and its own work over the run; empty for a run of one rank."""
-    table = row_file.read_rows(run.rows_path(KIND))
-    if table is None or table.columns != COLUMNS or not len(table.steps):
-        return []
-    # A resumed run may have written an interval twice: the first of each position counts.
-    positions, places = np.unique(table.positions, return_index=True)
-    seconds = table.values[places].astype(np.float64)
-    own, mean = 1e3 * seconds[:, :, : len(OWN_STAGES)].sum(axis=2), 1e3 * seconds.mean(axis=0)
-    shown = sorted(np.argsort(-own.mean(axis=0), kind="stable")[:MAX_RANKS].tolist())
-    names = [f"rank {table.names[rank]}" for rank in shown]
-    left = f" Of {len(table.names)} ranks these are the {MAX_RANKS} slowest." if len(table.names) > MAX_RANKS else ""
-    parts = np.array_split(np.arange(len(positions)), min(MAX_POINTS, len(positions)))
-    samples = run.read_provenance(samples=int)["samples"]
-    more: dict[str, Any] = {"section": "Time", "width": "full"}
-    stacks = [
-        (stage, [_round(mean[rank, place]) for rank in shown])
-        for place, stage in enumerate(COLUMNS)
-        if mean[:, place].any()
-    ]
-    note = f"{describe_stragglers(seconds)} In reduce, and on a GPU in log, a rank waits for others.{left}"
-    title = "Step time of each rank by stage"
-    bars = panel.bars("ranks", title, names, stacks, x_label="mean ms per step", order=340, note=note, **more)
-    # Each column is the median of neighbouring intervals, at the epoch in which the last of them ended.
-    epochs = [float(positions[part[-1]]) / samples for part in parts]
-    rows = [(name, [_round(np.median(own[part, n])) for part in parts]) for name, n in zip(names, shown, strict=True)]
-    more |= {"x_label": "epoch", "y_label": "rank", "z_label": "ms per step", "order": 341}
-    note = "A step without the waiting for others. A row that stands out all along is a slow host."
-    return [bars, panel.grid("ranks-own", "Own work of each rank per step", epochs, rows, note=note, **more)]
-
-
-def _round(value: Any) -> float:
-    """Rounds to four digits, to keep the page small."""
-    return float(f"{value:.4g}")

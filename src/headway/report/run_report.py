@@ -11,11 +11,10 @@ from headway.core.files import read_text, write_atomically
 from headway.core.recipe import format_value
 from headway.core.recipe_yaml import parse_recipe
 from headway.core.run_folder import RunFolder
-from headway.observe import stragglers
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
-from headway.report import observation_panels, step_anatomy, utilisation_panels
+from headway.report import observation_panels, step_anatomy, straggler_panels, utilisation_panels
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.run_log import NON_METRIC_KEYS
 from headway.train.evaluation_panels import write_panels
@@ -64,7 +63,7 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
     write_panels(run, _build_run_panels(records, summary, about, recipe))
-    write_panels(run, [*stragglers.build_panels(run), *utilisation_panels.build_panels(run, records, about)])
+    write_panels(run, [*straggler_panels.build_panels(run), *utilisation_panels.build_panels(run, records, about)])
     write_panels(run, observation_panels.build_panels(run, train, beside))
     # Evaluation, landscape and other commands left panels of their own in the folder.
     made = [Panel.from_json(read_text(path)) for path in sorted(run.panels.glob("*.json"))]

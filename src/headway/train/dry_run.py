@@ -28,7 +28,7 @@ from headway.core.workload import (
 from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import compute_size
 from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
-from headway.launch.ranks import list_running_statistics
+from headway.model.batch_norm import list_running_statistics
 from headway.model.fake_tensors import use_fake_tensors
 from headway.model.graph_breaks import CompileReport, try_compiling
 from headway.model.layer_profile import SAMPLES, profile_layers

@@ -189,12 +189,13 @@ class Recovery:
         """The precision of the setup, on which the ranks agree."""
         return self._trainer.setup.precision
 
-    def identity(self) -> dict[str, Any]:
+    def collect_settings(self) -> dict[str, Any]:
         """Returns the settings that must be equal on all ranks."""
         return collect_shared_settings(self._trainer.setup)
 
+    @property
     def progress(self) -> int:
-        """Returns the number of steps and actions done, -1 without a state.
+        """Number of steps and actions done, -1 without a state.
 
         The counts of two ranks that were in the same collective differ if it succeeded on one of them alone. So no
         action may contain two collectives.
@@ -225,7 +226,7 @@ class Recovery:
         }
         return scalars, trainer.collect_tensors()
 
-    def take(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
+    def load_state(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Continues from the state of another rank."""
         trainer = self._trainer
         trainer.load(Checkpoint(Path("the state of another rank"), scalars["step"], scalars, tensors))
@@ -276,7 +277,7 @@ class SavedRun:
             return False
         return newest is not None and newest.step > step
 
-    def look(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Summarises the run folder and its newest checkpoint, for JSON.
 
         Returns:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from headway.core import row_file
 from headway.core.run_folder import RunFolder
-from headway.observe.stragglers import COLUMNS, KIND, OWN_STAGES, build_panels, describe_stragglers, find_slowest_rank
+from headway.observe.stragglers import COLUMNS, KIND, OWN_STAGES, describe_stragglers, find_slowest_rank
 from headway.page import renderer
+from headway.report.straggler_panels import build_panels
 
 Seconds = NDArray[np.float64]
 
