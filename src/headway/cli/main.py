@@ -19,6 +19,7 @@ from headway.cli.screen import Json, Overrides, can_print, print_result, say
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
 from headway.core.system_errors import expect_address_space, explain_system_error
+from headway.core.text_format import pluralise
 
 if TYPE_CHECKING:
     from headway.data.pack import PackResult
@@ -185,7 +186,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
     of = f" of {len(counts)} parts" if len(counts) > 1 else ""
     lines = [
         *map(str, damages),
-        f"{len(damages)} damaged place{'s'[: len(damages) > 1]}: pack the data again."
+        f"{pluralise(len(damages), 'damaged place')}: pack the data again."
         if damages
         else f"Every record{of} ({' + '.join(counts)} samples) is intact.",
     ]

@@ -17,6 +17,7 @@ from headway.comm.comm_recipe import Algorithm, Wire
 from headway.comm.communicator import Communicator
 from headway.comm.links import reduce_max
 from headway.core.collectives import LinearCost, Network, choose_bucket_for_cost, predict_cost, predict_phase_costs
+from headway.core.text_format import pluralise
 
 # The cost model predicts the bytes on each link. Two timed trials per algorithm add the costs that it does not know
 # (threads, library, copies): one all-reduce of a few bytes and one of some megabytes.
@@ -182,7 +183,7 @@ class AlgorithmChooser:
         costs = sorted(self.predict_seconds(largest).items(), key=lambda cost: cost[1])
         predicted = ", ".join(f"{taken * 1e3:.3g} ms by {name}" for name, taken in costs)
         return (
-            f"Gradients are summed in {len(sizes)} bucket{'s'[: len(sizes) > 1]} ({many}). "
+            f"Gradients are summed in {pluralise(len(sizes), 'bucket')} ({many}). "
             f"Predicted for the largest, {largest / 1e6:.3g} MB: {predicted}."
         )
 

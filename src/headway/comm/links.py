@@ -15,6 +15,7 @@ import torch
 from headway.comm.hardware import capture_nccl_log, list_gpu_links, list_nics, summarise_nccl_log
 from headway.core.collectives import Link, Network
 from headway.core.line_fit import FASTER, SHORTEST_S, fit_line
+from headway.core.text_format import align_table, pluralise
 from headway.core.world import Group, World
 
 # Everything is measured in rings, as in the algorithms themselves: each rank sends to the next one and receives from
@@ -130,11 +131,11 @@ class MeasuredLinks:
         """Formats the report of a run's start: hosts and ranks, the table of links, the rails, and the hardware."""
         counts = sorted({len(ranks) for ranks in world.hosts})
         many = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-        hosts = f"{len(world.hosts)} host{'s'[: len(world.hosts) > 1]} with {many} rank{'s'[: counts[-1] > 1]}"
+        hosts = f"{pluralise(len(world.hosts), 'host')} with {many} rank{'s'[: counts[-1] > 1]}"
         tried = ", ".join(f"{taken * 1e3:.3g} ms by {rails}" for rails, taken in self.rails_s.items())
         rails = f", {self.rails} rails" if self.rails > 1 else ""
         rails += f" (a sum takes {tried} rails)" if tried else ""
-        rows = format_table(self.build_rows())
+        rows = align_table(self.build_rows())
         return [f"{hosts}, {world.backend} over {world.interface}{rails}", *rows, *self.notes]
 
     def to_json(self) -> dict[str, Any]:
@@ -153,18 +154,6 @@ class MeasuredLinks:
         fits = {name: read_fit(data[name]) for name in ("inside", "alone", "together")}
         rails_s = {int(rails): taken for rails, taken in data["rails_s"].items()}
         return MeasuredLinks(**{**data, **fits, "rails_s": rails_s, "notes": tuple(data["notes"])})
-
-
-def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats lines with columns of equal width: the first flush left, the others flush right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def broadcast_links(world: World, links: MeasuredLinks | None) -> MeasuredLinks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from headway.core.text_format import pluralise
 from headway.data.reference import DecodeStats
 
 # Stages of the loader's thread, in order: samples and random parameters; finding or fetching records; pixels; labels.
@@ -69,7 +70,7 @@ class LoaderStats:
         return (
             f"{self.images:,} images, {self.images_s:,.0f} images/s, waiting {self.waiting_share:.1%} of the time, "
             f"{self.occupancy:.1f} of {self.prefetch_batches} batches ready; each stage alone: {stages} images/s; "
-            f"{self.backend} decoder, {self.threads} thread{'s'[: self.threads > 1]}; {self.tier}"
+            f"{self.backend} decoder, {pluralise(self.threads, 'thread')}; {self.tier}"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from headway.core.files import write_atomically
 from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling
+from headway.core.text_format import pluralise
 from headway.doctor.roofline import SAME_SIZE
 from headway.doctor.terminal_text import (
     SIDES,
@@ -45,7 +46,7 @@ def write_page(profile: Profile, path: Path) -> None:
         build_panels(profile),
         title=f"{profile.name}: {profile.verdict.kind}",
         subtitle=f"What limits the recipe on this machine: {profile.regime}, batch {profile.batch:,}, "
-        f"{profile.ranks} rank{'s'[: profile.ranks > 1]}",
+        f"{pluralise(profile.ranks, 'rank')}",
         sections=SECTIONS,
         footer=f"A {how} examination of {format_number(profile.seconds)} s.",
     )

@@ -27,6 +27,7 @@ from headway.core.errors import DataError
 from headway.core.mounts import Mount, find_mount
 from headway.core.profile import Throughput
 from headway.core.random_keys import UInt64
+from headway.core.text_format import pluralise
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
@@ -333,7 +334,7 @@ def _compute_record_bytes(dataset: Dataset) -> float:
 
 def _describe_reads(dataset: Dataset, reader: _RecordReader, which: str) -> str:
     if reader.threads:
-        return f"{which}, touched by {reader.threads} thread{'s'[: reader.threads > 1]} as decoding does."
+        return f"{which}, touched by {pluralise(reader.threads, 'thread')} as decoding does."
     kind = "as single files" if isinstance(dataset.source, LooseFiles) else "from shards"
     return f"{which}, read {kind}, one after the other."
 

@@ -9,12 +9,12 @@ from html import escape
 from pathlib import Path
 
 from headway.core.files import write_atomically
+from headway.core.text_format import pluralise
 from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.plan import facility_text
 from headway.plan.facility import STORAGE_NAMES, FacilityPlan, name_link
 from headway.plan.placement import Placement
-from headway.plan.wording import pluralise
 
 # Pods, and racks per pod, that are drawn one by one. The drawing says how many more there are.
 MAX_PODS, MAX_RACKS = 6, 8

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from headway.core.text_format import pluralise
 from headway.plan.facility import RACK_WATTS, STORAGE_NAMES, FacilityPlan, name_link
 from headway.plan.placement import Placement
-from headway.plan.wording import pluralise
 
 LABEL_WIDTH = 11
 

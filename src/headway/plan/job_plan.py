@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
+from headway.core.text_format import pluralise
 from headway.core.workload import Workload
 from headway.plan.cluster import Cluster
 from headway.plan.convergence import EpochsLaw, LearningRateSuggestion, load_official_points, suggest_learning_rate
@@ -16,7 +17,6 @@ from headway.plan.prediction import Prediction
 from headway.plan.scaling import find_paying_nodes, predict_scaling
 from headway.plan.sensitivity import InputSensitivity, rank_sensitivities
 from headway.plan.strategies import DeviceMemory, Strategy, compare_strategies, count_useful_nodes, estimate_memory
-from headway.plan.wording import pluralise
 
 
 @final

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.files import write_atomically
+from headway.core.text_format import pluralise
 from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.plan import job_plan_text
 from headway.plan.convergence import NO_GAIN, PERFECT_SCALING, EpochsLaw
 from headway.plan.job_plan import JobPlan, list_warnings
-from headway.plan.wording import format_hours, format_hours_range, pluralise
+from headway.plan.wording import format_hours, format_hours_range
 
 SECTIONS = ("Plan", "Step", "Learning", "Uncertainty", "More data")
 # Points of a fitted curve.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+from headway.core.text_format import align_table, pluralise
 from headway.plan.convergence import EpochsLaw
 from headway.plan.growth import DataGrowth
 from headway.plan.job_plan import JobPlan, list_warnings
 from headway.plan.prediction import Prediction
 from headway.plan.scaling import SPEEDUP_EXPONENT
-from headway.plan.wording import align_table, format_hours, format_hours_range, format_milliseconds, pluralise
+from headway.plan.wording import format_hours, format_hours_range, format_milliseconds
 
 # Number of inputs that the summary names.
 MAX_SENSITIVITIES = 4
@@ -42,7 +43,7 @@ def format_plan(plan: JobPlan) -> str:
         "",
         *warned,
         *([""] if warned else []),
-        *align_table(tabulate_predictions(plan)),
+        *align_table(tabulate_predictions(plan), left=-1),
         "",
         *list_verdicts(plan),
         describe_sensitivities(plan),
@@ -50,7 +51,7 @@ def format_plan(plan: JobPlan) -> str:
     ]
     if plan.growth is not None:
         lines += ["", f"The error falls as samples to the power of {plan.growth.error.exponent:.3f}."]
-        lines += align_table(tabulate_growth(plan.growth))
+        lines += align_table(tabulate_growth(plan.growth), left=-1)
     return "\n".join([*lines, *list_notes(plan)])
 
 

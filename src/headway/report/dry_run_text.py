@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from headway.core.byte_format import format_bytes
+from headway.core.text_format import format_bytes, pluralise
 from headway.core.workload import Workload
 from headway.train.dry_run import DryRun
 
@@ -78,7 +78,7 @@ def _describe_batch(found: DryRun) -> str:
     largest = max(phase.batch for phase in work.run.phases)
     if largest > work.step.batch:
         batch = f"{batch}, growing to {largest:,}"
-    ranks = f"{found.ranks:,} rank{'s'[: found.ranks > 1]}"
+    ranks = pluralise(found.ranks, "rank")
     if found.hosts > 1:
         ranks += f" on {found.hosts:,} hosts"
     about = "" if found.micro_batch * found.accumulation * found.ranks == largest else " at most"

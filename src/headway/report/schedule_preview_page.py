@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.core.recipe import format_value
+from headway.core.text_format import pluralise
 from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.report.schedule_preview import SchedulePoint, SchedulePreview
@@ -57,7 +58,7 @@ def format_preview(found: SchedulePreview, width: int, *, blocks: bool = True) -
 
 
 def _format_headline(found: SchedulePreview) -> str:
-    steps = f"{found.steps:,} step{'s'[: found.steps > 1]}"
+    steps = pluralise(found.steps, "step")
     macro = f", {found.internal.steps_per_update} of them a macro-batch" if found.internal.steps_per_update > 1 else ""
     return f"{found.loaded.recipe.name}: {steps}{macro}, {found.epochs:.4g} epochs of {found.samples:,} samples"
 

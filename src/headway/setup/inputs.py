@@ -17,6 +17,7 @@ from headway.core.cpu_count import choose_thread_count, count_usable_cores
 from headway.core.errors import DataError, RecipeError
 from headway.core.recipe import LoadedRecipe
 from headway.core.sample_progress import SampleProgress
+from headway.core.text_format import pluralise
 from headway.data import dataset as data
 from headway.data import opening
 from headway.data.augment import measure_mean_std
@@ -270,12 +271,12 @@ def get_tier_reason(tier: Tier) -> str:
 def describe_decoding(backend: str, threads: int, cores: int | None) -> str:
     """Says in a sentence which decoder runs on how many of the usable cores (None: unknown)."""
     name = "the native core" if backend == "native" else "Pillow"
-    text = f"Decoding by {name}, {threads} thread{'s'[: threads > 1]}"
+    text = f"Decoding by {name}, {pluralise(threads, 'thread')}"
     if cores is None:
         return f"{text}."
     others = cores - threads
     rest = f" (the other{'s are' if others > 1 else ' is'} left to training)" if others > 0 else ""
-    return f"{text} of {cores} core{'s'[: cores > 1]}{rest}."
+    return f"{text} of {pluralise(cores, 'core')}{rest}."
 
 
 def _hash_texts(*texts: str) -> str:
@@ -451,7 +452,7 @@ def _resolve_normalisation(loaded: LoadedRecipe[TrainRecipe], inputs: Inputs) ->
     for key in ("mean", "std"):
         value = getattr(recipe, key)
         if value != "auto" and len(value) != channels:
-            what = f"{len(value)} numbers for images of {channels} channel{'s'[: channels > 1]}"
+            what = f"{len(value)} numbers for images of {pluralise(channels, 'channel')}"
             raise RecipeError(what, where=f"augment.{key}", fix="Give one a channel, or auto.")
     if "auto" not in (recipe.mean, recipe.std):
         return loaded

@@ -6,6 +6,7 @@ from typing import Any
 
 from headway.core.errors import RecipeError
 from headway.core.recipe import LoadedRecipe
+from headway.core.text_format import pluralise
 from headway.data.batch_plan import BatchPlan
 from headway.optim.batch_scaling import BatchScaledRecipe, require_number
 from headway.setup.recipe import TrainRecipe
@@ -76,7 +77,7 @@ def find_oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int
     # A batch that grows has several sizes; the largest is the one to be named.
     size = f"{'up to ' if plan.grows else ''}{plan.largest_batch:,}"
     each = plan.largest_batch / samples
-    what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {each:.3g} epochs each"
+    what = f"The run has {pluralise(steps, 'step')} of {size} samples, {each:.3g} epochs each"
     if abs(ends / asked - 1) > MAX_EPOCHS_OFF:
         what += f", and ends after {ends:.4g} epochs in place of {asked:.4g}, as every step is full"
     return [*out, f"{what}. {'So few steps hardly train: set' if few else 'Set'} batch to less, or train for longer."]
