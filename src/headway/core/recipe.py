@@ -66,7 +66,7 @@ class LoadedRecipe(Generic[P]):
 
     def list_leaves(self) -> Iterator[tuple[str, Any]]:
         """Yields (dotted key, JSON value) of each leaf."""
-        yield from _items(self.recipe.model_dump(mode="json"))
+        yield from flatten(self.recipe.model_dump(mode="json"))
 
     def to_yaml(self) -> str:
         """Returns YAML with every value spelled out; loading it gives the same recipe."""
@@ -126,10 +126,11 @@ def format_value(value: Any) -> str:
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _items(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of nested mappings by dotted key; an empty mapping is a leaf, too."""
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
-            yield from _items(value, f"{path}.{key}" if path else str(key))
+            yield from flatten(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, tree
 
@@ -157,4 +158,4 @@ def _origins_of_leaves(recipe: RecipePart, origins: Mapping[str, str]) -> dict[s
         ]
         return origins[max(whole, key=len)] if whole else "default"
 
-    return {leaf: origin(leaf) for leaf, _ in _items(recipe.model_dump(mode="json"))}
+    return {leaf: origin(leaf) for leaf, _ in flatten(recipe.model_dump(mode="json"))}

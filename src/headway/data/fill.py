@@ -18,7 +18,7 @@ from headway.data.decode import Decoder
 from headway.data.decode_request import DecodeRequest, GatherRequest, Pixels
 from headway.data.host_transform import HostDraws, HostTransform
 from headway.data.loader_spec import LoaderSpec
-from headway.data.loader_stats import LoaderTally
+from headway.data.loader_stats import LoaderStats
 from headway.data.records import Records
 from headway.data.reference import DecodeStatus, find_record_kinds
 from headway.data.tiers import Tier
@@ -59,10 +59,10 @@ class BatchFiller:
         spec: LoaderSpec,
         transform: HostTransform,
         decoder: Decoder,
-        tally: LoaderTally,
+        stats: LoaderStats,
     ) -> None:
         self._dataset, self._tier, self._transform = dataset, tier, transform
-        self._decoder, self._tally = decoder, tally
+        self._decoder, self._stats = decoder, stats
         self._order, self._on_bad, self._verify = spec.order, spec.on_bad, spec.verify
         self._seed = spec.order.seed if spec.order else 0
         self.is_on_device = isinstance(tier, DeviceTier)
@@ -78,7 +78,7 @@ class BatchFiller:
         positions = np.concatenate([np.arange(low, high) for low, high in spans])
         epochs, samples = self._order(positions) if self._order else (np.zeros_like(positions), positions)
         drawn = self._transform.draw(self._seed, epochs, samples)
-        self._tally.stage_s["order"] += perf_counter() - begun
+        self._stats.stage_s["order"] += perf_counter() - begun
         begin = 0
         # Views of the large arrays, one for each batch.
         for low, high in spans:
@@ -88,7 +88,7 @@ class BatchFiller:
 
     def fill(self, memory: torch.Tensor, request: BatchRequest) -> Batch:
         """Makes a batch whose images lie in `memory` (uint8, flat), unless they are gathered on the device."""
-        transform, tally = self._transform, self._tally
+        transform, stats = self._transform, self._stats
         samples, drawn = request.samples, request.drawn
         # The whole batch has the size of its first position's epoch.
         size = transform.compute_size(int(request.epochs[0]) if len(request.epochs) else 0)
@@ -115,8 +115,8 @@ class BatchFiller:
         labels = np.ascontiguousarray(self._dataset.label[np.maximum(served, 0)])
         # The labels are mapped too: a file that was cut would have given zeros.
         self._dataset.check_columns()
-        tally.stage_s["labels"] += perf_counter() - begun
-        tally.stage_images += len(samples)
+        stats.stage_s["labels"] += perf_counter() - begun
+        stats.stage_images += len(samples)
         return Batch(
             images=images,
             labels=torch.from_numpy(labels),
@@ -135,11 +135,11 @@ class BatchFiller:
         self, samples: NDArray[np.int64], drawn: HostDraws, out: Pixels
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
         """Fills `out` with the samples' pixels. Returns their statuses, and the boxes that were resized."""
-        tier, tally, begun = self._tier, self._tally, perf_counter()
+        tier, stats, begun = self._tier, self._stats, perf_counter()
         records = tier.read(samples)
-        tally.record_bytes += int(records.length.sum())
+        stats.record_bytes += int(records.length.sum())
         read = perf_counter()
-        tally.stage_s["read"] += read - begun
+        stats.stage_s["read"] += read - begun
         # Only records that this process has not checked yet, unless `verify` says otherwise.
         check = self._dataset.select_unchecked(samples, self._verify)
         sums: dict[str, Any] = {"crc": tier.crc32c[samples], "check": check} if check.any() else {}
@@ -157,7 +157,7 @@ class BatchFiller:
         self._dataset.check_columns()
         if check.any():
             self._dataset.mark_checked(samples[check & (status == DecodeStatus.OK)])
-        tally.stage_s["decode"] += perf_counter() - read
+        stats.stage_s["decode"] += perf_counter() - read
         return status, boxes
 
     def _is_stored_as_served(self, samples: NDArray[np.int64], out: Pixels) -> bool:

@@ -23,7 +23,7 @@ from headway.data.decode import build_decoder, resolve_backend
 from headway.data.epoch_cursor import EpochCursor
 from headway.data.fill import BatchFiller
 from headway.data.loader_spec import LoaderSpec
-from headway.data.loader_stats import LoaderStats, LoaderTally
+from headway.data.loader_stats import LoaderStats
 from headway.data.ops.move import flip_and_translate
 from headway.data.order import get_rank_slots
 from headway.data.tiers import HostSlots, Tier, choose_tier
@@ -77,7 +77,7 @@ class Loader:
         # Chosen at first use: filling a tier may take minutes, and a loader that only answers len() needs none.
         self._tier = spec.tier
         self._choosing = threading.Lock()
-        self._tally = LoaderTally()
+        self._stats = LoaderStats(prefetch_batches=spec.prefetch_batches, backend=self.backend)
         self._threads_used = 0
         self._ring: _LoaderRing | None = None
 
@@ -155,21 +155,12 @@ class Loader:
 
     def stats(self) -> LoaderStats:
         """Returns the measurements of all iterations so far."""
-        tally = self._tally
-        return LoaderStats(
-            images=tally.images,
-            batches=tally.batches,
-            timed_images=tally.timed_images,
-            seconds=tally.seconds,
-            wait_s=tally.wait_s,
-            occupancy=tally.ready / tally.asked if tally.asked else 0.0,
-            prefetch_batches=self.spec.prefetch_batches,
-            stage_s=dict(tally.stage_s),
-            stage_images=tally.stage_images,
-            cores=replace(tally.cores),
-            record_bytes=tally.record_bytes,
+        stats = self._stats
+        return replace(
+            stats,
+            stage_s=dict(stats.stage_s),
+            cores=replace(stats.cores),
             threads=self._threads_used,
-            backend=self.backend,
             tier=self._tier.why if self._tier is not None else "",
         )
 
@@ -233,7 +224,7 @@ class _LoaderRing:
     def __init__(self, loader: Loader, start: int, stop: float) -> None:
         spec = loader.spec
         self._start, self._stop = start, stop
-        self._loader, self._tally = loader, loader._tally
+        self._loader, self._stats = loader, loader._stats
         self._tier = tier = loader.tier
         if spec.scaled and tier.damaged is not None:
             what = "samples that are kept decoded are whole, and scaled asks for a smaller decode"
@@ -247,7 +238,7 @@ class _LoaderRing:
         self._process = os.getpid()
         self._decoder = build_decoder(spec.threads, loader.backend, pin=spec.pin)
         loader._threads_used = self._decoder.threads
-        self._filler = BatchFiller(loader.dataset, tier, spec, loader.transform, self._decoder, self._tally)
+        self._filler = BatchFiller(loader.dataset, tier, spec, loader.transform, self._decoder, self._stats)
         self._cuda = loader.device.type == "cuda"
         self._free: queue.SimpleQueue[_RingSlot | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -271,7 +262,7 @@ class _LoaderRing:
         self._thread.start()
 
     def __iter__(self) -> Iterator[Batch]:
-        tally = self._tally
+        stats = self._stats
         stream = torch.cuda.Stream(self._loader.device) if self._cuda else None
         first = True
         while True:
@@ -281,8 +272,8 @@ class _LoaderRing:
                     what, fix="Iterate the loader again in the child; load_state_dict takes it to the same position."
                 )
             asked = perf_counter()
-            tally.asked += 1
-            tally.ready += self._ready.qsize()
+            stats.asked += 1
+            stats.ready += self._ready.qsize()
             item = self._ready.get()
             now = perf_counter()
             if item is None:
@@ -291,7 +282,7 @@ class _LoaderRing:
                 raise item
             slot, batch = item
             if not first:
-                tally.wait_s += now - asked
+                stats.wait_s += now - asked
             # On a CPU the images are the slot's memory: it is free only when the next batch is asked for.
             is_slot_lent = not self._filler.is_on_device and stream is None
             if self._filler.is_on_device:
@@ -303,12 +294,12 @@ class _LoaderRing:
             yield batch
             if is_slot_lent:
                 self._free.put(slot)
-            tally.images += len(batch.positions)
-            tally.batches += 1
+            stats.images += len(batch.positions)
+            stats.batches += 1
             # The first batch always has to be waited for, so it is not part of the rate.
             if not first:
-                tally.timed_images += len(batch.positions)
-                tally.seconds += perf_counter() - asked
+                stats.timed_images += len(batch.positions)
+                stats.seconds += perf_counter() - asked
             first = False
 
     # The copy runs on its own stream beside the network; the training stream waits for it, the host never does.
@@ -373,5 +364,5 @@ class _LoaderRing:
         except BaseException as error:
             self._ready.put(error)
         finally:
-            self._tally.cores.add(self._decoder.stats)
+            self._stats.cores.add(self._decoder.stats)
             self._decoder.close()

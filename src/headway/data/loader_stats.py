@@ -14,35 +14,46 @@ STAGES = ("order", "read", "decode", "labels")
 
 
 @final
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(slots=True, repr=False, kw_only=True)
 class LoaderStats:
-    """Sums over all iterations of a Loader so far, at the time of the call."""
+    """Sums over all iterations of a Loader so far; `Loader.stats` returns a copy of them."""
 
-    images: int
-    """Images that the consumer received."""
-    batches: int
-    timed_images: int
-    """Images of all batches but the first of each iteration, which always has to be waited for."""
-    seconds: float
-    """Time between requests for the timed batches and the requests for those after them."""
-    wait_s: float
-    """Part of `seconds` in which the consumer waited for batches."""
-    occupancy: float
-    """Mean number of batches that were ready when one was asked for; at most `prefetch_batches`."""
     prefetch_batches: int
-    stage_s: dict[str, float]
-    """Seconds of the loader's thread by stage; see STAGES."""
-    stage_images: int
-    """Images that `stage_s` covers: more than `images` by those in the ring."""
-    cores: DecodeStats
-    """Costs of the decoding threads in the timed batches."""
-    record_bytes: int
-    """Size of the records of all images."""
-    threads: int
     backend: str
     """`native` or `pillow`."""
-    tier: str
+    threads: int = 0
+    tier: str = ""
     """Name of the tier, and the reason for it."""
+
+    # Each sum has one writer, so the threads need no lock. Written by the loader's thread:
+    stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    """Seconds of the loader's thread by stage; see STAGES."""
+    stage_images: int = 0
+    """Images that `stage_s` covers: more than `images` by those in the ring."""
+    record_bytes: int = 0
+    """Size of the records of all images."""
+    cores: DecodeStats = field(default_factory=DecodeStats)
+    """Costs of the decoding threads in the timed batches."""
+
+    # Written by the consumer:
+    images: int = 0
+    """Images that the consumer received."""
+    batches: int = 0
+    timed_images: int = 0
+    """Images of all batches but the first of each iteration, which always has to be waited for."""
+    seconds: float = 0.0
+    """Time between requests for the timed batches and the requests for those after them."""
+    wait_s: float = 0.0
+    """Part of `seconds` in which the consumer waited for batches."""
+    asked: int = 0
+    """Number of times that a batch was asked for."""
+    ready: int = 0
+    """Sum of the batches that were ready at these times."""
+
+    @property
+    def occupancy(self) -> float:
+        """Mean number of batches that were ready when one was asked for; at most `prefetch_batches`."""
+        return self.ready / self.asked if self.asked else 0.0
 
     @property
     def images_s(self) -> float:
@@ -79,24 +90,3 @@ class LoaderStats:
         more = ("record_bytes", "threads", "backend", "tier")
         # `ahead` is the name of the ring's size in run folders, whose format does not change.
         return {name: getattr(self, {"ahead": "prefetch_batches"}.get(name, name)) for name in (*names, *more)}
-
-
-@final
-@dataclass(slots=True)
-class LoaderTally:
-    """Running sums of a Loader. Each field has one writer, so the threads need no lock."""
-
-    # Written by the producer.
-    stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    stage_images: int = 0
-    record_bytes: int = 0
-    cores: DecodeStats = field(default_factory=DecodeStats)
-
-    # Written by the consumer.
-    images: int = 0
-    batches: int = 0
-    timed_images: int = 0
-    seconds: float = 0.0
-    wait_s: float = 0.0
-    asked: int = 0
-    ready: int = 0

@@ -10,15 +10,14 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from headway.core.cgroups import read_quota_cores
 from headway.core.cpu_count import list_usable_cpus
 from headway.core.mounts import find_mount
+from headway.core.nvml import load_nvml
 from headway.core.profile import EnvironmentFinding
 from headway.core.text_format import pluralise
 from headway.data.dataset import Dataset
@@ -117,11 +116,7 @@ def _check_device(host: HostFiles, device: torch.device) -> Findings:
 
 def _read_driver_version() -> str | None:
     """Returns the NVIDIA driver's version from NVML, if nvidia-ml-py is installed."""
-    try:
-        nvml: Any = import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:
-        # Not installed, or no driver answers: NVML raises its own errors.
+    if (nvml := load_nvml()) is None:
         return None
     try:
         return str(nvml.nvmlSystemGetDriverVersion())

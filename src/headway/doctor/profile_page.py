@@ -10,6 +10,7 @@ from typing import Any
 
 from headway.core.files import write_atomically
 from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling
+from headway.core.recipe import flatten
 from headway.core.text_format import pluralise
 from headway.doctor.roofline import SAME_SIZE
 from headway.doctor.terminal_text import (
@@ -419,18 +420,13 @@ def _draw_ranks(profile: Profile) -> Panel | None:
 
 
 def _draw_machine(profile: Profile) -> Panel:
-    rows = list(_flatten(profile.machine))
+    rows = [
+        (key.removesuffix("_bytes"), f"{value / 2**30:,.1f} GiB")
+        if key.endswith("_bytes") and isinstance(value, int | float)
+        else (key, "-" if value is None else str(value))
+        for key, value in flatten(profile.machine)
+    ]
     return panel.table("machine", "Machine and versions", ("item", "value"), rows, section="Machine", order=530)
-
-
-def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{path}{key}.")
-        elif key.endswith("_bytes") and isinstance(value, int | float):
-            yield f"{path}{key.removesuffix('_bytes')}", f"{value / 2**30:,.1f} GiB"
-        else:
-            yield f"{path}{key}", "-" if value is None else str(value)
 
 
 def _draw_facts(profile: Profile) -> Panel:

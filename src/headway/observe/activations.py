@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from headway.core.errors import RecipeError
+from headway.core.errors import RecipeError, list_similar
 
 # 15, 50 and 85 are those of Ioffe and Szegedy 2015 (arXiv 1502.03167), figure 1; the others show the tails.
 PERCENTILES = (2, 15, 50, 85, 98)
@@ -50,8 +49,8 @@ class ActivationPercentiles:
         for pattern in patterns:
             found = {name: one for name, one in modules.items() if re.fullmatch(pattern, name)}
             if not found:
-                near = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
-                fix = f"For example: {', '.join(near)}." if near else "The network has no modules: remove it."
+                near = list_similar(pattern, modules)
+                fix = f"For example: {near}." if near else "The network has no modules: remove it."
                 raise RecipeError(f"{pattern!r} matches no module of the network", where=RECIPE_KEY, fix=fix)
             chosen |= found
         if len(chosen) > MAX_MODULES:

@@ -40,14 +40,6 @@ def build_panels(plan: FacilityPlan, placement: Placement | None = None) -> list
         (f"{name_link(plan.machine)} cables", f"{net.node_cables + net.switch_cables:,}", ""),
         ("reads", f"{feed.bytes_s / 1e9:,.1f} GB/s", STORAGE_NAMES[feed.storage]),
     ]
-    lines = {
-        "racks": [facility_text.describe_racks(plan), facility_text.describe_floor(plan)],
-        "power": [facility_text.describe_power(plan), facility_text.describe_heat(plan)],
-        "fabric": facility_text.describe_fabric(plan),
-        "cables": [facility_text.describe_cables(plan), facility_text.describe_ethernet(plan)],
-        "storage": facility_text.describe_storage(plan),
-    }
-    rows = [(name if not at else "", line) for name, parts in lines.items() for at, line in enumerate(parts)]
     picture = "data:image/svg+xml;base64," + base64.b64encode(draw_facility(plan).encode()).decode()
     panels = [
         panel.cards("cards", "Requirements", cards, order=1, section="Plan"),
@@ -55,7 +47,7 @@ def build_panels(plan: FacilityPlan, placement: Placement | None = None) -> list
             "racks", "Racks, switches and cables", [(picture, "", "")], whole=True, order=2, section="Plan",
             width="full", note="The number on a line counts its cables. Each green bar is a node.",
         ),
-        panel.table("bill", "Summary", ["", ""], rows, order=3, section="Plan", width="full"),
+        panel.table("bill", "Summary", ["", ""], facility_text.list_rows(plan), order=3, section="Plan", width="full"),
     ]  # fmt: skip
     if placement is not None:
         panels.append(_build_jobs_panel(placement))

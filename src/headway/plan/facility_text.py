@@ -14,17 +14,21 @@ def format_facility(plan: FacilityPlan, placement: Placement | None = None) -> s
     wanted, machine = plan.wanted, plan.machine
     gpus = wanted.nodes * machine.gpus
     lines = [f"{wanted.nodes:,} x {machine.title}: {gpus:,} GPUs, {wanted.nodes * machine.tflops / 1e3:,.1f} PFLOPS"]
-    for name, parts in {
+    rows = list_rows(plan, placement)
+    return "\n".join([*lines, *(f"  {name:<{LABEL_WIDTH}}{part}" for name, part in rows)])
+
+
+def list_rows(plan: FacilityPlan, placement: Placement | None = None) -> list[tuple[str, str]]:
+    """List rows of a topic and a sentence; further sentences of a topic have an empty one."""
+    topics = {
         "racks": [describe_racks(plan), describe_floor(plan)],
         "power": [describe_power(plan), describe_heat(plan)],
         "fabric": describe_fabric(plan),
         "cables": [describe_cables(plan), describe_ethernet(plan)],
         "storage": describe_storage(plan),
         "jobs": describe_jobs(placement) if placement else [],
-    }.items():
-        for first, part in enumerate(parts):
-            lines.append(f"  {'' if first else name:<{LABEL_WIDTH}}{part}")
-    return "\n".join(lines)
+    }
+    return [("" if at else name, part) for name, parts in topics.items() for at, part in enumerate(parts)]
 
 
 def describe_racks(plan: FacilityPlan) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.core.errors import UsageError
 from headway.core.files import read_text, write_atomically
-from headway.core.recipe import format_value
+from headway.core.recipe import flatten, format_value
 from headway.core.recipe_yaml import parse_recipe
 from headway.core.run_folder import RunFolder
 from headway.page import panel
@@ -243,14 +243,5 @@ def describe_machine(about: dict[str, Any]) -> list[tuple[str, str]]:
 
 def flatten_recipe(recipe: str) -> dict[str, str]:
     """Flattens the YAML of a recipe to values by dotted key, written as in the recipe."""
-    out: dict[str, str] = {}
-
-    def walk(tree: Any, path: str) -> None:
-        if isinstance(tree, dict) and tree:
-            for key, value in tree.items():
-                walk(value, f"{path}.{key}" if path else str(key))
-        else:
-            out[path] = format_value(tree)
-
-    walk(parse_recipe(recipe, "recipe.yaml")[0], "")
-    return out
+    tree, _ = parse_recipe(recipe, "recipe.yaml")
+    return {key: format_value(value) for key, value in flatten(tree)}
