@@ -255,7 +255,7 @@ def _nothing() -> None:
 
 
 def _ends_quietly(error: BaseException) -> bool:
-    """Tells whether an error needs no message: whoever gave the save up, or ended the generation, knows already."""
+    """Returns True if an error needs no message: whoever gave the save up, or ended the generation, knows already."""
     return isinstance(error, GivenUpError | GenerationEndedError)
 
 

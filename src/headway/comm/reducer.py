@@ -93,7 +93,7 @@ class StepReduction:
         return tuple(self._row[_FIXED:])
 
     def has_one_digest(self, ranks: int) -> bool:
-        """Returns whether all ranks had issued the same operations."""
+        """Returns True if all ranks had issued the same operations."""
         # Cauchy and Schwarz: N times the sum of squares is the square of the sum only if all numbers are equal.
         sums, squares = self._row[_DIGEST : _DIGEST + NIBBLES], self._row[_DIGEST + NIBBLES : _FIXED]
         return all(ranks * square == value * value for value, square in zip(sums, squares, strict=True))

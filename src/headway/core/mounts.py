@@ -26,7 +26,7 @@ class Mount(NamedTuple):
 
     @property
     def is_network(self) -> bool:
-        """Checks whether this is a network file system."""
+        """True if this is a network file system."""
         return self.kind in _NETWORK_FILE_SYSTEMS
 
 

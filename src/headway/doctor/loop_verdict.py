@@ -170,7 +170,7 @@ def _find_shared_limits(found: LoopCosts) -> list[LoopVerdict]:
 
 
 def _are_waits_hidden(found: LoopCosts) -> bool:
-    """Checks whether the device still had work almost whenever a batch came: then waiting for batches cost nothing."""
+    """Returns True if the device still had work almost whenever a batch came: then waiting for batches cost nothing."""
     return found.starved is not None and found.starved < LIMIT
 
 

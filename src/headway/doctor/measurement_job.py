@@ -82,7 +82,7 @@ class MeasurementJob:
 
     @property
     def is_synthetic(self) -> bool:
-        """Checks whether the images are synthetic, so there is no loader to measure."""
+        """True if the images are synthetic, so there is no loader to measure."""
         return self.setup.inputs.train is None
 
     def build_variant(self, say: Any, changes: Mapping[str, Any]) -> MeasurementJob:

@@ -233,7 +233,7 @@ def _is_mincore_reliable() -> bool:
 
 
 def _may_query(path: Path, number: int) -> bool:
-    """Checks whether mincore tells this user about a file; for others' files it reports all pages as resident."""
+    """Returns True if mincore tells this user about a file; for others' files it reports all pages as resident."""
     return os.geteuid() in (0, os.fstat(number).st_uid) or os.access(path, os.W_OK, effective_ids=True)
 
 

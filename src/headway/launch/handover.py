@@ -37,7 +37,7 @@ class SavedFiles(Protocol):
     """The files of a run on the disk, as this rank sees them."""
 
     def is_ahead(self, step: int) -> bool:
-        """Tells whether a later step has a complete checkpoint."""
+        """Returns True if a later step has a complete checkpoint."""
 
     def describe(self) -> dict[str, Any]:
         """Describes the files, for JSON.
@@ -76,7 +76,7 @@ class StateCarrier(Protocol):
         """A number that grows with each action, the same on all ranks; -1 without a state."""
 
     def is_saving(self) -> bool:
-        """Tells whether a checkpoint is being written; it may still fail."""
+        """Returns True if a checkpoint is being written; it may still fail."""
 
     def state(self) -> TransferredState:
         """Returns the state. Called on the rank that is ahead."""

@@ -128,7 +128,7 @@ class FusedOptimizer(Optimizer, ABC):
                 raise UsageError(what, fix="Load the state of an optimizer of the same network.")
 
     def _fits_native(self, parameter: Tensor, rule: UpdateRule) -> bool:
-        """Tells whether the native core takes a parameter: on the CPU, of a known type, all tensors laid out alike."""
+        """Returns True if the native core takes a parameter: on the CPU, of a known type, its tensors laid out alike."""
         grad = parameter.grad
         assert grad is not None
         names = [name for name in (rule.first_state, rule.second_state) if name is not None]
@@ -204,7 +204,7 @@ class FusedOptimizer(Optimizer, ABC):
 
 
 def _share_layout(parameter: Tensor, grad: Tensor, states: list[Tensor]) -> bool:
-    """Tells whether all lie in memory without gaps, and in the same order."""
+    """Returns True if all lie in memory without gaps, and in the same order."""
     strides = parameter.stride()
     if grad.stride() != strides:
         return False

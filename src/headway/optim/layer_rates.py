@@ -17,7 +17,7 @@ from headway.optim.novograd import NovoGrad
 
 
 def has_layer_rates(optimizer: Optimizer) -> bool:
-    """Tells whether the optimizer has a learning rate for each layer that is known after its step."""
+    """Returns True if the optimizer has a learning rate for each layer that is known after its step."""
     if isinstance(optimizer, LBSGD):
         # The rate of a macro-batch comes from the sum of its gradients, which is cleared in the step.
         return all(group["warmup"] == "lars" and group["batch_scale"] == 1 for group in optimizer.param_groups)

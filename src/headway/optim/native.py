@@ -81,7 +81,7 @@ def _load_library() -> ctypes.CDLL | None:
 
 
 def is_available() -> bool:
-    """Tells whether the native core can be used here. The first call logs a warning if it cannot."""
+    """Returns True if the native core can be used here. The first call logs a warning if it cannot."""
     return _load_library() is not None
 
 

@@ -36,7 +36,7 @@ class Panel:
     section: str = field(default="Run")
 
     def to_json(self) -> str:
-        """Return the panel as JSON text. Characters outside Unicode (a file name in another encoding) become `?`.
+        """Returns the panel as JSON text. Characters outside Unicode (a file name in another encoding) become `?`.
 
         Raises HeadwayError if `data` holds NaN, infinity or an object.
         """
@@ -54,7 +54,7 @@ class Panel:
 
     @staticmethod
     def from_json(text: str) -> Panel:
-        """Read a panel from JSON text. Raises HeadwayError if the text is not one."""
+        """Reads a panel from JSON text. Raises HeadwayError if the text is not one."""
         try:
             return Panel(**parse_object(text))
         except (TypeError, ValueError) as error:
@@ -74,7 +74,7 @@ def lines(
     bands: Sequence[tuple[int, Sequence[float | None], Sequence[float | None]]] = (),
     **panel: Any,
 ) -> Panel:
-    """Build a `lines` panel.
+    """Builds a `lines` panel.
 
     Args:
         series: (name, x, y) of each line. bands: (index of a line, low, high) of a shaded range around it.
@@ -93,7 +93,7 @@ def lines(
 
 
 def choose_y_range(values: Sequence[float | None]) -> tuple[float, float] | None:
-    """Choose the `y_range` of a quantity that is never negative. None: its values have a range of their own."""
+    """Chooses the `y_range` of a quantity that is never negative. None: its values have a range of their own."""
     # Around a constant, plotly's automatic axis would reach below 0.
     found = {value for value in values if value is not None}
     most = max(found, default=0.0)
@@ -112,7 +112,7 @@ def bars(
     rules: Sequence[tuple[str, float]] = (),
     **panel: Any,
 ) -> Panel:
-    """Build a `bars` panel, one horizontal bar per name.
+    """Builds a `bars` panel, one horizontal bar per name.
 
     Args:
         stacks: (name, one value per bar) of each part. rules: (name, position) of lines across the bars.
@@ -137,7 +137,7 @@ def matrix(
     y_label: str = "true",
     **panel: Any,
 ) -> Panel:
-    """Build a `matrix` panel: rows are y (true), columns are x (predicted)."""
+    """Builds a `matrix` panel: rows are y (true), columns are x (predicted)."""
     # Lists throughout: a producer may pass numpy rows or tuples.
     rows = [list(row) for row in values]
     data = {"x_label": x_label, "y_label": y_label, "names": list(names), "values": rows}
@@ -157,7 +157,7 @@ def surface(
     log_z: bool = False,
     **panel: Any,
 ) -> Panel:
-    """Build a `surface` panel, full width: contour lines and, with WebGL, a view in three dimensions.
+    """Builds a `surface` panel, full width: contour lines and, with WebGL, a view in three dimensions.
 
     Args:
         z: heights, a row per y. axis_labels: of x, y and z. marks: (name, x, y) of named points; `path` joins them by a
@@ -187,7 +187,7 @@ def grid(
     log: bool = False,
     **panel: Any,
 ) -> Panel:
-    """Build a `grid` panel, a heat map.
+    """Builds a `grid` panel, a heat map.
 
     Args:
         rows: (name, one value per x), from top to bottom.
@@ -199,7 +199,7 @@ def grid(
 
 
 def cards(name: str, title: str, values: Sequence[tuple[str, str, str]], **panel: Any) -> Panel:
-    """Build a `cards` panel, full width, from (label, value, note) triples."""
+    """Builds a `cards` panel, full width, from (label, value, note) triples."""
     data = {"cards": [{"label": label, "value": value, "note": note} for label, value, note in values]}
     return Panel(name=name, title=title, kind="cards", data=data, **{"width": "full", **panel})
 
@@ -207,18 +207,18 @@ def cards(name: str, title: str, values: Sequence[tuple[str, str, str]], **panel
 def images(
     name: str, title: str, pictures: Sequence[tuple[str, str, str]], *, whole: bool = False, **panel: Any
 ) -> Panel:
-    """Build an `images` panel from (data URI, caption, note) triples."""
+    """Builds an `images` panel from (data URI, caption, note) triples."""
     found = [{"src": src, "caption": caption, "note": note} for src, caption, note in pictures]
     data = {"images": found, "whole": whole}
     return Panel(name=name, title=title, kind="images", data=data, **panel)
 
 
 def table(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], **panel: Any) -> Panel:
-    """Build a `table` panel. Its producer formats every cell."""
+    """Builds a `table` panel. Its producer formats every cell."""
     data = {"columns": list(columns), "rows": [list(row) for row in rows]}
     return Panel(name=name, title=title, kind="table", data=data, **panel)
 
 
 def text(name: str, title: str, content: str, **panel: Any) -> Panel:
-    """Build a `text` panel: monospaced, unchanged."""
+    """Builds a `text` panel: monospaced, unchanged."""
     return Panel(name=name, title=title, kind="text", data={"text": content}, **panel)

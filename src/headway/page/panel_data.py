@@ -185,7 +185,7 @@ class MatrixData(_PanelData):
         return not self.names
 
     def find_largest(self) -> list[tuple[str, str, str]]:
-        """Find the largest cells off the diagonal, as (row name, column name, value); zeros are left out."""
+        """Finds the largest cells off the diagonal, as (row name, column name, value); zeros are left out."""
         # A page without a matrix needs no numpy.
         import numpy as np
 
@@ -299,7 +299,7 @@ class TableData(_PanelData):
         return not self.rows
 
     def find_numeric_columns(self) -> list[bool]:
-        """Tell for each column whether all cells are numbers, with or without a unit: those are set flush right."""
+        """Tells for each column if all cells are numbers, with or without a unit: those are set flush right."""
         return [all(NUMBER.fullmatch(row[i].strip()) for row in self.rows) for i in range(len(self.columns))]
 
 
@@ -347,7 +347,7 @@ class CheckedPanel:
 
 
 def check_panel(panel: Panel) -> CheckedPanel:
-    """Check a panel and prepare it for the page.
+    """Checks a panel and prepares it for the page.
 
     Raises HeadwayError if the kind is unknown, or the data do not fit it. The message names the panel.
     """
@@ -377,6 +377,6 @@ def check_panel(panel: Panel) -> CheckedPanel:
 
 
 def _escape_for_script(text: str) -> str:
-    """Escape JSON so that it cannot end its script element, or open a comment there. `<` occurs only inside texts."""
+    """Escapes JSON so that it cannot end its script element, or open a comment there. `<` occurs only inside texts."""
     # The escape is valid in any JSON text, and the browser's parser turns it back.
     return text.replace("<", "\\u003c")

@@ -24,7 +24,7 @@ PLOTLY = "plotly.min.js"
 def render(
     panels: Sequence[Panel], *, title: str, subtitle: str, sections: Sequence[str] | None = None, footer: str = ""
 ) -> str:
-    """Render the page as one HTML text that loads nothing from outside itself.
+    """Renders the page as one HTML text that loads nothing from outside itself.
 
     Args:
         panels: sorted by (order, name) under the heading of their section. Half-width panels stand side by side; one
@@ -65,7 +65,7 @@ def render(
 
 
 def _lay_out(checked: Iterable[CheckedPanel]) -> list[tuple[CheckedPanel, bool]]:
-    """Return (panel, whether it takes the full width): also if it has no half-width neighbour in its row."""
+    """Returns (panel, whether it takes the full width): also if it has no half-width neighbour in its row."""
     placed: list[tuple[CheckedPanel, bool]] = []
     for full, run in groupby(checked, key=lambda one: one.document.width == "full"):
         row = list(run)

@@ -142,7 +142,7 @@ class Cluster(ClusterPart):
         return found[self.device]
 
     def build_network(self, nodes: int, *, spread: bool = False) -> Network:
-        """Build the network between the devices of this many nodes.
+        """Builds the network between the devices of this many nodes.
 
         Args:
             spread: the job's nodes lie between those of other jobs, so that all traffic crosses the oversubscribed
@@ -161,18 +161,18 @@ class Cluster(ClusterPart):
 
 @cache
 def load_devices() -> dict[str, Device]:
-    """Load the devices of the catalog, by name."""
+    """Loads the devices of the catalog, by name."""
     return {name: Device(**values) for name, values in read_catalog("devices").items()}
 
 
 @cache
 def load_clusters() -> dict[str, Cluster]:
-    """Load the clusters of the catalog, by name."""
+    """Loads the clusters of the catalog, by name."""
     return {name: Cluster(**values) for name, values in read_catalog("clusters").items()}
 
 
 def find_cluster(name: str) -> Cluster:
-    """Find a cluster by its name in the catalog, or read a YAML file.
+    """Finds a cluster by its name in the catalog, or reads a YAML file.
 
     Raises UsageError if the name is neither, or the file holds no cluster.
     """

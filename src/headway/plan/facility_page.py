@@ -23,14 +23,14 @@ DARK, GREEN, BLUE, ORANGE, GREY = "#33404f", "#4f9d4f", "#3d7ab8", "#d0802a", "#
 
 
 def write_page(plan: FacilityPlan, path: Path, placement: Placement | None = None) -> None:
-    """Write the plan as one HTML file."""
+    """Writes the plan as one HTML file."""
     nodes = plan.wanted.nodes
     title, panels = f"A facility of {nodes:,} nodes", build_panels(plan, placement)
     write_atomically(path, renderer.render(panels, title=title, subtitle=plan.machine.title, sections=("Plan",)))
 
 
 def build_panels(plan: FacilityPlan, placement: Placement | None = None) -> list[Panel]:
-    """Build the panels in the order of the page."""
+    """Builds the panels in the order of the page."""
     net, feed = plan.fabric, plan.feed
     switches = " + ".join(f"{many} x {ports}" for ports, many in net.switches.items())
     cards = [
@@ -55,7 +55,7 @@ def build_panels(plan: FacilityPlan, placement: Placement | None = None) -> list
 
 
 def _build_jobs_panel(placement: Placement) -> Panel:
-    """Build the table of jobs: nodes on each pod, and traffic between pods."""
+    """Builds the table of jobs: nodes on each pod, and traffic between pods."""
     rows = [
         (f"{job.nodes:,}", *(str(part or "") for part in parts), f"{placement.count_bytes_between(number) / 1e6:,.0f}")
         for number, (job, parts) in enumerate(zip(placement.jobs, placement.parts, strict=True))
@@ -77,7 +77,7 @@ class _Rack:
 
 
 def draw_facility(plan: FacilityPlan) -> str:
-    """Draw the facility as SVG: cores on top, leaves below, racks at the bottom under the leaf of their nodes."""
+    """Draws the facility as SVG: cores on top, leaves below, racks at the bottom under the leaf of their nodes."""
     net, pods = plan.fabric, plan.pods
     pod_racks = _fill_racks(pods, plan.nodes_per_rack)[:MAX_PODS]
     widths = [
@@ -128,7 +128,7 @@ def draw_facility(plan: FacilityPlan) -> str:
 
 
 def _fill_racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
-    """Distribute the nodes of each pod over racks. A rack with nodes of two pods stands in the first."""
+    """Distributes the nodes of each pod over racks. A rack with nodes of two pods stands in the first."""
     found, left = list[list[_Rack]](), 0
     for at, nodes in enumerate(pods):
         # Nodes of this pod that already stand in the last rack of the pod before.
@@ -144,7 +144,7 @@ def _fill_racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
 def _draw_cables(
     racks: Sequence[_Rack], x: float, middle: float, following: float | None, leaf_y: float, rack_y: float, ports: int
 ) -> list[str]:
-    """Draw the cables from racks to their leaf, and from a shared rack to the next pod's leaf."""
+    """Draws the cables from racks to their leaf, and from a shared rack to the next pod's leaf."""
     shapes = list[str]()
     for at, rack in enumerate(racks[:MAX_RACKS]):
         # The cable ends in the middle of its rack.
@@ -160,7 +160,7 @@ def _draw_cables(
 def _draw_pod(
     nodes: int, racks: Sequence[_Rack], x: float, middle: float, leaf_y: float, rack_y: float, tallest: int, ports: int
 ) -> list[str]:
-    """Draw the racks, the nodes and the leaf switch of a pod."""
+    """Draws the racks, the nodes and the leaf switch of a pod."""
     tall, shapes = tallest * (NODE_H + 4) + 8, list[str]()
     for at, rack in enumerate(racks[:MAX_RACKS]):
         left = x + GAP + at * (NODE_W + GAP)

@@ -19,7 +19,7 @@ MAX_DEVICES, MAX_SAMPLES = 10**6, 10**9
 
 
 def predict_scaling(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) -> list[Prediction]:
-    """Predict the run for each node count, ascending. Efficiencies are relative to the smallest count.
+    """Predicts the run for each node count, ascending. Efficiencies are relative to the smallest count.
 
     Raises UsageError if a node count or the batch is out of range, or the batch has too few samples for the devices.
     """
@@ -51,7 +51,7 @@ def predict_scaling(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) ->
 
 
 def find_paying_nodes(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) -> int:
-    """Find the most nodes that still pay: see `SPEEDUP_EXPONENT`; and the batch must not exceed the training set.
+    """Finds the most nodes that still pay: see `SPEEDUP_EXPONENT`; and the batch must not exceed the training set.
 
     Args:
         nodes: counts to try. Doublings between two counts are tried too.

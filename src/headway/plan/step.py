@@ -40,7 +40,7 @@ class ComputeTime:
     sample_s: float
 
     def seconds(self, samples: float) -> float:
-        """Return the seconds of a micro-batch."""
+        """Returns the seconds of a micro-batch."""
         return self.fixed_s + self.sample_s * samples
 
 
@@ -108,7 +108,7 @@ def predict_step(
     backward: float = BACKWARD_SHARE,
     overlap: bool = True,
 ) -> StepTime:
-    """Predict one step.
+    """Predicts one step.
 
     Args:
         samples: micro-batch of a device.
@@ -132,7 +132,7 @@ def predict_step(
 
 @lru_cache(maxsize=64)
 def build_cost_function(network: Network, among: tuple[Algorithm, ...], wire_ratio: float) -> Cost:
-    """Build the cost function of a network: for each size the cheapest of these algorithms."""
+    """Builds the cost function of a network: for each size the cheapest of these algorithms."""
     # Buckets repeat in size, and the search over bucket sizes asks thousands of times.
     known = dict[float, tuple[float, Algorithm]]()
 
@@ -145,7 +145,7 @@ def build_cost_function(network: Network, among: tuple[Algorithm, ...], wire_rat
 
 
 def overlap_exchange(buckets: Sequence[PlannedBucket], backward_s: float, cost: Cost) -> ExchangeTime:
-    """Overlap the exchange with the backward pass: each bucket starts when it is full and the one before it is done.
+    """Overlaps the exchange with the backward pass: each bucket starts when it is full and the one before it is done.
 
     Args:
         buckets: in the order in which they become ready.
@@ -161,7 +161,7 @@ def overlap_exchange(buckets: Sequence[PlannedBucket], backward_s: float, cost: 
 
 
 def list_gradients(workload: Workload) -> list[PlannedBucket]:
-    """List each layer's gradients in the order of the backward pass, whose progress is measured in multiply-adds."""
+    """Lists each layer's gradients in the order of the backward pass, whose progress is measured in multiply-adds."""
     total, found, spent = workload.backward_multiply_adds, list[PlannedBucket](), 0
     for layer in workload.order_by_gradient():
         spent += layer.backward_multiply_adds
@@ -171,7 +171,7 @@ def list_gradients(workload: Workload) -> list[PlannedBucket]:
 
 
 def pack_buckets(gradients: Sequence[PlannedBucket], nbytes: float) -> list[PlannedBucket]:
-    """Pack gradients into buckets of at least this size, in order; the last one may be smaller."""
+    """Packs gradients into buckets of at least this size, in order; the last one may be smaller."""
     found, held = list[PlannedBucket](), 0.0
     for one in gradients:
         held += one.nbytes
@@ -190,7 +190,7 @@ def choose_buckets(
     among: Sequence[Algorithm] = GPU_ALGORITHMS,
     wire_ratio: float = 1.0,
 ) -> list[PlannedBucket]:
-    """Choose the buckets of an exchange.
+    """Chooses the buckets of an exchange.
 
     Args:
         nbytes: bucket size; None: the one of `BUCKET_SIZES` that leaves least of the exchange after the backward pass.
@@ -209,7 +209,7 @@ def choose_buckets(
 
 @lru_cache(maxsize=256)
 def compute_expected_maximum(count: int) -> float:
-    """Compute the expected maximum of this many standard normals, 1.42 of 8, 2.51 of 100, 3.24 of 1,000 (Harter 1961).
+    """Computes the expected maximum of this many standard normals, 1.42 of 8, 2.51 of 100, 3.24 of 1,000 (Harter 1961).
 
     It is the integral of x d(Phi(x)^n), by the trapezoidal rule on a fine grid.
     """

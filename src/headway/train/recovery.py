@@ -203,7 +203,7 @@ class Recovery:
         return self._progress
 
     def is_saving(self) -> bool:
-        """Tells whether a checkpoint is being written."""
+        """Returns True if a checkpoint is being written."""
         return self._trainer.saver.is_writing
 
     def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
@@ -266,7 +266,7 @@ class SavedRun:
         return read_recipe(self._run.recipe_path, (), TrainRecipe).recipe.precision
 
     def is_ahead(self, step: int) -> bool:
-        """Tells whether a later step has a complete checkpoint. If none has, this only lists the names."""
+        """Returns True if a later step has a complete checkpoint. If none has, this only lists the names."""
         try:
             paths = self._checkpoints.paths()
             if not paths or (parse_step(paths[0].name) or 0) <= step:

@@ -179,7 +179,7 @@ def _join_ranks(ranks: Ranks, run: RunFolder) -> Iterator[None]:
 
 
 def _is_orphan(ranks: Ranks) -> bool:
-    """Tells whether the launcher of this process can no longer be reached."""
+    """Returns True if the launcher of this process can no longer be reached."""
     try:
         ranks.check()
     except (GenerationEndedError, FencedError):

@@ -134,7 +134,7 @@ class ScriptSession:
         return self._watch.iterate(lambda: inner, index=served - 1)
 
     def _is_watched_loader(self, loader: DataLoader[Any]) -> bool:
-        """Checks whether a loader is the loop's, or was made in the same way: same data set, batch size and kind of
+        """Returns True if a loader is the loop's, or was made in the same way: same data set, batch size and kind of
         sampler."""
         one = self._loader
         return loader is one or (

@@ -131,7 +131,7 @@ class Engine:
         return handle
 
     def poll(self, handle: int) -> bool:
-        """Returns whether `wait` would return at once. ValueError: no such handle, or waited for already."""
+        """Returns True if `wait` would return at once. ValueError: no such handle, or waited for already."""
         with self._lock:
             if handle not in self._handles:
                 raise ValueError(f"handle {handle} was never given, or was waited for already")

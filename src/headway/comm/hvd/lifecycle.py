@@ -90,12 +90,12 @@ def shutdown() -> None:
 
 
 def has_newcomers() -> bool:
-    """Returns whether new workers wait to join, as far as this process knows."""
+    """Returns True if new workers wait to join, as far as this process knows."""
     return _client is not None and _client.has_newcomers
 
 
 def can_reinitialise() -> bool:
-    """Returns whether the remaining workers can connect again after a collective failed."""
+    """Returns True if the remaining workers can connect again after a collective failed."""
     return _client is not None or not context.get_engine().has_failed
 
 

@@ -213,7 +213,7 @@ def grouped_reducescatter_async(
 
 
 def poll(handle: int) -> bool:
-    """Returns whether `synchronize` would return at once. ValueError: no such handle, or waited for already."""
+    """Returns True if `synchronize` would return at once. ValueError: no such handle, or waited for already."""
     return context.get_engine().poll(handle)
 
 
