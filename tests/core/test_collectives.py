@@ -341,14 +341,14 @@ def test_an_unknown_algorithm_is_refused() -> None:
 
 @pytest.mark.parametrize("values", [(-1e-9, 1.0), (0.0, 0.0), (0.0, -1.0), (math.nan, 1.0), (0.0, math.nan)])
 def test_what_is_no_link_is_refused(values: tuple[float, float]) -> None:
-    with pytest.raises(UsageError, match="is no link"):
+    with pytest.raises(UsageError, match="is not a link"):
         Link(*values)
 
 
 @pytest.mark.parametrize("values", [(0, 1, 1.0), (1, 0, 1.0), (1, 1, 0.0), (1, 1, math.nan)])
 def test_what_is_no_network_is_refused(values: tuple[int, int, float]) -> None:
     hosts, ranks, speed = values
-    with pytest.raises(UsageError, match="is no network"):
+    with pytest.raises(UsageError, match="is not a network"):
         Network(hosts, ranks, NOTHING, NOTHING, speed)
 
 

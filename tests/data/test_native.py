@@ -271,7 +271,7 @@ def test_a_header_is_read() -> None:
     turned[0x0112] = 6
     assert native.read_jpeg_header(jpeg(exif=turned.tobytes())).orientation == 6
     for bad in (b"", b"\xff\xd8", b"no image", jpeg()[:100]):
-        with pytest.raises(DataError, match="are no JPEG"):
+        with pytest.raises(DataError, match="are not a JPEG"):
             native.read_jpeg_header(bad)
 
 

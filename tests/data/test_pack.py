@@ -249,7 +249,7 @@ def spoilt(tmp_path: Path) -> Path:
     good = picture(99, size=(64, 64))
     (root / "cat/cut.jpg").write_bytes(good[: len(good) // 2])
     (root / "cat/empty.jpg").touch()
-    (root / "cat/text.jpg").write_text("this is no image")
+    (root / "cat/text.jpg").write_text("this is not an image")
     (root / "dog/gone.jpg").symlink_to(root / "nowhere")
     (root / "dog/program.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 5\n")
     (root / "dog/cut.png").write_bytes(picture(98, "PNG", (64, 64))[:2000])

@@ -147,7 +147,7 @@ def test_groups_that_cannot_be_meant(matches: list[str], message: str) -> None:
             "'lars' with nesterov needs a momentum above 0. Set momentum: 0.9, or nesterov: false",
         ),
         ({"name": "muon", "momentum": 0}, "'muon' with nesterov needs a momentum above 0. Set momentum: 0.95, or nest"),
-        ({"name": "sgd", "groups": [{"match": "("}]}, "'(' is no regular expression"),
+        ({"name": "sgd", "groups": [{"match": "("}]}, "'(' is not a regular expression"),
         ({"name": "sgd", "groups": [{"match": "a", "lr": 1}]}, "Extra inputs are not permitted"),
         ({"name": "adagrad"}, "'sgd', 'nag', 'adam', 'adamw', 'lars'"),
         ({"name": "lars", "betas": (0.9, 0.99)}, "Extra inputs are not permitted"),

@@ -207,7 +207,7 @@ def evaluate(
     from headway.train import runs
 
     metrics = runs.evaluate(run, data, say=say)
-    # Numbers of samples are no metrics; the text names them at its end.
+    # Numbers of samples are not metrics; the text names them at its end.
     text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if "samples" not in name)
     print_result(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
 

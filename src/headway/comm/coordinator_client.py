@@ -70,7 +70,7 @@ class CoordinatorClient:
         has_newcomers: new workers wait for the members to call `wait_for_generation` at the same boundary.
 
     Raises:
-        UsageError: `worker` is no id. CommunicationError: the launcher cannot be reached, or refuses this worker.
+        UsageError: `worker` is not an id. CommunicationError: the launcher cannot be reached, or refuses this worker.
     """
 
     def __init__(self, address: str, port: int, *, secret: str, worker: str, joining: bool = False) -> None:

@@ -134,9 +134,9 @@ def build_hook(
     """
     known = communicator.algorithms
     if algorithm != "auto" and algorithm not in known:
-        raise UsageError(f"{algorithm!r} is no algorithm here", fix=f"Take {', '.join(known)} or auto.")
+        raise UsageError(f"unknown algorithm {algorithm!r}", fix=f"Take {', '.join(known)} or auto.")
     if wire not in get_args(Wire):
-        raise UsageError(f"{wire!r} is no form of messages", fix=f"Take {', '.join(get_args(Wire))}.")
+        raise UsageError(f"unknown wire {wire!r}", fix=f"Take {', '.join(get_args(Wire))}.")
     if algorithm != "auto":
         if chooser is not None:
             raise UsageError(f"both a chooser and {algorithm!r} for all buckets", fix="Leave one of them out.")

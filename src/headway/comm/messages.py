@@ -42,7 +42,7 @@ class LineDecoder:
 
 
 def decode(line: bytes) -> Message:
-    """Decodes one line. ValueError: it is no JSON object, or has no `kind`."""
+    """Decodes one line. ValueError: it is not a JSON object, or has no `kind`."""
     message = parse_object(line)
     if not isinstance(message.get("kind"), str):
         raise ValueError("a line without a kind of message")

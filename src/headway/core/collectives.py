@@ -60,7 +60,7 @@ class Link:
 
     def __post_init__(self) -> None:
         if not (self.latency_s >= 0 and self.bandwidth_bytes_s > 0):
-            raise UsageError(f"{self} is no link", fix="Set latency_s to 0 or more and bandwidth_bytes_s above 0.")
+            raise UsageError(f"{self} is not a link", fix="Set latency_s to 0 or more and bandwidth_bytes_s above 0.")
 
     def seconds(self, nbytes: float) -> float:
         """Returns the seconds that one message takes."""
@@ -89,7 +89,7 @@ class Network:
 
     def __post_init__(self) -> None:
         if self.hosts < 1 or self.ranks_per_host < 1 or not self.reduce_bytes_s > 0:
-            raise UsageError(f"{self} is no network", fix="Set the counts to 1 or more and reduce_bytes_s above 0.")
+            raise UsageError(f"{self} is not a network", fix="Set the counts to 1 or more and reduce_bytes_s above 0.")
 
     @property
     def ranks(self) -> int:

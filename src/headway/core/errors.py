@@ -46,7 +46,7 @@ class RecipeError(UsageError):
 
 
 class DataError(HeadwayError):
-    """The data cannot be used: a damaged record, a file that is no image, shards of different packs."""
+    """The data cannot be used: a damaged record, a file that is not an image, shards of different packs."""
 
 
 class CheckpointError(HeadwayError):

@@ -32,7 +32,7 @@ def check_patterns(*patterns: str) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"'{pattern}' is no regular expression: {error}") from None
+            raise ValueError(f"'{pattern}' is not a regular expression: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def read_recipe(
         fix: remedy if there is no such file.
 
     Raises:
-        RecipeError: there is no such file, it is no YAML, or it has an unknown key (the message names the nearest known
-            one), a wrong type or an impossible combination.
+        RecipeError: there is no such file, it is not YAML, or it has an unknown key (the message names the nearest
+            known one), a wrong type or an impossible combination.
     """
     try:
         text = read_text(path)
@@ -104,7 +104,7 @@ def read_recipe(
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
-            raise RecipeError(f"{override!r} is no override", fix="Write key=value, for example optimizer.lr=0.1.")
+            raise RecipeError(f"{override!r} is not an override", fix="Write key=value, for example optimizer.lr=0.1.")
         try:
             set_value(tree, key.split("."), parse_override(value, key), key)
         except RecipeError:

@@ -26,7 +26,7 @@ _KINDS = {
 
 @final
 class JsonError(ValueError):
-    """The text is no JSON of the expected form. Its message follows "it is damaged: "."""
+    """The text is not JSON of the expected form. Its message follows "it is damaged: "."""
 
 
 def parse_object(text: str | bytes | bytearray, *, depth: int = DEPTH) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def parse_object(text: str | bytes | bytearray, *, depth: int = DEPTH) -> dict[s
         depth: most levels of lists and objects.
 
     Raises:
-        JsonError: it is no JSON, no object, nested too deeply, or has a key twice.
+        JsonError: it is not JSON, not an object, nested too deeply, or has a key twice.
     """
     found = parse_value(text, depth=depth)
     if not isinstance(found, dict):
@@ -46,7 +46,7 @@ def parse_object(text: str | bytes | bytearray, *, depth: int = DEPTH) -> dict[s
 
 
 def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
-    """Parses a JSON text that holds any kind of value. Raises JsonError, also if `text` is no text."""
+    """Parses a JSON text that holds any kind of value. Raises JsonError, also if `text` is not a text."""
     # A message may hold a number here, and bytes(2147483648) would be 2 GB of zeros.
     if not isinstance(text, str | bytes | bytearray):
         raise JsonError(f"it is {describe_kind(text)}, not a text")
@@ -57,12 +57,12 @@ def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
     except JsonError:
         raise
     except UnicodeDecodeError as error:
-        raise JsonError(f"it is no UTF-8 text (byte {error.start:,})") from None
+        raise JsonError(f"it is not UTF-8 text (byte {error.start:,})") from None
     except RecursionError:
         raise JsonError("it is nested too deeply") from None
     # JSONDecodeError, and Python's limit of 4,300 digits for a number.
     except ValueError as error:
-        raise JsonError(f"it is no JSON ({error})") from None
+        raise JsonError(f"it is not JSON ({error})") from None
     _expect_shallow(found, depth)
     return found
 

@@ -171,7 +171,7 @@ _ENTRIES: Checks = {
 def load_columns(path: Path) -> tuple[dict[str, NDArray[Any]], DatasetDescription, dict[str, str]]:
     """Maps a columns file; returns its columns, its description and all its metadata.
 
-    Raises DataError if the file is damaged, or is no columns file.
+    Raises DataError if the file is damaged, or is not a columns file.
     """
     try:
         columns, metadata = _map_columns(path)

@@ -30,7 +30,7 @@ Backend = Literal["auto", "native", "pillow"]
 BATCHES_PER_TIMING = 16
 
 
-# Status from the native core for a record that is no JPEG, or one it does not support: the reference decodes it.
+# Status from the native core for a record that is not a JPEG, or one it does not support: the reference decodes it.
 _FOREIGN_STATUS = 3
 
 

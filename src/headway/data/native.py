@@ -161,11 +161,11 @@ def _to_array(data: bytes | memoryview | Bytes) -> Bytes:
 
 
 def read_jpeg_header(data: bytes | memoryview | Bytes) -> JpegInfo:
-    """Reads the header of a JPEG. Raises DataError if the bytes are no JPEG or the header is damaged."""
+    """Reads the header of a JPEG. Raises DataError if the bytes are not a JPEG or the header is damaged."""
     # The core returns 0 if it has read the header.
     array, info = _to_array(data), _Info()
     if _require_library().hw_probe(array.ctypes.data, array.size, info):
-        raise DataError("these bytes are no JPEG, or its header is damaged")
+        raise DataError("these bytes are not a JPEG, or its header is damaged")
     # The structure has the same field names; only the flag is a number there.
     values = {name: getattr(info, name) for name in JpegInfo.__slots__}
     return JpegInfo(**values | {"progressive": bool(info.progressive)})

@@ -69,7 +69,7 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] 
         progress: called with (samples done, samples in all).
 
     Raises:
-        UsageError: the folder is no packed data set, or is an address.
+        UsageError: the folder is not a packed data set, or is an address.
         DataError: a columns file is so damaged that nothing can be checked with it.
     """
     root = parse_local_path(folder, "Verify the folder before it is copied there, or a local copy.")

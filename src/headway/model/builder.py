@@ -68,7 +68,7 @@ def find_initialiser(
     """Finds the function to call with a first batch (float NCHW, normalised) before a new run; None: there is none.
 
     Raises:
-        RecipeError: `init` is no function.
+        RecipeError: `init` is not a function.
         UserCodeError: raised by the returned function if the user's own function fails.
     """
     import torch

@@ -30,7 +30,7 @@ class FreezeSchedule:
     """
 
     def __init__(self, model: nn.Module, parts: Sequence[FreezeAfterRecipe], epoch: int) -> None:
-        # Parameters that `freeze` took out from the start are no candidates.
+        # Parameters that `freeze` took out from the start are not candidates.
         trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self._due: list[tuple[int, nn.Parameter]] = []
         for place, part in enumerate(parts):

@@ -80,7 +80,7 @@ class ModelRecipe(RecipePart):
     initialised at random."""
     freeze: tuple[str, ...] = ()
     """Regular expressions (re.search on a parameter's full name) of parameters that are not trained. Running statistics
-    of batch norm are no parameters, and are still updated."""
+    of batch norm are not parameters, and are still updated."""
     freeze_after: tuple[FreezeAfterRecipe, ...] = ()
     """Parameters that are trained for the first epochs only; see below."""
     init: str | None = None

@@ -83,7 +83,7 @@ class ActivationPercentiles:
     def read(self) -> NDArray[np.float32] | None:
         """Returns [names, percentiles] of the measured pass, once; None if there was no pass. Waits for the device.
 
-        NaN for a module that was not called, or whose output is no floating-point tensor.
+        NaN for a module that was not called, or whose output is not a floating-point tensor.
         """
         self.disarm()
         found, self._found = self._found, {}

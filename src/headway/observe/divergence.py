@@ -98,7 +98,7 @@ class DivergenceDetector:
             layers: [n, ...]: |w| before the step, |g| and |dw| of each layer at `step`.
             gradient: Norm of the whole gradient.
             loss_scale: Loss scale of fp16.
-            lr: Learning rate of the step: |dw| grows with it, which is no jump.
+            lr: Learning rate of the step: |dw| grows with it, which is not a jump.
         """
         if layers is not None and len(layers):
             moved = _divide(layers[:, 2], layers[:, 0])

@@ -52,7 +52,7 @@ class FusedOptimizer(Optimizer, ABC):
         """Adds a group, as every torch optimizer does.
 
         Raises:
-            UsageError: an option out of range, or a parameter that is no real dense tensor.
+            UsageError: an option out of range, or a parameter that is not a real dense tensor.
         """
         # torch fills in the defaults first, so that all options can be checked.
         super().add_param_group(param_group)
@@ -128,7 +128,7 @@ class FusedOptimizer(Optimizer, ABC):
                 raise UsageError(what, fix="Load the state of an optimizer of the same network.")
 
     def _fits_native(self, parameter: Tensor, rule: UpdateRule) -> bool:
-        """Returns True if the native core takes a parameter: on the CPU, of a known type, its tensors laid out alike."""
+        """Returns True if the native core takes a parameter: on the CPU, of a known type, tensors laid out alike."""
         grad = parameter.grad
         assert grad is not None
         names = [name for name in (rule.first_state, rule.second_state) if name is not None]
@@ -232,7 +232,7 @@ def require_steps_per_epoch(name: str, steps_per_epoch: float | None) -> None:
 
 
 def check_ranges(name: str, group: Group, **limits: tuple[float, float]) -> None:
-    """Raises UsageError for an option that is no number in [low, high).
+    """Raises UsageError for an option that is not a number in [low, high).
 
     Args:
         name: name of the optimizer.

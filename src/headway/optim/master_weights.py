@@ -46,7 +46,7 @@ class MasterWeights:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, kind: torch.dtype) -> None:
         if kind not in KINDS:
-            raise UsageError(f"{kind} is no 16-bit type", fix="Give MasterWeights torch.bfloat16 or torch.float16.")
+            raise UsageError(f"{kind} is not a 16-bit type", fix="Give MasterWeights torch.bfloat16 or torch.float16.")
         mine = {id(value) for value in model.parameters()}
         if not any(id(value) in mine for group in optimizer.param_groups for value in group["params"]):
             fix = "Make the optimizer from the parameters of the network, and its MasterWeights once."

@@ -269,7 +269,7 @@ class MuonRecipe(OptimizerRecipe):
     nesterov: bool = True
     """The step looks ahead by one more step of the momentum."""
     lr_rest: Positive | None = None
-    """Learning rate of SGD for everything that is no convolution filter; unset: `lr`."""
+    """Learning rate of SGD for everything that is not a convolution filter; unset: `lr`."""
     momentum_rest: Share = 0.9
     """Momentum of that SGD."""
     ns_steps: int = Field(default=5, ge=1)

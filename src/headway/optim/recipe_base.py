@@ -39,7 +39,7 @@ class OptimizerRecipe(RecipePart):
     CLASS: ClassVar[str]
     """Class of the optimizer, or a function that makes it; `make` imports it."""
     OPTIONS: ClassVar[dict[str, Any]] = {}
-    """Arguments of the class that are no keys."""
+    """Arguments of the class that are not keys."""
     # A run whose length follows the batch (`epochs: {base, per}`) scales these values with it.
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ()
     """Fields that are stretches of the run, in epochs."""

@@ -38,7 +38,7 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
         beside: Folders of runs whose layer rates are drawn next to this run's.
 
     Raises:
-        UsageError: A folder is no run folder, or a run did not record its layer rates.
+        UsageError: A folder is not a run folder, or a run did not record its layer rates.
     """
     runs = [RunFolder.open(path) for path in (folder, *beside)]
     for run in runs if beside else ():

@@ -61,7 +61,7 @@ def predict(
         on_bad: called with the error of a file that cannot be read, which then has no row. By default it is raised.
 
     Raises:
-        DataError: a file is no image; or none of them is.
+        DataError: a file is not an image; or none of them is.
     """
     # Never switched back: a network that predicts is not trained.
     setup.model.eval()
@@ -90,7 +90,7 @@ def read_pixels(
         on_bad: see `predict`.
 
     Raises:
-        DataError: a file is no image.
+        DataError: a file is not an image.
     """
     options, opened, records, sides = setup.recipe.data, [], [], []
     for file in files:
@@ -126,7 +126,7 @@ def _read_image(file: Path) -> tuple[bytes, tuple[int, int]]:
         with Image.open(io.BytesIO(record), formats=FORMATS) as image:
             return record, image.size
     except UnidentifiedImageError:
-        raise DataError("this file is no image", where=str(file), fix=SKIP) from None
+        raise DataError("this file is not an image", where=str(file), fix=SKIP) from None
     # Pillow's plugins raise anything from OSError to struct.error on damaged bytes.
     except Exception as error:
         raise DataError(f"this image cannot be opened ({error})", where=str(file), fix=SKIP) from None

@@ -54,7 +54,7 @@ def DistributedOptimizer(  # noqa: N802
     Raises:
         ValueError: names that are not unique or do not cover the parameters, a factor with another op than Average,
             no passes, wrong groups, or an optimizer that is distributed already. NotImplementedError: Adasum with a
-            process set, or with a number of ranks that is no power of two.
+            process set, or with a number of ranks that is not a power of two.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor works with op=Average only")

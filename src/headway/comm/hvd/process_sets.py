@@ -22,7 +22,7 @@ class ProcessSet:
         ranks: in ascending order.
 
     Raises:
-        ValueError: `ranks_or_comm` is no list of ranks.
+        ValueError: `ranks_or_comm` is not a list of ranks.
     """
 
     process_set_id: int | None = None

@@ -27,7 +27,7 @@ def resolve_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     """Resolves `op` and the older `average` to a reduction; Average if neither is given.
 
     Raises:
-        ValueError: both are given, or `op` is no ReduceOp.
+        ValueError: both are given, or `op` is not a ReduceOp.
     """
     if average is not None:
         if op is not None:
