@@ -425,6 +425,7 @@ def _draw_machine(profile: Profile) -> Panel:
         if key.endswith("_bytes") and isinstance(value, int | float)
         else (key, "-" if value is None else str(value))
         for key, value in flatten(profile.machine)
+        if value != {}
     ]
     return panel.table("machine", "Machine and versions", ("item", "value"), rows, section="Machine", order=530)
 

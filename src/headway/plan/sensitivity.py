@@ -58,6 +58,9 @@ def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturba
 
     def scale_part(name: str, key: str) -> Perturbation:
         part = getattr(cluster, name)
+        # A box without a link between nodes has nothing to scale there.
+        if part is None:
+            return lambda by: (job, cluster)
         value = getattr(part, key)
         return lambda by: (job, cluster.model_copy(update={name: part.model_copy(update={key: value * by})}))
 
