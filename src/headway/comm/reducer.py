@@ -142,7 +142,7 @@ class Reducer:
         self._communicator, self._world = communicator, communicator.world
         self._parameters = {name: value for name, value in parameters if value.requires_grad}
         if not self._parameters:
-            raise TrainingError("there is no parameter to train")
+            raise TrainingError("there is no parameter to train", fix="Freeze less.")
         self._buffers, self._choose, self.bucket_bytes = list(buffers), plan.choose, plan.bucket_bytes
         self.wire: Wire = plan.wire
         self._flags, self._average, self._say = flags, average, say

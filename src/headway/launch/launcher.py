@@ -429,7 +429,7 @@ class _LaunchSession:
         self._output.show_failure(statuses, failed.status or 0)
         if failed.id in statuses and not failed.why:
             return statuses[failed.id]
-        raise CommunicationError(self._describe_end(failed))
+        raise CommunicationError(self._describe_end(failed), fix="Its output is above.")
 
     def _describe_worker(self, worker: _WorkerRecord) -> str:
         host, local = worker.slot

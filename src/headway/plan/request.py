@@ -10,7 +10,7 @@ from typing import final
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
 from headway.core.workload import Workload
-from headway.plan.cluster import Cluster, Device, find_cluster
+from headway.plan.cluster import Cluster, Device, find_cluster, load_clusters
 from headway.plan.compute import (
     MAX_MISFIT,
     apply_measured_links,
@@ -85,7 +85,8 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
     Raises UsageError if an option is out of range or excludes another one, or a file of it cannot be read.
     """
     if request.cluster is None:
-        raise UsageError("a job is planned on a cluster", where="--cluster")
+        fix = f"Give one of {', '.join(load_clusters())}, or a YAML file."
+        raise UsageError("a job is planned on a cluster", where="--cluster", fix=fix)
     cluster = find_cluster(request.cluster)
     _check_options(request, cluster)
     if request.price is not None:

@@ -62,7 +62,11 @@ def _find_by_trial(batch: int, attempt: Callable[[int], None]) -> tuple[int, str
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             if size == 1:
-                raise TrainingError("not even one sample fits into the device's memory", where="micro_batch") from None
+                what, fix = (
+                    "not even one sample fits into the device's memory",
+                    "Take smaller images.",
+                )
+                raise TrainingError(what, where="micro_batch", fix=fix) from None
             parts = min(2 * parts, batch)
         else:
             torch.cuda.empty_cache()

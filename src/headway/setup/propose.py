@@ -124,7 +124,7 @@ def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> t
         raise UsageError("this recipe exists", where=str(out), fix="Name another with --out, or pass --overwrite.")
     packed = src if found.packed else out.parent / f"{name}.packed"
     if not out.parent.is_dir():
-        raise UsageError("there is no such folder", where=str(out.parent))
+        raise UsageError("there is no such folder", where=str(out.parent), fix="Make it, or name another with --out.")
     # Paths in a recipe are relative to its folder.
     relative = Path(os.path.relpath(packed.resolve(), out.resolve().parent))
     out.write_text(format_recipe(found, name, relative), encoding="utf-8")

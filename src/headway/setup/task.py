@@ -83,7 +83,7 @@ class Classification(Task):
     def __init__(self, target: TargetSpec, *, label_smoothing: float = 0.0) -> None:
         _expect_kind(target, "class", "Classification")
         if not 0 <= label_smoothing < 1:
-            raise RecipeError(f"{label_smoothing} is not in [0, 1)", where="task.args.label_smoothing")
+            raise RecipeError(f"{label_smoothing} is not in [0, 1)", where="task.args.label_smoothing", fix="Set 0.1.")
         self._classes, self._smoothing = target.classes, label_smoothing
 
     @property

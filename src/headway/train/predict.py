@@ -35,16 +35,16 @@ def list_image_files(paths: Sequence[Path]) -> list[Path]:
     Raises:
         UsageError: a path does not exist, or there is no file.
     """
-    out: list[Path] = []
+    out, fix = list[Path](), "Name image files, or folders with images."
     for path in paths:
         if path.is_dir():
             out += sorted(file for file in path.rglob("[!.]*") if file.is_file() and is_image(file.name))
         elif path.is_file():
             out.append(path)
         else:
-            raise UsageError("there is no such file or folder", where=str(path))
+            raise UsageError("there is no such file or folder", where=str(path), fix=fix)
     if not out:
-        raise UsageError("there is no image to predict", where=", ".join(map(str, paths)))
+        raise UsageError("there is no image to predict", where=", ".join(map(str, paths)), fix=fix)
     return out
 
 
@@ -78,7 +78,7 @@ def predict(
                 rows += 1
                 yield {"path": str(file), **row}
     if not rows:
-        raise DataError(f"of {len(files):,} files none is an image that can be read")
+        raise DataError(f"of {len(files):,} files none is an image that can be read", fix="Name other files.")
 
 
 def read_pixels(

@@ -35,6 +35,7 @@ _BIG, _SUB, _DUPLICATES = 1, 2, 4
 _NO_PAGE = (1 << 64) - 1
 _DUPLICATE_KEYS = 4
 _DEPTH_LIMIT = 32
+_COPY_AGAIN = "Copy it again."
 _PAGE_SIZES = frozenset(1 << bit for bit in range(8, 17))
 
 
@@ -59,9 +60,8 @@ def read_entries(path: Path) -> Iterator[ArchiveMember]:
             break
         yield member
     if left:
-        raise DataError(
-            f"its tree does not hold the {meta.entries:,} entries that its header promises", where=str(path)
-        )
+        what = f"its tree does not hold the {meta.entries:,} entries that its header promises"
+        raise DataError(what, where=str(path), fix=_COPY_AGAIN)
 
 
 def _read_meta(view: memoryview, path: Path) -> _Meta:
@@ -70,15 +70,15 @@ def _read_meta(view: memoryview, path: Path) -> _Meta:
         first = _read_meta_at(view, 0)
         second = _read_meta_at(view, first.page_bytes)
     except (struct.error, ValueError) as error:
-        raise DataError("this is not an LMDB database, or it is damaged", where=str(path)) from error
+        raise DataError("this is not an LMDB database, or it is damaged", where=str(path), fix=_COPY_AGAIN) from error
     meta = max(second, first, key=lambda found: found.transaction)
     # A database that is cut would read as zeros or raise SIGBUS.
     size = (meta.last_page + 1) * meta.page_bytes
     if size > len(view):
         what = f"the database is cut: {len(view):,} of {size:,} bytes"
-        raise DataError(what, where=str(path), fix="Copy it again.")
+        raise DataError(what, where=str(path), fix=_COPY_AGAIN)
     if meta.flags & _DUPLICATE_KEYS:
-        raise DataError("its keys have several values each", where=str(path))
+        raise DataError("its keys have several values each", where=str(path), fix="Keep one value for each key.")
     return meta
 
 
@@ -103,14 +103,14 @@ def _walk_tree(view: memoryview, meta: _Meta, path: Path) -> Iterator[ArchiveMem
         where = f"{path}, page {number}"
         left -= 1
         if number > meta.last_page or left < 0 or depth > _DEPTH_LIMIT:
-            raise DataError("its tree is damaged", where=where)
+            raise DataError("its tree is damaged", where=where, fix=_COPY_AGAIN)
         _, _, kind, lower, _ = _PAGE.unpack_from(view, at)
         if not _PAGE.size <= lower <= meta.page_bytes or not kind & (_BRANCH | _LEAF):
-            raise DataError("a damaged page", where=where)
+            raise DataError("a damaged page", where=where, fix=_COPY_AGAIN)
         # The list of node offsets ends at the lower end of the free space.
         places = struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", view, at + _PAGE.size)
         if any(not lower <= place <= meta.page_bytes - _NODE.size for place in places):
-            raise DataError("a damaged page", where=where)
+            raise DataError("a damaged page", where=where, fix=_COPY_AGAIN)
         if kind & _BRANCH:
             nodes = (_NODE.unpack_from(view, at + place) for place in reversed(places))
             # Reversed, since the stack returns the last child first and keys are in order.
@@ -129,7 +129,7 @@ def _read_entry(view: memoryview, meta: _Meta, at: int, place: int, where: str) 
             "it contains several databases", where=where, fix="Copy the one with the images into a database of its own."
         )
     if value + (8 if flags & _BIG else size) > end:
-        raise DataError("a damaged entry", where=where)
+        raise DataError("a damaged entry", where=where, fix=_COPY_AGAIN)
     name = view[at + key : at + value].tobytes().decode("latin-1")
     # A small value follows its key; a large one is in overflow pages, and its page number follows the key.
     if not flags & _BIG:
@@ -137,7 +137,7 @@ def _read_entry(view: memoryview, meta: _Meta, at: int, place: int, where: str) 
     (number,) = struct.unpack_from("<Q", view, at + value)
     offset = number * meta.page_bytes + _PAGE.size
     if number > meta.last_page or offset + size > (meta.last_page + 1) * meta.page_bytes:
-        raise DataError("a damaged entry", where=where)
+        raise DataError("a damaged entry", where=where, fix=_COPY_AGAIN)
     if not _PAGE.unpack_from(view, number * meta.page_bytes)[2] & _OVERFLOW:
-        raise DataError("a damaged entry", where=where)
+        raise DataError("a damaged entry", where=where, fix=_COPY_AGAIN)
     return ArchiveMember(name, offset, size)

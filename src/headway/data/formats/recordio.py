@@ -196,7 +196,7 @@ def _read_payload(view: memoryview, start: int, name: str) -> tuple[memoryview |
     joined, at, allowed = bytearray(), start, (_WHOLE, _FIRST)
     while True:
         if at + _FRAME.size > len(view):
-            raise DataError("the file ends inside a record", where=f"{name}, byte {start}")
+            raise DataError("the file ends inside a record", where=f"{name}, byte {start}", fix="Copy it again.")
         magic, word = _FRAME.unpack_from(view, at)
         # 3 bits of kind, 29 bits of length.
         kind, length = word >> 29, word & (RECORD_LIMIT_BYTES - 1)
@@ -204,7 +204,7 @@ def _read_payload(view: memoryview, start: int, name: str) -> tuple[memoryview |
             raise DataError("this is not a RecordIO record", where=f"{name}, byte {at}")
         begin, end = at + _FRAME.size, at + _FRAME.size + length
         if end > len(view):
-            raise DataError("the file ends inside a record", where=f"{name}, byte {start}")
+            raise DataError("the file ends inside a record", where=f"{name}, byte {start}", fix="Copy it again.")
         at = end + len(_PADDING[length % 4])
         # No copy: the payload is a view of the file.
         if kind == _WHOLE:
