@@ -12,7 +12,7 @@ from tests._support import headway, records
 
 from headway.core.recipe import read_recipe
 from headway.data.pack import pack
-from headway.data.resolution import compute_size
+from headway.data.resolution import compute_progressive_size
 from headway.report.dry_run_text import format_dry_run
 from headway.setup.recipe import TrainRecipe
 from headway.train.dry_run import DryRun, dry_run
@@ -147,7 +147,7 @@ def test_the_sizes_are_those_of_ffcv() -> None:
     """rn50_40_epochs.yaml: start_ramp 29, end_ramp 34, sizes rounded to the nearest 32."""
     progressive = read("ffcv-resnet50").data.progressive
     assert progressive is not None
-    sides = [compute_size(progressive, (192, 192), epoch)[0] for epoch in range(27, 36)]
+    sides = [compute_progressive_size(progressive, (192, 192), epoch)[0] for epoch in range(27, 36)]
     assert sides == [160, 160, 160, 160, 160, 192, 192, 192, 192]
 
 

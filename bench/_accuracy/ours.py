@@ -15,7 +15,7 @@ import torch
 from bench._arms import ROOT
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.run_folder import RunFolder
-from headway.data.resolution import compute_size
+from headway.data.resolution import compute_progressive_size
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.train.evaluate import compute_outputs, evaluate
@@ -84,7 +84,7 @@ def kinds_of_step(
     for position in range(0, steps * recipe.batch, recipe.batch):
         size = full
         if recipe.data.progressive is not None:
-            size = compute_size(recipe.data.progressive, full, position // samples)
+            size = compute_progressive_size(recipe.data.progressive, full, position // samples)
         frozen = (part.match for part in recipe.model.freeze_after if part.after_epochs <= position / samples)
         out[size, tuple(frozen)] = None
     return list(out)

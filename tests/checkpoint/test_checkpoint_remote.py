@@ -213,7 +213,7 @@ def test_a_store_that_cannot_be_reached_says_nothing_about_the_checkpoint(
     Bucket.fault = staticmethod(failing("ls", 0, lambda: OSError("unreachable")))
     with pytest.raises(HeadwayError, match="the checkpoints cannot be reached: unreachable"):
         checkpoints.newest(pytest.fail)
-    monkeypatch.setattr(remote_folder, "LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(remote_folder, "MAX_PAUSE_S", 0.001)
     Bucket.fault = staticmethod(failing("cat_file", 0, lambda: OSError("unreachable")))
     with pytest.raises(DataError, match="the file cannot be read: unreachable"):
         checkpoints.newest(pytest.fail)

@@ -264,7 +264,7 @@ def test_a_cache_is_told_what_its_host_takes(
         assert found is None
     else:
         assert found is not None
-        assert np.flatnonzero(found.find_taken(np.arange(30))).tolist() == [
+        assert np.flatnonzero(found.select_owned(np.arange(30))).tolist() == [
             step + slot for step in (0, 10, 20) for slot in range(*slots)
         ]
 

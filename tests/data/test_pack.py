@@ -392,7 +392,7 @@ def test_impossible_numbers_are_refused(pets: Path, tmp_path: Path, monkeypatch:
         pack(pets, tmp_path / "dst", shard_bytes=0)
     few = folder(tmp_path / "few", {"cat": 9})
     assert len(opening.open(pack(few, tmp_path / "dst", shard_bytes=100).folders[0]).description.shards) == 9
-    monkeypatch.setattr(pack_set, "SHARD_LIMIT", 8)
+    monkeypatch.setattr(pack_set, "MAX_SHARDS", 8)
     with pytest.raises(UsageError, match="shards of 100 bytes are too many"):
         pack(few, tmp_path / "other", shard_bytes=100)
     assert not (tmp_path / "other").exists()

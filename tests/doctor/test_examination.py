@@ -139,7 +139,7 @@ def test_noise_is_never_learnt(folder: Path) -> None:
 def test_what_comes_from_an_address_is_measured_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast its records are decoded, a server at so many bytes a second gives no more."""
     monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "columns"))
-    monkeypatch.setattr("headway.data.tiers.prefetch.AHEAD_BYTES", 200_000)
+    monkeypatch.setattr("headway.data.tiers.prefetch.MAX_PREFETCH_BYTES", 200_000)
     pack = make_pack(tmp_path, 400, (96, 96), mode="raw")
     bytes_s = 1_500_000
     write_recipe(tmp_path / "far.yaml", batch=8, data={"eval": None})

@@ -10,7 +10,7 @@ import pytest
 from tests._support import Said, finished, headway, packed_digits, records, write_recipe
 
 from headway.core import row_file
-from headway.observe.stragglers import COLUMNS, OWN_STAGES, describe_stragglers, find_slowest_rank
+from headway.observe.stragglers import COLUMNS, COMPUTE_STAGES, describe_stragglers, find_slowest_rank
 from headway.page.panel import Panel
 
 SLEEP_S = 0.03
@@ -80,7 +80,7 @@ def test_the_report_shows_them(folder: Path, said: Said) -> None:
     headway("report", folder / "run")
     bars, grid = (Panel.from_json((folder / f"run/panels/{name}.json").read_text()) for name in ("ranks", "ranks-own"))
     assert bars.data["names"] == grid.data["names"] == ["rank 0", "rank 1"]
-    assert {stack["name"] for stack in bars.data["stacks"]} >= {*OWN_STAGES, "reduce"}
+    assert {stack["name"] for stack in bars.data["stacks"]} >= {*COMPUTE_STAGES, "reduce"}
     table = row_file.read_rows(folder / "run/ranks.rows")
     assert table is not None
     assert bars.note.startswith(describe_stragglers(table.values.astype(np.float64)))

@@ -32,7 +32,7 @@ from headway.checkpoint.locations import (
 from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, FileEntry, Manifest
 from headway.checkpoint.tensors_file import TensorsFile
 from headway.core.errors import HeadwayError, UsageError
-from headway.storage.addresses import redact_address
+from headway.storage.addresses import redact_url
 from headway.storage.remote_folder import RemoteFolder
 
 # The pause doubles with each attempt: 0.5 + 1 + 2 + 4 + 8 s, so an outage of 15 s does no harm.
@@ -55,7 +55,7 @@ class CheckpointUrl:
         return self.uri.rpartition("/")[2]
 
     def __str__(self) -> str:
-        return redact_address(self.uri)
+        return redact_url(self.uri)
 
     def read(self, name: str, limit: int) -> bytes:
         """Reads one of the checkpoint's files.
@@ -86,7 +86,7 @@ class RemoteCheckpointFolder(CheckpointFolder):
 
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
-        self.shown = redact_address(self.uri)
+        self.shown = redact_url(self.uri)
         if uri.partition("://")[0].lower() in ("http", "https"):
             fix = "Name a folder, or an address such as s3://bucket/folder."
             raise UsageError("checkpoints cannot be written over HTTP", where=self.shown, fix=fix)

@@ -150,6 +150,6 @@ class AugmentRecipe(RecipePart):
     def select_host_augmentations(self, device_type: str) -> frozenset[str]:
         """Selects the augmentations that the loader does on the host, for batches on a device of this type."""
         # On a CPU the loader flips and shifts in the pass that decodes; a GPU has time to spare.
-        host = self.where == "host" or (self.where == "auto" and device_type == "cpu")
-        asked = {"flip": self.flip_mode is not None, "translate": self.translate > 0}
-        return frozenset(name for name in HOST_AUGMENTATIONS if host and asked[name])
+        is_on_host = self.where == "host" or (self.where == "auto" and device_type == "cpu")
+        is_used = {"flip": self.flip_mode is not None, "translate": self.translate > 0}
+        return frozenset(name for name in HOST_AUGMENTATIONS if is_on_host and is_used[name])

@@ -44,6 +44,7 @@ class CropRecipe(RecipePart):
 
     @property
     def is_random(self) -> bool:
+        """True if the box is drawn for each sample."""
         return self.name == "random"
 
     def to_center(self) -> CropRecipe:

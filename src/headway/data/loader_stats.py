@@ -8,22 +8,45 @@ from typing import Any, final
 from headway.core.text_format import pluralise
 from headway.data.reference import DecodeStats
 
-# Stages of the loader's thread, in order: samples and random parameters; finding or fetching records; pixels; labels.
-# For the rest of its time it waits for a free slot, because the consumer is slower.
-STAGES = ("order", "read", "decode", "labels")
+LOADER_STAGES = ("order", "read", "decode", "labels")
+"""Stages of the loader's thread, in order: samples and random parameters; records; pixels; labels. For the rest of its
+time it waits for a free slot, because the consumer is slower.
+"""
 
 
 @final
 @dataclass(slots=True, repr=False, kw_only=True)
 class LoaderStats:
-    """Sums over all iterations of a Loader so far; `Loader.stats` returns a copy of them."""
+    """Sums over all iterations of a Loader until the time of the call."""
 
+    images: int
+    """Images that the consumer received."""
+    batches: int
+    """Batches that the consumer received."""
+    timed_images: int
+    """Images of the timed batches: all but the first of each iteration, for which the consumer always waits."""
+    seconds: float
+    """Time from the request of each timed batch to the next request, summed."""
+    wait_s: float
+    """Part of `seconds` in which the consumer waited for batches."""
+    occupancy: float
+    """Mean number of batches that were ready when one was requested; at most `prefetch_batches`."""
     prefetch_batches: int
+    """Number of slots in the ring."""
+    stage_s: dict[str, float]
+    """Seconds of the loader's thread by stage; see STAGES."""
+    stage_images: int
+    """Images that `stage_s` covers: those of `images` and of the batches in the ring."""
+    cores: DecodeStats
+    """Costs of the decoding threads in the timed batches."""
+    record_bytes: int
+    """Size of the records of all images."""
+    threads: int
+    """Number of decoding threads."""
     backend: str
-    """`native` or `pillow`."""
-    threads: int = 0
-    tier: str = ""
-    """Name of the tier, and the reason for it."""
+    """Decoder: `native` or `pillow`."""
+    tier: str
+    """Name of the tier, and why it was chosen."""
 
     # Each sum has one writer, so the threads need no lock. Written by the loader's thread:
     stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
@@ -57,24 +80,25 @@ class LoaderStats:
 
     @property
     def images_s(self) -> float:
-        """Images a second, without the first batch."""
+        """Images per second in the timed batches."""
         return self.timed_images / self.seconds if self.seconds else 0.0
 
     @property
     def waiting_share(self) -> float:
-        """Share of the time, without the first batch, in which the consumer waited."""
+        """Fraction of `seconds` in which the consumer waited."""
         return self.wait_s / self.seconds if self.seconds else 0.0
 
     @property
     def stage_images_s(self) -> dict[str, float]:
-        """Images a second that each stage would give alone."""
-        return {name: self.stage_images / spent for name, spent in self.stage_s.items() if spent}
+        """Images per second that each stage would reach alone."""
+        return {name: self.stage_images / stage_s for name, stage_s in self.stage_s.items() if stage_s}
 
     @property
     def thread_images_s(self) -> dict[str, float]:
-        """Images a second of one decoding thread that did only one part of its work."""
+        """Images per second of one decoding thread if it did only one part of its work."""
+        # Thread time, so one thread alone would need this much.
         parts = {"check": self.cores.check_s, "decode": self.cores.decode_s, "resample": self.cores.resample_s}
-        return {name: self.cores.images / spent for name, spent in parts.items() if spent}
+        return {name: self.cores.images / part_s for name, part_s in parts.items() if part_s}
 
     def __repr__(self) -> str:
         stages = ", ".join(f"{name} {rate:,.0f}" for name, rate in self.stage_images_s.items())
@@ -87,6 +111,31 @@ class LoaderStats:
     def to_json(self) -> dict[str, Any]:
         """Returns the values that a report shows."""
         names = ("images", "images_s", "waiting_share", "occupancy", "ahead", "stage_images_s", "thread_images_s")
-        more = ("record_bytes", "threads", "backend", "tier")
+        other_names = ("record_bytes", "threads", "backend", "tier")
         # `ahead` is the name of the ring's size in run folders, whose format does not change.
-        return {name: getattr(self, {"ahead": "prefetch_batches"}.get(name, name)) for name in (*names, *more)}
+        return {name: getattr(self, {"ahead": "prefetch_batches"}.get(name, name)) for name in (*names, *other_names)}
+
+
+@final
+@dataclass(slots=True)
+class LoaderTally:
+    """Running sums of a Loader. Each field has one writer, so the threads need no lock.
+
+    The producer writes the fields up to `cores`, the consumer those from `images` on.
+
+    Attributes:
+        asked: number of requests for a batch.
+        ready: number of ready batches, summed over the requests.
+    """
+
+    stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOADER_STAGES, 0.0))
+    stage_images: int = 0
+    record_bytes: int = 0
+    cores: DecodeStats = field(default_factory=DecodeStats)
+    images: int = 0
+    batches: int = 0
+    timed_images: int = 0
+    seconds: float = 0.0
+    wait_s: float = 0.0
+    asked: int = 0
+    ready: int = 0

@@ -19,7 +19,7 @@ import numpy as np
 from headway.core.profile import LimitKind
 from headway.doctor.loop_observation import LoopFacts, StageTime, format_share
 from headway.observe.patterns import estimate_share
-from headway.observe.step_marks import BACKWARD, STAGES, WAIT, LoopStart, Numbers, StepSeries
+from headway.observe.step_marks import BACKWARD, STAGES, WAIT, FloatArray, LoopStart, StepSeries
 
 # With fewer steps there is no verdict.
 LEAST_STEPS = 20
@@ -125,8 +125,8 @@ def compute_costs(series: StepSeries, starts: Sequence[LoopStart], facts: LoopFa
         exchange=_compute_exchange_share(steady, total),
         syncs=float(steady.syncs.mean()),
         sync=float(steady.sync_s.mean()) / total,
-        drained=_average_known(steady.before),
-        starved=_average_known(steady.after),
+        drained=_average_known(steady.idle_at_request),
+        starved=_average_known(steady.idle_at_batch),
     )
 
 
@@ -239,7 +239,7 @@ def _build_verdict(kind: LimitKind, what: str, without: str, share: float) -> Lo
 def _compute_first_batch_s(starts: Sequence[LoopStart], wait: float) -> float | None:
     """Returns the extra seconds of an epoch's beginning and end over a usual wait. The watch's first epoch counts for
     its end alone, because its beginning includes the start of the process."""
-    firsts = [one.first_s for one in starts if one.first_s is not None and not one.begins]
+    firsts = [one.first_s for one in starts if one.first_s is not None and not one.is_first_loop]
     ends = [one.end_s for one in starts if one.end_s is not None]
     if not firsts:
         return None
@@ -259,7 +259,7 @@ def _compute_stalls(steady: StepSeries, asynchronous: bool) -> tuple[float, int,
     """
     own = steady.seconds.sum(1) - steady.seconds[:, WAIT] - steady.sync_s
     over, found, count = np.zeros(len(STAGES)), 0.0, 0
-    ran_out = np.append(steady.before[1:], np.nan) == 1
+    ran_out = np.append(steady.idle_at_request[1:], np.nan) == 1
     for group in (steady.updates > 0, steady.updates == 0):
         if not group.any():
             continue
@@ -276,7 +276,7 @@ def _compute_stalls(steady: StepSeries, asynchronous: bool) -> tuple[float, int,
 
 def _compute_exchange_share(steady: StepSeries, total: float) -> float | None:
     """Compares steps with and without an exchange, as gradient accumulation makes them."""
-    yes, no = steady.exchanged == 1, steady.exchanged == 0
+    yes, no = steady.has_exchange == 1, steady.has_exchange == 0
     if min(yes.sum(), no.sum()) < LEAST_COMPARED:
         return None
     backward = steady.seconds[:, BACKWARD]
@@ -284,6 +284,6 @@ def _compute_exchange_share(steady: StepSeries, total: float) -> float | None:
     return max(0.0, longer) * float(yes.mean()) / total
 
 
-def _average_known(flags: Numbers) -> float | None:
+def _average_known(flags: FloatArray) -> float | None:
     known = flags[~np.isnan(flags)]
     return float(known.mean()) if len(known) >= LEAST_STEPS else None

@@ -24,13 +24,13 @@ TransferredState = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]
 
 
 class AgreedChoice(Protocol):
-    """A choice that all ranks make together from the findings of each."""
+    """A choice that all ranks make together from the votes of each."""
 
-    def finding(self) -> Any:
-        """Returns the finding of this rank, for JSON."""
+    def get_vote(self) -> Any:
+        """Returns the vote of this rank, as JSON values."""
 
-    def agree(self, findings: Sequence[Any]) -> str:
-        """Decides from the findings of all ranks, in one order; returns a message, or an empty string."""
+    def agree_on_votes(self, votes: Sequence[Any]) -> str:
+        """Decides from the votes of all ranks, in the same order on each. Returns a message, or an empty string."""
 
 
 class SavedFiles(Protocol):

@@ -208,9 +208,7 @@ class Ranks:
             CommunicationError: a newcomer leaves.
         """
         control = self.world.control
-        mine = json.dumps(
-            [self.joins, carrier.collect_settings(), carrier.precision.finding()], sort_keys=True
-        ).encode()
+        mine = json.dumps([self.joins, carrier.identity(), carrier.precision.get_vote()], sort_keys=True).encode()
         reports = [json.loads(text) for text in control.gather_bytes(mine)]
         first = reports[control.ranks.index(0)][1]
         for rank, (joins, other, _) in zip(control.ranks, reports, strict=True):
@@ -223,7 +221,7 @@ class Ranks:
             key = min(differing)
             what = f"{key} is {other.get(key)!r} on rank {rank} and {first.get(key)!r} on rank 0"
             raise UsageError(what, fix="Start all processes with the same recipe, data and version.")
-        if decided := carrier.precision.agree([finding for _, _, finding in reports]):
+        if decided := carrier.precision.agree_on_votes([finding for _, _, finding in reports]):
             self.say(decided)
 
     def seed(self, seed: int, position: int) -> None:

@@ -13,7 +13,7 @@ from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeE
 from headway.core.user_code import import_user_object
 from headway.model.model_recipe import ModelRecipe
 
-# Importing torch takes seconds, and a recipe is validated without it.
+# Importing torch takes seconds, and `import headway` must not.
 if TYPE_CHECKING:
     import torch
 
@@ -31,13 +31,14 @@ def build_model(
     """Builds the network of a recipe on the CPU, with random numbers from torch's global generator.
 
     Args:
+        recipe: the `model` part of a recipe.
         num_outputs: passed as `num_classes` to a factory with such an argument.
         in_channels: passed to a factory with such an argument.
         base: folder to which a user's file and `weights` are relative.
         say: gets one message if tensors of `weights` were left out.
 
     Raises:
-        RecipeError: a wrong factory, wrong arguments, or a pattern of `freeze` that matches nothing.
+        RecipeError: the factory or its arguments are wrong, or a pattern of `freeze` matches nothing.
         UsageError: `weights` do not fit.
         UserCodeError: the factory itself failed; the cause carries its traceback.
     """
@@ -50,7 +51,7 @@ def build_model(
     if not isinstance(model, Module):
         what = f"{recipe.factory!r} gave a {type(model).__name__}, no torch.nn.Module"
         raise RecipeError(what, where="model.factory", fix="Name a function that returns the network, or its class.")
-    model = _modify(model, recipe)
+    model = _apply_changes(model, recipe)
     if recipe.weights is not None:
         from headway.model import pretrained
 
@@ -58,14 +59,14 @@ def build_model(
         # Only the head may be left out, and the user should know that it starts at random.
         if left_out:
             say(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
-    _freeze(model, recipe.freeze)
+    _freeze_parameters(model, recipe.freeze)
     return model
 
 
 def find_initialiser(
     recipe: ModelRecipe, model: torch.nn.Module, *, base: Path
 ) -> Callable[[torch.Tensor], None] | None:
-    """Finds the function to call with a first batch (float NCHW, normalised) before a new run; None: there is none.
+    """Returns the function that initialises a network with a first batch (float NCHW, normalised); None without one.
 
     Raises:
         RecipeError: `init` is not a function.
@@ -80,7 +81,8 @@ def find_initialiser(
         name, arguments = recipe.init, [model]
     # Loaded weights are not to be overwritten by an initialisation.
     elif recipe.weights is None and callable(getattr(model, "initialise", None)):
-        function, name, arguments = model.initialise, f"{type(model).__name__}.initialise", []
+        function = model.initialise
+        name, arguments = f"{type(model).__name__}.initialise", []
     else:
         return None
 
@@ -91,31 +93,36 @@ def find_initialiser(
         except HeadwayError:
             raise
         except Exception as error:
-            raise _user_error(name, error, "model.init") from error
+            raise _build_user_error(name, error, "model.init") from error
 
     return initialise
 
 
-def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, offered: dict[str, int]) -> Any:
+def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, optional_arguments: dict[str, int]) -> Any:
+    """Calls a factory with the recipe's `args`, and with those of the optional arguments that it accepts."""
     try:
         signature = inspect.signature(factory)
     # Some functions written in C have no signature.
     except (TypeError, ValueError):
-        arguments = {"num_classes": offered["num_classes"]} | recipe.args
+        arguments = {"num_classes": optional_arguments["num_classes"]} | recipe.args
         try:
             return factory(**arguments)
         except TypeError:
             arguments = recipe.args
     else:
-        taken = {p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-        for name in recipe.args.keys() - taken if not takes_any else ():
+        parameter_names = {
+            parameter.name
+            for parameter in signature.parameters.values()
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        }
+        takes_any_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+        for name in recipe.args.keys() - parameter_names if not takes_any_keyword else ():
             what = f"{recipe.factory!r} has no argument {name!r}"
-            raise RecipeError(what, where=f"model.args.{name}", fix=suggest_nearest(name, taken))
+            raise RecipeError(what, where=f"model.args.{name}", fix=suggest_nearest(name, parameter_names))
         # **kwargs do not tell their names: most networks accept num_classes there, few accept in_channels.
-        given = taken | {"num_classes"} if takes_any else taken
+        accepted_names = parameter_names | {"num_classes"} if takes_any_keyword else parameter_names
         # The user's own `args` win over `num_classes` and `in_channels`.
-        arguments = {name: value for name, value in offered.items() if name in given} | recipe.args
+        arguments = {name: value for name, value in optional_arguments.items() if name in accepted_names} | recipe.args
         try:
             signature.bind(**arguments)
         except TypeError as error:
@@ -125,11 +132,11 @@ def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, offered: dic
     except HeadwayError:
         raise
     except Exception as error:
-        raise _user_error(recipe.factory, error, "model.factory") from error
+        raise _build_user_error(recipe.factory, error, "model.factory") from error
 
 
-def _modify(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
-    """Applies the recipe's changes to the network. Names of parameters stay, so that weights still fit."""
+def _apply_changes(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
+    """Applies the recipe's changes to a network in place, and returns it. Names of parameters stay the same."""
     # Before weights are loaded: the recipe refuses both at once.
     if recipe.zero_init:
         from headway.model.residual_init import zero_init
@@ -139,11 +146,11 @@ def _modify(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
             fix = "Remove it; or give each block of yours a property `last_norm` that is its last batch norm."
             raise RecipeError(what, where="model.zero_init", fix=fix)
     if recipe.blur_pool:
-        from headway.model.blur_pool import LEAST_CHANNELS, add_blur_pool
+        from headway.model.blur_pool import MIN_CHANNELS, add_blur_pool
 
-        model, changed = add_blur_pool(model)
-        if not changed:
-            what = f"the network has no max pool and no convolution with a stride and {LEAST_CHANNELS} input channels"
+        model, num_changed = add_blur_pool(model)
+        if not num_changed:
+            what = f"the network has no max pool and no convolution with a stride and {MIN_CHANNELS} input channels"
             fix = "Remove it. Pools that are called as functions are not seen: make them modules, as nn.MaxPool2d."
             raise RecipeError(what, where="model.blur_pool", fix=fix)
     if recipe.batch_norm is not None:
@@ -161,16 +168,19 @@ def _modify(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
     return model
 
 
-def _user_error(name: str, error: Exception, where: str) -> UserCodeError:
+def _build_user_error(name: str, error: Exception, where: str) -> UserCodeError:
     return UserCodeError(f"{name!r} failed: {type(error).__name__}: {error}", where=where)
 
 
-def _freeze(model: torch.nn.Module, patterns: tuple[str, ...]) -> None:
+def _freeze_parameters(model: torch.nn.Module, patterns: tuple[str, ...]) -> None:
+    """Freezes the parameters that a pattern matches. Raises RecipeError if one matches none, or nothing is left."""
     parameters = dict(model.named_parameters())
     for pattern in patterns:
         matched = [name for name in parameters if re.search(pattern, name)]
         if not matched:
-            fix = f"Parameters of this network are for example: {list_similar(pattern, parameters)}."
+            # Names that look like the pattern are better examples than the first ones.
+            similar_names = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or list(parameters)[:3]
+            fix = f"Parameters of this network are for example: {', '.join(similar_names)}."
             raise RecipeError(f"{pattern!r} matches no parameter", where="model.freeze", fix=fix)
         for name in matched:
             parameters[name].requires_grad_(False)

@@ -10,7 +10,6 @@ from headway.core.epochs import Epochs
 from headway.core.recipe import RecipePart, check_patterns
 
 
-# These parts work on any network, also on your own.
 class BatchNormRecipe(RecipePart):
     """Options of every batch norm in the network."""
 
@@ -28,7 +27,7 @@ class BatchNormRecipe(RecipePart):
 
     @model_validator(mode="after")
     def _check_combination(self) -> BatchNormRecipe:
-        # Recomputed statistics are plain means, without momentum.
+        # Recomputed statistics are means over batches, without momentum.
         if self.momentum is not None and self.recompute_batches is not None:
             raise ValueError("momentum is for moving averages, which recompute_batches replaces: remove one of them")
         # An empty part is a mistake: everything in it is off.
@@ -65,9 +64,8 @@ class FreezeAfterRecipe(RecipePart):
         return pattern
 
 
-# The part itself; `headway.model.builder` does its work.
 class ModelRecipe(RecipePart):
-    """The network and its initial state."""
+    """The network and its initial state, which `headway.model.builder` builds."""
 
     factory: str
     """Import path of a function or class that makes the network: `headway.model:cifar_net`,

@@ -43,9 +43,10 @@ class ObserveRecipe(RecipePart):
 
     @field_validator("prometheus_address")
     @classmethod
-    def _is_address(cls, address: str | None) -> str | None:
+    def _check_address(cls, address: str | None) -> str | None:
         if address is not None:
             try:
+                # Checked here, so that a wrong address is refused before the run begins.
                 ipaddress.ip_address(address)
             except ValueError:
                 raise ValueError(
@@ -55,12 +56,12 @@ class ObserveRecipe(RecipePart):
 
     @field_validator("activations")
     @classmethod
-    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_activations(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         check_patterns(*patterns)
         return patterns
 
     @model_validator(mode="after")
-    def _fits(self) -> ObserveRecipe:
+    def _check_combination(self) -> ObserveRecipe:
         if self.noise_every_steps is not None and not self.noise_scale:
             raise ValueError("noise_every_steps is of noise_scale: set noise_scale: true, or remove it")
         return self

@@ -1,7 +1,7 @@
 """The `optimizer` part of a recipe: one class for each optimizer, with its own keys.
 
-To add an optimizer, write its class in a file of its own, add a recipe class here with the same names and defaults, and
-list it in `AnyOptimizerRecipe`. Nothing here imports torch before `make`: a recipe is validated without it.
+To add an optimizer, write its class in a file of its own, add a recipe class here, and list it in `AnyOptimizerRecipe`.
+Nothing here imports torch before `make`: that takes seconds, and a recipe is validated without it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from headway.core.epochs import Epochs
-from headway.optim.groups import Group
+from headway.core.errors import RecipeError
 from headway.optim.internal_schedule import (
     InternalSchedule,
     LbsgdWarmup,
     build_lbsgd_schedule,
     build_rmsprop_sgd_schedule,
 )
-from headway.optim.recipe_base import NotNegative, OptimizerRecipe, Positive
+from headway.optim.recipe_base import Group, NotNegative, OptimizerRecipe, Positive
 
-Share = Annotated[float, Field(ge=0, lt=1)]
+if TYPE_CHECKING:
+    import torch
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-# Optimizers of torch itself. Their step is fused: one kernel for all parameters, and no wait for the device.
+# Optimizers of torch itself. Their step is fused: one kernel for all parameters, and no host-device sync.
 
 
 class SGDRecipe(OptimizerRecipe):
@@ -33,11 +36,15 @@ class SGDRecipe(OptimizerRecipe):
     CLASS: ClassVar[str] = "headway.optim.sgd:make_sgd"
 
     name: Literal["sgd"] = "sgd"
-    momentum: Share = 0.9
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        from headway.optim.sgd import build_sgd
+
+        return build_sgd(groups, lr, self.momentum, nesterov=False)
 
 
-# Nesterov's momentum without momentum would be SGD, so it is refused.
 class NAGRecipe(OptimizerRecipe):
     """SGD with Nesterov's momentum."""
 
@@ -45,14 +52,20 @@ class NAGRecipe(OptimizerRecipe):
     OPTIONS: ClassVar[dict[str, Any]] = {"nesterov": True}
 
     name: Literal["nag"] = "nag"
-    momentum: Share = 0.9
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
 
     @model_validator(mode="after")
     def _check_momentum(self) -> NAGRecipe:
+        # Nesterov's momentum without momentum would be SGD.
         if self.momentum == 0:
             raise ValueError("'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd")
         return self
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        from headway.optim.sgd import build_sgd
+
+        return build_sgd(groups, lr, self.momentum, nesterov=True)
 
 
 class AdamRecipe(OptimizerRecipe):
@@ -62,21 +75,21 @@ class AdamRecipe(OptimizerRecipe):
     OPTIONS: ClassVar[dict[str, Any]] = {"fused": True}
 
     name: Literal["adam"] = "adam"
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Shares of the running first and second moments that a step keeps."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
 
 
 class AdamWRecipe(OptimizerRecipe):
-    """Adam with weight decay apart from the gradient."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017)."""
 
     CLASS: ClassVar[str] = "torch.optim:AdamW"
     OPTIONS: ClassVar[dict[str, Any]] = {"fused": True}
 
     name: Literal["adamw"] = "adamw"
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Shares of the running first and second moments that a step keeps."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
 
@@ -91,8 +104,8 @@ class LARSRecipe(OptimizerRecipe):
     CLASS: ClassVar[str] = "headway.optim.lars:LARS"
 
     name: Literal["lars"] = "lars"
-    momentum: Share = 0.9
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     trust: Positive = 0.001
     """Trust coefficient: the factor on norm(weights) / norm(gradient) in each layer's rate; the papers' eta."""
     eps: NotNegative = 0.0
@@ -107,7 +120,7 @@ class LARSRecipe(OptimizerRecipe):
 
     @model_validator(mode="after")
     def _check_momentum(self) -> LARSRecipe:
-        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, usual=0.9)
+        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, default=0.9)
         return self
 
     @property
@@ -121,8 +134,8 @@ class LAMBRecipe(OptimizerRecipe):
     CLASS: ClassVar[str] = "headway.optim.lamb:LAMB"
 
     name: Literal["lamb"] = "lamb"
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Shares of the running first and second moments that a step keeps."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-6
     """Added to the root of the second moment."""
     no_decay: bool = True
@@ -132,15 +145,15 @@ class LAMBRecipe(OptimizerRecipe):
         return True
 
 
-# eps may be 0: a moment of 0 then gives a rate of 0.
 class NovoGradRecipe(OptimizerRecipe):
     """Gradients normalised layer by layer (Ginsburg et al. 2019)."""
 
     CLASS: ClassVar[str] = "headway.optim.novograd:NovoGrad"
 
     name: Literal["novograd"] = "novograd"
-    betas: tuple[Share, Share] = (0.95, 0.98)
-    """Shares of the running first and second moments that a step keeps."""
+    betas: tuple[Fraction, Fraction] = (0.95, 0.98)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
+    # With eps 0, a second moment of 0 gives a learning rate of 0.
     eps: NotNegative = 1e-8
     """Added to the root of the second moment."""
     averaging: bool = False
@@ -152,15 +165,17 @@ class NovoGradRecipe(OptimizerRecipe):
         return True
 
 
-# Two weight decays: `weight_decay` acts on the gradient, whose sign alone counts, `decoupled_decay` on the weight.
 class SignumRecipe(OptimizerRecipe):
-    """The sign of the momentum (Bernstein et al. 2018)."""
+    """Steps along the sign of the momentum (Bernstein et al. 2018).
+
+    `weight_decay` is added to the gradient, of which only the sign counts; `decoupled_decay` acts on the weight itself.
+    """
 
     CLASS: ClassVar[str] = "headway.optim.signum:Signum"
 
     name: Literal["signum"] = "signum"
-    momentum: Share = 0.9
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     decoupled_decay: NotNegative = 0.0
     """Weight decay apart from the gradient: the weight is reduced by lr * decoupled_decay of itself."""
 
@@ -171,13 +186,15 @@ class FTMLRecipe(OptimizerRecipe):
     CLASS: ClassVar[str] = "headway.optim.ftml:FTML"
 
     name: Literal["ftml"] = "ftml"
-    betas: tuple[Share, Share] = (0.6, 0.999)
-    """Shares of the running first and second moments that a step keeps."""
+    betas: tuple[Fraction, Fraction] = (0.6, 0.999)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
 
 
-# Both count in epochs, so they need the number of steps in one.
+# The next two count in epochs, so they need the number of steps in one.
+
+
 class LBSGDRecipe(OptimizerRecipe):
     """SGD for large batches, as MXNet's optimizer of that name: macro-batches and a warm-up."""
 
@@ -185,8 +202,8 @@ class LBSGDRecipe(OptimizerRecipe):
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs",)
 
     name: Literal["lbsgd"] = "lbsgd"
-    momentum: Share = 0.9
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     batch_scale: int = Field(default=1, ge=1)
     """Steps of a macro-batch, after which the weights move once, at up to batch_scale * lr. Steps at the end of the run
     that fill no macro-batch move nothing."""
@@ -225,14 +242,14 @@ class RMSpropSGDRecipe(OptimizerRecipe):
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("center_epochs", "period_epochs")
 
     name: Literal["rmsprop_sgd"] = "rmsprop_sgd"
-    momentum: Share = 0.9
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
     lr_rmsprop: Positive = 3e-4
     """Learning rate of RMSprop at the beginning, if the schedule's factor is 1."""
-    smoothing: Share = 0.99
-    """Share of the running second moment that one step keeps."""
+    smoothing: Fraction = 0.99
+    """Decay of the running second moment: the fraction that each step keeps."""
     center_epochs: NotNegative = 10.0
     """Time at which SGD has come to one half. Epochs of steps of the first batch."""
     period_epochs: Epochs = 5.0
@@ -254,8 +271,9 @@ class RMSpropSGDRecipe(OptimizerRecipe):
         return self.center_epochs + self.period_epochs / 2, "optimizer.center_epochs + optimizer.period_epochs / 2"
 
     def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
-        center, period = self.center_epochs * steps_per_epoch, self.period_epochs * steps_per_epoch
-        return build_rmsprop_sgd_schedule(self.lr_rmsprop, center, period)
+        return build_rmsprop_sgd_schedule(
+            self.lr_rmsprop, self.center_epochs * steps_per_epoch, self.period_epochs * steps_per_epoch
+        )
 
 
 class MuonRecipe(OptimizerRecipe):
@@ -264,13 +282,13 @@ class MuonRecipe(OptimizerRecipe):
     CLASS: ClassVar[str] = "headway.optim.muon:Muon"
 
     name: Literal["muon"] = "muon"
-    momentum: Share = 0.95
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.95
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     nesterov: bool = True
     """The step looks ahead by one more step of the momentum."""
     lr_rest: Positive | None = None
-    """Learning rate of SGD for everything that is not a convolution filter; unset: `lr`."""
-    momentum_rest: Share = 0.9
+    """Learning rate of SGD for everything that is no convolution filter; unset: `lr`."""
+    momentum_rest: Fraction = 0.9
     """Momentum of that SGD."""
     ns_steps: int = Field(default=5, ge=1)
     """Steps of the Newton-Schulz iteration."""
@@ -279,7 +297,7 @@ class MuonRecipe(OptimizerRecipe):
 
     @model_validator(mode="after")
     def _check_momentum(self) -> MuonRecipe:
-        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, usual=0.95)
+        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, default=0.95)
         return self
 
     def build_options(self, lr: float) -> dict[str, Any]:
@@ -288,15 +306,15 @@ class MuonRecipe(OptimizerRecipe):
         return {name: value for name, value in options.items() if name not in ("lr_rest", "momentum_rest")}
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
-        """Splits convolution filters, which Muon steps, from the parameters that its SGD steps."""
+        """Splits a group into convolution filters, which Muon steps, and the rest, which SGD steps; none is empty."""
         # A matrix such as the last layer trains worse with Muon, so only three dimensions or more count as a filter.
         filters = [p for p in group["params"] if p.ndim > 2]
-        rest = [p for p in group["params"] if p.ndim <= 2]
+        others = [p for p in group["params"] if p.ndim <= 2]
         # Relative to the filters' rate, so that `set_lr` moves both with the schedule.
         scale = group["lr_scale"] * (1.0 if self.lr_rest is None else self.lr_rest / lr)
         sgd = {"filters": False, "lr_scale": scale, "momentum": self.momentum_rest}
-        parts = [{**group, "params": filters, "filters": True}, {**group, "params": rest, **sgd}]
-        return [one for one in parts if one["params"]]
+        parts = [{**group, "params": filters, "filters": True}, {**group, "params": others, **sgd}]
+        return [part for part in parts if part["params"]]
 
     @property
     def is_layer_wise(self) -> bool:
@@ -323,21 +341,21 @@ AnyOptimizerRecipe = Annotated[
 
 
 @cache
-def _adapter() -> TypeAdapter[AnyOptimizerRecipe]:
+def _build_adapter() -> TypeAdapter[AnyOptimizerRecipe]:
     return TypeAdapter(AnyOptimizerRecipe)
 
 
 def read_optimizer(**values: Any) -> AnyOptimizerRecipe:
-    """Validates the `optimizer` part of a recipe: `read_optimizer(name="lars", lr=4.0)`.
+    """Validates the `optimizer` part of a recipe, and returns it: `read_optimizer(name="lars", lr=4.0)`.
 
     Raises:
         pydantic.ValidationError: an unknown name or key, or a value out of range.
     """
     # The adapter compiles the validators of all classes once, at the first call.
-    return _adapter().validate_python(values)
+    return _build_adapter().validate_python(values)
 
 
-def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float, *, usual: float) -> None:
+def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float, *, default: float) -> None:
     if nesterov and momentum == 0:
-        fix = f"Set momentum: {usual:g}, or nesterov: false"
+        fix = f"Set momentum: {default:g}, or nesterov: false"
         raise ValueError(f"{name!r} with nesterov needs a momentum above 0. {fix}")

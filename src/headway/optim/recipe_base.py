@@ -33,20 +33,17 @@ class LookaheadRecipe(RecipePart):
     is held back at first (airbench94: every_steps 5, alpha 0.226, power 3)."""
 
 
-class OptimizerRecipe(RecipePart):
-    """How gradients become steps: the keys that every optimizer has."""
+class OptimizerRecipe(RecipePart, ABC):
+    """Base of the optimizers' recipes: the keys that every optimizer has.
 
-    CLASS: ClassVar[str]
-    """Class of the optimizer, or a function that makes it; `make` imports it."""
-    OPTIONS: ClassVar[dict[str, Any]] = {}
-    """Arguments of the class that are not keys."""
-    # A run whose length follows the batch (`epochs: {base, per}`) scales these values with it.
+    Importing torch takes seconds, and a recipe is validated without it.
+    """
+
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ()
-    """Fields that are stretches of the run, in epochs."""
+    """Fields in epochs. They are scaled with the length of the run if that follows the batch."""
 
     name: str
     """Name of the optimizer; see [Optimizers](library/optimizers.md)."""
-    # A number, or a mapping that becomes a number once the batch is known.
     lr: Scalable
     """Learning rate; the schedule gives its factor. Or {base, per, scale}, which follows the batch; see below."""
     weight_decay: NotNegative = 0.0
@@ -63,8 +60,14 @@ class OptimizerRecipe(RecipePart):
     """Each sample's gradient is multiplied by z ~ N(1, sigma^2) with sigma = gradient_noise * sqrt(batch), so that a
     large batch fluctuates as a small one (Hoffer et al. 2017, arXiv 1705.08741). 1 / sqrt(small batch) suits."""
 
+    @abstractmethod
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        """Builds the optimizer over parameter groups that have their `lr` and `weight_decay`.
+        """Builds the optimizer.
+
+        Args:
+            groups: parameter groups, each with its own `lr` and `weight_decay`.
+            lr: learning rate of the recipe.
+            steps_per_epoch: samples / batch; None if unknown.
 
         Raises:
             UsageError: the optimizer counts in epochs, and `steps_per_epoch` is None.
@@ -82,16 +85,14 @@ class OptimizerRecipe(RecipePart):
         return {name: getattr(self, name) for name in own}
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
-        """Splits a parameter group whose parameters the optimizer treats in different ways."""
+        """Returns a parameter group in parts if the optimizer treats its parameters differently."""
         return [group]
 
-    # Read by `headway train` and `headway schedule`: a very large batch wants layers with rates of their own.
     @property
     def is_layer_wise(self) -> bool:
-        """True if the optimizer scales the step of each layer separately."""
+        """True if the optimizer scales the step of each layer separately. Very large batches need that."""
         return False
 
-    # A large batch at one rate throughout gets a warning, unless the optimizer itself changes the rate.
     @property
     def changes_lr(self) -> bool:
         """True if the optimizer changes the learning rate by itself, whatever the schedule does."""
@@ -104,21 +105,21 @@ class OptimizerRecipe(RecipePart):
 
     @property
     def displayed_momentum(self) -> float | None:
-        """The momentum, or the share of the first moment that a step keeps; None: the optimizer has neither."""
+        """The momentum, or the decay of the first moment (beta1); None: the optimizer has neither."""
         # Shown by `headway schedule` beside the learning rate.
         betas = getattr(self, "betas", (None,))
         return getattr(self, "momentum", betas[0])
 
     @property
     def epoch_fields(self) -> dict[str, float]:
-        """The values that count in epochs, by their keys. They are scaled when the run's length is."""
+        """The values that count in epochs, by their keys. They are scaled with the length of the run."""
         return {field: getattr(self, field) for field in self.EPOCH_FIELDS}
 
     @property
     def settled_epochs(self) -> tuple[float, str]:
-        """(epochs until the optimizer stops changing the learning rate, the keys that say so). 0: it never does."""
+        """(epochs until the optimizer stops changing the learning rate, the keys that set them); 0 if it never does."""
         return 0.0, ""
 
     def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
-        """Describes the changes that the optimizer makes to learning rate and batch by itself."""
+        """Returns the changes that the optimizer makes to learning rate and batch by itself."""
         return InternalSchedule()

@@ -317,12 +317,12 @@ def _measure_plane(
 ) -> LossPlane:
     recompute = one.should_recompute(options.statistics != "keep" and options.sets != "eval")
     sides = []
-    for values in zip(*axes.places, strict=True):
+    for values in zip(*axes.coordinates, strict=True):
         beyond = PLANE_MARGIN * (max(values) - min(values))
         sides.append(_space_evenly(min(values) - beyond, max(values) + beyond, options.grid))
     x, y = sides
     surfaces = one.measure_plane(x, y, axes.first, axes.second, origin, recompute=recompute)
-    marks = [(mark, *place) for mark, place in zip(names, axes.places, strict=True)]
+    marks = [(mark, *place) for mark, place in zip(names, axes.coordinates, strict=True)]
     how = one.describe_statistics(recompute)
     return LossPlane(kind=kind, name=name, marks=marks, x=x, y=y, surfaces=surfaces, statistics=how, shares=axes.shares)
 

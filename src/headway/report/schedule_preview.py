@@ -17,7 +17,7 @@ from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.optim.batch_scaling import require_number
 from headway.optim.internal_schedule import InternalSchedule
 from headway.optim.schedule import Schedule, ScheduleTurn
-from headway.setup.rates import check_length, find_batch_warnings, find_oddities, plan_steps, resolve_rates
+from headway.setup.rates import check_length, find_batch_warnings, find_step_warnings, plan_steps, resolve_rates
 from headway.setup.recipe import TrainRecipe
 
 # Points of a curve; a chart is about as many pixels wide.
@@ -169,7 +169,7 @@ def build_preview(path: Path, overrides: Sequence[str], samples: int | None = No
         internal=recipe.optimizer.build_internal_schedule(samples / recipe.batch),
         lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
         momentum=recipe.optimizer.displayed_momentum,
-        warnings=[*find_batch_warnings(recipe), *find_oddities(recipe, samples, plan, steps)],
+        warnings=[*find_batch_warnings(recipe), *find_step_warnings(recipe, samples, plan, steps)],
     )
 
 

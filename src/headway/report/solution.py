@@ -21,8 +21,8 @@ from headway.observe.directions import WeightVector
 from headway.observe.sharpness import (
     EpsilonSharpness,
     HessianEigenvalue,
+    ProgressCallback,
     SharpnessObjective,
-    Tick,
     find_largest_eigenvalue,
     measure_epsilon_sharpness,
 )
@@ -62,7 +62,7 @@ class Solution:
     setup: TrainSetup
     samples: dict[str, DataSample]
     # Called after every place, and every step of the sharpness.
-    tick: Tick = field(default=lambda: None)
+    tick: ProgressCallback = field(default=lambda: None)
 
     def close(self) -> None:
         self.setup.inputs.close()

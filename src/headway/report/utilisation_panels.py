@@ -61,7 +61,7 @@ def build_panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mappi
         records: Records of metrics.jsonl.
         about: Provenance of the run.
     """
-    host, gpu = _read_load(run, host_load.KIND), _read_load(run, nvml.KIND)
+    host, gpu = _read_load(run, host_load.SOURCE_KIND), _read_load(run, nvml.SOURCE_KIND)
     main, column = (host, "own") if about["device"] == "cpu" else (gpu, "busy")
     # Too few readings of the GPU say nothing, but those of the host still do.
     if main is None or (found := main.summarise(column)) is None:

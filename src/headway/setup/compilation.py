@@ -11,26 +11,28 @@ from headway.core.errors import RecipeError, UsageError
 from headway.model.activation_checkpointing import checkpoint_activations
 from headway.model.graph_breaks import collect_break_notes, list_graph_breaks
 
-MAX_NAMES = 3
-"""Number of module names in a message; the others are counted."""
+MAX_LISTED_MODULES = 3
+"""Largest number of module names in a message; the others are counted."""
 
 
 def compile_model(
     model: torch.nn.Module,
-    how: bool | Literal["graphs", "max-autotune"],
+    mode: bool | Literal["graphs", "max-autotune"],
     say: Callable[[str], object] = lambda text: None,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Compiles a network as the recipe's `compile` says. The optimizer is not compiled.
+    """Returns a network compiled as the recipe's `compile` says. The optimizer is not compiled.
 
     Args:
-        how: False: the network itself. True: torch.compile. `graphs` and `max-autotune`: its modes of these names.
+        mode: False: the network itself. True: torch.compile. `graphs`: with CUDA graphs. `max-autotune`: with kernels
+            that are chosen by trial.
         say: called at the first forward pass with each line that breaks the network's graph.
     """
-    if how is False:
+    if mode is False:
         return model
-    if how is True:
+    if mode is True:
         return report_graph_breaks(torch.compile(model), model, say)
-    if how == "max-autotune":
+    # Without CUDA graphs, which only `graphs` asks for.
+    if mode == "max-autotune":
         return report_graph_breaks(torch.compile(model, mode="max-autotune-no-cudagraphs"), model, say)
     # CUDA graphs replay kernels at fixed addresses; torch.compile manages their memory in this mode.
     compiled = report_graph_breaks(torch.compile(model, mode="reduce-overhead"), model, say)
@@ -45,7 +47,11 @@ def compile_model(
 
 @final
 class GraphBreakMessage(str):
-    """A message about a break of the compiled graph; `line` names the line of the network alone."""
+    """A message about a break of the compiled graph.
+
+    Attributes:
+        line: the part of the message that names the line.
+    """
 
     line: str
 
@@ -58,40 +64,37 @@ class GraphBreakMessage(str):
 def report_graph_breaks(
     compiled: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, say: Callable[[str], object]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Wraps a compiled network, so that the graph breaks of its first call are reported.
-
-    torch.compile notes them in any case, so this costs nothing.
-    """
-    # Only the first call compiles; later ones skip the listener, which costs some time.
-    begun = False
+    """Wraps a compiled network, so that the graph breaks of its first call, which compiles, are reported."""
+    was_called = False
 
     def forward(images: torch.Tensor) -> torch.Tensor:
-        nonlocal begun
-        if begun:
+        nonlocal was_called
+        # Only the first call compiles, so later ones skip the listener, which costs some time.
+        if was_called:
             return compiled(images)
-        begun = True
+        was_called = True
         with collect_break_notes() as notes:
             outputs = compiled(images)
-        for one in list_graph_breaks(model, notes):
-            say(GraphBreakMessage(one.describe()))
+        for graph_break in list_graph_breaks(model, notes):
+            say(GraphBreakMessage(graph_break.describe()))
         return outputs
 
     return forward
 
 
 def apply_activation_checkpointing(
-    model: torch.nn.Module, asked: bool | tuple[str, ...], say: Callable[[str], object]
+    model: torch.nn.Module, setting: bool | tuple[str, ...], say: Callable[[str], object]
 ) -> None:
-    """Applies activation checkpointing as the recipe's `activation_checkpointing` says.
+    """Applies activation checkpointing to a network in place, as the recipe's `activation_checkpointing` says.
 
     Raises:
         RecipeError: the network has no such modules.
     """
-    if asked is False:
+    if setting is False:
         return
     try:
-        names = checkpoint_activations(model, None if asked is True else asked)
+        names = checkpoint_activations(model, None if setting is True else setting)
     except UsageError as error:
         raise RecipeError(error.what, where="activation_checkpointing", fix=error.fix) from None
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    say(f"Computed again in the backward pass: {', '.join(names[:MAX_NAMES])}{more}.")
+    others = f" and {len(names) - MAX_LISTED_MODULES} more" if len(names) > MAX_LISTED_MODULES else ""
+    say(f"Computed again in the backward pass: {', '.join(names[:MAX_LISTED_MODULES])}{others}.")

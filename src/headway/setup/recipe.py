@@ -66,7 +66,7 @@ class CheckpointRecipe(RecipePart):
     @field_validator("folder")
     @classmethod
     def _check_folder(cls, folder: str | None) -> str | None:
-        # fsspec may chain addresses with `::`, so that memory:// can stand inside.
+        # fsspec chains URLs with `::`, so memory:// may stand inside.
         if folder is not None and re.search(r"(^|::)memory://", folder, re.IGNORECASE):
             raise ValueError(
                 f"{folder} is memory of the process, which ends with it, so that nothing could go on from there: "
@@ -135,6 +135,7 @@ class TrainRecipe(RecipePart):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
+        # The run folder is runs/NAME, which must be visible and directly in runs/.
         if not name or "/" in name or name.startswith("."):
             raise ValueError(f"{name!r} cannot name a folder")
         return name
@@ -151,9 +152,9 @@ class TrainRecipe(RecipePart):
 
     @field_validator("activation_checkpointing")
     @classmethod
-    def _check_patterns(cls, found: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
-        check_patterns(*(() if isinstance(found, bool) else found))
-        return found
+    def _check_patterns(cls, patterns: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
+        check_patterns(*(() if isinstance(patterns, bool) else patterns))
+        return patterns
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainRecipe:
@@ -176,6 +177,7 @@ class TrainRecipe(RecipePart):
         if self.optimizer.lookahead is not None and self.model.ema is not None:
             what = "optimizer.lookahead and model.ema both say which weights are evaluated"
             raise ValueError(f"{what}: remove one of them")
+        # An empty goal would be reached at the first evaluation.
         if self.stop_at == {}:
             raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
         return self
@@ -191,22 +193,22 @@ class TrainRecipe(RecipePart):
                 "epochs: set it to less, or train for longer"
             )
         for key, milestones in {
-            **{f"schedule.{key}": falls for key, falls in schedule.falls_epochs.items()},
+            **{f"schedule.{key}": epochs for key, epochs in schedule.first_decay_epochs.items()},
             **{
-                f"model.freeze_after.{place}.after_epochs": (part.after_epochs,)
-                for place, part in enumerate(self.model.freeze_after)
+                f"model.freeze_after.{index}.after_epochs": (part.after_epochs,)
+                for index, part in enumerate(self.model.freeze_after)
             },
             "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
         }.items():
             # A milestone at the end itself would never take effect either.
-            late = [epoch for epoch in milestones if epoch >= epochs]
-            if late:
-                what = f"{key} has {late[0]:g}, and the run ends at epoch {epochs:g}"
+            unreachable = [epoch for epoch in milestones if epoch >= epochs]
+            if unreachable:
+                what = f"{key} has {unreachable[0]:g}, and the run ends at epoch {epochs:g}"
                 raise ValueError(f"{what}: remove it, or train for longer")
-        settled, fields = self.optimizer.settled_epochs
+        settled_epoch, settled_keys = self.optimizer.settled_epochs
         progressive = self.data.progressive
         for key, end in {
-            fields: settled,
+            settled_keys: settled_epoch,
             "data.progressive.until_epoch": 0 if progressive is None else progressive.until_epoch,
         }.items():
             # The end may be a sum of scaled epochs, with their rounding errors.

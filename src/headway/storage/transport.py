@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, final
 
 from headway.core.errors import DataError, UsageError
 from headway.core.files import describe_os_error
-from headway.storage.addresses import redact_address
+from headway.storage.addresses import redact_url
 
 _PIECE_BYTES = 4 << 20
 _REDIRECTS = 5
@@ -111,7 +111,7 @@ class HttpTransport(Transport):
         except ssl.SSLCertVerificationError as error:
             what = f"the server's certificate is refused ({error.verify_message})"
             fix = "Install the one that signed it."
-            raise DataError(what, where=redact_address(self._build_url(name).geturl()), fix=fix) from None
+            raise DataError(what, where=redact_url(self._build_url(name).geturl()), fix=fix) from None
         except (OSError, http.client.HTTPException) as error:
             self._drop()
             if isinstance(error, FileNotFoundError):
@@ -162,7 +162,7 @@ class HttpTransport(Transport):
             self._drop()
             url = urllib.parse.urlsplit(urllib.parse.urljoin(url.geturl(), where))
         fix = "Give the final address."
-        raise DataError("the server redirects in a circle", where=redact_address(url.geturl()), fix=fix)
+        raise DataError("the server redirects in a circle", where=redact_url(url.geturl()), fix=fix)
 
     def _get_connection(self, scheme: str, host: str) -> tuple[http.client.HTTPConnection, bool]:
         """Returns this thread's connection to a host, and True if it was open already."""
@@ -189,7 +189,7 @@ class HttpTransport(Transport):
                 part.close()
 
     def _parse_version(self, answer: http.client.HTTPResponse, name: str, start: int) -> FileVersion:
-        where = redact_address(self._build_url(name).geturl())
+        where = redact_url(self._build_url(name).geturl())
         tag = answer.getheader("ETag") or answer.getheader("Last-Modified") or ""
         # A server that ignores the range answers 200 with the whole file.
         held = answer.getheader("Content-Range", "")
@@ -227,9 +227,7 @@ class FsspecTransport(Transport):
             scheme = uri.partition("://")[0]
             package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}.get(scheme)
             fix = f"pip install {package}." if package else "Install the package of fsspec that reads it."
-            raise UsageError(
-                f"nothing installed reads {scheme}:// ({error})", where=redact_address(uri), fix=fix
-            ) from None
+            raise UsageError(f"nothing installed reads {scheme}:// ({error})", where=redact_url(uri), fix=fix) from None
         self._timeout_s = timeout_s
         self._sync = fsspec.asyn.sync
 

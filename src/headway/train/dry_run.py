@@ -26,12 +26,12 @@ from headway.core.workload import (
     WorkloadUpdate,
 )
 from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
-from headway.data.resolution import compute_size
+from headway.data.resolution import compute_progressive_size
 from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
 from headway.model.batch_norm import list_running_statistics
 from headway.model.fake_tensors import use_fake_tensors
 from headway.model.graph_breaks import CompileReport, try_compiling
-from headway.model.layer_profile import SAMPLES, profile_layers
+from headway.model.layer_profile import PROFILE_BATCH_SIZES, profile_layers
 from headway.model.model_size import measure_model_size
 from headway.optim.footprint import estimate_footprint
 from headway.setup.build import TrainSetup, build_setup
@@ -162,7 +162,9 @@ def _load_images(setup: TrainSetup) -> torch.Tensor:
     """Returns a few training images as the network gets them; short of images, it repeats them."""
     images, _ = prepare_batch(setup, setup.inputs.read_first_batch(setup.recipe), 1)
     layout = torch.channels_last if setup.recipe.channels_last else torch.contiguous_format
-    return images[torch.arange(max(SAMPLES), device=images.device) % len(images)].contiguous(memory_format=layout)
+    return images[torch.arange(max(PROFILE_BATCH_SIZES), device=images.device) % len(images)].contiguous(
+        memory_format=layout
+    )
 
 
 def _measure_layers(setup: TrainSetup, images: torch.Tensor) -> tuple[tuple[WorkloadLayer, ...], bool]:
@@ -176,7 +178,9 @@ def _measure_layers(setup: TrainSetup, images: torch.Tensor) -> tuple[tuple[Work
         try:
             return profile_layers(setup.model, images, autocast), False
         except Exception as error:
-            what = f"the network failed on {max(SAMPLES)} samples in training: {type(error).__name__}: {error}"
+            what = (
+                f"the network failed on {max(PROFILE_BATCH_SIZES)} samples in training: {type(error).__name__}: {error}"
+            )
             raise UserCodeError(what, where="model") from error
 
 
@@ -201,7 +205,7 @@ def _build_dry_run(
         notes.append(f"micro_batch: auto is estimated ({reason}); a run measures it.")
     parts = 1 if micro is None else -(-share // min(micro, share))
     if not on_shapes_only:
-        notes.append(f"The layers were measured on {max(SAMPLES)} images: the network needs their values.")
+        notes.append(f"The layers were measured on {max(PROFILE_BATCH_SIZES)} images: the network needs their values.")
     if recipe.compile:
         notes.append("The memory kept for backward was measured without torch.compile, which keeps less.")
     if recipe.activation_checkpointing:
@@ -340,7 +344,7 @@ def _list_phases(setup: TrainSetup, forward: int) -> tuple[WorkloadPhase, ...]:
         position = plan.find_position(step)
         size = setup.size
         if progressive is not None:
-            size = compute_size(progressive, setup.size, position // setup.epoch)
+            size = compute_progressive_size(progressive, setup.size, position // setup.epoch)
         if size not in counted:
             counted[size] = _count_multiply_adds(setup, size)
         phase = WorkloadPhase(

@@ -165,14 +165,14 @@ class MetricsAccumulator:
             "seconds": clock.total_seconds(),
         }
         if setup.precision.name == "fp16":
-            record["loss_scale"] = setup.precision.state().get("scale")
+            record["loss_scale"] = setup.precision.state_dict().get("scale")
         record |= self._exchange_stage_seconds(step, step - since_step, spent)
         self.write(record | self.observer.write_rows(self.log, step, position))
         self._write_bad()
 
     def check_divergence(self, step: int, losses: NDArray[np.float64]) -> str | None:
         """Returns a sentence if the run diverges; to be called before `write_train_record`."""
-        return self.observer.check_divergence(step, losses, self._setup.precision.state().get("scale"))
+        return self.observer.check_divergence(step, losses, self._setup.precision.state_dict().get("scale"))
 
     def write_divergence(self, step: int, clock: Clock, what: str) -> None:
         """Writes a record of kind `divergence`."""
@@ -257,7 +257,9 @@ class MetricsAccumulator:
             return {}
         at, seconds = found
         names, position = [str(rank) for rank in range(len(seconds))], self._setup.plan.find_position(at)
-        self.log.write_rows(stragglers.KIND, names, stragglers.COLUMNS, position, at, seconds.astype(np.float32))
+        self.log.write_rows(
+            stragglers.ROW_FILE_KIND, names, stragglers.COLUMNS, position, at, seconds.astype(np.float32)
+        )
         slowest = stragglers.find_slowest_rank(seconds)
         return {} if slowest is None else {"slowest": {**asdict(slowest), "step": at}}
 

@@ -19,7 +19,7 @@ from headway.core.untrusted_json import parse_object
 from headway.observe.host_load import HostLoadSource
 from headway.observe.load_sampler import LoadRow, LoadSampler, LoadSource
 from headway.observe.nvml import open_gpu
-from headway.observe.prometheus import ADDRESS, PORT, PrometheusEndpoint
+from headway.observe.prometheus import DEFAULT_ADDRESS, DEFAULT_PORT, PrometheusEndpoint
 from headway.train.trainer import Trainer
 
 # The end of metrics.jsonl that is read for the newest records; it holds some hundreds.
@@ -49,9 +49,9 @@ def run_monitors(trainer: Trainer) -> Iterator[None]:
             # The absolute name of the run folder tells several runs apart.
             labels = {"run": trainer.run_folder.folder.resolve().name}
             gauges = partial(_collect_gauges, trainer, sampler)
-            address = recipe.observe.prometheus_address or ADDRESS
-            port = recipe.observe.prometheus_port or PORT
-            stack.enter_context(PrometheusEndpoint(address, port, gauges, labels, is_lead=lambda: trainer.is_lead))
+            address = recipe.observe.prometheus_address or DEFAULT_ADDRESS
+            port = recipe.observe.prometheus_port or DEFAULT_PORT
+            stack.enter_context(PrometheusEndpoint(address, port, gauges, labels, leads=lambda: trainer.is_lead))
         yield
 
 

@@ -24,7 +24,7 @@ from headway.data.decode_request import DecodeRequest
 from headway.data.formats.pack_source import is_image
 from headway.data.host_transform import HostTransform
 from headway.data.records import Records
-from headway.data.reference import FORMATS
+from headway.data.reference import PILLOW_FORMATS
 from headway.setup.build import TrainSetup
 from headway.train.evaluate import compute_outputs
 
@@ -123,7 +123,7 @@ def _read_image(file: Path) -> tuple[bytes, tuple[int, int]]:
     """Returns all bytes of an image file, and its (width, height) in pixels."""
     try:
         record = read_regular(file)
-        with Image.open(io.BytesIO(record), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(record), formats=PILLOW_FORMATS) as image:
             return record, image.size
     except UnidentifiedImageError:
         raise DataError("this file is not an image", where=str(file), fix=SKIP) from None

@@ -32,7 +32,7 @@ from headway.setup.build import RecordedData, TrainSetup, build_setup
 from headway.setup.checks import check_labels
 from headway.setup.inputs import Say, open_dataset
 from headway.setup.recipe import TrainRecipe
-from headway.setup.task import LABELS, TargetSpec
+from headway.setup.task import LABEL_PHRASES, TargetSpec
 from headway.train.evaluate import evaluate as evaluate_set
 from headway.train.evaluation_panels import build_evaluation_panels, write_panels
 from headway.train.monitors import run_monitors
@@ -489,7 +489,7 @@ def _read_target(entry: dict[str, Any], run: RunFolder) -> TargetSpec:
     kind, classes, numbers = found
     named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
     # The file may come from elsewhere, so its types are checked before they are used.
-    if kind not in LABELS or not named or not is_whole_number(numbers, 1, 1 << 31):
+    if kind not in LABEL_PHRASES or not named or not is_whole_number(numbers, 1, 1 << 31):
         fix = "Copy the run folder again."
         raise HeadwayError("provenance.json has no good target", where=str(run.folder), fix=fix)
     return TargetSpec(kind=kind, classes=tuple(classes), numbers=numbers)

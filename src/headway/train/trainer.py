@@ -351,7 +351,7 @@ class Trainer:
         return {
             "position": self.position,
             "data": self.setup.inputs.build_state(self.setup.recipe),
-            "precision": self.setup.precision.state(),
+            "precision": self.setup.precision.state_dict(),
             "best": self.best,
             "metrics": self.metrics,
             "reached_s": self.reached_s,
@@ -376,7 +376,7 @@ class Trainer:
         expect_position(scalars["position"], checkpoint.step, self.setup.plan, where)
         restore(checkpoint, self.setup.model, self.setup.optimizer, self.setup.masters)
         self._averages.load_state(checkpoint.tensors, where)
-        self.setup.precision.load(scalars["precision"], where)
+        self.setup.precision.load_state_dict(scalars["precision"], where)
         self.step, self.position = checkpoint.step, scalars["position"]
         self.best, self.metrics = scalars["best"], scalars["metrics"]
         self.reached_s = scalars["reached_s"]
