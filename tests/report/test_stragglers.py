@@ -17,7 +17,6 @@ from headway.observe.stragglers import (
     COLUMNS,
     COMPUTE_STAGES,
     ROW_FILE_KIND,
-    build_panels,
     describe_stragglers,
     find_slowest_rank,
 )

@@ -17,42 +17,22 @@ time it waits for a free slot, because the consumer is slower.
 @final
 @dataclass(slots=True, repr=False, kw_only=True)
 class LoaderStats:
-    """Sums over all iterations of a Loader until the time of the call."""
+    """Sums over all iterations of a Loader so far; `Loader.stats` returns a copy of them."""
 
-    images: int
-    """Images that the consumer received."""
-    batches: int
-    """Batches that the consumer received."""
-    timed_images: int
-    """Images of the timed batches: all but the first of each iteration, for which the consumer always waits."""
-    seconds: float
-    """Time from the request of each timed batch to the next request, summed."""
-    wait_s: float
-    """Part of `seconds` in which the consumer waited for batches."""
-    occupancy: float
-    """Mean number of batches that were ready when one was requested; at most `prefetch_batches`."""
     prefetch_batches: int
     """Number of slots in the ring."""
-    stage_s: dict[str, float]
-    """Seconds of the loader's thread by stage; see STAGES."""
-    stage_images: int
-    """Images that `stage_s` covers: those of `images` and of the batches in the ring."""
-    cores: DecodeStats
-    """Costs of the decoding threads in the timed batches."""
-    record_bytes: int
-    """Size of the records of all images."""
-    threads: int
-    """Number of decoding threads."""
     backend: str
     """Decoder: `native` or `pillow`."""
-    tier: str
+    threads: int = 0
+    """Number of decoding threads."""
+    tier: str = ""
     """Name of the tier, and why it was chosen."""
 
     # Each sum has one writer, so the threads need no lock. Written by the loader's thread:
-    stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    """Seconds of the loader's thread by stage; see STAGES."""
+    stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOADER_STAGES, 0.0))
+    """Seconds of the loader's thread by stage; see LOADER_STAGES."""
     stage_images: int = 0
-    """Images that `stage_s` covers: more than `images` by those in the ring."""
+    """Images that `stage_s` covers: those of `images` and of the batches in the ring."""
     record_bytes: int = 0
     """Size of the records of all images."""
     cores: DecodeStats = field(default_factory=DecodeStats)
@@ -62,20 +42,21 @@ class LoaderStats:
     images: int = 0
     """Images that the consumer received."""
     batches: int = 0
+    """Batches that the consumer received."""
     timed_images: int = 0
-    """Images of all batches but the first of each iteration, which always has to be waited for."""
+    """Images of the timed batches: all but the first of each iteration, for which the consumer always waits."""
     seconds: float = 0.0
-    """Time between requests for the timed batches and the requests for those after them."""
+    """Time from the request of each timed batch to the next request, summed."""
     wait_s: float = 0.0
     """Part of `seconds` in which the consumer waited for batches."""
     asked: int = 0
-    """Number of times that a batch was asked for."""
+    """Number of requests for a batch."""
     ready: int = 0
-    """Sum of the batches that were ready at these times."""
+    """Number of ready batches, summed over the requests."""
 
     @property
     def occupancy(self) -> float:
-        """Mean number of batches that were ready when one was asked for; at most `prefetch_batches`."""
+        """Mean number of batches that were ready when one was requested; at most `prefetch_batches`."""
         return self.ready / self.asked if self.asked else 0.0
 
     @property
@@ -114,28 +95,3 @@ class LoaderStats:
         other_names = ("record_bytes", "threads", "backend", "tier")
         # `ahead` is the name of the ring's size in run folders, whose format does not change.
         return {name: getattr(self, {"ahead": "prefetch_batches"}.get(name, name)) for name in (*names, *other_names)}
-
-
-@final
-@dataclass(slots=True)
-class LoaderTally:
-    """Running sums of a Loader. Each field has one writer, so the threads need no lock.
-
-    The producer writes the fields up to `cores`, the consumer those from `images` on.
-
-    Attributes:
-        asked: number of requests for a batch.
-        ready: number of ready batches, summed over the requests.
-    """
-
-    stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOADER_STAGES, 0.0))
-    stage_images: int = 0
-    record_bytes: int = 0
-    cores: DecodeStats = field(default_factory=DecodeStats)
-    images: int = 0
-    batches: int = 0
-    timed_images: int = 0
-    seconds: float = 0.0
-    wait_s: float = 0.0
-    asked: int = 0
-    ready: int = 0

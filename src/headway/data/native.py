@@ -162,12 +162,6 @@ def _to_array(data: bytes | memoryview | Bytes) -> Bytes:
     return np.frombuffer(data, np.uint8)
 
 
-def compute_crc32c(data: bytes | memoryview | Bytes) -> int:
-    """Returns the CRC-32C (Castagnoli) of the bytes."""
-    array = _to_array(data)
-    return int(_require_library().hw_crc32c(array.ctypes.data, array.size))
-
-
 def read_jpeg_header(data: bytes | memoryview | Bytes) -> JpegInfo:
     """Reads the header of a JPEG. Raises DataError if the bytes are not a JPEG or the header is damaged."""
     # The core returns 0 if it has read the header.

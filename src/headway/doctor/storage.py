@@ -39,15 +39,7 @@ from headway.data.tiers.prefetch import FETCH_THREADS
 from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.tiers.state import STATE_FILE
 from headway.data.tiers.store import PACKS_FOLDER
-from headway.doctor.page_cache import (
-    COLD,
-    FileSpan,
-    Mount,
-    evict,
-    find_mount,
-    measure_resident_share,
-    restore_residency,
-)
+from headway.doctor.page_cache import COLD, FileSpan, evict, measure_resident_share, restore_residency
 from headway.doctor.rate_measurement import build_window, measure_rate
 from headway.storage.addresses import get_cache_folder
 

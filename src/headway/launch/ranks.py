@@ -208,7 +208,9 @@ class Ranks:
             CommunicationError: a newcomer leaves.
         """
         control = self.world.control
-        mine = json.dumps([self.joins, carrier.identity(), carrier.precision.get_vote()], sort_keys=True).encode()
+        mine = json.dumps(
+            [self.joins, carrier.collect_settings(), carrier.precision.get_vote()], sort_keys=True
+        ).encode()
         reports = [json.loads(text) for text in control.gather_bytes(mine)]
         first = reports[control.ranks.index(0)][1]
         for rank, (joins, other, _) in zip(control.ranks, reports, strict=True):

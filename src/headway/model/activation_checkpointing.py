@@ -55,12 +55,8 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = No
     for pattern in patterns or ():
         new_matches = {name: module for name, module in modules.items() if re.search(pattern, name)}
         if not new_matches:
-            similar_names = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
-            fix = (
-                f"Modules of this network are for example: {', '.join(similar_names)}."
-                if similar_names
-                else "It has no modules."
-            )
+            similar_names = list_similar(pattern, modules)
+            fix = f"Modules of this network are for example: {similar_names}." if modules else "It has no modules."
             raise UsageError(f"{pattern!r} matches no module", fix=fix)
         # Several patterns may match one module.
         matched |= new_matches

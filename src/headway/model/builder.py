@@ -178,9 +178,7 @@ def _freeze_parameters(model: torch.nn.Module, patterns: tuple[str, ...]) -> Non
     for pattern in patterns:
         matched = [name for name in parameters if re.search(pattern, name)]
         if not matched:
-            # Names that look like the pattern are better examples than the first ones.
-            similar_names = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or list(parameters)[:3]
-            fix = f"Parameters of this network are for example: {', '.join(similar_names)}."
+            fix = f"Parameters of this network are for example: {list_similar(pattern, parameters)}."
             raise RecipeError(f"{pattern!r} matches no parameter", where="model.freeze", fix=fix)
         for name in matched:
             parameters[name].requires_grad_(False)

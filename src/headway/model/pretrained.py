@@ -23,7 +23,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> list[str]:
     network is left unchanged.
 
     Raises:
-        UsageError: the file cannot be read or is no safetensors file, or names, shapes or types do not fit.
+        UsageError: the file cannot be read or is not a safetensors file, or names, shapes or types do not fit.
     """
     file_tensors = _read_file(path)
     model_tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}

@@ -45,12 +45,12 @@ GpuSamples = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 def open_gpu(uuid: str) -> GpuSource | None:
     """Opens the GPU with a UUID (`GPU-...`, as NVML writes it); None without the package, the library or the GPU."""
+    if (nvml := load_nvml()) is None:
+        return None
     try:
-        with warnings.catch_warnings():
-            # An older package of the same name warns that it is deprecated.
-            warnings.simplefilter("ignore")
-            nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
+        return GpuSource(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+    except nvml.NVMLError:
+        nvml.nvmlShutdown()
         return None
 
 

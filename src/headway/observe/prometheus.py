@@ -49,7 +49,7 @@ class PrometheusEndpoint:
         is_lead: Callable[[], bool] = lambda: True,
     ) -> None:
         self._address, self._port = address, port
-        self._leads = leads
+        self._is_lead = is_lead
         self._gauges = gauges
         self._labels = labels
         self._server: MetricsServer | None = None

@@ -50,7 +50,7 @@ def split_decay(
         weight_decay: weight decay of the first group.
 
     Raises:
-        UsageError: `params` are no parameters, or `weight_decay` is below 0 or not finite.
+        UsageError: `params` are not parameters, or `weight_decay` is below 0 or not finite.
     """
     import torch
 
@@ -94,9 +94,7 @@ def assign_parameters(groups: tuple[GroupRecipe, ...], names: list[str]) -> list
             if any(patterns[index].search(name) for name in names):
                 what = f"earlier groups took every parameter that {group.match!r} matches"
                 raise RecipeError(what, where=where, fix="Move it up, or remove it.")
-            # Names that look like the pattern are better examples than the first ones.
-            similar_names = difflib.get_close_matches(group.match, names, n=3, cutoff=0.3) or names[:3]
-            fix = f"Trained parameters are for example: {', '.join(similar_names)}."
+            fix = f"Trained parameters are for example: {list_similar(group.match, names)}."
             fix += " Change the pattern, or remove the group."
             raise RecipeError(f"{group.match!r} matches no trained parameter", where=where, fix=fix)
     if unmatched:

@@ -123,7 +123,7 @@ class LBSGD(FusedOptimizer):
             second_state="grad_sum" if is_accumulating else None,
             has_step_count=True,
             trust_ratio=compute_ratio if warmup == "lars" else None,
-            native_number=6,
+            native_rule=NativeRule.LBSGD,
             native_options=(
                 group["momentum"],
                 decay,

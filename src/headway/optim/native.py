@@ -25,19 +25,6 @@ NATIVE_TYPE_BY_DTYPE = {torch.float32: 0, torch.float64: 1}
 """Numbers of the types that the core supports: HW_FP32, HW_FP64."""
 
 
-@final
-class NativeRule(IntEnum):
-    """Numbers of the update rules in the core: HW_LARS and so on."""
-
-    LARS = 0
-    LAMB = 1
-    NOVOGRAD = 2
-    SIGNUM = 3
-    FTML = 4
-    TRANSITION = 5
-    LBSGD = 6
-
-
 NUM_OPTIONS_BY_RULE = {
     NativeRule.LARS: 7,
     NativeRule.LAMB: 4,

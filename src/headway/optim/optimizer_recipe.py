@@ -1,7 +1,7 @@
 """The `optimizer` part of a recipe: one class for each optimizer, with its own keys.
 
-To add an optimizer, write its class in a file of its own, add a recipe class here, and list it in `AnyOptimizerRecipe`.
-Nothing here imports torch before `make`: that takes seconds, and a recipe is validated without it.
+To add an optimizer, write its class in a file of its own, add a recipe class here with the same names and defaults, and
+list it in `AnyOptimizerRecipe`. Nothing here imports torch before `make`: a recipe is validated without it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from headway.core.epochs import Epochs
-from headway.core.errors import RecipeError
+from headway.optim.groups import Group
 from headway.optim.internal_schedule import (
     InternalSchedule,
     LbsgdWarmup,
     build_lbsgd_schedule,
     build_rmsprop_sgd_schedule,
 )
-from headway.optim.recipe_base import Group, NotNegative, OptimizerRecipe, Positive
-
-if TYPE_CHECKING:
-    import torch
+from headway.optim.recipe_base import NotNegative, OptimizerRecipe, Positive
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -33,22 +30,17 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 class SGDRecipe(OptimizerRecipe):
     """SGD with momentum."""
 
-    CLASS: ClassVar[str] = "headway.optim.sgd:make_sgd"
+    CLASS: ClassVar[str] = "headway.optim.sgd:build_sgd"
 
     name: Literal["sgd"] = "sgd"
     momentum: Fraction = 0.9
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.sgd import build_sgd
-
-        return build_sgd(groups, lr, self.momentum, nesterov=False)
-
 
 class NAGRecipe(OptimizerRecipe):
     """SGD with Nesterov's momentum."""
 
-    CLASS: ClassVar[str] = "headway.optim.sgd:make_sgd"
+    CLASS: ClassVar[str] = "headway.optim.sgd:build_sgd"
     OPTIONS: ClassVar[dict[str, Any]] = {"nesterov": True}
 
     name: Literal["nag"] = "nag"
@@ -61,11 +53,6 @@ class NAGRecipe(OptimizerRecipe):
         if self.momentum == 0:
             raise ValueError("'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd")
         return self
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.sgd import build_sgd
-
-        return build_sgd(groups, lr, self.momentum, nesterov=True)
 
 
 class AdamRecipe(OptimizerRecipe):
@@ -287,7 +274,7 @@ class MuonRecipe(OptimizerRecipe):
     nesterov: bool = True
     """The step looks ahead by one more step of the momentum."""
     lr_rest: Positive | None = None
-    """Learning rate of SGD for everything that is no convolution filter; unset: `lr`."""
+    """Learning rate of SGD for everything that is not a convolution filter; unset: `lr`."""
     momentum_rest: Fraction = 0.9
     """Momentum of that SGD."""
     ns_steps: int = Field(default=5, ge=1)

@@ -33,12 +33,16 @@ class LookaheadRecipe(RecipePart):
     is held back at first (airbench94: every_steps 5, alpha 0.226, power 3)."""
 
 
-class OptimizerRecipe(RecipePart, ABC):
+class OptimizerRecipe(RecipePart):
     """Base of the optimizers' recipes: the keys that every optimizer has.
 
     Importing torch takes seconds, and a recipe is validated without it.
     """
 
+    CLASS: ClassVar[str]
+    """Class of the optimizer, or a function that makes it; `make` imports it."""
+    OPTIONS: ClassVar[dict[str, Any]] = {}
+    """Arguments of the class that are not keys."""
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ()
     """Fields in epochs. They are scaled with the length of the run if that follows the batch."""
 
@@ -60,7 +64,6 @@ class OptimizerRecipe(RecipePart, ABC):
     """Each sample's gradient is multiplied by z ~ N(1, sigma^2) with sigma = gradient_noise * sqrt(batch), so that a
     large batch fluctuates as a small one (Hoffer et al. 2017, arXiv 1705.08741). 1 / sqrt(small batch) suits."""
 
-    @abstractmethod
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         """Builds the optimizer.
 

@@ -66,4 +66,6 @@ class Signum(FusedOptimizer):
             ops.subtract_(inputs.weights, ops.multiply(list(torch._foreach_sign(buffers)), lr))
 
         options = (momentum, decay, decoupled_decay)
-        return UpdateRule(apply=apply, first_state="momentum_buffer", native_number=3, native_options=options)
+        return UpdateRule(
+            apply=apply, first_state="momentum_buffer", native_rule=NativeRule.SIGNUM, native_options=options
+        )

@@ -124,7 +124,7 @@ class UpdateRule:
         second_state: name of another one; None: there is none.
         has_step_count: there is a scalar state `step`.
         norm_state: name of another scalar state; None: there is none.
-        native_number: number of the rule in the native core (`native.NativeRule`); None: the core does not know it.
+        native_rule: the same rule in the native core; None: the core does not know it.
         native_options: the numbers that the native core gets.
         has_trust_ratio: tells if a parameter has a trust ratio; None: all or none have, as `trust_ratio` says.
         trust_ratio: computes the factor on the learning rate of each layer, [n], from two float64 [n]: the norms of its

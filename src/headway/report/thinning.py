@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Columns of a heat map, and points of a line; neighbours beyond that are merged.
+# Columns of a heat map, and points of a line: more than a screen can tell apart would only make the page larger.
 MAX_POINTS = 240
 
 

@@ -31,7 +31,7 @@ from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
-from headway.setup.inputs import Inputs, Rehearsal, Say, open_inputs
+from headway.setup.inputs import DryRunOptions, Inputs, Say, open_inputs
 from headway.setup.micro_batch import find_largest_micro_batch
 from headway.setup.precision import (
     DTYPE_BY_NAME,
@@ -179,11 +179,11 @@ def build_setup(
     return _SetupBuilder(loaded, say, fresh, recorded, ranks, dry_run).build()
 
 
-def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
+def _resolve_device(recipe: TrainRecipe, *, is_dry_run: bool) -> torch.device:
     """Returns the device that the recipe names. Raises RecipeError if this machine lacks it.
 
     Args:
-        rehearsed: this is a dry run, in which a CPU stands in for an absent GPU.
+        is_dry_run: this is a dry run, in which a CPU stands in for an absent GPU.
     """
     name = recipe.device
     if is_dry_run and not torch.cuda.is_available():
@@ -223,13 +223,13 @@ class _SetupBuilder:
         self.fresh = fresh
         self.recorded = recorded
         self.ranks = ranks
-        self.rehearsal = rehearsal
+        self.dry_run = dry_run
         for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
             say(text)
         self.trains = dry_run is None
         self.device = self._prepare_device()
         self.loaded, self.inputs = open_inputs(
-            self.loaded, self.device, say=say, opens_data=recorded is None, rehearsal=rehearsal
+            self.loaded, self.device, say=say, opens_data=recorded is None, dry_run=dry_run
         )
         # `loaded` changes as each further `auto` is resolved; `recipe` keeps them as they were given.
         self.recipe = self.loaded.recipe

@@ -294,7 +294,7 @@ def describe_decoding(backend: str, threads: int, cores: int | None) -> str:
         return f"{text}."
     idle_cores = cores - threads
     remaining = f" (the other{'s are' if idle_cores > 1 else ' is'} left to training)" if idle_cores > 0 else ""
-    return f"{text} of {cores} core{'s'[: cores > 1]}{remaining}."
+    return f"{text} of {pluralise(cores, 'core')}{remaining}."
 
 
 def _hash_texts(*texts: str) -> str:
@@ -318,14 +318,14 @@ def open_inputs(
     *,
     say: Say,
     opens_data: bool,
-    rehearsal: Rehearsal | None = None,
+    dry_run: DryRunOptions | None = None,
 ) -> tuple[LoadedRecipe[TrainRecipe], Inputs]:
     """Opens the data sets, and resolves what the recipe leaves to the data: size, channels, cache, mean and std.
 
     Args:
         device: the device that trains.
         opens_data: False for the resolved recipe of a run whose data may be absent.
-        rehearsal: given if nothing will be trained.
+        dry_run: given if nothing will be trained.
 
     Returns:
         The resolved recipe, and the inputs, which the caller closes.
@@ -337,8 +337,8 @@ def open_inputs(
     train = eval_set = synthetic = None
     if recipe.data.train == SYNTHETIC:
         synthetic = recipe.data.synthetic or SyntheticRecipe()
-    elif rehearsal is not None and rehearsal.stated is not None:
-        loaded, synthetic = _build_stand_in(loaded, rehearsal.stated)
+    elif dry_run is not None and dry_run.stated is not None:
+        loaded, synthetic = _build_stand_in(loaded, dry_run.stated)
     # The stack closes everything opened so far if a later check refuses the recipe.
     with ExitStack() as on_error:
         if opens_data and synthetic is None:
@@ -367,7 +367,7 @@ def open_inputs(
             )
         )
         checks.check_shifts(loaded.recipe, inputs.find_smallest_size(loaded.recipe), inputs.size)
-        loaded = _resolve_execution(loaded, inputs, fills_caches=rehearsal is None)
+        loaded = _resolve_execution(loaded, inputs, fills_caches=dry_run is None)
         loaded = _resolve_normalisation(loaded, inputs)
         on_error.pop_all()
     return loaded, inputs
@@ -394,7 +394,7 @@ def _resolve_execution(
             inputs.say(f"Training data {TIER_PHRASES[tier.name]}: {reason}.")
             cores = count_usable_cores()
             inputs.say(describe_decoding(backend, recipe.data.threads or choose_thread_count(), cores))
-    # A rehearsal leaves `auto`: the device here need not be the one that trains.
+    # A dry run leaves `auto`: the device here need not be the one that trains.
     if recipe.augment.where == "auto" and fills_caches:
         reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"
         loaded = loaded.resolve("augment.where", "host" if device.type == "cpu" else "device", reason)

@@ -73,7 +73,8 @@ def _find_by_trial(batch: int, run_trial: Callable[[int], None]) -> tuple[int, s
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             if size == 1:
-                raise TrainingError("not even one sample fits into the device's memory", where="micro_batch") from None
+                what, fix = "not even one sample fits into the device's memory", "Take smaller images."
+                raise TrainingError(what, where="micro_batch", fix=fix) from None
             # Doubling keeps the number of failed trials small.
             parts = min(2 * parts, batch)
         else:
