@@ -96,7 +96,7 @@ def metered(trainer: Trainer) -> Meter:
     if observer._layers is not None:
         meter.around("layers", observer._layers, "_before_step", "_after_step")
     if trainer.ranks is not None:
-        meter.around("board", trainer.ranks.board, "write", "read")
+        meter.around("board", trainer.ranks.rank_timings, "write", "read")
     return meter
 
 

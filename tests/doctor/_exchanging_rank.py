@@ -76,7 +76,7 @@ def main(recipe: str, out: str, seconds: str) -> None:
                     "around": [one.what for one in around],
                 }
                 Path(out).write_text(json.dumps(found))
-        ranks.done = True
+        ranks.is_complete = True
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from headway.core.text_format import pluralise
@@ -13,6 +13,9 @@ LOADER_STAGES = ("order", "read", "decode", "labels")
 time it waits for a free slot, because the consumer is slower.
 """
 
+# Stages of the workers of a data set of the user's own: its samples, and the batch that is made of them.
+SAMPLE_STAGES = ("samples", "collate")
+
 
 @final
 @dataclass(slots=True, repr=False, kw_only=True)
@@ -21,12 +24,20 @@ class LoaderStats:
 
     prefetch_batches: int
     """Number of slots in the ring."""
+    stage_s: dict[str, float]
+    """Seconds of the loader's thread by stage; see STAGES."""
+    stage_images: int
+    """Images that `stage_s` covers: those of `images` and of the batches in the ring."""
+    cores: DecodeStats
+    """Costs of the decoding threads in the timed batches."""
+    record_bytes: int
+    """Size of the records of all images."""
+    threads: int
+    """Number of decoding threads; for a data set of your own, of worker processes."""
     backend: str
-    """Decoder: `native` or `pillow`."""
-    threads: int = 0
-    """Number of decoding threads."""
-    tier: str = ""
-    """Name of the tier, and why it was chosen."""
+    """Decoder: `native` or `pillow`; `own` for a data set of your own."""
+    tier: str
+    """Name of the tier, and why it was chosen; for a data set of your own, its class."""
 
     # Each sum has one writer, so the threads need no lock. Written by the loader's thread:
     stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOADER_STAGES, 0.0))
@@ -83,10 +94,14 @@ class LoaderStats:
 
     def __repr__(self) -> str:
         stages = ", ".join(f"{name} {rate:,.0f}" for name, rate in self.stage_images_s.items())
+        kind, made_by = (
+            ("worker process", "the data set") if self.backend == "own" else ("thread", f"{self.backend} decoder")
+        )
+        plural = ("es" if self.backend == "own" else "s") if self.threads != 1 else ""
         return (
             f"{self.images:,} images, {self.images_s:,.0f} images/s, waiting {self.waiting_share:.1%} of the time, "
             f"{self.occupancy:.1f} of {self.prefetch_batches} batches ready; each stage alone: {stages} images/s; "
-            f"{self.backend} decoder, {pluralise(self.threads, 'thread')}; {self.tier}"
+            f"{made_by}, {self.threads} {kind}{plural}; {self.tier}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -95,3 +110,47 @@ class LoaderStats:
         other_names = ("record_bytes", "threads", "backend", "tier")
         # `ahead` is the name of the ring's size in run folders, whose format does not change.
         return {name: getattr(self, {"ahead": "prefetch_batches"}.get(name, name)) for name in (*names, *other_names)}
+
+
+@final
+@dataclass(slots=True)
+class LoaderTally:
+    """Running sums of a Loader. Each field has one writer, so the threads need no lock.
+
+    The producer writes the fields up to `cores`, the consumer those from `images` on.
+
+    Attributes:
+        asked: number of requests for a batch.
+        ready: number of ready batches, summed over the requests.
+    """
+
+    stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOADER_STAGES, 0.0))
+    stage_images: int = 0
+    record_bytes: int = 0
+    cores: DecodeStats = field(default_factory=DecodeStats)
+    images: int = 0
+    batches: int = 0
+    timed_images: int = 0
+    seconds: float = 0.0
+    wait_s: float = 0.0
+    asked: int = 0
+    ready: int = 0
+
+    def summarise(self, *, prefetch_batches: int, threads: int, backend: str, tier: str) -> LoaderStats:
+        """Returns the sums so far, with the facts about their loader."""
+        return LoaderStats(
+            images=self.images,
+            batches=self.batches,
+            timed_images=self.timed_images,
+            seconds=self.seconds,
+            wait_s=self.wait_s,
+            occupancy=self.ready / self.asked if self.asked else 0.0,
+            prefetch_batches=prefetch_batches,
+            stage_s=dict(self.stage_s),
+            stage_images=self.stage_images,
+            cores=replace(self.cores),
+            record_bytes=self.record_bytes,
+            threads=threads,
+            backend=backend,
+            tier=tier,
+        )

@@ -116,7 +116,7 @@ def main(asked: dict[str, Any]) -> None:
     assert ranks is not None
     say_all = say if ranks.is_lead else say_nothing
     with ranks:
-        ranks.share(loaded.recipe.batch)
+        ranks.check_batch(loaded.recipe.batch)
         share = loaded.recipe.batch // ranks.launched_size
         setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), say=say_nothing, ranks=ranks)
         with closing(setup.inputs):
@@ -171,7 +171,7 @@ def main(asked: dict[str, Any]) -> None:
                     more = {"seconds": perf_counter() - begun, "not_measured": (*profile.not_measured, *missing)}
                     profile.model_copy(update=more).write(Path(asked["folder"]) / "profile.json")
                 ranks.world.control.barrier()
-        ranks.done = True
+        ranks.is_complete = True
 
 
 def examine_surroundings(

@@ -87,9 +87,12 @@ class TrainRecipe(RecipePart):
     data: DataRecipe
     augment: AugmentRecipe = AugmentRecipe()
     transform: str | None = None
-    """Import path of your function transform(images, labels, keys) -> (images, labels). It gets each training batch on
-    the device, after normalisation (float [b, C, H, W]); `keys` (uint64 [b], numpy) give random numbers: see
-    headway.core.random_keys."""
+    """Import path of your function transform(images, labels, keys) -> (images, labels). It gets each training batch as
+    `transform_on` says; `keys` (uint64 [b], numpy) give random numbers: see headway.core.random_keys."""
+    transform_on: Literal["float", "uint8"] = "float"
+    """Images that `transform` gets. `float`: float32 [b, C, H, W] on the device, after augmentation and normalisation.
+    `uint8`: uint8 [b, C, H, W] before them; it returns uint8 of the same shape, and runs in the loader's thread, beside
+    the training loop, unless the images are kept on the device."""
     model: ModelRecipe
     task: TaskRecipe = TaskRecipe()
     optimizer: AnyOptimizerRecipe
@@ -163,6 +166,8 @@ class TrainRecipe(RecipePart):
             what = f"micro_batch {self.micro_batch} is larger than batch {self.largest_batch}"
             raise ValueError(f"{what}: set it to at most that")
         self._check_speed()
+        if self.transform is None and self.transform_on != "float":
+            raise ValueError("transform_on counts only with a transform: remove it, or set transform")
         if self.stop_at is not None and self.data.eval is None:
             raise ValueError("stop_at needs an evaluation set: set data.eval, or remove stop_at")
         self._check_epochs()

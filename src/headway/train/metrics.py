@@ -44,8 +44,8 @@ class MetricsAccumulator:
     def __init__(
         self, setup: TrainSetup, run: RunFolder, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]
     ) -> None:
-        is_lead, name = (True, "") if ranks is None else (ranks.is_lead, ranks.name)
-        self.log = RunLog(run, sinks=setup.recipe.sinks, is_lead=is_lead, name=name)
+        leads, name = (True, "") if ranks is None else (ranks.is_lead, ranks.name)
+        self.log = RunLog(run, sinks=setup.recipe.sinks, leads=leads, name=name)
         self.damaged = 0
         self.must_stop = self.must_regroup = False
         self._setup, self._run, self._ranks, self._show = setup, run, ranks, show
@@ -252,8 +252,8 @@ class MetricsAccumulator:
         ranks = self._ranks
         if ranks is None or ranks.world.size == 1 or not steps:
             return {}
-        ranks.board.write(step, [spent.get(stage, 0.0) / steps for stage in stragglers.COLUMNS])
-        if not self.log.is_lead or (found := ranks.board.read()) is None:
+        ranks.rank_timings.write(step, [spent.get(stage, 0.0) / steps for stage in stragglers.COLUMNS])
+        if not self.log.is_lead or (found := ranks.rank_timings.read()) is None:
             return {}
         at, seconds = found
         names, position = [str(rank) for rank in range(len(seconds))], self._setup.plan.find_position(at)

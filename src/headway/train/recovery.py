@@ -50,23 +50,23 @@ class Recovery:
     meet again, unless this process trains alone or the run cannot continue.
 
     Attributes:
-        actions: the actions due before the next step, next first.
-        past: the files of the run, to continue from if no rank holds its state.
+        actions: names of the actions due before the next step, next first; see `Trainer.ACTIONS`.
+        saved_files: the files of the run, to continue from if no rank holds its state.
     """
 
     def __init__(self, trainer: Trainer, checkpoints: Checkpoints) -> None:
         # A proxy, because a reference cycle would keep the trainer's tensors until the next garbage collection.
         self._trainer = cast("Trainer", weakref.proxy(trainer))
         self._ranks = ranks = trainer.ranks
-        self.actions: list[Action] = []
-        self.past = SavedRun(trainer.setup, trainer.run_folder, checkpoints)
+        self.actions: list[str] = []
+        self.saved_files = SavedRun(trainer.setup, trainer.run_folder, checkpoints)
         self._lock = ExitStack()
         # Steps and actions done. -1 without a state: rank 0 begins with one, all others receive it.
         self._progress = 0 if ranks is None or ranks.is_lead else -1
         self._buffers = list(trainer.setup.model.buffers()) if ranks is not None else []
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
-        if ranks is not None and ranks.joins:
-            self.precision.recorded = self.past.read_precision()
+        if ranks is not None and ranks.is_joining:
+            self.precision.recorded = self.saved_files.read_precision()
 
     def __enter__(self) -> Recovery:
         return self
@@ -132,7 +132,7 @@ class Recovery:
         trainer.close_stream()
         trainer.setup.freezing.thaw()
         met = ranks.meet(trainer.setup.model, trainer.setup.device, self)
-        trainer.saver.meet(ranks.exchange(), ranks.build_confirmer())
+        trainer.saver.set_exchange(ranks.build_save_exchange(), ranks.build_confirmer())
         accumulator.log.confirm = ranks.build_confirmer()
         # A checkpoint that was being written may have lost the share of a lost rank.
         if met.unsaved and Action.CHECKPOINT not in self.actions:
@@ -140,11 +140,11 @@ class Recovery:
         # The interrupted step is repeated, perhaps by other ranks, so its ids are removed.
         accumulator.log.cut_ids(trainer.position)
         if ranks.is_lead:
-            for name in ranks.lost:
+            for name in ranks.lost_workers:
                 trainer.run_folder.seal_ids(trainer.position, name)
             if not was_lead:
                 self._take_lead(met.names)
-        ranks.lost = ()
+        ranks.lost_workers = ()
         accumulator.must_regroup = False
         self.actions = [action for action in self.actions if action is not Action.REGROUP]
 
@@ -168,9 +168,9 @@ class Recovery:
             with self:
                 if ranks.is_lead:
                     write_results()
-                    ranks.exchange().publish("end", b"")
+                    ranks.build_save_exchange().publish("end", b"")
                 else:
-                    ranks.exchange().collect("end", [0], lambda: None)
+                    ranks.build_save_exchange().collect("end", [0], lambda: None)
                 return
 
     def close(self) -> None:
@@ -189,13 +189,12 @@ class Recovery:
         """The precision of the setup, on which the ranks agree."""
         return self._trainer.setup.precision
 
-    def collect_settings(self) -> dict[str, Any]:
+    def get_shared_settings(self) -> dict[str, Any]:
         """Returns the settings that must be equal on all ranks."""
         return collect_shared_settings(self._trainer.setup)
 
-    @property
-    def progress(self) -> int:
-        """Number of steps and actions done, -1 without a state.
+    def get_progress(self) -> int:
+        """Returns the number of steps and actions done, -1 without a state.
 
         The counts of two ranks that were in the same collective differ if it succeeded on one of them alone. So no
         action may contain two collectives.
@@ -206,13 +205,13 @@ class Recovery:
         """Returns True if a checkpoint is being written."""
         return self._trainer.saver.is_writing
 
-    def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
+    def restart_from(self, checkpoint: Checkpoint | None, progress: int) -> None:
         """Continues from a checkpoint, or from the beginning, as the rank that gives its state to the others."""
         if checkpoint is not None:
             self._trainer.resume(checkpoint)
         self._progress, self.actions = progress, []
 
-    def state(self) -> TransferredState:
+    def state_dict(self) -> TransferredState:
         """Returns all that another rank needs to continue from here."""
         trainer = self._trainer
         scalars = {
@@ -226,7 +225,7 @@ class Recovery:
         }
         return scalars, trainer.collect_tensors()
 
-    def load_state(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Continues from the state of another rank."""
         trainer = self._trainer
         trainer.load(Checkpoint(Path("the state of another rank"), scalars["step"], scalars, tensors))
@@ -277,7 +276,7 @@ class SavedRun:
             return False
         return newest is not None and newest.step > step
 
-    def describe(self) -> dict[str, Any]:
+    def summarise(self) -> dict[str, Any]:
         """Summarises the run folder and its newest checkpoint, for JSON.
 
         Returns:
@@ -298,7 +297,7 @@ class SavedRun:
             found["error"] = {"what": error.what, "where": error.where, "fix": error.fix}
         return found
 
-    def read(self) -> tuple[Checkpoint, list[str]]:
+    def read_checkpoint(self) -> tuple[Checkpoint, list[str]]:
         """Reads the newest checkpoint that is whole; also returns a message for each damaged one.
 
         Raises:
