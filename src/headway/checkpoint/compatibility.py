@@ -23,8 +23,6 @@ from headway.data.batch_plan import BatchPlan
 from headway.optim import MasterWeights
 from headway.optim.state_check import describe_tensor, find_state_fault
 
-IsValid = Callable[[Any], bool]
-
 # Entries of `data` that checkpoints of older versions do not have.
 ADDED_DATA_KEYS = ("channels", "classes")
 
@@ -96,11 +94,11 @@ def _is_numbers(value: Any) -> bool:
     return isinstance(value, dict) and all(map(is_number, value.values()))
 
 
-def _or_none(is_valid: IsValid) -> IsValid:
+def _or_none(is_valid: Check) -> Check:
     return lambda value: value is None or is_valid(value)
 
 
-SCALARS: Mapping[str, tuple[IsValid, str]] = {
+SCALARS: Checks = {
     "position": (is_whole_number, "a whole number of samples"),
     "data": (is_object, "an object that says what the data are"),
     "precision": (_is_numbers, "an object of numbers"),
@@ -117,18 +115,10 @@ SCALARS: Mapping[str, tuple[IsValid, str]] = {
 
 def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
     """Checks the scalars of a manifest. Raises CheckpointError if an entry is missing or wrong, and names it."""
-    # Only a short value is quoted in a message: a hostile manifest may hold megabytes.
-    for name, (is_valid, description) in SCALARS.items():
-        if name not in scalars:
-            raise CheckpointError(f"its manifest lacks scalars.{name}", where=where)
-        if not is_valid(scalars[name]):
-            shown = scalars[name] if type(scalars[name]) in (int, float, str) else describe_kind(scalars[name])
-            raise CheckpointError(f"its manifest has {shown!r:.100} as scalars.{name}, not {description}", where=where)
-    observer = scalars.get("observer")
-    if observer is not None and not isinstance(observer, dict):
-        raise CheckpointError(
-            f"its manifest has {describe_kind(observer)} as scalars.observer, not an object", where=where
-        )
+    try:
+        expect_entries({"observer": None, **scalars}, SCALARS, "scalars.")
+    except JsonError as error:
+        raise CheckpointError(f"its manifest is damaged: {error}", where=where) from None
 
 
 def expect_position(position: int, step: int, plan: BatchPlan, where: str) -> None:

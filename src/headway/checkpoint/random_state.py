@@ -56,7 +56,7 @@ def check_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None:
             raise CheckpointError(what, where=where)
     for name in ("random/numpy", "random/python"):
         if int(tensors[name].min()) < 0 or int(tensors[name].max()) >= 1 << 32:
-            raise CheckpointError(f"{name} has numbers that are no words of 32 bits", where=where)
+            raise CheckpointError(f"{name} has numbers that are not words of 32 bits", where=where)
     if has_gauss not in (0, 1):
         raise CheckpointError("random/numpy_scalars has neither 0 nor 1 as its second number", where=where)
     _expect_accepted(tensors["random/torch"], torch, "random/torch is not a state of torch's generator", where)

@@ -93,7 +93,7 @@ class BenchLinksResult:
             ]
             table.append((f"{size:,}", *numbers))
         lines = [*self.report, "", *self.predicted, "", "All-reduce by algorithm: time and bus bandwidth"]
-        lines += [*format_table(table), *self._describe_mispredictions()]
+        lines += [*align_table(table), *self._describe_mispredictions()]
         if self.left_out:
             sizes = ", ".join(f"{size:,}" for size in self.left_out)
             lines.append(f"The time budget did not suffice for {sizes} bytes. Give more with --seconds.")

@@ -15,9 +15,9 @@ Wire = Literal["fp32", "fp16", "bf16"]
 class CommRecipe(RecipePart):
     """How gradients are summed over ranks, and how a run reacts to a lost rank. No effect with one process."""
 
-    algorithm: Literal["auto", "ring", "tree", "leader", "two_dimensional"] = "auto"
+    algorithm: Literal["auto", Algorithm] = "auto"
     """All-reduce algorithm of a bucket; auto: for each bucket the one that is predicted to be fastest."""
-    wire: Literal["fp32", "fp16", "bf16"] = "fp32"
+    wire: Wire = "fp32"
     """Dtype of gradients between hosts. fp16 and bf16 halve the bytes; sums stay in fp32."""
     bucket_mb: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = "auto"
     """Size of a gradient bucket in 1e6 bytes; auto: from the measured links and the size of the network."""

@@ -140,7 +140,8 @@ class Communicator:
         host_ranks, leader_ranks = world.hosts[world.host], [ranks[0] for ranks in world.hosts]
         # `two_dimensional` sums a shard over the ranks of one local rank, which every host has to have.
         has_equal_hosts = len({len(ranks) for ranks in world.hosts}) == 1
-        self.algorithms = ALGORITHMS if has_equal_hosts else ALGORITHMS[:3]
+        # Slices of a bucket go from rank to rank of equal places, so every host needs as many ranks.
+        self.algorithms = tuple(name for name in ALGORITHMS if has_equal_hosts or name != "two_dimensional")
         # Operations of one group run in the order of issue, which has to be the same on all ranks: two ranks that issue
         # collectives of one shape in different orders would sum the wrong tensors without any error. So each phase of
         # an algorithm has a group and a thread of its own, and hands over in order; several buckets are in different

@@ -94,7 +94,7 @@ class StepReduction:
         return tuple(self._numbers[_FIXED_LENGTH:])
 
     def has_one_digest(self, num_ranks: int) -> bool:
-        """Returns whether all ranks had issued the same operations."""
+        """Returns True if all ranks had issued the same operations."""
         # Cauchy and Schwarz: N times the sum of squares is the square of the sum only if all numbers are equal.
         sums = self._numbers[_DIGEST_START : _DIGEST_START + NIBBLES]
         square_sums = self._numbers[_DIGEST_START + NIBBLES : _FIXED_LENGTH]

@@ -18,7 +18,7 @@ from headway.data.decode import Decoder
 from headway.data.decode_request import DecodeRequest, GatherRequest, Pixels
 from headway.data.host_transform import HostDraws, HostTransform
 from headway.data.loader_spec import LoaderSpec
-from headway.data.loader_stats import LoaderStats
+from headway.data.loader_stats import LoaderTally
 from headway.data.records import Records
 from headway.data.reference import DecodeStatus, find_record_kinds
 from headway.data.tiers import Tier
@@ -59,13 +59,13 @@ class BatchFiller:
         spec: LoaderSpec,
         transform: HostTransform,
         decoder: Decoder,
-        stats: LoaderStats,
+        tally: LoaderTally,
     ) -> None:
         self._dataset = dataset
         self._tier = tier
         self._transform = transform
         self._decoder = decoder
-        self._stats = stats
+        self._tally = tally
         self._order = spec.order
         self._on_bad = spec.on_bad
         self._verify = spec.verify
@@ -83,7 +83,7 @@ class BatchFiller:
         positions = np.concatenate([np.arange(low, high) for low, high in spans])
         epochs, samples = self._order(positions) if self._order else (np.zeros_like(positions), positions)
         draws = self._transform.draw(self._seed, epochs, samples)
-        self._stats.stage_s["order"] += perf_counter() - start_time
+        self._tally.stage_s["order"] += perf_counter() - start_time
         begin = 0
         # Views of the large arrays, one for each batch.
         for low, high in spans:
@@ -100,7 +100,7 @@ class BatchFiller:
         Raises:
             DataError: a record cannot be read, or a damaged sample cannot be replaced; see `_substitute`.
         """
-        transform, stats = self._transform, self._stats
+        transform, tally = self._transform, self._tally
         samples, draws = request.samples, request.drawn
         # The whole batch has the size of its first position's epoch.
         size = transform.compute_size(int(request.epochs[0]) if len(request.epochs) else 0)
@@ -129,8 +129,8 @@ class BatchFiller:
         labels = np.ascontiguousarray(self._dataset.label[np.maximum(served, 0)])
         # The labels are mapped too: a truncated file would have given zeros.
         self._dataset.check_columns()
-        stats.stage_s["labels"] += perf_counter() - start_time
-        stats.stage_images += len(samples)
+        tally.stage_s["labels"] += perf_counter() - start_time
+        tally.stage_images += len(samples)
         return Batch(
             images=images,
             labels=torch.from_numpy(labels),
@@ -149,12 +149,12 @@ class BatchFiller:
         self, samples: NDArray[np.int64], draws: HostDraws, out: Pixels
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
         """Writes the samples' pixels to `out`. Returns their `DecodeStatus`, and the resized boxes or None."""
-        tier, stats = self._tier, self._stats
+        tier, tally = self._tier, self._tally
         start_time = perf_counter()
         records = tier.read(samples)
-        stats.record_bytes += int(records.length.sum())
+        tally.record_bytes += int(records.length.sum())
         read_end = perf_counter()
-        stats.stage_s["read"] += read_end - start_time
+        tally.stage_s["read"] += read_end - start_time
         # Only records that this process has not checked yet, unless `verify` says otherwise.
         is_checked = self._dataset.select_unchecked(samples, self._verify)
         checksum_args: dict[str, Any] = {"crc": tier.crc32c[samples], "check": is_checked} if is_checked.any() else {}
@@ -171,7 +171,7 @@ class BatchFiller:
         self._dataset.check_columns()
         if is_checked.any():
             self._dataset.mark_checked(samples[is_checked & (status == DecodeStatus.OK)])
-        stats.stage_s["decode"] += perf_counter() - read_end
+        tally.stage_s["decode"] += perf_counter() - read_end
         return status, boxes
 
     def _can_copy_without_decoding(self, samples: NDArray[np.int64], out: Pixels) -> bool:

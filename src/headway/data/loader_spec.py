@@ -199,9 +199,9 @@ class LoaderSpec:
         if isinstance(self.crop, str) and self.crop not in CROPS:
             raise UsageError(f"unknown crop {self.crop!r}", fix=suggest_nearest(self.crop, CROPS))
         if self.backend not in BACKENDS:
-            raise UsageError(f"{self.backend!r} is no decoder", fix=suggest_nearest(self.backend, BACKENDS))
+            raise UsageError(f"unknown decoder {self.backend!r}", fix=suggest_nearest(self.backend, BACKENDS))
         if self.worker_kind not in WORKER_KINDS:
-            what = f"{self.worker_kind!r} is no kind of worker"
+            what = f"unknown kind of worker {self.worker_kind!r}"
             raise UsageError(what, fix=suggest_nearest(self.worker_kind, WORKER_KINDS))
 
     # Cached in the instance: a frozen dataclass without slots still has a __dict__.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from headway.core.text_format import pluralise
 from headway.data.reference import DecodeStats
 
 LOADER_STAGES = ("order", "read", "decode", "labels")
@@ -18,10 +17,22 @@ SAMPLE_STAGES = ("samples", "collate")
 
 
 @final
-@dataclass(slots=True, repr=False, kw_only=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LoaderStats:
-    """Sums over all iterations of a Loader so far; `Loader.stats` returns a copy of them."""
+    """Sums over all iterations of a Loader until the time of the call."""
 
+    images: int
+    """Images that the consumer received."""
+    batches: int
+    """Batches that the consumer received."""
+    timed_images: int
+    """Images of the timed batches: all but the first of each iteration, for which the consumer always waits."""
+    seconds: float
+    """Time from the request of each timed batch to the next request, summed."""
+    wait_s: float
+    """Part of `seconds` in which the consumer waited for batches."""
+    occupancy: float
+    """Mean number of batches that were ready when one was requested; at most `prefetch_batches`."""
     prefetch_batches: int
     """Number of slots in the ring."""
     stage_s: dict[str, float]
@@ -38,37 +49,6 @@ class LoaderStats:
     """Decoder: `native` or `pillow`; `own` for a data set of your own."""
     tier: str
     """Name of the tier, and why it was chosen; for a data set of your own, its class."""
-
-    # Each sum has one writer, so the threads need no lock. Written by the loader's thread:
-    stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOADER_STAGES, 0.0))
-    """Seconds of the loader's thread by stage; see LOADER_STAGES."""
-    stage_images: int = 0
-    """Images that `stage_s` covers: those of `images` and of the batches in the ring."""
-    record_bytes: int = 0
-    """Size of the records of all images."""
-    cores: DecodeStats = field(default_factory=DecodeStats)
-    """Costs of the decoding threads in the timed batches."""
-
-    # Written by the consumer:
-    images: int = 0
-    """Images that the consumer received."""
-    batches: int = 0
-    """Batches that the consumer received."""
-    timed_images: int = 0
-    """Images of the timed batches: all but the first of each iteration, for which the consumer always waits."""
-    seconds: float = 0.0
-    """Time from the request of each timed batch to the next request, summed."""
-    wait_s: float = 0.0
-    """Part of `seconds` in which the consumer waited for batches."""
-    asked: int = 0
-    """Number of requests for a batch."""
-    ready: int = 0
-    """Number of ready batches, summed over the requests."""
-
-    @property
-    def occupancy(self) -> float:
-        """Mean number of batches that were ready when one was requested; at most `prefetch_batches`."""
-        return self.ready / self.asked if self.asked else 0.0
 
     @property
     def images_s(self) -> float:

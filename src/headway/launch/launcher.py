@@ -424,7 +424,7 @@ class _LaunchSession:
                 self._signal_worker(self._workers[worker_id], signal.SIGKILL)
 
     def _is_over(self) -> bool:
-        """Returns whether no worker runs or will be started. Kills those that would wait for ever."""
+        """Returns True if no worker runs or will be started. Kills those that would wait for ever."""
         running = self._list_running()
         if self._has_lost_all_members() and not self._is_stopping:
             # Newcomers and silent workers; the others end by themselves.
@@ -463,7 +463,7 @@ class _LaunchSession:
         self._output.show_failure(status_by_id, failed.exit_status or 0)
         if failed.id in status_by_id and not failed.reason:
             return status_by_id[failed.id]
-        raise CommunicationError(self._describe_end(failed))
+        raise CommunicationError(self._describe_end(failed), fix="Its output is above.")
 
     def _describe_worker(self, worker: _WorkerRecord) -> str:
         host, local_rank = worker.slot

@@ -162,7 +162,7 @@ class Ranks:
                 self._close_generation()
                 self._join_generation(model, device, FIRST_CONNECT_TIMEOUT_S * 2**failures)
                 self._agree_on_settings(carrier)
-                result = hand_over(self.world, self.name, carrier, self.say, led=self._was_lead)
+                result = hand_over(self.world, self.name, carrier, self.say, was_lead=self._was_lead)
                 self._was_lead = self.world.is_lead
                 return result
             except CommunicationError as error:
@@ -440,9 +440,3 @@ class _JoinedGeneration:
     reducer: Reducer
     watch: StallWatch | None
     rank_timings: RankTimings
-
-
-def list_running_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Lists the buffers with running mean and variance of every batch norm, which each step averages over the ranks."""
-    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-    return [buffer for norm in norms for buffer in norm.buffers(recurse=False) if buffer.is_floating_point()]

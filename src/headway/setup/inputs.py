@@ -383,7 +383,7 @@ def open_inputs(
         if inputs.train is not None and recipe.data.image_transform is not None:
             shape = (*inputs.size, inputs.channels)
             inputs.image_transform = build_image_transform(recipe.data.image_transform, loaded.base, shape)
-        loaded = _resolve_execution(loaded, inputs, fills_caches=rehearsal is None)
+        loaded = _resolve_execution(loaded, inputs, fills_caches=dry_run is None)
         loaded = _resolve_normalisation(loaded, inputs)
         on_error.pop_all()
     return loaded, inputs

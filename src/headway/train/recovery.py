@@ -50,7 +50,7 @@ class Recovery:
     meet again, unless this process trains alone or the run cannot continue.
 
     Attributes:
-        actions: names of the actions due before the next step, next first; see `Trainer.ACTIONS`.
+        actions: the actions due before the next step, next first.
         saved_files: the files of the run, to continue from if no rank holds its state.
     """
 
@@ -58,7 +58,7 @@ class Recovery:
         # A proxy, because a reference cycle would keep the trainer's tensors until the next garbage collection.
         self._trainer = cast("Trainer", weakref.proxy(trainer))
         self._ranks = ranks = trainer.ranks
-        self.actions: list[str] = []
+        self.actions: list[Action] = []
         self.saved_files = SavedRun(trainer.setup, trainer.run_folder, checkpoints)
         self._lock = ExitStack()
         # Steps and actions done. -1 without a state: rank 0 begins with one, all others receive it.

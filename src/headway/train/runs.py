@@ -216,7 +216,7 @@ def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, say: Say, r
         say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
     checkpoint = _open_checkpoints(run, loaded).newest(say)
     setup = build_setup(loaded, say=say, fresh=checkpoint is None, ranks=ranks)
-    leads = ranks is None or ranks.is_lead
+    is_lead = ranks is None or ranks.is_lead
     with closing(setup.inputs), _explain_disk_errors(run):
         if checkpoint is None:
             say("This run has no checkpoint yet: it starts from the beginning.")
@@ -263,8 +263,8 @@ def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRec
 def _start_run(
     loaded: LoadedRecipe[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None
 ) -> RunResult:
-    leads = ranks is None or ranks.is_lead
-    if leads and folder is not None:
+    is_lead = ranks is None or ranks.is_lead
+    if is_lead and folder is not None:
         RunFolder.expect_free(folder)
     setup = build_setup(loaded, say=say, ranks=ranks)
     with closing(setup.inputs):

@@ -89,13 +89,13 @@ def cross_rank() -> int:
 
 
 def is_elastic() -> bool:
-    """Returns whether the number of processes may change while this one runs."""
+    """Returns True if the number of processes may change while this one runs."""
     # Set by Horovod's launcher, or by Headway's.
     return os.environ.get("HOROVOD_ELASTIC") == "1" or bool(os.environ.get("HEADWAY_COORDINATOR"))
 
 
 def is_homogeneous() -> bool:
-    """Returns whether all hosts have equally many processes."""
+    """Returns True if all hosts have equally many processes."""
     return len({size for _, size in _require_job().local_places}) == 1
 
 

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 
 from headway.comm.algorithm_choice import AlgorithmChooser
-from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.comm_recipe import Algorithm
+from headway.comm.communicator import Communicator
 from headway.comm.coordinator_client import CoordinatorClient
 from headway.comm.hvd import context
 from headway.comm.hvd.engine import Engine
