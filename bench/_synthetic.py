@@ -1,4 +1,4 @@
-"""The Trainer of a run that never ends, on random images that lie on the device: for benches of all but the input."""
+"""A Trainer that runs without end on random images on the device, for benches that leave out the input."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -62,6 +62,35 @@ def try_fabric(nodes: int, ports: int, leaf: int | None, ratio: float) -> Fabric
         return design_fabric(nodes, ports, leaf=leaf, oversubscription=ratio)
     except UsageError:
         return None
+
+
+@dataclass(frozen=True)
+class Cable:
+    """Cable from one port to another. Ports are counted from 1."""
+
+    a: str
+    a_port: int
+    b: str
+    b_port: int
+
+
+def list_cables(fabric: Fabric) -> Iterator[Cable]:
+    """All cables, those of nodes first."""
+    for number in range(fabric.node_cables):
+        node, port = divmod(number, fabric.ports_per_node)
+        leaf, at = divmod(number, fabric.down)
+        yield Cable(f"node {node + 1}", port + 1, f"leaf {leaf + 1}", at + 1)
+    if fabric.leaves == 2:
+        for number in range(fabric.up):
+            at = fabric.down + number + 1
+            yield Cable("leaf 1", at, "leaf 2", at)
+    elif fabric.leaves > 2:
+        # A leaf deals its links out to the cores in turn, so that each core gets as many.
+        each = fabric.up // fabric.cores
+        for leaf in range(fabric.leaves):
+            for number in range(fabric.up):
+                core, turn = number % fabric.cores, number // fabric.cores
+                yield Cable(f"leaf {leaf + 1}", fabric.down + number + 1, f"core {core + 1}", leaf * each + turn + 1)
 
 
 anything = (

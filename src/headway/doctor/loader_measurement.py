@@ -131,13 +131,13 @@ def _measure_remote_stream(job: MeasurementJob, *, limit_s: float, options: Mapp
             return taken
 
         begun = perf_counter()
-        found = measure_rate(build_window(take_batch, least_s=limit_s / 10), limit_s=limit_s)
+        measured = measure_rate(build_window(take_batch, least_s=limit_s / 10), limit_s=limit_s)
         # The mean and not the median: remote records come in bursts.
         rate = images / (perf_counter() - begun)
     finally:
         close_stream(stream)
     stages, bytes_each, threads = _read_stages(loader, 1 / rate)
-    known = Throughput(value=rate, low=min(rate, found.low), high=max(rate, found.high), windows=found.windows)
+    known = Throughput(value=rate, low=min(rate, measured.low), high=max(rate, measured.high), windows=measured.windows)
     return LoaderMeasurement(known, stages, bytes_each, threads, count)
 
 

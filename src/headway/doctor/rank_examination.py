@@ -22,6 +22,7 @@ from typing import Any, final
 
 import torch
 
+from headway.core.byte_format import format_bytes
 from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.launcher_environment import read_launcher_environment
@@ -137,8 +138,8 @@ def main(asked: dict[str, Any]) -> None:
                     mine = examine_job(job, say_all, budget, quick, barrier=control.barrier, begun=begun)
                     around = examine_surroundings(mine.environment, job, ranks.world)
                     mine = mine.model_copy(update={"environment": around})
-                    found = control.gather_bytes(mine.model_dump_json().encode())
-                    profiles = [Profile.model_validate_json(text) for text in found]
+                    reports = control.gather_bytes(mine.model_dump_json().encode())
+                    profiles = [Profile.model_validate_json(text) for text in reports]
                     # The others wait at the barrier, so that this process has all cores.
                     single = (
                         _measure_single_process(loaded, wall.allot("single"), budget.side) if ranks.is_lead else 0.0
@@ -326,7 +327,7 @@ def _describe_exchange(exposed: float, alone: ExchangeMeasurement | None) -> str
     what = "extra time of a step of all ranks over the slowest rank alone"
     if alone is None:
         return what
-    sums = f"{alone.bytes / 1e6:.3g} MB in {pluralise(alone.buckets, 'bucket')}"
+    sums = f"{format_bytes(alone.bytes)} in {alone.buckets} bucket{'s'[: alone.buckets > 1]}"
     raw, here = f"{alone.seconds * 1e3:.3g} ms", f"{exposed * 1e3:.3g} ms"
     if exposed <= alone.seconds:
         return f"{what}: {here} of {raw} are exposed ({sums}, most by {alone.algorithm})"

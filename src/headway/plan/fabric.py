@@ -1,4 +1,4 @@
-"""Switches and cables of a fat tree with one or two levels, counted.
+"""Counts the switches and cables of a fat tree with one or two levels.
 
 Nodes connect to leaf switches. A leaf keeps so many ports for other switches that the traffic its nodes can send is at
 most `oversubscription` times the traffic that can leave it. Above 1:1 all ports of a node go to the same leaf. One leaf
@@ -55,10 +55,10 @@ class Fabric:
     @property
     def switches(self) -> dict[int, int]:
         """Number of switches by their ports."""
-        found = {self.leaf_ports: self.leaves}
+        switches = {self.leaf_ports: self.leaves}
         if self.core_ports is not None:
-            found[self.core_ports] = found.get(self.core_ports, 0) + self.cores
-        return found
+            switches[self.core_ports] = switches.get(self.core_ports, 0) + self.cores
+        return switches
 
     @property
     def nodes_per_leaf(self) -> float:
@@ -114,8 +114,8 @@ def design_fabric(
         leaf = SMALL_RADIX if small is not None and small[1] <= 2 else DIRECTOR_RADIX
     if core is None:
         core = CORE_RADIX if leaf == DIRECTOR_RADIX else leaf
-    found = _find_smallest(nodes, ports_per_node, leaf, core, oversubscription)
-    if found is None:
+    fabric = _find_smallest(nodes, ports_per_node, leaf, core, oversubscription)
+    if fabric is None:
         most = _count_most_nodes(ports_per_node, leaf, core, oversubscription)
         problem = (
             f"{nodes:,} nodes with {ports_per_node} ports each do not fit under two levels of switches with {leaf} and"
@@ -123,7 +123,7 @@ def design_fabric(
         )
         fix = f"Up to {most:,} do. Take larger switches, fewer ports per node, or more oversubscription."
         raise UsageError(problem, where="--facility", fix=fix)
-    cores, leaves, up, down = found
+    cores, leaves, up, down = fabric
     return Fabric(nodes, ports_per_node, leaf, core if cores else None, down, up, leaves, cores)
 
 

@@ -284,7 +284,7 @@ class SavedRun:
             were `recorded` in it, and the `error` if the checkpoints are out of reach.
         """
         # Only names and sizes are read here; a checkpoint is loaded on the rank that is chosen for it.
-        found: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "step": -1,
             "seen": self._run.recipe_path.is_file(),
             "recorded": self._count_recorded_steps(),
@@ -292,10 +292,10 @@ class SavedRun:
         }
         try:
             if paths := self._checkpoints.paths():
-                found["step"] = parse_step(paths[0].name)
+                summary["step"] = parse_step(paths[0].name)
         except HeadwayError as error:
-            found["error"] = {"what": error.what, "where": error.where, "fix": error.fix}
-        return found
+            summary["error"] = {"what": error.what, "where": error.where, "fix": error.fix}
+        return summary
 
     def read_checkpoint(self) -> tuple[Checkpoint, list[str]]:
         """Reads the newest checkpoint that is whole; also returns a message for each damaged one.

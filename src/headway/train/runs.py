@@ -485,8 +485,8 @@ def load_trained(run: RunFolder, *, say: Say, wide: bool = False) -> TrainSetup:
 
 def _read_target(entry: dict[str, Any], run: RunFolder) -> TargetSpec:
     """Reads the target from provenance.json. Raises HeadwayError: it is damaged."""
-    found: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
-    kind, classes, numbers = found
+    values: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
+    kind, classes, numbers = values
     named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
     # The file may come from elsewhere, so its types are checked before they are used.
     if kind not in LABEL_PHRASES or not named or not is_whole_number(numbers, 1, 1 << 31):
