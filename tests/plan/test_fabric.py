@@ -101,34 +101,6 @@ anything = (
 )
 
 
-class Cable(NamedTuple):
-    """A cable from one port to another. Ports are counted from 1."""
-
-    a: str
-    a_port: int
-    b: str
-    b_port: int
-
-
-def list_cables(fabric: Fabric) -> Iterator[Cable]:
-    """All cables, those of nodes first, by the counts of a fabric."""
-    for number in range(fabric.node_cables):
-        node, port = divmod(number, fabric.ports_per_node)
-        leaf, at = divmod(number, fabric.down)
-        yield Cable(f"node {node + 1}", port + 1, f"leaf {leaf + 1}", at + 1)
-    if fabric.leaves == 2:
-        for number in range(fabric.up):
-            at = fabric.down + number + 1
-            yield Cable("leaf 1", at, "leaf 2", at)
-    elif fabric.leaves > 2:
-        # A leaf deals its links out to the cores in turn, so that each core gets as many.
-        each = fabric.up // fabric.cores
-        for leaf in range(fabric.leaves):
-            for number in range(fabric.up):
-                core, turn = number % fabric.cores, number // fabric.cores
-                yield Cable(f"leaf {leaf + 1}", fabric.down + number + 1, f"core {core + 1}", leaf * each + turn + 1)
-
-
 @given(*anything)
 def test_every_port_has_one_cable_and_every_leaf_its_links(
     nodes: int, ports: int, leaf: int | None, ratio: float

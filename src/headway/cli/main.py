@@ -16,11 +16,10 @@ import typer
 
 from headway.cli import examine, planning, study, training
 from headway.cli.screen import Json, Overrides, can_print, print_result, say
-from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
 from headway.core.system_errors import expect_address_space, explain_system_error
-from headway.core.text_format import pluralise
+from headway.core.text_format import format_bytes, pluralise
 
 if TYPE_CHECKING:
     from headway.data.pack import PackResult

@@ -218,11 +218,11 @@ def choose_algorithm(
     *,
     wire_ratio: float = 1.0,
     order: RankOrder = "block",
-) -> AlgorithmChoice:
-    """Chooses the algorithm with the fewest predicted seconds; the first of equal ones."""
+) -> tuple[float, Algorithm]:
+    """Returns the fewest predicted seconds and their algorithm; the first of equal ones."""
     costs = {name: predict_seconds(name, nbytes, network, wire_ratio=wire_ratio, order=order) for name in among}
     best = min(costs, key=lambda name: costs[name])
-    return AlgorithmChoice(best, costs[best], costs)
+    return costs[best], best
 
 
 def choose_bucket_for_cost(total_bytes: float, cost: LinearCost) -> int:

@@ -62,7 +62,7 @@ def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
         raise JsonError("it is nested too deeply") from None
     # JSONDecodeError, and Python's limit of 4,300 digits for a number.
     except ValueError as error:
-        raise JsonError(f"it is no JSON ({error})") from None
+        raise JsonError(f"it is not JSON ({error})") from None
     _expect_shallow(value, depth)
     return value
 

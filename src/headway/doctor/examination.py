@@ -242,7 +242,7 @@ class _Examination:
         decoding = "gathering decoded images" if tier is not None and tier.name in ("memory", "device") else "decoding"
         how = {
             "storage": "reading or fetching the records, files in memory",
-            "decode": f"{decoding}, {measured.threads} thread{'s'[: measured.threads > 1]}",
+            "decode": f"{decoding}, {pluralise(measured.threads, 'thread')}",
             "augment": "with crop, flip and shift, minus without them",
             "collate": "order, keys, labels, hand-over to the loop",
         }

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headway.core.byte_format import format_bytes
 from headway.core.files import write_atomically
 from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling
 from headway.core.recipe import flatten
-from headway.core.text_format import pluralise
+from headway.core.text_format import format_bytes, pluralise
 from headway.doctor.roofline import SAME_SIZE
 from headway.doctor.terminal_text import (
     SIDES,

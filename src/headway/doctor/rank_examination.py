@@ -22,14 +22,13 @@ from typing import Any, final
 
 import torch
 
-from headway.core.byte_format import format_bytes
 from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.launcher_environment import read_launcher_environment
 from headway.core.profile import EnvironmentFinding, Knob, Profile, ShortRun, StageCeiling, Throughput
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
-from headway.core.text_format import pluralise
+from headway.core.text_format import format_bytes, pluralise
 from headway.core.world import World
 from headway.data.data_recipe import SYNTHETIC
 from headway.doctor import environment
@@ -327,7 +326,7 @@ def _describe_exchange(exposed: float, alone: ExchangeMeasurement | None) -> str
     what = "extra time of a step of all ranks over the slowest rank alone"
     if alone is None:
         return what
-    sums = f"{format_bytes(alone.bytes)} in {alone.buckets} bucket{'s'[: alone.buckets > 1]}"
+    sums = f"{format_bytes(alone.bytes)} in {pluralise(alone.buckets, 'bucket')}"
     raw, here = f"{alone.seconds * 1e3:.3g} ms", f"{exposed * 1e3:.3g} ms"
     if exposed <= alone.seconds:
         return f"{what}: {here} of {raw} are exposed ({sums}, most by {alone.algorithm})"

@@ -274,7 +274,7 @@ class MuonRecipe(OptimizerRecipe):
     nesterov: bool = True
     """Use Nesterov's momentum."""
     lr_rest: Positive | None = None
-    """Learning rate of SGD for all parameters that are no convolution filters. Unset: `lr`."""
+    """Learning rate of SGD for all parameters that are not convolution filters. Unset: `lr`."""
     momentum_rest: Fraction = 0.9
     """Momentum of SGD for these other parameters."""
     ns_steps: int = Field(default=5, ge=1)

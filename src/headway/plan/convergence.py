@@ -96,7 +96,7 @@ def fit_epochs(points: Sequence[ConvergencePoint]) -> EpochsLaw:
     log_epochs = np.log(np.array([one.epochs for one in points], np.float64))
 
     def fit_least(log_critical: float) -> tuple[float, float]:
-        """Return (sum of squares, ln E_min) for a critical batch: the best E_min is a mean."""
+        """Returns (sum of squares, ln E_min) for a critical batch: the best E_min is a mean."""
         offsets = log_epochs - np.log1p(batch / math.exp(log_critical))
         return float(((offsets - offsets.mean()) ** 2).sum()), float(offsets.mean())
 
@@ -124,22 +124,6 @@ def derive_epochs_law(noise_scale: float, batch: float, epochs: float) -> Epochs
     if not (noise_scale > 0 and batch > 0 and epochs > 0):
         raise UsageError("the noise scale, the batch and its epochs must be above 0", where="--noise-scale")
     return EpochsLaw(epochs / (1 + batch / noise_scale), noise_scale, batch, batch, None)
-
-
-def leave_one_out(points: Sequence[ConvergencePoint]) -> list[tuple[ConvergencePoint, float]]:
-    """Cross-validate the law: fit without each inner point and predict it.
-
-    Returns:
-        Pairs (point, predicted over measured epochs, less 1). The smallest and the largest batch are always fitted.
-    """
-    ordered = sorted(points, key=lambda one: one.batch)
-    predictions = []
-    for at in range(1, len(ordered) - 1):
-        one = ordered[at]
-        predictions.append(
-            (one, fit_epochs([*ordered[:at], *ordered[at + 1 :]]).predict_epochs(one.batch) / one.epochs - 1)
-        )
-    return predictions
 
 
 @final

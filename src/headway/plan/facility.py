@@ -73,7 +73,7 @@ def load_nodes() -> dict[str, NodeSpec]:
 
 
 def find_node(name: str) -> NodeSpec:
-    """Find a node type by name. Raises UsageError if there is none."""
+    """Finds a node type by name. Raises UsageError if there is none."""
     nodes = load_nodes()
     if name not in nodes:
         raise UsageError(
@@ -167,7 +167,7 @@ class FacilityPlan:
         return math.ceil(self.wanted.nodes / fit) if fit else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain values for JSON."""
+        """Returns the plan as plain values for JSON."""
         values = asdict(self)
         switches = {str(ports): count for ports, count in self.fabric.switches.items()}
         derived = {

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from headway.core.byte_format import format_bytes
 from headway.core.files import write_atomically
-from headway.core.text_format import pluralise
+from headway.core.text_format import format_bytes, pluralise
 from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.plan import facility_text
@@ -129,7 +128,7 @@ def draw_facility(plan: FacilityPlan) -> str:
 
 
 def _fill_racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
-    """Distribute the nodes of each pod over racks. A rack with nodes of two pods stands in the first."""
+    """Distributes the nodes of each pod over racks. A rack with nodes of two pods stands in the first."""
     rows, left = list[list[_Rack]](), 0
     for at, nodes in enumerate(pods):
         # Nodes of this pod that already stand in the last rack of the pod before.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.core.byte_format import format_bytes
+from headway.core.text_format import format_bytes, pluralise
 from headway.plan.facility import RACK_WATTS, STORAGE_NAMES, FacilityPlan, name_link
 from headway.plan.placement import Placement
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.core.byte_format import format_bytes
 from headway.core.files import write_atomically
-from headway.core.text_format import pluralise
+from headway.core.text_format import format_bytes, pluralise
 from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.plan import job_plan_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from headway.core.byte_format import format_bytes
+from headway.core.text_format import align_table, format_bytes, pluralise
 from headway.plan.convergence import EpochsLaw
 from headway.plan.growth import DataGrowth
 from headway.plan.job_plan import JobPlan, list_warnings

@@ -138,8 +138,7 @@ def build_cost_function(network: Network, among: tuple[Algorithm, ...], wire_rat
 
     def compute_cost(nbytes: float) -> tuple[float, Algorithm]:
         if nbytes not in known:
-            choice = collectives.choose_algorithm(nbytes, network, among, wire_ratio=wire_ratio)
-            known[nbytes] = choice.seconds, choice.algorithm
+            known[nbytes] = collectives.choose_algorithm(nbytes, network, among, wire_ratio=wire_ratio)
         return known[nbytes]
 
     return compute_cost
@@ -162,7 +161,7 @@ def overlap_exchange(buckets: Sequence[PlannedBucket], backward_s: float, cost: 
 
 
 def list_gradients(workload: Workload) -> list[PlannedBucket]:
-    """List each layer's gradients in the order of the backward pass, whose progress is measured in multiply-adds."""
+    """Lists each layer's gradients in the order of the backward pass, whose progress is measured in multiply-adds."""
     total, gradients, spent = workload.backward_multiply_adds, list[PlannedBucket](), 0
     for layer in workload.order_by_gradient():
         spent += layer.backward_multiply_adds
@@ -172,7 +171,7 @@ def list_gradients(workload: Workload) -> list[PlannedBucket]:
 
 
 def pack_buckets(gradients: Sequence[PlannedBucket], nbytes: float) -> list[PlannedBucket]:
-    """Pack gradients into buckets of at least this size, in order; the last one may be smaller."""
+    """Packs gradients into buckets of at least this size, in order; the last one may be smaller."""
     buckets, held = list[PlannedBucket](), 0.0
     for one in gradients:
         held += one.nbytes
@@ -206,16 +205,6 @@ def choose_buckets(
         return exchange.exposed_s, exchange.seconds
 
     return min((pack_buckets(gradients, size) for size in BUCKET_SIZES), key=measure_exposed)
-
-
-def make_even_buckets(nbytes: float, *, each: float = BUCKET_BYTES, first: float = FIRST_BYTES) -> list[PlannedBucket]:
-    """Make buckets for a network of which only the gradients' bytes are known: backward produces them evenly."""
-    buckets, made = list[PlannedBucket](), 0.0
-    while made < nbytes:
-        part = min(each if buckets else first, nbytes - made)
-        made += part
-        buckets.append(PlannedBucket(part, made / nbytes))
-    return buckets
 
 
 @lru_cache(maxsize=256)

@@ -197,7 +197,7 @@ def _simulate_exchange(
 
 
 def _build_trace(ranks: Sequence[int], spans: Sequence[_StepSpan], forward: float) -> list[dict[str, Any]]:
-    """Build the trace events of these ranks."""
+    """Builds the trace events of these ranks."""
     events = list[dict[str, Any]]()
 
     def add(name: str, rank: int, row: str, begins: float, ends: float) -> None:

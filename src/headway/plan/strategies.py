@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from headway.core import collectives
-from headway.core.byte_format import format_bytes
 from headway.core.collectives import Network
+from headway.core.text_format import format_bytes
 from headway.core.workload import Workload, WorkloadLayer
 from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
@@ -152,7 +152,7 @@ def _shard_layers(workload: Workload, names: set[str], parts: int) -> Workload:
 
 
 def find_dense_layers(workload: Workload) -> list[WorkloadLayer]:
-    """Find the fully connected layers, if they hold at least a tenth of the gradients; else return none."""
+    """Finds the fully connected layers, if they hold at least a tenth of the gradients; else returns none."""
     dense = [one for one in workload.layers if one.kind == "Linear" and one.gradient_bytes and one.input_shape]
     total = workload.step.exchange.gradient_bytes
     return dense if sum(one.gradient_bytes for one in dense) >= MIN_DENSE_SHARE * total else []

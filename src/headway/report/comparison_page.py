@@ -78,7 +78,7 @@ def _build_time_panels(comparison: Comparison) -> list[Panel]:
     for stage, (mine, theirs) in stages.items():
         times = compute_ratio(mine, theirs)
         shares = (f"{mine / totals[0]:.1%}", f"{theirs / totals[1]:.1%}")
-        rows.append((stage, _format_ms(mine), _format_ms(theirs), "-" if times is None else f"{times:.2f}", *shares))
+        rows.append((stage, format_ms(mine), format_ms(theirs), "-" if times is None else f"{times:.2f}", *shares))
     names = [side.name for side in comparison.sides]
     note = "Host time by stage, over the whole run. On a GPU, forward, loss, backward and optimizer are kernel launch "
     note += "times."

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.core.byte_format import format_bytes
 from headway.core.errors import UsageError
 from headway.core.files import read_text, write_atomically
 from headway.core.recipe import flatten, format_value
 from headway.core.recipe_yaml import parse_recipe
 from headway.core.run_folder import RunFolder
+from headway.core.text_format import format_bytes
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel

@@ -154,7 +154,7 @@ def build_panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
             "anatomy-table",
             "Parts of a step, in order",
             ("part", "ms per step", "loader's thread, ms", "source of the number"),
-            [(part.name, _format_part(part), _format_ms(part.loader_s), part.note) for part in parts],
+            [(part.name, _format_part(part), format_ms(part.loader_s), part.note) for part in parts],
             order=334,
             **more,
         ),

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from headway.core.byte_format import format_bytes
 from headway.core.errors import TrainingError
 from headway.core.free_memory import read_free_memory_bytes
+from headway.core.text_format import format_bytes
 
 USED_MEMORY_SHARE = 0.5
 """Share of the free memory for tensors that forward saves for backward. The rest is for gradients of activations, the
