@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli import examine, planning, study, training
-from headway.cli.screen import Json, Overrides, can_print, print_result, say
+from headway.cli.screen import LOG, Json, Overrides, can_print, print_result
+from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
+from headway.core.messages import show_messages
 from headway.core.system_errors import expect_address_space, explain_system_error
 from headway.core.text_format import format_bytes, pluralise
 
@@ -137,7 +139,7 @@ def pack(
             progress=progress,
         )
     for note in pack_result.notes:
-        say(note)
+        LOG.info(note)
     summary = {
         "folders": [str(folder) for folder in pack_result.folders],
         "format": pack_result.format,
@@ -209,8 +211,8 @@ def evaluate(
     """Evaluate the best weights of a run."""
     from headway.train import runs
 
-    metrics = runs.evaluate(run, data, say=say)
-    # Numbers of samples are not metrics; the text names them at its end.
+    metrics = runs.evaluate(run, data)
+    # Numbers of samples are no metrics; the text names them at its end.
     text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if "samples" not in name)
     print_result(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
 
@@ -239,15 +241,15 @@ def predict(
     def report_bad_image(error: HeadwayError) -> None:
         if not skip_bad:
             raise error
-        say(f"Left out {error.where}: {error.what}.")
+        LOG.warning(f"Left out {error.where}: {error.what}.")
 
     # A generator: rows are printed while others are computed, so `| head` can end the verb early.
-    rows = predict_rows(runs.load_trained(RunFolder.open(run), say=say), files, on_bad=report_bad_image)
+    rows = predict_rows(runs.load_trained(RunFolder.open(run)), files, on_bad=report_bad_image)
     written = write_rows(rows, out, as_json)
     if written < len(files):
-        say(f"Left out {len(files) - written:,} of {len(files):,} files.")
+        LOG.warning(f"Left out {len(files) - written:,} of {len(files):,} files.")
     if out is not None:
-        say(f"Wrote {written:,} rows to {out}.")
+        LOG.info(f"Wrote {written:,} rows to {out}.")
 
 
 @app.command()
@@ -315,10 +317,10 @@ def schedule(
     expect_writable(page)
     preview = build_preview(recipe, overrides or (), samples)
     for warning in preview.warnings:
-        say(warning)
+        LOG.warning(warning)
     if page is not None:
         write_atomically(page, schedule_preview_page.render_preview(preview))
-        say(f"Wrote {page}.")
+        LOG.info(f"Wrote {page}.")
     # Wider pictures are hard to read, and narrower terminals would break the lines.
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     result = preview.to_json() | {"page": page and str(page)}
@@ -358,6 +360,7 @@ def build_command() -> Callable[..., Any]:
 
 def main() -> None:
     """Runs the command line. An error is a sentence and an exit status; --debug also shows its traceback."""
+    show_messages()
     # --debug is accepted before and after the verb, so typer never sees it.
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
@@ -381,11 +384,11 @@ def main() -> None:
     except SystemExit as exit_request:
         # click takes an option of the script for one of its own.
         if exit_request.code == UsageError.exit_status and sys.argv[1:2] == ["assess"] and "--" not in sys.argv:
-            say("Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1.")
+            LOG.error("Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1.")
         if exit_request.code != CTRL_C_STATUS:
             raise
         # Exit status 1, as for every other run that did not finish.
-        say("Stopped.")
+        LOG.error("Stopped.")
         sys.exit(1)
 
 
@@ -393,5 +396,5 @@ def _exit_with_error(error: Exception, status: int, debug: bool) -> None:
     """Prints the sentence of an error, and exits with a status. The traceback is printed only if `debug` is set."""
     if debug:
         traceback.print_exc()
-    say(f"headway: {error}")
+    LOG.error(f"headway: {error}")
     sys.exit(status)
