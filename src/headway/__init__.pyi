@@ -9,6 +9,7 @@ from headway.core.random_keys import make_keys as make_keys
 from headway.data.augment import Augment as Augment
 from headway.data.augment_recipe import AugmentRecipe as AugmentRecipe
 from headway.data.batch import Batch as Batch
+from headway.data.collated_batch import CollatedBatch as CollatedBatch
 from headway.data.data_recipe import CropRecipe as CropRecipe
 from headway.data.dataset import Dataset as Dataset
 from headway.data.loader import Loader as Loader

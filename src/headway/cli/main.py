@@ -16,7 +16,6 @@ import typer
 
 from headway.cli import examine, planning, study, training
 from headway.cli.screen import LOG, Json, Overrides, can_print, print_result
-from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
 from headway.core.messages import show_messages
@@ -212,7 +211,7 @@ def evaluate(
     from headway.train import runs
 
     metrics = runs.evaluate(run, data)
-    # Numbers of samples are no metrics; the text names them at its end.
+    # Numbers of samples are not metrics; the text names them at its end.
     text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if "samples" not in name)
     print_result(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
 

@@ -476,9 +476,8 @@ class KnobSearch:
                 its loop.
         """
         LOG.info(f"Trying {text}.")
-        given = {key.replace(".", "__"): value for key, value in changes.items()}
         try:
-            with closing(self._job.build_variant(**given)) as other:
+            with closing(self._job.build_variant(changes)) as other:
                 if batches is not None:
                     other.replace_batches(list(batches))
                 rate = measure_loop_rate(other, limit_s=self._side_s)

@@ -128,7 +128,7 @@ def main(asked: dict[str, Any]) -> None:
                 norm = {"batch": share}
                 if isinstance(micro := loaded.recipe.micro_batch, int):
                     norm["micro_batch"] = min(micro, share)
-                with closing(MeasurementJob.from_recipe(loaded, **norm)) as job:
+                with closing(MeasurementJob.from_recipe(loaded, norm)) as job:
                     control.barrier()
                     budget, wall = split_wall_time(quick, begun)
                     # Every rank measures its own part at the same time: they share cores, memory and disks as in a run.
@@ -204,7 +204,7 @@ def _measure_single_process(loaded: LoadedRecipe[TrainRecipe], limit_s: float, s
     changes = {} if loaded.recipe.data.train == SYNTHETIC else {"data.threads": max(1, cores - 1)}
     torch.set_num_threads(cores)
     try:
-        with closing(MeasurementJob.from_recipe(loaded, **changes)) as job:
+        with closing(MeasurementJob.from_recipe(loaded, changes)) as job:
             if job.is_synthetic:
                 return measure_loop(job, limit_s=min(side_s, limit_s), passes_s=min(side_s, limit_s)).rate.value
             return run_whole_job(job, limit_s=limit_s).rate.value

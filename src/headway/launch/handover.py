@@ -102,7 +102,7 @@ class HandoverResult(NamedTuple):
     names: tuple[str, ...]
 
 
-def hand_over(world: World, name: str, carrier: StateCarrier, *, led: bool) -> HandoverResult:
+def hand_over(world: World, name: str, carrier: StateCarrier, *, was_lead: bool) -> HandoverResult:
     """Brings all ranks of a world to the state of the rank that is ahead. Every rank calls it.
 
     Ranks that are behind load that state into `carrier`. If no rank has a state, one rank restarts from the newest
@@ -110,7 +110,7 @@ def hand_over(world: World, name: str, carrier: StateCarrier, *, led: bool) -> H
 
     Args:
         name: name of this process.
-        led: True if this process was rank 0 of the last generation.
+        was_lead: True if this process was rank 0 of the last generation.
 
     Raises:
         HeadwayError: no rank has the state and no checkpoint can be loaded; on all ranks.

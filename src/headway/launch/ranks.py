@@ -156,7 +156,7 @@ class Ranks:
                 self._close_generation()
                 self._join_generation(model, device, FIRST_CONNECT_TIMEOUT_S * 2**failures)
                 self._agree_on_settings(carrier)
-                result = hand_over(self.world, self.name, carrier, led=self._was_lead)
+                result = hand_over(self.world, self.name, carrier, was_lead=self._was_lead)
                 self._was_lead = self.world.is_lead
                 return result
             except CommunicationError as error:

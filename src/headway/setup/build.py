@@ -31,7 +31,7 @@ from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
-from headway.setup.inputs import LOG, Inputs, Rehearsal, open_inputs
+from headway.setup.inputs import LOG, DryRunOptions, Inputs, open_inputs
 from headway.setup.micro_batch import find_largest_micro_batch
 from headway.setup.precision import (
     DTYPE_BY_NAME,
@@ -175,7 +175,7 @@ def build_setup(
     Raises:
         HeadwayError: something is wrong with recipe, data, network or task.
     """
-    return _SetupBuilder(loaded, fresh, recorded, ranks, rehearsal).build()
+    return _SetupBuilder(loaded, fresh, recorded, ranks, dry_run).build()
 
 
 def _resolve_device(recipe: TrainRecipe, *, is_dry_run: bool) -> torch.device:
@@ -223,11 +223,9 @@ class _SetupBuilder:
         self.dry_run = dry_run
         for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
             LOG.warning(text)
-        self.trains = rehearsal is None
+        self.trains = dry_run is None
         self.device = self._prepare_device()
-        self.loaded, self.inputs = open_inputs(
-            self.loaded, self.device, opens_data=recorded is None, rehearsal=rehearsal
-        )
+        self.loaded, self.inputs = open_inputs(self.loaded, self.device, opens_data=recorded is None, dry_run=dry_run)
         # `loaded` changes as each further `auto` is resolved; `recipe` keeps them as they were given.
         self.recipe = self.loaded.recipe
         self.samples = self.inputs.samples if recorded is None else recorded.samples

@@ -326,7 +326,7 @@ def open_dataset(base: Path, uri: str) -> data.Dataset:
 
 
 def open_inputs(
-    loaded: LoadedRecipe[TrainRecipe], device: torch.device, *, opens_data: bool, rehearsal: Rehearsal | None = None
+    loaded: LoadedRecipe[TrainRecipe], device: torch.device, *, opens_data: bool, dry_run: DryRunOptions | None = None
 ) -> tuple[LoadedRecipe[TrainRecipe], Inputs]:
     """Opens the data sets, and resolves what the recipe leaves to the data: size, channels, cache, mean and std.
 
@@ -368,7 +368,7 @@ def open_inputs(
                     size=size,
                     channels=channels,
                     samples=samples,
-                    cache="none" if rehearsal is not None else recipe.data.cache,
+                    cache="none" if dry_run is not None else recipe.data.cache,
                     synthetic=synthetic,
                     max_first_samples=MAX_FIRST_SAMPLES if dry_run is None else DRY_RUN_SAMPLES,
                 )
@@ -405,7 +405,7 @@ def _resolve_execution(
             LOG.info(f"Training data {TIER_PHRASES[tier.name]}: {reason}.")
             cores = count_usable_cores()
             LOG.info(describe_decoding(backend, recipe.data.threads or choose_thread_count(), cores))
-    # A rehearsal leaves `auto`: the device here need not be the one that trains.
+    # A dry run leaves `auto`: the device here need not be the one that trains.
     if recipe.augment.where == "auto" and fills_caches:
         reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"
         loaded = loaded.resolve("augment.where", "host" if device.type == "cpu" else "device", reason)

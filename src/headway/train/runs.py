@@ -220,11 +220,11 @@ def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Rank
         LOG.warning(f"{what}: results agree to rounding only.")
     checkpoint = _open_checkpoints(run, loaded).newest()
     setup = build_setup(loaded, fresh=checkpoint is None, ranks=ranks)
-    leads = ranks is None or ranks.is_lead
+    is_lead = ranks is None or ranks.is_lead
     with closing(setup.inputs), _explain_disk_errors(run):
         if checkpoint is None:
             LOG.info("This run has no checkpoint yet: it starts from the beginning.")
-            if leads:
+            if is_lead:
                 run.truncate_logs(0)
                 _record_recipe(run, setup, ranks)
         display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
@@ -233,7 +233,7 @@ def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Rank
                 trainer.resume(checkpoint)
                 done = " It is at its end: nothing is left to do." if trainer.finished else ""
                 LOG.info(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
-            if not trainer.finished and leads:
+            if not trainer.finished and is_lead:
                 # The old summary is about a run that had stopped.
                 (run.folder / "summary.json").unlink(missing_ok=True)
             if ranks is not None:
@@ -265,8 +265,8 @@ def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRec
 
 
 def _start_run(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, ranks: Ranks | None = None) -> RunResult:
-    leads = ranks is None or ranks.is_lead
-    if leads and folder is not None:
+    is_lead = ranks is None or ranks.is_lead
+    if is_lead and folder is not None:
         RunFolder.expect_free(folder)
     setup = build_setup(loaded, ranks=ranks)
     with closing(setup.inputs):
