@@ -421,23 +421,13 @@ def _draw_ranks(profile: Profile) -> Panel | None:
 
 def _draw_machine(profile: Profile) -> Panel:
     rows = [
-        (key.removesuffix("_bytes"), f"{value / 2**30:,.1f} GiB")
+        (key.removesuffix("_bytes"), format_bytes(value))
         if key.endswith("_bytes") and isinstance(value, int | float)
         else (key, "-" if value is None else str(value))
         for key, value in flatten(profile.machine)
         if value != {}
     ]
     return panel.table("machine", "Machine and versions", ("item", "value"), rows, section="Machine", order=530)
-
-
-def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{path}{key}.")
-        elif key.endswith("_bytes") and isinstance(value, int | float):
-            yield f"{path}{key.removesuffix('_bytes')}", format_bytes(value)
-        else:
-            yield f"{path}{key}", "-" if value is None else str(value)
 
 
 def _draw_facts(profile: Profile) -> Panel:

@@ -463,7 +463,7 @@ class _LaunchSession:
         self._output.show_failure(status_by_id, failed.exit_status or 0)
         if failed.id in status_by_id and not failed.reason:
             return status_by_id[failed.id]
-        raise CommunicationError(self._describe_end(failed), fix="Its output is above.")
+        raise CommunicationError(self._describe_end(failed))
 
     def _describe_worker(self, worker: _WorkerRecord) -> str:
         host, local_rank = worker.slot
