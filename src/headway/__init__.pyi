@@ -2,6 +2,9 @@
 
 from headway import optim as optim
 from headway import watch as watch
+from headway.api.run import Run as Run
+from headway.api.training import resume as resume
+from headway.api.training import train as train
 from headway.checkpoint.checkpoints import Checkpoints as Checkpoints
 from headway.checkpoint.checkpoints import restore as restore
 from headway.checkpoint.checkpoints import state_of as state_of
@@ -19,6 +22,6 @@ from headway.data.order import Order as Order
 from headway.data.pack import pack as pack
 from headway.data.resolution import ProgressiveRecipe as ProgressiveRecipe
 from headway.data.verify import verify as verify
-from headway.train.trainer import Trainer as Trainer
+from headway.training.trainer import Trainer as Trainer
 
 __version__: str

@@ -27,7 +27,7 @@ from headway.doctor.pack_estimate import PackCommand
 from headway.doctor.tune_packs import TrialPacks
 from headway.doctor.whole_job import run_whole_job
 from headway.setup.recipe import TrainRecipe
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 # Changes of the mathematics that may be allowed, and the recipe's keys that each stands for.
 ALLOWED = {"precision": ("precision",), "batch": ("batch",), "data.size": ("data.size", "data.scaled")}

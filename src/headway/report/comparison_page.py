@@ -12,7 +12,7 @@ from headway.page.panel import Panel
 from headway.report.comparison import Comparison, compute_ratio
 from headway.report.run_report import format_metric
 from headway.report.step_anatomy import format_ms
-from headway.train.progress import format_duration
+from headway.training.progress import format_duration
 
 SECTIONS = ("Result", "Time", "Training", "Differences")
 # Labels of the numbers that are not metrics.

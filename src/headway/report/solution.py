@@ -30,7 +30,7 @@ from headway.observe.sharpness import (
 from headway.setup.build import TrainSetup
 from headway.setup.checks import check_labels
 from headway.setup.inputs import open_dataset
-from headway.train import runs
+from headway.training import runs
 
 LOG = logging.getLogger("headway.report")
 

@@ -75,6 +75,7 @@ IMAGE = "data.image_transform=user.py:noisy"
 BATCH = ("transform=user.py:shifted", "transform_on=uint8")
 
 
+@pytest.mark.check
 def test_a_run_with_both_transforms_resumes_exactly_with_other_workers(folder: Path) -> None:
     both = (IMAGE, *BATCH)
     alone = losses(folder, "inline", *both, "data.transform_workers=0", "checkpoint.every_steps=5", "checkpoint.keep=9")

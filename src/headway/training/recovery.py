@@ -31,10 +31,10 @@ from headway.launch.handover import TransferredState
 from headway.setup.build import TrainSetup
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
-from headway.train.actions import Action
+from headway.training.actions import Action
 
 if TYPE_CHECKING:
-    from headway.train.trainer import Trainer
+    from headway.training.trainer import Trainer
 
 MACHINE_KEYS = ("device", "data.cache", "augment.where")
 """Recipe keys whose `auto` depends on the machine. It is resolved again on the machine that continues a run."""
