@@ -98,6 +98,8 @@ def _is_end(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     reason, step = value.get("reason"), value.get("evaluated_step")
+    if not isinstance(value.get("limits", {}), dict):
+        return False
     return isinstance(reason, str | None) and type(value.get("is_final")) is bool and type(step) is int
 
 

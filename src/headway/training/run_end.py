@@ -11,6 +11,9 @@ from headway.core.untrusted_json import is_any_number, is_whole_number
 from headway.setup.build import TrainSetup
 from headway.setup.task import reaches_goal
 
+LIMIT_KEYS = ("epochs", "stop_at", "early_stopping", "callbacks")
+"""Keys of a recipe that decide when a run ends."""
+
 
 @final
 class RunEnd:
@@ -34,6 +37,7 @@ class RunEnd:
             self._metric = setup.task.primary if options.metric == "auto" else options.metric
             # 1 is a goal that 2 reaches if higher is better.
             self._sign = 1.0 if reaches_goal(setup.task, self._metric, 2.0, 1.0) else -1.0
+        self._limits = setup.recipe.model_dump(mode="json", include=set(LIMIT_KEYS))
         # Of early stopping: the best value, and the position at which it was reached.
         self._value, self._position = math.nan, 0
 
@@ -70,6 +74,7 @@ class RunEnd:
     def state(self, *, is_final: bool) -> dict[str, Any]:
         """Returns entries for the scalars of a checkpoint. Args: is_final: the run is at its end."""
         about = {"reason": self.reason, "is_final": is_final, "evaluated_step": self.evaluated_step}
+        about["limits"] = self._limits
         state: dict[str, Any] = {"reached_s": self.reached_s, "ended": about, "early_stopping": None}
         if self._setup.recipe.early_stopping is not None:
             best = {"value": self._value, "position": self._position}
@@ -82,10 +87,13 @@ class RunEnd:
         Raises:
             CheckpointError: they are damaged.
         """
-        self.reached_s = scalars["reached_s"]
         # Checkpoints of older versions, and runs that began without early_stopping, lack these entries.
         about = scalars.get("ended") or {}
-        self.reason, self.evaluated_step = about.get("reason"), about.get("evaluated_step", -1)
+        limits = about.get("limits") or self._limits
+        self.evaluated_step = about.get("evaluated_step", -1)
+        # A run that is extended goes on past what had ended it.
+        self.reached_s = scalars["reached_s"] if limits.get("stop_at") == self._limits["stop_at"] else None
+        self.reason = about.get("reason") if limits == self._limits else None
         best = scalars.get("early_stopping")
         if best is not None and self._setup.recipe.early_stopping is not None:
             fields = best if isinstance(best, dict) else {}

@@ -33,6 +33,7 @@ from headway.setup.task import LABEL_PHRASES, TargetSpec
 from headway.setup.user_callbacks import NamedCallback, build_callbacks, name_callbacks
 from headway.training.evaluate import evaluate as evaluate_set
 from headway.training.evaluation_panels import build_evaluation_panels, write_panels
+from headway.training.extension import extend_recipe
 from headway.training.monitors import run_monitors
 from headway.training.progress import build_display
 from headway.training.recovery import MACHINE_KEYS
@@ -112,11 +113,12 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
     return results
 
 
-def resume(folder: Path, callbacks: Sequence[Any] = ()) -> RunResult:
+def resume(folder: Path, callbacks: Sequence[Any] = (), overrides: Sequence[str] = ()) -> RunResult:
     """Continues a run from its newest good checkpoint, or from the beginning if it has none.
 
     Args:
         callbacks: objects that are called after those of the recipe.
+        overrides: `key=value` for keys that may change, such as `epochs`; see `extension`.
 
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
@@ -125,9 +127,9 @@ def resume(folder: Path, callbacks: Sequence[Any] = ()) -> RunResult:
     loaded = reload_recipe(run)
     ranks = Ranks.from_environment(loaded.recipe.comm)
     if ranks is None:
-        return _resume(run, None, callbacks)
+        return _resume(run, None, callbacks, overrides)
     with _join_ranks(ranks, run):
-        return _resume(run, ranks, callbacks)
+        return _resume(run, ranks, callbacks, overrides)
 
 
 def find_finished_run(folder: Path) -> RunResult | None:
@@ -199,9 +201,19 @@ def _meet_ranks(trainer: Trainer) -> None:
         raise CommunicationError(error.what, where=error.where, fix=error.fix) from error
 
 
-def _resume(run: RunFolder, ranks: Ranks | None, callbacks: Sequence[Any]) -> RunResult:
+def extend(folder: Path, overrides: Sequence[str]) -> None:
+    """Changes the recipe of a run that no process trains. Raises UsageError: a key may not change."""
+    run = RunFolder.open(folder)
+    with run.lock():
+        extend_recipe(run, reload_recipe(run), overrides, writes=True)
+
+
+def _resume(run: RunFolder, ranks: Ranks | None, callbacks: Sequence[Any], overrides: Sequence[str] = ()) -> RunResult:
     with _lock_folder(run, ranks):
-        return _continue_run(reload_recipe(run), run, ranks, callbacks)
+        loaded = reload_recipe(run)
+        if overrides:
+            loaded = extend_recipe(run, loaded, overrides, writes=ranks is None or ranks.is_lead)
+        return _continue_run(loaded, run, ranks, callbacks)
 
 
 def _continue_run(
