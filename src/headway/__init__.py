@@ -12,6 +12,9 @@ from headway.core.lazy_exports import build_lazy_exports
 if TYPE_CHECKING:
     from headway import optim as optim
     from headway import watch as watch
+    from headway.api.run import Run as Run
+    from headway.api.training import resume as resume
+    from headway.api.training import train as train
     from headway.checkpoint.checkpoints import Checkpoints as Checkpoints
     from headway.checkpoint.checkpoints import restore as restore
     from headway.checkpoint.checkpoints import state_of as state_of
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from headway.data.pack import pack as pack
     from headway.data.resolution import ProgressiveRecipe as ProgressiveRecipe
     from headway.data.verify import verify as verify
-    from headway.train.trainer import Trainer as Trainer
+    from headway.training.trainer import Trainer as Trainer
 
 _HOMES = {
     "Augment": "data.augment",
@@ -42,13 +45,16 @@ _HOMES = {
     "Loader": "data.loader",
     "Order": "data.order",
     "ProgressiveRecipe": "data.resolution",
-    "Trainer": "train.trainer",
+    "Run": "api.run",
+    "Trainer": "training.trainer",
     "flip_and_translate": "data.ops.move",
     "make_keys": "core.random_keys",
     "open": "data.opening",
     "pack": "data.pack",
     "restore": "checkpoint.checkpoints",
+    "resume": "api.training",
     "state_of": "checkpoint.checkpoints",
+    "train": "api.training",
     "verify": "data.verify",
 }
 

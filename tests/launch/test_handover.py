@@ -26,9 +26,9 @@ from headway.launch.handover import hand_over
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train import runs
-from headway.train.progress import LogLines
-from headway.train.trainer import Trainer
+from headway.training import runs
+from headway.training.progress import LogLines
+from headway.training.trainer import Trainer
 
 BATCH, STEPS = 12, 15
 OPTIONS = ("checkpoint.every_steps=4", "checkpoint.keep=3", "log_ids=true")

@@ -209,7 +209,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate the best weights of a run."""
-    from headway.train import runs
+    from headway.training import runs
 
     metrics = runs.evaluate(run, data)
     # Numbers of samples are no metrics; the text names them at its end.
@@ -229,9 +229,9 @@ def predict(
 ) -> None:
     """Predict image files with the best weights of a run."""
     from headway.core.run_folder import RunFolder
-    from headway.train import runs
-    from headway.train.predict import list_image_files, write_rows
-    from headway.train.predict import predict as predict_rows
+    from headway.training import runs
+    from headway.training.predict import list_image_files, write_rows
+    from headway.training.predict import predict as predict_rows
 
     expect_writable(out)
     # Listed before the network is loaded: a wrong path is then refused at once.

@@ -40,7 +40,7 @@ from headway.doctor.stalls import measure_checkpoint, measure_evaluation
 from headway.doctor.throughput_model import ThroughputModel
 from headway.doctor.verdict import conclude_verdict
 from headway.doctor.whole_job import MOST_STEPS, WholeJobRun, run_whole_job
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 # Least number of steps of a short run and of a first-epoch run; if they do not fit into the time, the run is left out.
 RUN_STEPS, COLD_STEPS = 3, 3
@@ -79,8 +79,8 @@ def examine_recipe(
     begun = perf_counter() if begun is None else begun
     budget = QUICK if quick else FULL
     with open_reduced_job(load_recipe(recipe, overrides), budget.step) as job:
-        found = examine_job(job, budget, quick, cold=cold, begun=begun)
-    return found.model_copy(update={"seconds": perf_counter() - begun})
+        profile = examine_job(job, budget, quick, cold=cold, begun=begun)
+    return profile.model_copy(update={"seconds": perf_counter() - begun})
 
 
 def examine_job(

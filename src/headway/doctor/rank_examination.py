@@ -55,9 +55,9 @@ from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import SilentDisplay
-from headway.train.runs import load_recipe
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.runs import load_recipe
+from headway.training.trainer import Trainer
 
 # A rank counts as slow if it takes this many times the median; less is the noise of shared cores.
 SLOWER = 1.1

@@ -27,7 +27,7 @@ from headway.doctor.loop_measurement import build_wait, run_steps
 from headway.doctor.measurement_job import format_override
 from headway.doctor.rate_measurement import build_window, choose_window_s, is_settled
 from headway.launch.ranks import Ranks
-from headway.train.trainer import Trainer
+from headway.training.trainer import Trainer
 
 T = TypeVar("T")
 

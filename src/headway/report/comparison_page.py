@@ -11,7 +11,7 @@ from headway.page import renderer as page
 from headway.page.panel import Panel
 from headway.report.comparison import Comparison, compute_ratio
 from headway.report.run_report import format_metric
-from headway.train.progress import format_duration
+from headway.training.progress import format_duration
 
 SECTIONS = ("Result", "Time", "Training", "Differences")
 # Labels of the numbers that are not metrics.

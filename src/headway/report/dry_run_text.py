@@ -7,7 +7,7 @@ from math import ceil
 
 from headway.core.byte_format import format_bytes
 from headway.core.workload import Workload
-from headway.train.dry_run import DryRun
+from headway.training.dry_run import DryRun
 
 # Epochs in a row of learning rates.
 RATES_PER_ROW = 10

@@ -20,7 +20,7 @@ from headway.observe import directions
 from headway.observe.directions import PlaneAxes, WeightVector
 from headway.observe.sharpness import EpsilonSharpness, HessianEigenvalue
 from headway.report.solution import MetricCurves, Solution, open_solution
-from headway.train import runs
+from headway.training import runs
 
 STATISTICS = ("auto", "keep", "recompute")
 SETS = ("both", "train", "eval")

@@ -19,8 +19,8 @@ from headway.page.panel import Panel
 from headway.report import observation_panels, step_anatomy, utilisation_panels
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.run_log import NON_METRIC_KEYS
-from headway.train.evaluation_panels import write_panels
-from headway.train.progress import format_duration
+from headway.training.evaluation_panels import write_panels
+from headway.training.progress import format_duration
 
 SECTIONS = (
     "Result",

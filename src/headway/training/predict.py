@@ -26,7 +26,10 @@ from headway.data.host_transform import HostTransform
 from headway.data.records import Records
 from headway.data.reference import PILLOW_FORMATS
 from headway.setup.build import TrainSetup
-from headway.train.evaluate import compute_outputs
+from headway.training.evaluate import compute_outputs
+
+ImageSource = Path | Image.Image | NDArray[np.uint8] | torch.Tensor
+"""An image to predict: a file, or pixels [H, W] or [H, W, C], uint8."""
 
 
 def list_image_files(paths: Sequence[Path]) -> list[Path]:
@@ -53,9 +56,13 @@ def _raise_error(error: DataError) -> None:
 
 
 def predict(
-    setup: TrainSetup, files: Sequence[Path], batch: int = 64, *, on_bad: Callable[[DataError], None] = _raise_error
+    setup: TrainSetup,
+    files: Sequence[ImageSource],
+    batch: int = 64,
+    *,
+    on_bad: Callable[[DataError], None] = _raise_error,
 ) -> Iterator[dict[str, Any]]:
-    """Yields one row per file: `path` and the task's columns.
+    """Yields one row per image: `path` (of a file, else `image N`) and the task's columns.
 
     Args:
         on_bad: called with the error of a file that cannot be read, which then has no row. By default it is raised.
@@ -68,23 +75,26 @@ def predict(
     options, rows = setup.recipe.data, 0
     with closing(build_decoder(options.threads, options.decoder)) as decoder:
         for low in range(0, len(files), batch):
-            part, pixels = read_pixels(setup, decoder, files[low : low + batch], on_bad)
-            if not part:
+            places, pixels = read_pixels(setup, decoder, files[low : low + batch], on_bad)
+            if not places:
                 continue
             images = setup.augment.normalise(torch.from_numpy(pixels).to(setup.device))
             with torch.no_grad():
                 outputs = compute_outputs(setup, images)
-            for file, row in zip(part, setup.task.predict(outputs), strict=True):
+            for place, row in zip(places, setup.task.predict(outputs), strict=True):
                 rows += 1
-                yield {"path": str(file), **row}
+                yield {"path": _name_source(files[low + place], low + place), **row}
     if not rows:
         raise DataError(f"of {len(files):,} files none is an image that can be read")
 
 
 def read_pixels(
-    setup: TrainSetup, decoder: Decoder, files: Sequence[Path], on_bad: Callable[[DataError], None] = _raise_error
-) -> tuple[list[Path], NDArray[np.uint8]]:
-    """Returns the files that are images, and their pixels as an evaluation sees them, uint8 [k, H, W, C].
+    setup: TrainSetup,
+    decoder: Decoder,
+    files: Sequence[ImageSource],
+    on_bad: Callable[[DataError], None] = _raise_error,
+) -> tuple[list[int], NDArray[np.uint8]]:
+    """Returns the places of the good images, and their pixels as an evaluation sees them, uint8 [k, H, W, C].
 
     Args:
         on_bad: see `predict`.
@@ -93,13 +103,13 @@ def read_pixels(
         DataError: a file is no image.
     """
     options, opened, records, sides = setup.recipe.data, [], [], []
-    for file in files:
+    for place, file in enumerate(files):
         try:
-            record, side = _read_image(file)
+            record, side = _read_image(file) if isinstance(file, Path) else _encode_image(file)
         except DataError as error:
             on_bad(error)
         else:
-            opened.append(file)
+            opened.append(place)
             records.append(record)
             sides.append(side)
     transform = HostTransform(
@@ -111,12 +121,34 @@ def read_pixels(
     boxes = transform.compute_boxes(np.empty(0, np.uint64), width, height, setup.size)
     # Decoding goes on after a damaged image; its status says so.
     status = decoder.decode(DecodeRequest(Records.from_buffers(records), boxes, out, scaled=transform.scaled))
-    for place in np.flatnonzero(status):
-        on_bad(DataError("this image is damaged", where=str(opened[place]), fix=SKIP))
-    return [file for file, wrong in zip(opened, status, strict=True) if not wrong], out[status == 0]
+    for row in np.flatnonzero(status):
+        on_bad(DataError("this image is damaged", where=_name_source(files[opened[row]], opened[row]), fix=SKIP))
+    return [place for place, wrong in zip(opened, status, strict=True) if not wrong], out[status == 0]
 
 
 SKIP = "Leave such files out with --skip-bad."
+
+
+def _name_source(source: ImageSource, place: int) -> str:
+    return str(source) if isinstance(source, Path) else f"image {place}"
+
+
+def _encode_image(image: Any) -> tuple[bytes, tuple[int, int]]:
+    """Returns pixels as the bytes of a PPM or PGM file, and their (width, height)."""
+    if isinstance(image, torch.Tensor):
+        image = image.detach().cpu().numpy()
+    if isinstance(image, np.ndarray):
+        shape, channels = image.shape, image.shape[2] if image.ndim == 3 else 1
+        if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels not in (1, 3, 4) or not image.size:
+            what = f"an image is uint8 [H, W] or [H, W, C] with 1, 3 or 4 channels, not {image.dtype} {list(shape)}"
+            raise UsageError(what, fix="Give pixels 0 to 255, channels last.")
+        image = Image.fromarray(image[..., 0] if image.ndim == 3 and channels == 1 else image)
+    if not isinstance(image, Image.Image):
+        what = f"an image is a path, a PIL image, an array or a tensor, not {type(image).__name__}"
+        raise UsageError(what, fix='Give for example "cat.jpg", or pixels uint8 [H, W, C].')
+    pixels, file = image if image.mode in ("L", "RGB") else image.convert("RGB"), io.BytesIO()
+    pixels.save(file, "PPM")
+    return file.getvalue(), pixels.size
 
 
 def _read_image(file: Path) -> tuple[bytes, tuple[int, int]]:

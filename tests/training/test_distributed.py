@@ -196,7 +196,7 @@ def test_a_run_that_exists_is_gone_on_with(recipe: Path, tmp_path: Path) -> None
 def test_a_python_program_can_start_it(recipe: Path, tmp_path: Path) -> None:
     """Without the command line: the launcher is a function."""
     program = (
-        "import sys; from pathlib import Path; from headway.train.distributed import train_on_ranks; "
+        "import sys; from pathlib import Path; from headway.training.distributed import train_on_ranks; "
         "sys.exit(train_on_ranks(Path(sys.argv[1]), ['epochs=1'], Path(sys.argv[2]), None, procs=2, "
         "hosts='localhost:2', respawn=False, options=[]))"
     )

@@ -18,9 +18,10 @@ from safetensors.numpy import load_file
 from tests._support import damage, digits, files, headway, packed_digits, records, refused, write_recipe
 
 from headway.core.recipe import read_recipe
+from headway.core.statistics import compute_interval
 from headway.data import opening
 from headway.setup.recipe import TrainRecipe
-from headway.train import runs
+from headway.training import runs
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +238,7 @@ def test_repeat_makes_runs_with_their_own_seeds(folder: Path, tmp_path: Path) ->
         assert origin == ("command line" if number == 0 else f"auto: --repeat, run {number + 1}")
         values.append(json.loads((run / "summary.json").read_text())["accuracy"])
     assert len({(Path(run) / "weights.safetensors").read_bytes() for run in said["runs"]}) == 3
-    mean, half = runs.compute_interval(values)
+    mean, half = compute_interval(values)
     assert said["accuracy"] == {"mean": mean, "interval": half}
     shown = headway("train", folder / "recipe.yaml", "--run", tmp_path / "two", "--repeat", "2", "epochs=0.5").out
     assert f"2 runs in {tmp_path / 'two'}; mean and 95 % interval:" in shown
@@ -263,14 +264,14 @@ def test_the_interval_is_students(count: int) -> None:
     from scipy import stats
 
     values = list(np.random.default_rng(count).normal(0.9, 0.01, count))
-    mean, half = runs.compute_interval(values)
+    mean, half = compute_interval(values)
     low, high = stats.t.interval(0.95, count - 1, loc=np.mean(values), scale=stats.sem(values))
     assert mean == pytest.approx(np.mean(values))
     assert (mean - half, mean + half) == pytest.approx((low, high), rel=1e-6)
 
 
 def test_one_value_has_no_interval() -> None:
-    mean, half = runs.compute_interval([0.5])
+    mean, half = compute_interval([0.5])
     assert mean == 0.5
     assert math.isnan(half)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import os
 import signal
-import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +22,6 @@ from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.run_folder import RunFolder, collect_provenance
 from headway.core.signals import handle_signals
-from headway.core.statistics import compute_student_t
 from headway.core.untrusted_json import is_whole_number
 from headway.data.decode import resolve_backend
 from headway.launch.ranks import Ranks
@@ -34,15 +31,15 @@ from headway.setup.checks import check_labels
 from headway.setup.inputs import open_dataset
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import LABEL_PHRASES, TargetSpec
-from headway.train.evaluate import evaluate as evaluate_set
-from headway.train.evaluation_panels import build_evaluation_panels, write_panels
-from headway.train.monitors import run_monitors
-from headway.train.progress import build_display
-from headway.train.recovery import MACHINE_KEYS
-from headway.train.tracing import TracingDisplay
-from headway.train.trainer import Trainer
+from headway.training.evaluate import evaluate as evaluate_set
+from headway.training.evaluation_panels import build_evaluation_panels, write_panels
+from headway.training.monitors import run_monitors
+from headway.training.progress import build_display
+from headway.training.recovery import MACHINE_KEYS
+from headway.training.tracing import TracingDisplay
+from headway.training.trainer import Trainer
 
-LOG = logging.getLogger("headway.train")
+LOG = logging.getLogger("headway.training")
 
 CLOCK_EXCLUDES = (
     "start of the process, imports, opening the data and filling their caches, measuring mean and std, building the "
@@ -76,7 +73,11 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None) -> RunRes
     Raises:
         HeadwayError: see `build_setup` and `Trainer`; the run folder exists.
     """
-    loaded = load_recipe(recipe, overrides)
+    return train_recipe(load_recipe(recipe, overrides), folder)
+
+
+def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None) -> RunResult:
+    """Trains a loaded recipe; see `train`."""
     ranks = Ranks.from_environment(loaded.recipe.comm)
     if ranks is None:
         return _start_run(loaded, folder)
@@ -113,14 +114,6 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
         if results[-1].was_interrupted:
             break
     return results
-
-
-def compute_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the mean and the half width of its 95 % interval by Student's t; for one value the half width is NaN."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return mean, math.nan
-    return mean, compute_student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def resume(folder: Path) -> RunResult:
@@ -214,9 +207,9 @@ def _resume(run: RunFolder, ranks: Ranks | None = None) -> RunResult:
 
 def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Ranks | None) -> RunResult:
     # The number of threads changes the order of sums on a CPU, and with it the last digits.
-    threads, had = torch.get_num_threads(), run.read_provenance(torch_threads=int)["torch_threads"]
-    if threads != had:
-        what = f"This run began with {had} threads of torch and goes on with {threads}"
+    threads, before = torch.get_num_threads(), run.read_provenance(torch_threads=int)["torch_threads"]
+    if threads != before:
+        what = f"This run began with {before} threads of torch and goes on with {threads}"
         LOG.warning(f"{what}: results agree to rounding only.")
     checkpoint = _open_checkpoints(run, loaded).newest()
     setup = build_setup(loaded, fresh=checkpoint is None, ranks=ranks)

@@ -33,7 +33,7 @@ from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
 
 if TYPE_CHECKING:
-    from headway.train.trainer import Trainer
+    from headway.training.trainer import Trainer
 
 MACHINE_KEYS = ("device", "data.cache", "augment.where")
 """Recipe keys whose `auto` depends on the machine. It is resolved again on the machine that continues a run."""

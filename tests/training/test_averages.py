@@ -21,11 +21,11 @@ from headway.launch.ranks import Ranks
 from headway.setup import micro_batch
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.evaluate import build_views, compute_outputs, evaluate
-from headway.train.predict import list_image_files, read_pixels
-from headway.train.progress import SilentDisplay
-from headway.train.runs import load_trained
-from headway.train.trainer import Trainer
+from headway.training.evaluate import build_views, compute_outputs, evaluate
+from headway.training.predict import list_image_files, read_pixels
+from headway.training.progress import SilentDisplay
+from headway.training.runs import load_trained
+from headway.training.trainer import Trainer
 
 EMA = "model.ema={half_life_steps: 4, every_steps: 3}"
 ANEW = "model.batch_norm={ghost: 8, recompute_batches: 4}"

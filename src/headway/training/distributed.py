@@ -16,7 +16,7 @@ from headway.core.run_folder import RESUME_COMMAND, RunFolder
 from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
 from headway.launch.launcher import launch
 from headway.setup.recipe import TrainRecipe
-from headway.train import runs
+from headway.training import runs
 
 
 def train_on_ranks(

@@ -22,8 +22,8 @@ from headway.setup.build import TrainSetup, build_setup
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import Classification, Regression, TargetSpec, Task, is_better
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

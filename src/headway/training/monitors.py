@@ -20,7 +20,7 @@ from headway.observe.host_load import HostLoadSource
 from headway.observe.load_sampler import LoadRow, LoadSampler, LoadSource
 from headway.observe.nvml import open_gpu
 from headway.observe.prometheus import DEFAULT_ADDRESS, DEFAULT_PORT, PrometheusEndpoint
-from headway.train.trainer import Trainer
+from headway.training.trainer import Trainer
 
 # The end of metrics.jsonl that is read for the newest records; it holds some hundreds.
 TAIL_BYTES = 1 << 16

@@ -21,9 +21,9 @@ from headway.launch.ranks import Ranks
 from headway.report.solution import open_solution
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import LogLines
-from headway.train.runs import load_trained
-from headway.train.trainer import Trainer
+from headway.training.progress import LogLines
+from headway.training.runs import load_trained
+from headway.training.trainer import Trainer
 
 HALF = ("precision=bf16", "half_weights=true", "model.factory=net.py:dropout")
 EMA = "model={factory: net.py:dropout, ema: {half_life_steps: 4}}"

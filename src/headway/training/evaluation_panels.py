@@ -15,7 +15,7 @@ from headway.data.dataset import Dataset
 from headway.data.reference import read_image
 from headway.page import panel
 from headway.page.panel import Panel
-from headway.train.evaluate import Evaluation
+from headway.training.evaluate import Evaluation
 
 WORST = 24
 THUMBNAIL = 128

@@ -13,8 +13,8 @@ from headway.core.run_folder import RunFolder
 from headway.optim import draw_gradient_noise
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 NOISY = "optimizer={name: sgd, lr: 1.0, momentum: 0.0, gradient_noise: 0.25}"
 

@@ -26,13 +26,13 @@ from headway.optim import draw_gradient_noise, set_lr
 from headway.setup.build import TrainSetup
 from headway.setup.prepare import prepare_batch, split_micro_batches
 from headway.setup.task import is_better, reaches_goal
-from headway.train.averages import WeightAverages
-from headway.train.evaluate import Evaluation, evaluate
-from headway.train.metrics import MetricsAccumulator
-from headway.train.nonfinite import nonfinite_error
-from headway.train.recovery import Recovery
+from headway.training.averages import WeightAverages
+from headway.training.evaluate import Evaluation, evaluate
+from headway.training.metrics import MetricsAccumulator
+from headway.training.nonfinite import nonfinite_error
+from headway.training.recovery import Recovery
 
-LOG = logging.getLogger("headway.train")
+LOG = logging.getLogger("headway.training")
 
 
 class Display(Protocol):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from time import perf_counter
 from typing import Any, final
 
@@ -10,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from headway.launch.ranks import Ranks
-from headway.train.trainer import Display, Trainer
+from headway.training.trainer import Display, Trainer
 
 REFRESH_S = 0.5
 """Seconds between two refreshes of the bar; one takes about 2 ms."""
@@ -26,10 +29,25 @@ def format_duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
+_hides: ContextVar[bool] = ContextVar("headway_hides_progress", default=False)
+
+
+@contextmanager
+def hide_progress(hides: bool) -> Iterator[None]:
+    """Trains without a display inside the block, if `hides` is true."""
+    token = _hides.set(hides)
+    try:
+        yield
+    finally:
+        _hides.reset(token)
+
+
 def build_display(console: Console | None = None, ranks: Ranks | None = None) -> Display:
     """Builds the display that suits the output; on several ranks only the lead shows it."""
+    if _hides.get():
+        return SilentDisplay()
     console = console or Console(stderr=True)
-    display = ProgressBar(console) if console.is_terminal else LogLines()
+    display: Display = ProgressBar(console) if console.is_terminal else LogLines()
     return display if ranks is None else LeadRankDisplay(ranks, display)
 
 

@@ -17,7 +17,7 @@ from headway.data.decode import build_decoder
 from headway.data.pack import pack
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.predict import list_image_files, read_pixels
+from headway.training.predict import list_image_files, read_pixels
 
 FILES = {
     "a/large.jpg": {"size": (200, 150)},
@@ -56,7 +56,7 @@ def test_the_pixels_of_an_evaluation(folder: Path, backend: str, how: str, scale
         files = list_image_files([folder / "files"])
         with closing(build_decoder(1, setup.recipe.data.decoder)) as decoder:
             opened, mine = read_pixels(setup, decoder, files)
-            assert opened == files
+            assert opened == list(range(len(files)))
     assert found.keys() == FILES.keys()
     for file, image in zip(files, mine, strict=True):
         name = str(file.relative_to(folder / "files"))

@@ -39,7 +39,7 @@ from headway.setup.inputs import Rehearsal
 from headway.setup.micro_batch import estimate_micro_batch
 from headway.setup.prepare import prepare_batch
 from headway.setup.recipe import TrainRecipe
-from headway.train.dry_run_memory import (
+from headway.training.dry_run_memory import (
     MemoryItem,
     count_bytes,
     count_checkpoint_bytes,
@@ -48,7 +48,7 @@ from headway.train.dry_run_memory import (
     list_extra_memory,
     list_memory,
 )
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 MOST_RATES = 10_000
 """Largest number of epochs whose learning rates are listed."""

@@ -24,8 +24,8 @@ from headway.report.observation_panels import describe_noise_scale
 from headway.setup.build import build_setup
 from headway.setup.prepare import prepare_batch
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 ALL = "observe={layer_rates: true, activations: ['1', '3'], noise_scale: true, noise_every_steps: 2, noise_window: 8}"
 OFF = "observe={on_divergence: ignore, utilisation: false}"

@@ -24,8 +24,8 @@ from headway.plan.job import build_job
 from headway.report.dry_run_text import format_count, format_dry_run
 from headway.setup import micro_batch
 from headway.setup.build import build_setup
-from headway.train.dry_run import DryRun, dry_run
-from headway.train.runs import load_recipe
+from headway.training.dry_run import DryRun, dry_run
+from headway.training.runs import load_recipe
 
 CURIOUS = """
 from torch import nn

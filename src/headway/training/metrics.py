@@ -20,7 +20,7 @@ from headway.launch.ranks import Ranks
 from headway.observe import stragglers
 from headway.setup.build import TrainSetup
 from headway.setup.run_log import RunLog
-from headway.train.step_observer import StepObserver
+from headway.training.step_observer import StepObserver
 
 OutputsAndLabels = tuple[torch.Tensor, torch.Tensor]
 """Outputs of the network for one micro-batch, and its labels."""

@@ -8,7 +8,7 @@ from typing import Any, final
 from headway.core.clock import Clock, Span
 from headway.core.run_folder import RunFolder
 from headway.observe import trace
-from headway.train.trainer import Display, Trainer
+from headway.training.trainer import Display, Trainer
 
 SKIPPED_STEPS = 10
 """Steps before the trace begins: the first ones fill caches and queues."""
