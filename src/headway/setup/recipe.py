@@ -225,6 +225,10 @@ class TrainRecipe(RecipePart):
                 f"model.freeze_after.{index}.after_epochs": (part.after_epochs,)
                 for index, part in enumerate(self.model.freeze_after)
             },
+            **{
+                f"model.unfreeze_at.{index}.at_epoch": (late.at_epoch,)
+                for index, late in enumerate(self.model.unfreeze_at)
+            },
             "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
         }.items():
             # A milestone at the end itself would never take effect either.
