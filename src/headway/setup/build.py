@@ -260,7 +260,8 @@ class _SetupBuilder:
             if initialise is not None:
                 initialise(first_batch.images)
         step_seconds = self._resolve_precision(model, task, first_batch)
-        optimizer = build_optimizer(recipe.optimizer, model, self.samples / recipe.batch)
+        base = self.loaded.base
+        optimizer = build_optimizer(recipe.optimizer.resolve_paths(base), model, self.samples / recipe.batch)
         masters = MasterWeights(model, optimizer, DTYPE_BY_NAME[recipe.precision]) if recipe.half_weights else None
         precision_name: Any = self.loaded.recipe.precision
         precision = Precision(precision_name, self.device, seconds=step_seconds, masters=masters)
@@ -283,7 +284,7 @@ class _SetupBuilder:
             optimizer=optimizer,
             masters=masters,
             freezing=FreezeSchedule(model, recipe.model.freeze_after, self.samples),
-            schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=self.samples),
+            schedule=Schedule(recipe.schedule.resolve_paths(base), total=plan.find_position(steps), epoch=self.samples),
             precision=precision,
             epoch=self.samples,
             plan=plan,
