@@ -197,6 +197,11 @@ def ours(module: str, asked: Mapping[str, object]) -> list[str | Path]:
     return [sys.executable, "-m", f"bench._peers.{module}", json.dumps(asked)]
 
 
+def run_module(name: str, asked: Mapping[str, object]) -> list[str | Path]:
+    """The command of an arm that is a module of this bench's own."""
+    return [sys.executable, "-m", name, json.dumps(asked)]
+
+
 def close_pipes(process: subprocess.Popen[Any]) -> None:
     """Those of a process that has ended, and may have left what was written to it unread."""
     for pipe in (process.stdin, process.stdout):

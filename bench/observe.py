@@ -96,7 +96,7 @@ def metered(trainer: Trainer) -> Meter:
     if observer._layers is not None:
         meter.around("layers", observer._layers, "_before_step", "_after_step")
     if trainer.ranks is not None:
-        meter.around("board", trainer.ranks.board, "write", "read")
+        meter.around("board", trainer.ranks.rank_timings, "write", "read")
     return meter
 
 
@@ -154,7 +154,7 @@ def rank(folder: Path, blocks: int) -> None:
     with ranks, trainer_of("observe_share", folder, whole, ranks=ranks) as trainer:
         trainer.meet()
         found = measured(trainer, blocks)
-        if ranks.speaks:
+        if ranks.is_lead:
             (folder / "blocks.json").write_text(json.dumps(found))
 
 

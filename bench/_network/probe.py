@@ -94,7 +94,7 @@ class Probing:
     def step(self) -> None:
         self._forward.zero_grad(set_to_none=True)
         if self._reducer is not None:
-            self._reducer.arm()
+            self._reducer.prepare_for_backward()
         self._forward().backward()
         if self._reducer is not None:
             self._reducer.finish()

@@ -13,9 +13,9 @@ class CommRecipe(RecipePart):
     """How gradients are summed over ranks, and how a run reacts to a lost rank. No effect with one process."""
 
     algorithm: Literal["auto", "ring", "tree", "leader", "two_dimensional"] = "auto"
-    """All-reduce algorithm of a bucket; auto: by bucket, the one that the measured links predict to be fastest."""
+    """All-reduce algorithm of a bucket; auto: for each bucket the one that is predicted to be fastest."""
     wire: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Form of gradients between hosts. fp16 and bf16 halve the bytes; sums stay in fp32."""
+    """Dtype of gradients between hosts. fp16 and bf16 halve the bytes; sums stay in fp32."""
     bucket_mb: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = "auto"
     """Size of a gradient bucket in 1e6 bytes; auto: from the measured links and the size of the network."""
     rails: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"

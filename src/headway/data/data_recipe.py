@@ -112,6 +112,16 @@ class DataRecipe(RecipePart):
     """Batches that are decoded ahead of need."""
     window: int | None = Field(default=None, ge=1)
     """Samples that are shuffled together; unset: all. Set fewer for disks that seek slowly."""
+    image_transform: str | None = None
+    """Import path of your function make(), which returns a transform of one training image: of torchvision v2 or
+    albumentations, or any function of a numpy array. It gets uint8 [H, W, C] images after crop and resize, torchvision
+    [C, H, W] tensors, and returns uint8 images of the same size; augmentation and normalisation follow."""
+    transform_workers: int | None = Field(default=None, ge=0)
+    """Processes that run `image_transform`; 0: none, the training loop runs it. Unset: one fewer than this rank's share
+    of the usable cores, at least one, or none if a whole batch takes it less than a millisecond."""
+    worker_kind: Literal["process", "thread"] = "process"
+    """`thread` runs `image_transform` in threads: for code that releases Python's global lock, and that draws random
+    numbers from a parameter `rng` (a numpy Generator)."""
     on_bad: OnBad = "substitute"
     """A damaged record is `substitute`d by the next good one, `mask`ed out of loss and metrics, or `stop`s the run."""
     max_bad_share: float = Field(default=0.01, ge=0, le=1)
@@ -141,7 +151,15 @@ class DataRecipe(RecipePart):
                 if key in self.model_fields_set - {"train", "synthetic"} and getattr(self, key) is not None:
                     other = ", or set it under data.synthetic" if key in SyntheticRecipe.model_fields else ""
                     raise ValueError(f"synthetic data does not use {key!r}: remove it{other}")
-        elif self.synthetic is not None:
+        elif self.image_transform is None:
+            for key in ("transform_workers", "worker_kind"):
+                if key in self.model_fields_set and getattr(self, key) not in (None, "process"):
+                    raise ValueError(f"{key!r} counts only with image_transform: remove it, or set image_transform")
+        elif self.cache == "device":
+            raise ValueError(
+                "cache: device keeps the images where image_transform cannot reach them: set cache to memory or none"
+            )
+        if self.train != SYNTHETIC and self.synthetic is not None:
             raise ValueError("data.synthetic counts only with train: synthetic: remove it, or set train: synthetic")
         if self.scaled and self.cache in ("device", "memory"):
             raise ValueError(

@@ -14,7 +14,7 @@ from typing import Any, final
 from headway.core.cpu_count import count_usable_cores
 from headway.core.profile import JointTiming
 from headway.data.batch import Batch
-from headway.data.loader import PRODUCER_PAUSE_S
+from headway.data.decode_ring import PRODUCER_PAUSE_S
 from headway.doctor.loader_measurement import build_loader
 from headway.doctor.loop_measurement import LONG_STEP_S, build_wait, run_steps
 from headway.doctor.measurement_job import MeasurementJob, close_stream

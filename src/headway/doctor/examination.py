@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, final
@@ -23,6 +24,7 @@ from headway.doctor.batch_reduction import open_reduced_job
 from headway.doctor.budget import FULL, LOOK_SHARE, QUICK, Budget, WallTime
 from headway.doctor.contention import add_handover, measure_contention, measure_handover
 from headway.doctor.device_copy import measure_copy
+from headway.doctor.input_transform import find_transform_lines
 from headway.doctor.knob_search import KnobSearch
 from headway.doctor.loader_measurement import (
     LoaderMeasurement,
@@ -56,6 +58,7 @@ RESOURCES: dict[str, StageResource] = {
     "storage": "disk",
     "decode": "host",
     "augment": "host",
+    "transform": "host",
     "collate": "host",
     "copy": "copy",
 }
@@ -156,9 +159,10 @@ class _Examination:
             )
             self._handed_s = measure_handover(job, 1 / loop.rate.value, limit_s=self._allot("handover"))
             together = add_handover(together, self._handed_s)
+        is_beside = fed_warm is not None and "transform" in fed_warm.seconds
         ceilings = [
             *self._measure_input_ceilings(fed_warm),
-            *_build_loop_ceilings(loop, self._handed_s),
+            *_build_loop_ceilings(loop, self._handed_s, has_transform=not is_beside or job.setup.transform is not None),
             *self._measure_stalls(),
         ]
         warm = ThroughputModel.from_ceilings(ceilings, together)
@@ -210,6 +214,10 @@ class _Examination:
         self._say("Measuring the loader alone.")
         found = measure_loader(job, limit_s=self._allot("loader") / 1.2)
         self._facts["encoded bytes"] = found.record_bytes
+        if (stage_s := found.seconds.get("transform", 0.0)) > 0:
+            self._say("Finding the lines of your transform that take its time.")
+            code = find_transform_lines(job, stage_s=stage_s, limit_s=self._budget.side / 2)
+            found = replace(found, code=code)
         most = count_usable_cores()
         self._say("Measuring the loader with other numbers of threads.")
         return found, measure_by_threads(job, found, most, limit_s=self._allot("threads") / 2)
@@ -239,9 +247,17 @@ class _Examination:
         }
         if copied is not None:
             how["copy"] = "pinned memory to the device, on its own stream"
+        code = {"transform": found.code}
+        if "transform" in seconds:
+            how["transform"] = "; ".join(["the recipe's transform, beside the loop", *map(str, found.code[:NAMED])])
         return [
             StageCeiling(
-                stage=stage, side="input", resource=RESOURCES[stage], seconds=max(0.0, seconds[stage]), how=text
+                stage=stage,
+                side="input",
+                resource=RESOURCES[stage],
+                seconds=max(0.0, seconds[stage]),
+                how=text,
+                code=code.get(stage, ()),
             )
             for stage, text in how.items()
         ]
@@ -382,12 +398,15 @@ LOOP_STAGES = {
 }
 
 
-def _build_loop_ceilings(found: LoopMeasurement, handed_s: float) -> list[StageCeiling]:
+def _build_loop_ceilings(found: LoopMeasurement, handed_s: float, *, has_transform: bool) -> list[StageCeiling]:
+    """Args: has_transform: the loop runs a transform, or nothing does."""
     how = LOOP_STAGES | {"sync": f"{found.syncs.count:.3g} reads of tensor values per step"}
     seconds = {**found.seconds, "other": found.seconds["other"] + handed_s}
     side: PipelineSide = "loop"
     ceilings = []
     for stage, text in how.items():
+        if stage == "transform" and not has_transform:
+            continue
         lines = found.code.get(stage, ())
         said = "; ".join([text, *map(str, lines[:NAMED])])
         one = StageCeiling(stage=stage, side=side, resource="device", seconds=seconds[stage], how=said, code=lines)

@@ -155,9 +155,9 @@ class KnobSearch:
 
     def _suggest_own_code(self) -> Iterator[Knob]:
         """Computes the gain if the longest line of a stage took no time; no setting of the recipe does that."""
-        for stage, (line, *_) in self._loop.code.items():
-            taken = self._model.seconds["loop"].get(stage, 0.0)
-            changed = self._model.with_seconds({stage: max(0.0, taken - line.seconds)})
+        of_input = {"transform": self._fed.code} if self._fed is not None and self._fed.code else {}
+        for stage, (line, *_) in [*self._loop.code.items(), *of_input.items()]:
+            changed = self._model.with_less(stage, line.seconds)
             yield self._build_knob(str(line), stage, {}, changed, measured=False, cost=CODE_COST)
 
     def _suggest_stalls(self) -> Iterator[Knob]:

@@ -113,14 +113,14 @@ def main(asked: dict[str, Any]) -> None:
 
     ranks = Ranks.from_environment(loaded.recipe.comm, say_nothing)
     assert ranks is not None
-    say_all = say if ranks.speaks else say_nothing
+    say_all = say if ranks.is_lead else say_nothing
     with ranks:
-        ranks.share(loaded.recipe.batch)
+        ranks.check_batch(loaded.recipe.batch)
         share = loaded.recipe.batch // ranks.launched_size
         setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), say=say_nothing, ranks=ranks)
         with closing(setup.inputs):
             where = RunFolder(Path(asked["folder"]) / "run")
-            if ranks.speaks:
+            if ranks.is_lead:
                 RunFolder.create(where.folder)
             with closing(Trainer(setup, where, SilentDisplay(), ranks)) as trainer:
                 trainer.meet()
@@ -139,7 +139,9 @@ def main(asked: dict[str, Any]) -> None:
                     found = control.gather_bytes(mine.model_dump_json().encode())
                     profiles = [Profile.model_validate_json(text) for text in found]
                     # The others wait at the barrier, so that this process has all cores.
-                    single = _measure_single_process(loaded, wall.allot("single"), budget.side) if ranks.speaks else 0.0
+                    single = (
+                        _measure_single_process(loaded, wall.allot("single"), budget.side) if ranks.is_lead else 0.0
+                    )
                     control.barrier()
                     batches = job.load_batches()
                     setup.inputs.batch_source = lambda: itertools.cycle(batches)
@@ -158,7 +160,7 @@ def main(asked: dict[str, Any]) -> None:
                 # Start the loader again, after the replayed batches.
                 trainer.meet()
                 whole = measure_together(trainer, ranks, limit_s=wall.allot("whole"))
-                if ranks.speaks:
+                if ranks.is_lead:
                     narrow = len(ranks.world.hosts) > 1 and loaded.recipe.comm.wire == "fp32"
                     device = setup.device.type
                     profile = join_profiles(
@@ -168,7 +170,7 @@ def main(asked: dict[str, Any]) -> None:
                     more = {"seconds": perf_counter() - begun, "not_measured": (*profile.not_measured, *missing)}
                     profile.model_copy(update=more).write(Path(asked["folder"]) / "profile.json")
                 ranks.world.control.barrier()
-        ranks.done = True
+        ranks.is_complete = True
 
 
 def examine_surroundings(

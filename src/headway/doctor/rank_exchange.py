@@ -17,7 +17,7 @@ from typing import Any, TypeVar, final
 
 import torch
 
-from headway.comm.algorithm_choice import TINY_NUMBERS, list_candidates
+from headway.comm.algorithm_choice import SMALL_TRIAL_ELEMENTS, list_candidates
 from headway.comm.comm_recipe import CommRecipe
 from headway.comm.communicator import Algorithm
 from headway.core.profile import Throughput
@@ -134,7 +134,7 @@ def measure_exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Excha
         control.barrier()
         begun = perf_counter()
         for _ in range(count):
-            ranks.arm(1 / world.size)
+            ranks.prepare_for_backward(1 / world.size)
             ranks.finish(nothing, bad=0, stopping=False)
         wait()
         return (perf_counter() - begun) / count
@@ -157,7 +157,7 @@ def measure_exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Excha
 
 
 def _measure_latency(ranks: Ranks, algorithm: Algorithm, wait: Callable[[], object]) -> float:
-    few, taken = torch.zeros(TINY_NUMBERS, device=ranks.world.device), []
+    few, taken = torch.zeros(SMALL_TRIAL_ELEMENTS, device=ranks.world.device), []
     for _ in range(TINY_SUMS):
         begun = perf_counter()
         ranks.communicator.all_reduce(few, algorithm=algorithm, tag="a few bytes").wait()

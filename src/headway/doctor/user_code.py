@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from headway.data.batch_transform import BatchTransform
+from headway.data.workers.image_transform import ImageTransform
 from headway.setup.prepare import prepare_batch
 
 Owner = Literal["user", "package", "library", "torch", "headway"]
@@ -22,8 +24,10 @@ _TORCH = f"{Path(torch.__file__).resolve().parent}/"
 _NUMPY = f"{Path(np.__file__).resolve().parent}/"
 _STANDARD = tuple(f"{Path(sysconfig.get_paths()[name]).resolve()}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-# The function of Headway that calls the recipe's transform.
-_PREPARED = prepare_batch.__name__
+# The functions of Headway that call the recipe's transforms.
+_TRANSFORMING = frozenset(
+    {prepare_batch.__name__, ImageTransform.transform_image.__name__, BatchTransform.transform_batch.__name__}
+)
 TRANSFORM, FORWARD, BACKWARD = "transform", "forward", "backward"
 
 
@@ -83,7 +87,7 @@ def _find_step_part(frame: FrameType | None) -> str:
         if find_owner(frame.f_code.co_filename) == "headway":
             break
         entry, frame = frame, frame.f_back
-    if frame is not None and frame.f_code.co_name == _PREPARED:
+    if frame is not None and frame.f_code.co_name in _TRANSFORMING:
         return TRANSFORM
     if entry is None:
         return FORWARD

@@ -44,7 +44,7 @@ class MetricsAccumulator:
     def __init__(
         self, setup: TrainSetup, run: RunFolder, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]
     ) -> None:
-        leads, name = (True, "") if ranks is None else (ranks.speaks, ranks.name)
+        leads, name = (True, "") if ranks is None else (ranks.is_lead, ranks.name)
         self.log = RunLog(run, sinks=setup.recipe.sinks, leads=leads, name=name)
         self.damaged = 0
         self.must_stop = self.must_regroup = False
@@ -252,8 +252,8 @@ class MetricsAccumulator:
         ranks = self._ranks
         if ranks is None or ranks.world.size == 1 or not steps:
             return {}
-        ranks.board.write(step, [spent.get(stage, 0.0) / steps for stage in stragglers.COLUMNS])
-        if not self.log.is_lead or (found := ranks.board.read()) is None:
+        ranks.rank_timings.write(step, [spent.get(stage, 0.0) / steps for stage in stragglers.COLUMNS])
+        if not self.log.is_lead or (found := ranks.rank_timings.read()) is None:
             return {}
         at, seconds = found
         names, position = [str(rank) for rank in range(len(seconds))], self._setup.plan.find_position(at)
