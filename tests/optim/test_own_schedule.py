@@ -11,7 +11,7 @@ import pytest
 from headway.core.errors import RecipeError, UserCodeError
 from headway.optim import Schedule, read_schedule
 
-OWN = '''
+OWN = """
 import math
 
 def cosine(epochs, *, end=0.0):
@@ -35,7 +35,7 @@ def factor(epochs):
 
 def failing(epochs):
     return lambda epoch: {}["the user's own key"]
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,5 +85,5 @@ def test_other_mistakes(folder: Path) -> None:
     with pytest.raises(RecipeError, match=r"schedule\.args\.ends: .* Did you mean 'end'\?"):
         schedule(folder, "cosine", args={"ends": 1})
     for name in ("failing", "words"):
-        with pytest.raises(UserCodeError, match="failed: (KeyError|ValueError)"):
+        with pytest.raises(UserCodeError, match=r"failed: (KeyError|ValueError)"):
             schedule(folder, name)

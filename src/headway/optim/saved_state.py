@@ -71,7 +71,9 @@ def collect_state(optimizer: Optimizer, parameters: Named) -> dict[str, Tensor]:
             elif value is not None:
                 tensors[f"optimizer/{path}"] = torch.as_tensor(value)
     if not is_known:
-        values["options"] = [_encode_options(group, index, tensors) for index, group in enumerate(optimizer.param_groups)]
+        values["options"] = [
+            _encode_options(group, index, tensors) for index, group in enumerate(optimizer.param_groups)
+        ]
     if any(values["options"]) or values["states"] or values["contiguous"]:
         # Sorted, so that all ranks write the same bytes.
         text = json.dumps(values, sort_keys=True)

@@ -455,6 +455,9 @@ class _SetupBuilder:
             counts = count_network(model, first_batch.images[:1], precision.autocast)
             per_image = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
             self.say(f"Network: {counts.describe()}{per_image}.")
+        if recipe.task.loss is not None or task.set_metrics:
+            mixes = recipe.augment.mixup is not None or recipe.augment.cutmix is not None
+            checks.check_loss_and_metrics(task, first_batch.labels, task.outputs if mixes else None)
         checks.check_metrics(metric_names, task)
         checks.check_stop_at(recipe, metric_names)
         return counts

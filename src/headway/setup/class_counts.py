@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -78,6 +79,14 @@ class ClassCounts:
     def to_json(self) -> dict[str, list[int]]:
         """Returns the counts as lists, in the order of the classes."""
         return {name: getattr(self, name).tolist() for name in ("count", "predicted", "right")}
+
+    def describe(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Returns `count`, `precision`, `recall` and `f1` of each class by its name."""
+        columns = zip(names, self.count, self.precision, self.recall, self.f1, strict=True)
+        return {
+            name: {"count": int(count), "precision": float(precision), "recall": float(recall), "f1": float(f1)}
+            for name, count, precision, recall, f1 in columns
+        }
 
     @staticmethod
     def from_json(found: dict[str, list[int]]) -> ClassCounts:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.core.errors import RecipeError, UserCodeError, suggest_nearest
@@ -160,8 +161,8 @@ def _expect_names(metric: SetMetric, path: str, name: str) -> None:
         raise RecipeError(f"{path!r} names its metrics itself", where="task.metrics", fix=fix)
 
 
-def compute_set_metrics(metrics: Sequence[SetMetric], collected: Sequence[Tensor]) -> dict[str, float]:
-    """Computes the metrics of a set from the numbers that were collected of its samples, a tensor for each metric.
+def compute_set_metrics(metrics: Sequence[SetMetric], collected: Sequence[NDArray[Any]]) -> dict[str, float]:
+    """Computes the metrics of a set from the numbers that were collected of its samples, an array for each metric.
 
     Raises:
         RecipeError: a metric gives other names than it says, or no numbers.
@@ -171,11 +172,11 @@ def compute_set_metrics(metrics: Sequence[SetMetric], collected: Sequence[Tensor
     for metric, kept in zip(metrics, collected, strict=True):
         kind = type(metric).__name__
         try:
-            values = dict(metric.compute(kept.numpy()))
+            values = dict(metric.compute(kept))
             out |= {name: float(value) for name, value in values.items()}
         except Exception as error:
             raise UserCodeError(f"{kind}.compute failed: {type(error).__name__}: {error}", where="task") from error
-        if list(values) != list(metric.names) and set(values) != set(metric.names):
+        if set(values) != set(metric.names):
             what = f"{kind}.compute gives {', '.join(values)}, and its names are {', '.join(metric.names)}"
             raise RecipeError(what, where="task", fix="Return a number for each of its names.")
     return out

@@ -40,7 +40,9 @@ class MetricRecipe(RecipePart):
     def _check_keys(self) -> MetricRecipe:
         if self.factory is None:
             if not self.name:
-                raise ValueError("it has neither name nor factory: write for example top5, or my_metrics.py:recall_at_3")
+                raise ValueError(
+                    "it has neither name nor factory: write for example top5, or my_metrics.py:recall_at_3"
+                )
             if self.args or self.higher_is_better is not None:
                 raise ValueError(f"args and higher_is_better are for your own metric, and {self.name!r} is built in")
         return self

@@ -53,11 +53,17 @@ def _raise_error(error: DataError) -> None:
 
 
 def predict(
-    setup: TrainSetup, files: Sequence[Path], batch: int = 64, *, on_bad: Callable[[DataError], None] = _raise_error
+    setup: TrainSetup,
+    files: Sequence[Path],
+    batch: int = 64,
+    *,
+    top: int | None = None,
+    on_bad: Callable[[DataError], None] = _raise_error,
 ) -> Iterator[dict[str, Any]]:
     """Yields one row per file: `path` and the task's columns.
 
     Args:
+        top: number of best classes, each with its probability, in place of the task's columns.
         on_bad: called with the error of a file that cannot be read, which then has no row. By default it is raised.
 
     Raises:
@@ -68,17 +74,44 @@ def predict(
     options, rows = setup.recipe.data, 0
     with closing(build_decoder(options.threads, options.decoder)) as decoder:
         for low in range(0, len(files), batch):
-            part, found = read_pixels(setup, decoder, files[low : low + batch], on_bad)
+            part, pixels = read_pixels(setup, decoder, files[low : low + batch], on_bad)
             if not part:
                 continue
-            images = setup.augment.normalise(torch.from_numpy(found).to(setup.device))
+            images = setup.augment.normalise(torch.from_numpy(pixels).to(setup.device))
             with torch.no_grad():
                 outputs = compute_outputs(setup, images)
-            for file, row in zip(part, setup.task.predict(outputs), strict=True):
+            found = setup.task.predict(outputs) if top is None else _rank_classes(outputs, top, setup.target.classes)
+            for file, row in zip(part, found, strict=True):
                 rows += 1
                 yield {"path": str(file), **row}
     if not rows:
         raise DataError(f"of {len(files):,} files none is an image that can be read")
+
+
+def check_top(setup: TrainSetup, top: int | None) -> None:
+    """Raises UsageError if a run cannot rank so many classes."""
+    if top is None:
+        return
+    classes = len(setup.target.classes)
+    if setup.target.kind != "class" or setup.task.outputs != classes:
+        what = "this run does not choose one of several classes, so that there are no best ones"
+        raise UsageError(what, where="--top", fix="Leave it out: the columns of the task have every output.")
+    if top > classes:
+        raise UsageError(f"there are {classes} classes", where="--top", fix=f"Set it to at most {classes}.")
+
+
+def _rank_classes(outputs: torch.Tensor, count: int, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns `label`, `probability`, `label_2`, `probability_2` and so on for each sample, the best class first."""
+    found = outputs.softmax(dim=1).topk(count, dim=1)
+    rows = []
+    for probabilities, class_ids in zip(found.values.tolist(), found.indices.tolist(), strict=True):
+        row: dict[str, Any] = {}
+        for number, (probability, class_id) in enumerate(zip(probabilities, class_ids, strict=True), 1):
+            # The first pair has the names of the task's own columns, which other tools read.
+            ending = f"_{number}" if number > 1 else ""
+            row |= {f"label{ending}": classes[class_id], f"probability{ending}": round(probability, 6)}
+        rows.append(row)
+    return rows
 
 
 def read_pixels(

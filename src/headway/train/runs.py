@@ -443,7 +443,8 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
         if evaluation.damaged:
             say(f"{held_out.folder}: {evaluation.damaged:,} of {len(held_out):,} samples are damaged and left out.")
             result["damaged_samples"] = float(evaluation.damaged)
-        run.write_json("evaluation", {"data": str(held_out.folder), **result})
+        about = {} if evaluation.counts is None else {"classes": evaluation.counts.describe(held_out.classes)}
+        run.write_json("evaluation", {"data": str(held_out.folder), **result, **about})
         write_panels(run, build_evaluation_panels(held_out, evaluation, "the best weights"))
     return result
 
