@@ -1,4 +1,4 @@
-"""Arms of a comparison: processes that take turns, each stopped (SIGSTOP) while another runs."""
+"""Arms of a comparison: processes that take turns. While one runs, the others are stopped by SIGSTOP."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     (source / "dog/1.jpg").write_bytes(whole[: len(whole) * 2 // 3])
     before = files(source)
     sentence = refused("pack", source, tmp_path / "dst", status=1)
-    assert "3 of 12 files are no usable image." in sentence
+    assert "3 of 12 files are not readable images." in sentence
     for line in (
         "cat/text.jpg: its image format is not known",
         "dog/empty.jpg: it is empty",
@@ -288,7 +288,7 @@ def test_places_that_exist(tmp_path: Path, good: Path) -> None:
     assert "the destination exists and is not a packed data set" in refused(
         "pack", source, tmp_path / "mine", "--overwrite", status=2
     )
-    assert "this is no run folder" in refused("report", tmp_path / "mine", status=2)
+    assert "this is not a run folder" in refused("report", tmp_path / "mine", status=2)
     assert files(tmp_path / "mine") == {"thesis.txt": b"years of work"}
     assert "this is a file, not a folder" in refused(
         "train", good / "recipe.yaml", "--run", tmp_path / "mine/thesis.txt", status=2

@@ -15,7 +15,7 @@ from headway.data.pack import pack
 from headway.data.resolution import compute_progressive_size
 from headway.report.dry_run_text import format_dry_run
 from headway.setup.recipe import TrainRecipe
-from headway.train.dry_run import DryRun, dry_run
+from headway.training.dry_run import DryRun, dry_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -38,8 +38,8 @@ norm, steps of decay, whether they come after those of the warm-up, and the epoc
 def built(path: Path) -> DryRun:
     if path.stem.startswith("cifar10"):
         sizes: dict[str, Any] = {"samples": 50_000, "classes": 10, "evaluation_samples": 10_000}
-        return dry_run(path, ("data.size=32", "data.channels=3"), **sizes, compiles=False, say=lambda text: None)
-    return dry_run(path, **IMAGENET, compiles=False, say=lambda text: None)
+        return dry_run(path, ("data.size=32", "data.channels=3"), **sizes, compiles=False)
+    return dry_run(path, **IMAGENET, compiles=False)
 
 
 def read(name: str) -> TrainRecipe:

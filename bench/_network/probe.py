@@ -1,4 +1,4 @@
-"""Gradients without a network: a backward that takes no time, and parameters of the sizes of a ResNet-18's."""
+"""Gradients without a network: a backward pass that takes no time, and parameters with the sizes of a ResNet-18."""
 
 from __future__ import annotations
 

@@ -11,8 +11,6 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,31 +21,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data._loaders import SEED, N
+from tests.data._own import Photos, opened
 
 from headway.core.errors import CheckpointError, HeadwayError, UsageError, UserCodeError
-from headway.data.collated_batch import CollatedBatch
 from headway.data.loader import Loader
 from headway.data.order import Order
 from headway.data.workers.messages import receive_message, send_message
 
-N, SEED = 23, 5
 HERE = Path(__file__).name
 Pair = namedtuple("Pair", "left right")
-
-
-class Photos(torch.utils.data.Dataset[dict[str, Any]]):
-    """Samples as dicts, with a choice from each of the three generators."""
-
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {
-            "image": torch.full((2,), float(index)) + torch.rand(1),
-            "crop": (random.random(), np.random.rand(2)),
-            "label": index,
-            "name": f"photo {index}",
-        }
 
 
 class Odd:
@@ -65,13 +48,6 @@ class Odd:
         if index == self.fails:
             return {}["the user's own key"]  # here: fails
         return index
-
-
-@contextmanager
-def opened(dataset: Any = None, **options: Any) -> Iterator[Loader[CollatedBatch]]:
-    options = {"batch": 7, "seed": SEED, "workers": 0, **options}
-    with closing(Loader(Photos() if dataset is None else dataset, **options)) as found:
-        yield found
 
 
 def rows(batches: Any, count: int | None = None) -> list[tuple[Any, ...]]:
@@ -323,6 +299,39 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
             Loader(Photos(), **{"batch": 7, "seed": 1, **options})
     with opened() as loader, pytest.raises(UsageError, match="a data set of your own, and decodes no images"):
         _ = loader.tier
+
+
+SPAWNED = """
+import multiprocessing, sys
+import headway
+
+class Squares:
+    def __len__(self):
+        return 9
+    def __getitem__(self, index):
+        return index * index
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    loader = headway.Loader(Squares(), batch=9, workers=1)
+    print(*(square.item() for (batch) in loader for square in batch))
+    loader.close()
+    try:
+        list(headway.Loader([lambda: 1], batch=1, workers=1))
+    except headway.core.errors.UsageError as error:
+        print(error)
+"""
+
+
+@pytest.mark.check
+@pytest.mark.fresh
+def test_workers_that_are_spawned_serve_the_same(tmp_path: Path) -> None:
+    """As where nothing is forked, the default of Python 3.14."""
+    (tmp_path / "script.py").write_text(SPAWNED)
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
+    squares, refused = done.stdout.splitlines()
+    assert squares == "0 1 4 9 16 25 36 49 64"
+    assert "workers: your code cannot be sent to worker processes" in refused
 
 
 PARENT = """

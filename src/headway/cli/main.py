@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli import examine, planning, study, training
-from headway.cli.screen import Json, Overrides, can_print, print_result, say
+from headway.cli.screen import LOG, Json, Overrides, can_print, print_result
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
+from headway.core.messages import show_messages
 from headway.core.system_errors import expect_address_space, explain_system_error
+from headway.core.text_format import format_bytes, pluralise
 
 if TYPE_CHECKING:
     from headway.data.pack import PackResult
@@ -48,7 +50,6 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def options(
-    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -137,7 +138,7 @@ def pack(
             progress=progress,
         )
     for note in pack_result.notes:
-        say(note)
+        LOG.info(note)
     summary = {
         "folders": [str(folder) for folder in pack_result.folders],
         "format": pack_result.format,
@@ -156,7 +157,7 @@ def _describe_pack(result: PackResult) -> str:
     """Describes the result of a pack, for the terminal."""
     folders = ", ".join(str(folder) for folder in result.folders)
     rate = result.samples / max(result.seconds, 1e-9)
-    size = f"{result.bytes / 1e6:,.1f} MB, format {result.format}, mode {result.mode}"
+    size = f"{format_bytes(result.bytes)}, format {result.format}, mode {result.mode}"
     # Only a transform leaves samples out; bad images are counted apart, below.
     if result.left_out:
         size += f"; the transform left out {result.left_out:,}"
@@ -187,7 +188,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
     scope = f" of {len(counts)} parts" if len(counts) > 1 else ""
     lines = [
         *map(str, damages),
-        f"{len(damages)} damaged place{'s'[: len(damages) > 1]}: pack the data again."
+        f"{pluralise(len(damages), 'damaged place')}: pack the data again."
         if damages
         else f"Every record{scope} ({' + '.join(counts)} samples) is intact.",
     ]
@@ -207,10 +208,10 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate the best weights of a run."""
-    from headway.train import runs
+    from headway.training import runs
 
-    metrics = runs.evaluate(run, data, say=say)
-    # Numbers of samples are no metrics; the text names them at its end.
+    metrics = runs.evaluate(run, data)
+    # Numbers of samples are not metrics; the text names them at its end.
     text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if "samples" not in name)
     print_result(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
 
@@ -230,9 +231,9 @@ def predict(
 ) -> None:
     """Predict image files with the best weights of a run."""
     from headway.core.run_folder import RunFolder
-    from headway.train import runs
-    from headway.train.predict import check_top, list_image_files, write_rows
-    from headway.train.predict import predict as predict_rows
+    from headway.training import runs
+    from headway.training.predict import check_top, list_image_files, write_rows
+    from headway.training.predict import predict as predict_rows
 
     expect_writable(out)
     # Listed before the network is loaded: a wrong path is then refused at once.
@@ -242,17 +243,17 @@ def predict(
     def report_bad_image(error: HeadwayError) -> None:
         if not skip_bad:
             raise error
-        say(f"Left out {error.where}: {error.what}.")
+        LOG.warning(f"Left out {error.where}: {error.what}.")
 
     # A generator: rows are printed while others are computed, so `| head` can end the verb early.
-    setup = runs.load_trained(RunFolder.open(run), say=say)
+    setup = runs.load_trained(RunFolder.open(run))
     check_top(setup, top)
     rows = predict_rows(setup, files, top=top, on_bad=report_bad_image)
     written = write_rows(rows, out, as_json)
     if written < len(files):
-        say(f"Left out {len(files) - written:,} of {len(files):,} files.")
+        LOG.warning(f"Left out {len(files) - written:,} of {len(files):,} files.")
     if out is not None:
-        say(f"Wrote {written:,} rows to {out}.")
+        LOG.info(f"Wrote {written:,} rows to {out}.")
 
 
 @app.command()
@@ -320,10 +321,10 @@ def schedule(
     expect_writable(page)
     preview = build_preview(recipe, overrides or (), samples)
     for warning in preview.warnings:
-        say(warning)
+        LOG.warning(warning)
     if page is not None:
         write_atomically(page, schedule_preview_page.render_preview(preview))
-        say(f"Wrote {page}.")
+        LOG.info(f"Wrote {page}.")
     # Wider pictures are hard to read, and narrower terminals would break the lines.
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     result = preview.to_json() | {"page": page and str(page)}
@@ -363,6 +364,7 @@ def build_command() -> Callable[..., Any]:
 
 def main() -> None:
     """Runs the command line. An error is a sentence and an exit status; --debug also shows its traceback."""
+    show_messages()
     # --debug is accepted before and after the verb, so typer never sees it.
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
@@ -386,11 +388,11 @@ def main() -> None:
     except SystemExit as exit_request:
         # click takes an option of the script for one of its own.
         if exit_request.code == UsageError.exit_status and sys.argv[1:2] == ["assess"] and "--" not in sys.argv:
-            say("Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1.")
+            LOG.error("Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1.")
         if exit_request.code != CTRL_C_STATUS:
             raise
         # Exit status 1, as for every other run that did not finish.
-        say("Stopped.")
+        LOG.error("Stopped.")
         sys.exit(1)
 
 
@@ -398,5 +400,5 @@ def _exit_with_error(error: Exception, status: int, debug: bool) -> None:
     """Prints the sentence of an error, and exits with a status. The traceback is printed only if `debug` is set."""
     if debug:
         traceback.print_exc()
-    say(f"headway: {error}")
+    LOG.error(f"headway: {error}")
     sys.exit(status)

@@ -21,13 +21,13 @@ def escape_controls(text: str, *, lines: bool = True) -> str:
     Args:
         lines: keep tabs and newlines; False for a name, which has to stay on one line.
     """
-    found = _CONTROL.sub(_escape, text)
-    return found if lines else _LINE_CONTROL.sub(_escape, found)
+    escaped = _CONTROL.sub(_escape, text)
+    return escaped if lines else _LINE_CONTROL.sub(_escape, escaped)
 
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match.group())
-    # Python decodes a byte of a file name that is no UTF-8 as a surrogate; it is shown as that byte.
+    # Python decodes a byte of a file name that is not UTF-8 as a surrogate; it is shown as that byte.
     if 0xDC80 <= code <= 0xDCFF:
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -113,14 +113,14 @@ class RunFolder:
         """Opens an existing run folder.
 
         Raises:
-            UsageError: there is no such folder, or it is no run folder.
+            UsageError: there is no such folder, or it is not a run folder.
         """
         run = RunFolder(folder)
         if not run.recipe_path.is_file():
             # A folder is a run from the moment its recipe.yaml exists; see `create`.
             what = "there is no such run folder"
             if folder.exists():
-                what = f"this is no run folder ({'it has no recipe.yaml' if folder.is_dir() else 'it is a file'})"
+                what = f"this is not a run folder ({'it has no recipe.yaml' if folder.is_dir() else 'it is a file'})"
             raise UsageError(what, where=str(folder), fix="Start a run with headway train RECIPE.")
         return run
 
@@ -186,13 +186,13 @@ class RunFolder:
         Raises:
             HeadwayError: the file is missing or damaged, or lacks an entry.
         """
-        found: dict[str, Any] = self.read_json("provenance")
+        provenance: dict[str, Any] = self.read_json("provenance")
         # A run folder may have been copied from another machine, or edited.
         for name, kind in wanted.items():
-            if type(found.get(name)) is not kind:
-                what = f"provenance.json has {describe_kind(found.get(name))} as {name}"
+            if type(provenance.get(name)) is not kind:
+                what = f"provenance.json has {describe_kind(provenance.get(name))} as {name}"
                 raise HeadwayError(what, where=str(self.folder), fix="Copy the run folder again.")
-        return found
+        return provenance
 
     def read_recipe_text(self) -> str:
         """Returns the YAML of the resolved recipe. Raises HeadwayError if it cannot be read."""
@@ -209,8 +209,8 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """Returns summary.json; empty before the run has ended or stopped."""
-        found: dict[str, Any] = self.read_json("summary") if (self.folder / "summary.json").exists() else {}
-        return found
+        summary: dict[str, Any] = self.read_json("summary") if (self.folder / "summary.json").exists() else {}
+        return summary
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
         """Yields the records of metrics.jsonl in order, without an incomplete last line that a kill has left."""

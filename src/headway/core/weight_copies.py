@@ -71,19 +71,19 @@ class WeightCopies:
         return {self._prefix + name: value for name, value in self._copies.items()}
 
     def exist_in(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Tells whether a checkpoint holds such copies."""
+        """Returns True if a checkpoint holds such copies."""
         return any(name.startswith(self._prefix) for name in tensors)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Loads the copies from a checkpoint, in place. Raises CheckpointError if they are missing or do not fit."""
         # Compare everything before the first copy, so that a wrong checkpoint changes nothing.
         size = len(self._prefix)
-        found = {name[size:]: value for name, value in tensors.items() if name.startswith(self._prefix)}
-        kinds = {name: (value.shape, value.dtype) for name, value in found.items()}
+        copies = {name[size:]: value for name, value in tensors.items() if name.startswith(self._prefix)}
+        kinds = {name: (value.shape, value.dtype) for name, value in copies.items()}
         wanted = {name: (value.shape, value.dtype) for name, value in self._copies.items()}
         if kinds != wanted:
             wrong = sorted(name for name in kinds.keys() | wanted.keys() if kinds.get(name) != wanted.get(name))[0]
             what = f"the {self._what} of this checkpoint are another network's"
             raise CheckpointError(f"{what}: {self._prefix + wrong!r} is missing, unknown, or of another shape or type")
-        for name, value in found.items():
+        for name, value in copies.items():
             self._copies[name].copy_(value)

@@ -119,10 +119,10 @@ def measure_handover(job: MeasurementJob, loop_alone: float, *, limit_s: float) 
     return max(0.0, median(lost))
 
 
-def add_handover(found: JointTiming, seconds: float) -> JointTiming:
+def add_handover(timing: JointTiming, seconds: float) -> JointTiming:
     """Returns the same measurement with the seconds that handing a sample over adds to the loop."""
-    changed = {"loop_alone": found.loop_alone + seconds, "loop_beside": found.loop_beside + seconds}
-    return found.model_copy(update=changed)
+    changed = {"loop_alone": timing.loop_alone + seconds, "loop_beside": timing.loop_beside + seconds}
+    return timing.model_copy(update=changed)
 
 
 @final

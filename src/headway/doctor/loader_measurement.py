@@ -108,7 +108,7 @@ def _measure_batches(
 
 
 def _fetches_every_epoch(job: MeasurementJob) -> bool:
-    """Checks whether records come over a network in each epoch."""
+    """Returns True if records come over a network in each epoch."""
     train = job.setup.train
     return train is not None and isinstance(train.source, RemoteShards) and job.setup.recipe.data.cache == "none"
 
@@ -131,13 +131,13 @@ def _measure_remote_stream(job: MeasurementJob, *, limit_s: float, options: Mapp
             return taken
 
         begun = perf_counter()
-        found = measure_rate(build_window(take_batch, least_s=limit_s / 10), limit_s=limit_s)
+        measured = measure_rate(build_window(take_batch, least_s=limit_s / 10), limit_s=limit_s)
         # The mean and not the median: remote records come in bursts.
         rate = images / (perf_counter() - begun)
     finally:
         close_stream(stream)
     stages, bytes_each, threads = _read_stages(loader, 1 / rate)
-    known = Throughput(value=rate, low=min(rate, found.low), high=max(rate, found.high), windows=found.windows)
+    known = Throughput(value=rate, low=min(rate, measured.low), high=max(rate, measured.high), windows=measured.windows)
     return LoaderMeasurement(known, stages, bytes_each, threads, count)
 
 

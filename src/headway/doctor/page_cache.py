@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.free_memory import read_free_memory_bytes
-from headway.data.shards import NETWORK_FILE_SYSTEMS
+from headway.core.mounts import find_mount
 
 # Files with a smaller share in memory are read from the disk.
 COLD = 0.05
@@ -73,36 +72,6 @@ class Eviction:
     after: float | None
     # Why the files stayed in memory; empty: they did not.
     note: str
-
-
-@final
-class Mount(NamedTuple):
-    """A mounted file system: mount point, kind, source, and options."""
-
-    point: str
-    kind: str
-    source: str
-    options: str
-
-    @property
-    def is_network(self) -> bool:
-        """Checks whether this is a network file system."""
-        return self.kind in NETWORK_FILE_SYSTEMS
-
-
-def find_mount(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Mount | None:
-    """Returns the file system of a path; None: the kernel does not say."""
-    best, inside = None, f"{os.path.realpath(path)}/"
-    with suppress(OSError), mounts.open(errors="surrogateescape") as lines:
-        for line in lines:
-            left, _, right = line.partition(" - ")
-            if len(place := left.split()) < 5 or len(file_system := right.split()) < 3:
-                continue
-            # mountinfo writes a blank as \040.
-            point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), place[4])
-            if inside.startswith(f"{point.rstrip('/')}/") and (best is None or len(point) >= len(best.point)):
-                best = Mount(point, *file_system[:3])
-    return best
 
 
 def measure_resident_share(files: Files) -> float | None:
@@ -158,13 +127,13 @@ def restore_residency(files: Files) -> Iterator[None]:
 
 def _align_ranges(files: Files, align: int = _PAGE) -> _Ranges:
     """Returns the bytes [low, high) of each file in whole pieces of `align` bytes; the last one may pass its end."""
-    found: dict[Path, list[tuple[int, int]]] = {}
+    spans: dict[Path, list[tuple[int, int]]] = {}
     for one in files:
         span = one if isinstance(one, FileSpan) else FileSpan(one)
         high = _END if span.end is None else -(-span.end // align) * align
         if span.begin < high:
-            found.setdefault(span.path, []).append((span.begin // align * align, high))
-    return {path: _merge_ranges(ranges) for path, ranges in found.items()}
+            spans.setdefault(span.path, []).append((span.begin // align * align, high))
+    return {path: _merge_ranges(ranges) for path, ranges in spans.items()}
 
 
 def _merge_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -202,8 +171,8 @@ def _measure_share(ranges: _Ranges) -> float | None:
                 pieces = list(_split_ranges(ranges[path], size))
                 most = max(1, _MOST_PIECES // len(ranges))
                 for low, high in pieces[:: -(-len(pieces) // most) or 1]:
-                    found = _read_page_flags(number, low, high)
-                    here, pages = here + int(np.count_nonzero(found)), pages + len(found)
+                    flags = _read_page_flags(number, low, high)
+                    here, pages = here + int(np.count_nonzero(flags)), pages + len(flags)
     except OSError:
         # The file system has no mappings, or the file is not readable.
         return None
@@ -233,10 +202,10 @@ def _read_page_flags(number: int, low: int, high: int) -> NDArray[np.bool_]:
     if address == _FAILED:
         raise _build_os_error()
     try:
-        found = np.empty(-(-(high - low) // _PAGE), np.uint8)
-        if _LIBC.mincore(address, high - low, found.ctypes.data):
+        flags = np.empty(-(-(high - low) // _PAGE), np.uint8)
+        if _LIBC.mincore(address, high - low, flags.ctypes.data):
             raise _build_os_error()
-        return (found & 1).view(np.bool_)
+        return (flags & 1).view(np.bool_)
     finally:
         _LIBC.munmap(address, high - low)
 
@@ -264,7 +233,7 @@ def _is_mincore_reliable() -> bool:
 
 
 def _may_query(path: Path, number: int) -> bool:
-    """Checks whether mincore tells this user about a file; for others' files it reports all pages as resident."""
+    """Returns True if mincore tells this user about a file; for others' files it reports all pages as resident."""
     return os.geteuid() in (0, os.fstat(number).st_uid) or os.access(path, os.W_OK, effective_ids=True)
 
 
@@ -291,15 +260,15 @@ def _find_mappings() -> Mapping[int, list[tuple[int, int, int]]]:
 
     Files on two file systems may share an inode: that is harmless, as MADV_PAGEOUT loses no data.
     """
-    found: dict[int, list[tuple[int, int, int]]] = {}
+    mappings: dict[int, list[tuple[int, int, int]]] = {}
     with suppress(OSError), open("/proc/self/maps", errors="replace") as lines:
         for line in lines:
             place, rights, offset, _, inode, *_ = line.split(None, 5)
             if rights.endswith("s") and inode != "0":
                 first, last = (int(part, 16) for part in place.split("-"))
                 low = int(offset, 16)
-                found.setdefault(int(inode), []).append((first, low, low + last - first))
-    return found
+                mappings.setdefault(int(inode), []).append((first, low, low + last - first))
+    return mappings
 
 
 def _explain_failure(ranges: _Ranges, after: float | None) -> str:

@@ -65,19 +65,19 @@ def find_user_line(frame: FrameType | None) -> UserCodeLine | None:
     The standard library and NumPy work for their caller. So do installed packages, unless no file of the user's stands
     behind them, as with a network from a package.
     """
-    found: tuple[str, int] | None = None
+    place: tuple[str, int] | None = None
     of_package = False
     while frame is not None:
         owner = find_owner(frame.f_code.co_filename)
         if owner in ("torch", "headway"):
             break
         if owner == "user":
-            found, of_package = (frame.f_code.co_filename, frame.f_lineno), False
+            place, of_package = (frame.f_code.co_filename, frame.f_lineno), False
             break
         if owner == "package" and not of_package:
-            found, of_package = (frame.f_code.co_filename, frame.f_lineno), True
+            place, of_package = (frame.f_code.co_filename, frame.f_lineno), True
         frame = frame.f_back
-    return None if found is None else UserCodeLine(_find_step_part(frame), *found)
+    return None if place is None else UserCodeLine(_find_step_part(frame), *place)
 
 
 def _find_step_part(frame: FrameType | None) -> str:

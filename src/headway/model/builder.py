@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import re
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, suggest_nearest
+from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, list_similar, suggest_nearest
 from headway.core.user_code import import_user_object
 from headway.model.model_recipe import ModelRecipe
 
@@ -21,14 +20,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("headway.model")
 
 
-def build_model(
-    recipe: ModelRecipe,
-    *,
-    num_outputs: int,
-    in_channels: int = 3,
-    base: Path,
-    say: Callable[[str], object] = LOG.warning,
-) -> torch.nn.Module:
+def build_model(recipe: ModelRecipe, *, num_outputs: int, in_channels: int = 3, base: Path) -> torch.nn.Module:
     """Builds the network of a recipe on the CPU, with random numbers from torch's global generator.
 
     Args:
@@ -36,7 +28,6 @@ def build_model(
         num_outputs: passed as `num_classes` to a factory with such an argument.
         in_channels: passed to a factory with such an argument.
         base: folder to which a user's file and `weights` are relative.
-        say: gets one message if tensors of `weights` were left out.
 
     Raises:
         RecipeError: the factory or its arguments are wrong, or a pattern of `freeze` matches nothing.
@@ -59,7 +50,7 @@ def build_model(
         left_out = pretrained.load_weights(model, base / Path(recipe.weights).expanduser())
         # Only the head may be left out, and the user should know that it starts at random.
         if left_out:
-            say(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
+            LOG.warning(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
     _freeze_parameters(model, recipe.freeze)
     return model
 
@@ -70,7 +61,7 @@ def find_initialiser(
     """Returns the function that initialises a network with a first batch (float NCHW, normalised); None without one.
 
     Raises:
-        RecipeError: `init` is no function.
+        RecipeError: `init` is not a function.
         UserCodeError: raised by the returned function if the user's own function fails.
     """
     import torch
@@ -179,9 +170,7 @@ def _freeze_parameters(model: torch.nn.Module, patterns: tuple[str, ...]) -> Non
     for pattern in patterns:
         matched = [name for name in parameters if re.search(pattern, name)]
         if not matched:
-            # Names that look like the pattern are better examples than the first ones.
-            similar_names = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or list(parameters)[:3]
-            fix = f"Parameters of this network are for example: {', '.join(similar_names)}."
+            fix = f"Parameters of this network are for example: {list_similar(pattern, parameters)}."
             raise RecipeError(f"{pattern!r} matches no parameter", where="model.freeze", fix=fix)
         for name in matched:
             parameters[name].requires_grad_(False)

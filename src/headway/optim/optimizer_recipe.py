@@ -1,18 +1,18 @@
-"""The `optimizer` part of a recipe: one class for each optimizer, with its own keys and the way to build it.
+"""The `optimizer` part of a recipe: one class for each optimizer, with its own keys.
 
-To add an optimizer, write its class in a file of its own, add a recipe class here, and list it in `AnyOptimizerRecipe`.
-Nothing here imports torch before `make`: that takes seconds, and a recipe is validated without it.
+To add an optimizer, write its class in a file of its own, add a recipe class here with the same names and defaults, and
+list it in `AnyOptimizerRecipe`. Nothing here imports torch before `make`: a recipe is validated without it.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from headway.core.epochs import Epochs
-from headway.core.errors import RecipeError
+from headway.optim.groups import Group
 from headway.optim.internal_schedule import (
     InternalSchedule,
     LbsgdWarmup,
@@ -20,11 +20,7 @@ from headway.optim.internal_schedule import (
     build_rmsprop_sgd_schedule,
 )
 from headway.optim.own_optimizer import OwnOptimizerRecipe
-from headway.optim.recipe_base import Fraction, Group, NotNegative, OptimizerRecipe, Positive
-
-if TYPE_CHECKING:
-    import torch
-
+from headway.optim.recipe_base import Fraction, NotNegative, OptimizerRecipe, Positive
 
 # Optimizers of torch itself. Their step is fused: one kernel for all parameters, and no host-device sync.
 
@@ -32,18 +28,18 @@ if TYPE_CHECKING:
 class SGDRecipe(OptimizerRecipe):
     """SGD with momentum."""
 
+    CLASS: ClassVar[str] = "headway.optim.sgd:build_sgd"
+
     name: Literal["sgd"] = "sgd"
     momentum: Fraction = 0.9
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.sgd import build_sgd
-
-        return build_sgd(groups, lr, self.momentum, nesterov=False)
-
 
 class NAGRecipe(OptimizerRecipe):
     """SGD with Nesterov's momentum."""
+
+    CLASS: ClassVar[str] = "headway.optim.sgd:build_sgd"
+    OPTIONS: ClassVar[dict[str, Any]] = {"nesterov": True}
 
     name: Literal["nag"] = "nag"
     momentum: Fraction = 0.9
@@ -56,40 +52,31 @@ class NAGRecipe(OptimizerRecipe):
             raise ValueError("'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd")
         return self
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.sgd import build_sgd
-
-        return build_sgd(groups, lr, self.momentum, nesterov=True)
-
 
 class AdamRecipe(OptimizerRecipe):
     """Adam."""
+
+    CLASS: ClassVar[str] = "torch.optim:Adam"
+    OPTIONS: ClassVar[dict[str, Any]] = {"fused": True}
 
     name: Literal["adam"] = "adam"
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from torch.optim import Adam
-
-        return Adam(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True)
+    """Added to the denominator, the root of the second moment."""
 
 
 class AdamWRecipe(OptimizerRecipe):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017)."""
 
+    CLASS: ClassVar[str] = "torch.optim:AdamW"
+    OPTIONS: ClassVar[dict[str, Any]] = {"fused": True}
+
     name: Literal["adamw"] = "adamw"
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from torch.optim import AdamW
-
-        return AdamW(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True)
+    """Added to the denominator, the root of the second moment."""
 
 
 # Optimizers of Headway, most of them for large batches. `no_decay` is on for those that scale layers separately: the
@@ -99,39 +86,27 @@ class AdamWRecipe(OptimizerRecipe):
 class LARSRecipe(OptimizerRecipe):
     """Layer-wise learning rates for large batches (You et al. 2017)."""
 
+    CLASS: ClassVar[str] = "headway.optim.lars:LARS"
+
     name: Literal["lars"] = "lars"
     momentum: Fraction = 0.9
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     trust: Positive = 0.001
-    """Trust coefficient: the factor on norm(weights) / norm(gradient) in each layer's rate; the papers' eta."""
+    """Trust coefficient: factor on norm(weights) / norm(gradient) in each layer's learning rate; eta in the papers."""
     eps: NotNegative = 0.0
     """Added to the divisor of the trust ratio."""
     lr_in_momentum: bool = True
-    """The learning rate scales what goes into the momentum buffer, as in MLPerf; false: what comes out of it."""
+    """Apply the learning rate to the input of the momentum buffer, as in MLPerf. False: to its output."""
     clip: bool = False
-    """No layer's rate is above lr (LARC; trust is then usually 0.02)."""
+    """Limit each layer's learning rate to `lr` (LARC; trust is then usually 0.02)."""
     nesterov: bool = False
-    """The step looks ahead by one more step of the momentum."""
+    """Use Nesterov's momentum."""
     no_decay: bool = True
 
     @model_validator(mode="after")
     def _check_momentum(self) -> LARSRecipe:
         _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, default=0.9)
         return self
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.lars import LARS
-
-        return LARS(
-            groups,
-            lr,
-            momentum=self.momentum,
-            trust=self.trust,
-            eps=self.eps,
-            lr_in_momentum=self.lr_in_momentum,
-            clip=self.clip,
-            nesterov=self.nesterov,
-        )
 
     @property
     def is_layer_wise(self) -> bool:
@@ -141,17 +116,14 @@ class LARSRecipe(OptimizerRecipe):
 class LAMBRecipe(OptimizerRecipe):
     """Adam's update with layer-wise learning rates (You et al. 2019)."""
 
+    CLASS: ClassVar[str] = "headway.optim.lamb:LAMB"
+
     name: Literal["lamb"] = "lamb"
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-6
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
     no_decay: bool = True
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.lamb import LAMB
-
-        return LAMB(groups, lr, betas=self.betas, eps=self.eps)
 
     @property
     def is_layer_wise(self) -> bool:
@@ -161,20 +133,17 @@ class LAMBRecipe(OptimizerRecipe):
 class NovoGradRecipe(OptimizerRecipe):
     """Gradients normalised layer by layer (Ginsburg et al. 2019)."""
 
+    CLASS: ClassVar[str] = "headway.optim.novograd:NovoGrad"
+
     name: Literal["novograd"] = "novograd"
     betas: tuple[Fraction, Fraction] = (0.95, 0.98)
     """Decays of the running first and second moments: the fractions that each step keeps."""
     # With eps 0, a second moment of 0 gives a learning rate of 0.
     eps: NotNegative = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
     averaging: bool = False
-    """Multiply the term that is added to the first moment by 1 - beta1."""
+    """Multiply the new term of the first moment by 1 - beta1."""
     no_decay: bool = True
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.novograd import NovoGrad
-
-        return NovoGrad(groups, lr, betas=self.betas, eps=self.eps, averaging=self.averaging)
 
     @property
     def is_layer_wise(self) -> bool:
@@ -187,31 +156,25 @@ class SignumRecipe(OptimizerRecipe):
     `weight_decay` is added to the gradient, of which only the sign counts; `decoupled_decay` acts on the weight itself.
     """
 
+    CLASS: ClassVar[str] = "headway.optim.signum:Signum"
+
     name: Literal["signum"] = "signum"
     momentum: Fraction = 0.9
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     decoupled_decay: NotNegative = 0.0
-    """Weight decay apart from the gradient: the weight is reduced by lr * decoupled_decay of itself."""
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.signum import Signum
-
-        return Signum(groups, lr, momentum=self.momentum, decoupled_decay=self.decoupled_decay)
+    """Decoupled weight decay: the weight is reduced by lr * decoupled_decay of itself."""
 
 
 class FTMLRecipe(OptimizerRecipe):
     """Follow the moving leader (Zheng and Kwok 2017)."""
 
+    CLASS: ClassVar[str] = "headway.optim.ftml:FTML"
+
     name: Literal["ftml"] = "ftml"
     betas: tuple[Fraction, Fraction] = (0.6, 0.999)
     """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.ftml import FTML
-
-        return FTML(groups, lr, betas=self.betas, eps=self.eps)
+    """Added to the denominator, the root of the second moment."""
 
 
 # The next two count in epochs, so they need the number of steps in one.
@@ -220,33 +183,20 @@ class FTMLRecipe(OptimizerRecipe):
 class LBSGDRecipe(OptimizerRecipe):
     """SGD for large batches, as MXNet's optimizer of that name: macro-batches and a warm-up."""
 
+    CLASS: ClassVar[str] = "headway.optim.lbsgd:LBSGD"
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs",)
 
     name: Literal["lbsgd"] = "lbsgd"
     momentum: Fraction = 0.9
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     batch_scale: int = Field(default=1, ge=1)
-    """Steps of a macro-batch, after which the weights move once, at up to batch_scale * lr. Steps at the end of the run
-    that fill no macro-batch move nothing."""
+    """Number of steps in a macro-batch. The weights are updated once per macro-batch, at up to batch_scale * lr. Steps
+    at the end of the run that fill no macro-batch have no effect."""
     warmup: LbsgdWarmup = "linear"
-    """Shape of the rise from lr to batch_scale * lr; `lars`: a rate for each layer instead."""
+    """Shape of the warm-up from lr to batch_scale * lr. `lars`: a learning rate for each layer instead."""
     warmup_epochs: NotNegative = 5.0
-    """Length of the rise. Epochs of steps of the first batch."""
+    """Length of the warm-up in epochs. An epoch counts as its number of steps at the initial batch."""
     no_decay: bool = True
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.lbsgd import LBSGD
-
-        return LBSGD(
-            groups,
-            lr,
-            # Steps are calls of `step`, not macro-batches.
-            steps_per_epoch=_require_steps_per_epoch(self.name, steps_per_epoch),
-            momentum=self.momentum,
-            batch_scale=self.batch_scale,
-            warmup=self.warmup,
-            warmup_epochs=self.warmup_epochs,
-        )
 
     @property
     def is_layer_wise(self) -> bool:
@@ -273,37 +223,28 @@ class LBSGDRecipe(OptimizerRecipe):
 class RMSpropSGDRecipe(OptimizerRecipe):
     """A smooth transition from RMSprop to SGD (Akiba et al. 2017)."""
 
+    CLASS: ClassVar[str] = "headway.optim.rmsprop_sgd:RMSpropSGD"
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("center_epochs", "period_epochs")
 
     name: Literal["rmsprop_sgd"] = "rmsprop_sgd"
     momentum: Fraction = 0.9
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
     lr_rmsprop: Positive = 3e-4
-    """Learning rate of RMSprop at the beginning, if the schedule's factor is 1."""
+    """Learning rate of RMSprop at the beginning. The schedule's factor applies to it too."""
     smoothing: Fraction = 0.99
-    """Decay of the running second moment: the fraction that each step keeps."""
+    """Coefficient of the running average of the squared gradient."""
     center_epochs: NotNegative = 10.0
-    """Time at which SGD has come to one half. Epochs of steps of the first batch."""
+    """Epoch at which SGD has half of the weight. An epoch counts as its number of steps at the initial batch."""
     period_epochs: Epochs = 5.0
-    """Length of the transition; it ends half a period after its centre."""
+    """Length of the transition in epochs. It ends half a period after `center_epochs`."""
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.rmsprop_sgd import RMSpropSGD
-
-        return RMSpropSGD(
-            groups,
-            lr,
-            # The optimizer takes the ratio of both rates, so that the schedule scales them together.
-            rmsprop=self.lr_rmsprop / lr,
-            steps_per_epoch=_require_steps_per_epoch(self.name, steps_per_epoch),
-            momentum=self.momentum,
-            smoothing=self.smoothing,
-            eps=self.eps,
-            center_epochs=self.center_epochs,
-            period_epochs=self.period_epochs,
-        )
+    def build_options(self, lr: float) -> dict[str, Any]:
+        """Returns the ratio of both rates instead of RMSprop's, so that the schedule scales them together."""
+        options = super().build_options(lr)
+        options["rmsprop"] = options.pop("lr_rmsprop") / lr
+        return options
 
     @property
     def changes_lr(self) -> bool:
@@ -321,38 +262,33 @@ class RMSpropSGDRecipe(OptimizerRecipe):
 
 
 class MuonRecipe(OptimizerRecipe):
-    """Momentum with equal singular values for convolution filters, SGD for the rest (Jordan et al. 2024)."""
+    """Muon for convolution filters (momentum with equal singular values), SGD for the rest (Jordan et al. 2024)."""
+
+    CLASS: ClassVar[str] = "headway.optim.muon:Muon"
 
     name: Literal["muon"] = "muon"
     momentum: Fraction = 0.95
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     nesterov: bool = True
-    """The step looks ahead by one more step of the momentum."""
+    """Use Nesterov's momentum."""
     lr_rest: Positive | None = None
-    """Learning rate of SGD for everything that is no convolution filter; unset: `lr`."""
+    """Learning rate of SGD for all parameters that are not convolution filters. Unset: `lr`."""
     momentum_rest: Fraction = 0.9
-    """Momentum of that SGD."""
+    """Momentum of SGD for these other parameters."""
     ns_steps: int = Field(default=5, ge=1)
-    """Steps of the Newton-Schulz iteration."""
+    """Number of Newton-Schulz iterations in a step."""
     normalise: bool = False
-    """Bring filters to a fixed norm before each step; for networks with batch norm after each of them."""
+    """Scale filters to a fixed norm before each step. For networks with a batch norm after each convolution."""
 
     @model_validator(mode="after")
     def _check_momentum(self) -> MuonRecipe:
         _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, default=0.95)
         return self
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.muon import Muon
-
-        return Muon(
-            groups,
-            lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            ns_steps=self.ns_steps,
-            normalise=self.normalise,
-        )
+    def build_options(self, lr: float) -> dict[str, Any]:
+        """Leaves out the keys of the SGD, which are in its parameter groups."""
+        options = super().build_options(lr)
+        return {name: value for name, value in options.items() if name not in ("lr_rest", "momentum_rest")}
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
         """Splits a group into convolution filters, which Muon steps, and the rest, which SGD steps; none is empty."""
@@ -420,10 +356,3 @@ def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float
     if nesterov and momentum == 0:
         fix = f"Set momentum: {default:g}, or nesterov: false"
         raise ValueError(f"{name!r} with nesterov needs a momentum above 0. {fix}")
-
-
-def _require_steps_per_epoch(name: str, steps_per_epoch: float | None) -> float:
-    if steps_per_epoch is None:
-        what = f"{name!r} counts in epochs, and the length of one is not known here"
-        raise RecipeError(what, where="optimizer.name", fix="Give build_optimizer the argument steps_per_epoch.")
-    return steps_per_epoch

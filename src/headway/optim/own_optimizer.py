@@ -16,7 +16,8 @@ from pydantic import Field, field_validator, model_validator
 
 from headway.core.errors import CheckpointError, RecipeError, UsageError
 from headway.core.user_code import check_arguments, import_user_object, make_absolute, name_user_errors
-from headway.optim.recipe_base import Group, OptimizerRecipe
+from headway.optim.groups import Group
+from headway.optim.recipe_base import OptimizerRecipe
 
 # Importing torch takes seconds, and a recipe is validated without it.
 if TYPE_CHECKING:

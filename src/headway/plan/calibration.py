@@ -50,7 +50,7 @@ def calibrate_compute(
     *,
     fixed_s: float | None = None,
 ) -> ComputeTime:
-    """Fit the compute time that explains the runs best.
+    """Fits the compute time that explains the runs best.
 
     Args:
         predict_run: predicts the step of a run; everything but its compute time is subtracted from the measurement.
@@ -65,26 +65,26 @@ def calibrate_compute(
     # Start with all time proportional to the batch. The exchange that overlaps with backward depends on the compute
     # time, so fit and subtraction alternate until they agree.
     least = min(one.seconds / one.samples for one in runs)
-    found = ComputeTime(0.0, least)
+    fitted = ComputeTime(0.0, least)
     for _ in range(MAX_ROUNDS):
         left = []
         for one in runs:
-            step = predict_run(found, one)
+            step = predict_run(fitted, one)
             # At least 5 % stay: a predicted exchange longer than the measured step must not turn the rest negative.
             left.append(max(one.seconds - step.slowest_s - step.exposed_s, 0.05 * one.seconds))
-        before, found = found, _fit_compute([one.samples for one in runs], left, fixed_s)
-        if math.isclose(before.sample_s, found.sample_s, rel_tol=1e-9):
+        before, fitted = fitted, _fit_compute([one.samples for one in runs], left, fixed_s)
+        if math.isclose(before.sample_s, fitted.sample_s, rel_tol=1e-9):
             break
-    return found
+    return fitted
 
 
 def _fit_compute(samples: Sequence[float], seconds: Sequence[float], fixed_s: float | None) -> ComputeTime:
-    """Fit t0 and c by least squares: ln(predicted / measured) of each run over its error, and ln(t0 / 8 ms) over ln 2.5
-    as a prior unless t0 is given."""
+    """Fits t0 and c by least squares: ln(predicted / measured) of each run over its error, and ln(t0 / 8 ms) over
+    ln 2.5 as a prior unless t0 is given."""
     b, t = np.asarray(samples, np.float64), np.asarray(seconds, np.float64)
 
     def best(fixed: float) -> tuple[float, float]:
-        """Return (sum of squares, best c) for a fixed t0, by Newton's method in ln c."""
+        """Returns (sum of squares, best c) for a fixed t0, by Newton's method in ln c."""
         fixed = min(fixed, 0.95 * float(t.min()))
         log_c = math.log(float(np.median((t - fixed) / b)))
         for _ in range(30):

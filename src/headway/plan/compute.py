@@ -21,8 +21,8 @@ from headway.plan.step import ComputeTime, StepTime
 # fp32 0.29 (K80) to 0.69 (P100), mixed precision 0.16 to 0.27 (V100 to H100).
 PEAK_SHARE = {"fp32": 0.5, "tensor cores": 0.2}
 NO_PROFILE = (
-    "No device was measured: the time of a step comes from the data sheet and may be 2 times off, as the 90 % band says."
-    " Measure one: headway doctor RECIPE, then --profile RECIPE.profile.json."
+    "No device was measured: the time of a step comes from the data sheet and may be 2 times off, as the 90 % band"
+    " says. Measure one: headway doctor RECIPE, then --profile RECIPE.profile.json."
 )
 # Largest deviation of a fit from its measurements, as a logarithm, that gives no warning.
 MAX_MISFIT = 0.1
@@ -32,7 +32,7 @@ LAUNCH_S, LAUNCHES = 10e-6, 5
 
 
 def estimate_from_profile(profile: Profile, workload: Workload) -> ComputeEstimate:
-    """Estimate the compute time from the training loop of one device, as the doctor measured it.
+    """Estimates the compute time from the training loop of one device, as the doctor measured it.
 
     On a CPU the loop shares its cores with the loader beside it, so that its slower, measured pace counts.
 
@@ -75,7 +75,7 @@ def estimate_from_profile(profile: Profile, workload: Workload) -> ComputeEstima
 
 
 def estimate_node_loading(profile: Profile, cluster: Cluster) -> float | None:
-    """Estimate the images/s that the loaders of one node deliver. None: the profiled data were synthetic.
+    """Estimates the images/s that the loaders of one node deliver. None: the profiled data were synthetic.
 
     Each device has its own loader. Loaders of GPUs share the cores of the node, by the profile's fit over threads; a
     CPU that trains has the loader of the profile. Files are taken to be in the page cache.
@@ -98,23 +98,23 @@ def _trains_on_cpu(profile: Profile) -> bool:
 
 
 def _measure_contention(profile: Profile) -> tuple[float, float]:
-    """Return the seconds per sample of (loader, loop), slowed down by each other if both run on one CPU."""
+    """Returns the seconds per sample of (loader, loop), slowed down by each other if both run on one CPU."""
     loader, loop, stalls = (
         sum(one.seconds for one in profile.ceilings if one.side == side) for side in ("input", "loop", "stall")
     )
-    found = profile.together
-    if found is None or not _trains_on_cpu(profile):
+    timing = profile.together
+    if timing is None or not _trains_on_cpu(profile):
         return loader, loop
     # The slower side takes the doctor's prediction for the whole job, without stalls; the faster one is slowed down by
     # the measured ratio, but never beyond the slower side.
     steady = max(1 / profile.predicted - stalls, loader, loop)
-    if found.input_beside > found.loop_beside:
-        return steady, min(steady, loop * max(1.0, found.loop_beside / found.loop_alone))
-    return min(steady, loader * max(1.0, found.input_beside / found.input_alone)), steady
+    if timing.input_beside > timing.loop_beside:
+        return steady, min(steady, loop * max(1.0, timing.loop_beside / timing.loop_alone))
+    return min(steady, loader * max(1.0, timing.input_beside / timing.input_alone)), steady
 
 
 def apply_measured_links(profile: Profile, cluster: Cluster) -> Cluster:
-    """Return the cluster with the intra-node link and jitter that ranks of one host measured (doctor --procs).
+    """Returns the cluster with the intra-node link and jitter that ranks of one host measured (doctor --procs).
 
     Raises UsageError if the profile has no exchange between processes on one host.
     """
@@ -139,7 +139,7 @@ def apply_measured_links(profile: Profile, cluster: Cluster) -> Cluster:
 
 
 def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: Cluster) -> ComputeEstimate:
-    """Estimate the compute time from runs that were measured on such a cluster.
+    """Estimates the compute time from runs that were measured on such a cluster.
 
     Args:
         job: gives the gradients that the runs exchanged.
@@ -171,7 +171,7 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
 
 
 def estimate_from_data_sheet(workload: Workload, device: Device) -> ComputeEstimate:
-    """Estimate the compute time from the peak rate of a device alone; the least accurate of the three ways."""
+    """Estimates the compute time from the peak rate of a device alone; the least accurate of the three ways."""
     sheet = device.tflops
     kind, peak = "fp32", sheet.fp32
     if workload.step.precision != "fp32" and sheet.mixed is not None:

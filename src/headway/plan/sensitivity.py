@@ -53,7 +53,7 @@ class InputSensitivity:
 
 
 def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturbation]:
-    """List the inputs of a prediction by name, each with a function that multiplies it by a factor."""
+    """Lists the inputs of a prediction by name, each with a function that multiplies it by a factor."""
     compute, epochs = job.compute, job.epochs
 
     def scale_part(name: str, key: str) -> Perturbation:
@@ -67,7 +67,7 @@ def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturba
     def scale_compute(**changes: float) -> TrainingJob:
         return replace(job, compute=replace(compute, **changes))
 
-    found: dict[str, Perturbation] = {
+    perturbations: dict[str, Perturbation] = {
         # A faster device needs less time: this one divides.
         "speed of a device": lambda by: (scale_compute(sample_s=compute.sample_s / by), cluster),
         "fixed time of a step": lambda by: (scale_compute(fixed_s=compute.fixed_s * by), cluster),
@@ -78,9 +78,12 @@ def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturba
     }
     if not isinstance(epochs, int | float):
         law = epochs
-        found["critical batch"] = lambda by: (replace(job, epochs=replace(law, critical=law.critical * by)), cluster)
+        perturbations["critical batch"] = lambda by: (
+            replace(job, epochs=replace(law, critical=law.critical * by)),
+            cluster,
+        )
     if cluster.node.images_s is not None:
-        found["loading of a node"] = scale_part("node", "images_s")
+        perturbations["loading of a node"] = scale_part("node", "images_s")
     for key, name in (
         ("node_gb_s", "storage to a node"),
         ("shared_gb_s", "shared storage"),
@@ -88,26 +91,26 @@ def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturba
         ("cache_gb", "cache of a node"),
     ):
         if getattr(cluster.storage, key):
-            found[name] = scale_part("storage", key)
-    return found
+            perturbations[name] = scale_part("storage", key)
+    return perturbations
 
 
 def rank_sensitivities(job: TrainingJob, cluster: Cluster, nodes: int) -> list[InputSensitivity]:
-    """Rank the inputs by their effect on the time to the target, the largest first."""
+    """Ranks the inputs by their effect on the time to the target, the largest first."""
     planned = predict(job, cluster, nodes).hours
 
     def compare(perturb: Perturbation, by: float) -> float:
         return predict(*perturb(by), nodes).hours / planned
 
-    found = [
+    sensitivities = [
         InputSensitivity(name, compare(perturb, 1 - PERTURBATION), compare(perturb, 1 + PERTURBATION))
         for name, perturb in list_perturbations(job, cluster).items()
     ]
-    return sorted(found, key=lambda one: -one.magnitude)
+    return sorted(sensitivities, key=lambda one: -one.magnitude)
 
 
 def compute_band(job: TrainingJob, cluster: Cluster, planned: Prediction) -> tuple[float, float]:
-    """Compute the 90 % band of the hours to the target. Returns (low, high)."""
+    """Computes the 90 % band of the hours to the target. Returns (low, high)."""
     # Errors are taken as independent: the effect of each, in logarithms, adds up in squares.
     squares = 0.0
     for name, perturb in list_perturbations(job, cluster).items():

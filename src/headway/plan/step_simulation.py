@@ -91,13 +91,13 @@ class SimulatedSteps:
         return float(self.seconds[min(len(self.seconds) // 5, 10) :].mean())
 
     def write_trace(self, path: Path) -> None:
-        """Write a trace for Perfetto or chrome://tracing: a process per rank, with rows for compute, input and
+        """Writes a trace for Perfetto or chrome://tracing: a process per rank, with rows for compute, input and
         exchange."""
         write_atomically(path, json.dumps({"traceEvents": self.events, "displayTimeUnit": "ms"}) + "\n")
 
 
 def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
-    """Simulate the steps of a scenario. Raises UsageError if a number of it is out of range."""
+    """Simulates the steps of a scenario. Raises UsageError if a number of it is out of range."""
     _check_ranges(scenario)
     ranks, random = scenario.network.ranks, np.random.default_rng(scenario.seed)
     costs = [_find_cost(bucket.nbytes, scenario) for bucket in scenario.buckets] if ranks > 1 else []
@@ -146,15 +146,15 @@ def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
         spans.append((there, over, end, exchanges))
     # The trace shows the ranks with the most compute time of the whole run.
     traced = np.argsort(-behind, kind="stable")[:TRACED_RANKS].tolist()
-    found = {name: np.array(values) for name, values in parts.items()}
+    arrays = {name: np.array(values) for name, values in parts.items()}
     return SimulatedSteps(
-        found["seconds"], found["waits"], found["computing"], found["slowest"], found["exposed"], last,
+        arrays["seconds"], arrays["waits"], arrays["computing"], arrays["slowest"], arrays["exposed"], last,
         _build_trace(traced, spans, 1 - scenario.backward / scenario.accumulate),
     )  # fmt: skip
 
 
 def _check_ranges(scenario: StepScenario) -> None:
-    """Raise UsageError if a number of the scenario is out of range."""
+    """Raises UsageError if a number of the scenario is out of range."""
     chance, stands = scenario.hiccup
     wrong = {
         "samples": scenario.samples <= 0,
@@ -172,41 +172,41 @@ def _check_ranges(scenario: StepScenario) -> None:
 
 
 def _find_cost(nbytes: float, scenario: StepScenario) -> tuple[float, float, float]:
-    """Return the seconds (inside the host, between hosts, inside again) of the cheapest algorithm."""
+    """Returns the seconds (inside the host, between hosts, inside again) of the cheapest algorithm."""
     ratio = scenario.wire_ratio
-    algorithm = collectives.choose_algorithm(nbytes, scenario.network, scenario.among, wire_ratio=ratio).algorithm
+    _, algorithm = collectives.choose_algorithm(nbytes, scenario.network, scenario.among, wire_ratio=ratio)
     return collectives.predict_phases(algorithm, nbytes, scenario.network, wire_ratio=ratio)
 
 
 def _simulate_exchange(
     scenario: StepScenario, there: Seconds, computing: Seconds, costs: Sequence[tuple[float, float, float]]
 ) -> tuple[list[tuple[float, float]], float]:
-    """Simulate the exchange of one step. Returns ((begin, end) of each bucket, end of the last one)."""
+    """Simulates the exchange of one step. Returns ((begin, end) of each bucket, end of the last one)."""
     if not costs:
         return [], 0.0
     meanwhile = scenario.backward / scenario.accumulate if scenario.overlap else 0.0
     backward, hosts = meanwhile * computing, scenario.network.hosts
-    starts, done, found = there + computing - backward, 0.0, list[tuple[float, float]]()
+    starts, done, spans = there + computing - backward, 0.0, list[tuple[float, float]]()
     for bucket, (down, across, up) in zip(scenario.buckets, costs, strict=True):
         # Each host reduces on its own as soon as its ranks have the bucket; between hosts all wait for the last one.
         full = (starts + bucket.ready * backward).reshape(hosts, -1).max(axis=1)
         begins = float((np.maximum(full, done) + down).max())
-        found.append((max(done, float(full.min())), begins + across + up))
+        spans.append((max(done, float(full.min())), begins + across + up))
         done = begins + across + up
-    return found, done
+    return spans, done
 
 
 def _build_trace(ranks: Sequence[int], spans: Sequence[_StepSpan], forward: float) -> list[dict[str, Any]]:
-    """Build the trace events of these ranks."""
-    found = list[dict[str, Any]]()
+    """Builds the trace events of these ranks."""
+    events = list[dict[str, Any]]()
 
     def add(name: str, rank: int, row: str, begins: float, ends: float) -> None:
         if ends > begins:
             times = {"ts": round(begins * 1e6, 3), "dur": round((ends - begins) * 1e6, 3)}
-            found.append({"name": name, "ph": "X", "pid": rank, "tid": row, "cat": "simulated", **times})
+            events.append({"name": name, "ph": "X", "pid": rank, "tid": row, "cat": "simulated", **times})
 
     for rank in ranks:
-        found.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
+        events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
         free = 0.0
         for number, (there, over, end, exchanges) in enumerate(spans):
             add("wait for a batch", rank, "input", free, float(there[rank]))
@@ -217,13 +217,13 @@ def _build_trace(ranks: Sequence[int], spans: Sequence[_StepSpan], forward: floa
                 add(f"bucket {at}", rank, "exchange", begins, ends)
             add(f"step {number}: waits for others", rank, "compute", float(over[rank]), float(end[rank]))
             free = float(end[rank])
-    return found
+    return events
 
 
 def simulate_prediction(
     job: TrainingJob, cluster: Cluster, prediction: Prediction, *, steps: int = 50, seed: int = 0
 ) -> SimulatedSteps:
-    """Simulate the steps of a predicted run. Raises UsageError if it has too many devices."""
+    """Simulates the steps of a predicted run. Raises UsageError if it has too many devices."""
     if prediction.devices > MAX_RANKS:
         problem = f"a simulation covers up to {MAX_RANKS:,} ranks, not {prediction.devices:,}"
         raise UsageError(problem, where="--trace", fix="Plan fewer nodes.")

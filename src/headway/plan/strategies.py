@@ -9,6 +9,7 @@ from typing import final
 
 from headway.core import collectives
 from headway.core.collectives import Network
+from headway.core.text_format import format_bytes
 from headway.core.workload import Workload, WorkloadLayer
 from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
@@ -46,7 +47,7 @@ class DeviceMemory:
 
 
 def estimate_memory(workload: Workload, samples: float, capacity: float, devices: int) -> DeviceMemory:
-    """Estimate the memory of one device as the dry run does, without prefetched batches.
+    """Estimates the memory of one device as the dry run does, without prefetched batches.
 
     Args:
         samples: micro-batch of the device; below 1: a strip of an image. capacity: bytes of the device.
@@ -80,7 +81,7 @@ class Strategy:
 
 
 def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, nodes: int) -> list[Strategy]:
-    """Compare the strategies for a job, the fastest first; plain data parallelism is one of them.
+    """Compares the strategies for a job, the fastest first; plain data parallelism is one of them.
 
     If its step does not fit in memory, strategies that need less of it are included.
     """
@@ -91,10 +92,10 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
         return estimate_memory(network, samples, cluster.device_spec.memory_bytes, plain.devices)
 
     memory = estimate(each)
-    found = [Strategy("data parallel", plain.images_s, plain.hours, 1.0, memory, "")]
+    strategies = [Strategy("data parallel", plain.images_s, plain.hours, 1.0, memory, "")]
 
     def add(name: str, other: Prediction, needs: DeviceMemory, note: str) -> None:
-        found.append(Strategy(name, other.images_s, other.hours, plain.hours / other.hours, needs, note))
+        strategies.append(Strategy(name, other.images_s, other.hours, plain.hours / other.hours, needs, note))
 
     # Too large for the memory: micro-batches while one sample fits, else strips of an image.
     if not memory.fits and memory.most_samples and each > 1:
@@ -111,7 +112,7 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
                 note = f"a batch of {shared.batch:,.0f}"
                 add(f"each image in {strips} strips", shared, estimate(1 / strips), note)
     if plain.devices == 1:
-        return sorted(found, key=lambda one: one.hours)
+        return sorted(strategies, key=lambda one: one.hours)
     # Model parallelism for fully connected layers: activations cross the network instead of their gradients.
     if dense := find_dense_layers(workload):
         names = {layer.name for layer in dense}
@@ -122,18 +123,18 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
         compute = replace(job.compute, fixed_s=job.compute.fixed_s + exchange_s)
         sharded = replace(job, gradients=tuple(list_gradients(rest)), compute=compute)
         layers = "a fully connected layer" if len(dense) == 1 else f"{len(dense)} fully connected layers"
-        note = f"{received / 1e6:,.1f} MB of activations per step and device instead of their gradients"
+        note = f"{format_bytes(received)} of activations per step and device instead of their gradients"
         needs = estimate(each, _shard_layers(workload, names, plain.devices))
         add(f"{layers} in {plain.devices:,} parts", predict(sharded, cluster, nodes), needs, note)
     for times in (2, 4):
         batch = None if job.batch is None else times * job.batch
         rarer = predict(replace(job, batch=batch, accumulate=times * job.accumulate), cluster, nodes)
         add(f"gradients of {times} steps exchanged at once", rarer, memory, f"{times} times the batch")
-    return sorted(found, key=lambda one: one.hours)
+    return sorted(strategies, key=lambda one: one.hours)
 
 
 def _shard_layers(workload: Workload, names: set[str], parts: int) -> Workload:
-    """Return the workload of one device if the layers of these names are split into parts."""
+    """Returns the workload of one device if the layers of these names are split into parts."""
 
     def shard(layer: WorkloadLayer) -> WorkloadLayer:
         if layer.name not in names:
@@ -151,16 +152,16 @@ def _shard_layers(workload: Workload, names: set[str], parts: int) -> Workload:
 
 
 def find_dense_layers(workload: Workload) -> list[WorkloadLayer]:
-    """Find the fully connected layers, if they hold at least a tenth of the gradients; else return none."""
-    found = [one for one in workload.layers if one.kind == "Linear" and one.gradient_bytes and one.input_shape]
+    """Finds the fully connected layers, if they hold at least a tenth of the gradients; else returns none."""
+    dense = [one for one in workload.layers if one.kind == "Linear" and one.gradient_bytes and one.input_shape]
     total = workload.step.exchange.gradient_bytes
-    return found if sum(one.gradient_bytes for one in found) >= MIN_DENSE_SHARE * total else []
+    return dense if sum(one.gradient_bytes for one in dense) >= MIN_DENSE_SHARE * total else []
 
 
 def estimate_dense_sharding(
     workload: Workload, network: Network, dense: Sequence[WorkloadLayer], samples: float
 ) -> tuple[float, float]:
-    """Estimate the exchange of layers whose outputs are split over all devices (model parallelism).
+    """Estimates the exchange of layers whose outputs are split over all devices (model parallelism).
 
     Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all devices gather the inputs of such a layer from each other and
     scatter their gradients back; weight gradients stay local. Each device computes its part of the outputs for the
@@ -179,5 +180,5 @@ def estimate_dense_sharding(
 
 
 def count_useful_nodes(most_batch: float, per_device: float, devices: int) -> int:
-    """Count the nodes whose global batch stays within `most_batch` when each device has its own `per_device`."""
+    """Counts the nodes whose global batch stays within `most_batch` when each device has its own `per_device`."""
     return max(0, math.floor(most_batch / (per_device * devices)))

@@ -20,8 +20,7 @@ from headway.observe import directions
 from headway.observe.directions import PlaneAxes, WeightVector
 from headway.observe.sharpness import EpsilonSharpness, HessianEigenvalue
 from headway.report.solution import MetricCurves, Solution, open_solution
-from headway.setup.inputs import Say
-from headway.train import runs
+from headway.training import runs
 
 STATISTICS = ("auto", "keep", "recompute")
 SETS = ("both", "train", "eval")
@@ -163,7 +162,7 @@ class Landscape:
 
 
 def compute_landscape(
-    folders: Sequence[Path], options: LandscapeOptions, *, say: Say, progress: Progress | None = None
+    folders: Sequence[Path], options: LandscapeOptions, progress: Progress | None = None
 ) -> Landscape:
     """Measures the loss landscape of runs, along filter-normalised directions (Li et al. 2018, arXiv 1712.09913).
 
@@ -171,7 +170,7 @@ def compute_landscape(
     the same numbers on the same machine.
 
     Raises:
-        UsageError: A folder is no run, a run has no weights, or the runs do not fit the options.
+        UsageError: A folder is not a run, a run has no weights, or the runs do not fit the options.
         HeadwayError: The data of a run cannot be opened.
     """
     options.check()
@@ -183,7 +182,7 @@ def compute_landscape(
     with ExitStack() as stack:
         solutions = []
         for name, folder in zip(names, folders, strict=True):
-            solution = open_solution(name, RunFolder.open(folder), options.sets, options.samples, options.seed, say=say)
+            solution = open_solution(name, RunFolder.open(folder), options.sets, options.samples, options.seed)
             solutions.append(stack.enter_context(closing(solution)))
         paths = [_load_path(solution) if options.path else [] for solution in solutions]
         if options.between:

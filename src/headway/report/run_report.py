@@ -8,20 +8,20 @@ from typing import Any
 
 from headway.core.errors import UsageError
 from headway.core.files import read_text, write_atomically
-from headway.core.recipe import format_value
+from headway.core.recipe import flatten, format_value
 from headway.core.recipe_yaml import parse_recipe
 from headway.core.run_folder import RunFolder
-from headway.observe import stragglers
+from headway.core.text_format import format_bytes
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
-from headway.report import observation_panels, step_anatomy, utilisation_panels
+from headway.report import observation_panels, step_anatomy, straggler_panels, utilisation_panels
 from headway.report.class_table import build_class_table
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.metric_catalog import TOP
 from headway.setup.run_log import NON_METRIC_KEYS
-from headway.train.evaluation_panels import write_panels
-from headway.train.progress import format_duration
+from headway.training.evaluation_panels import write_panels
+from headway.training.progress import format_duration
 
 SHARES = frozenset({"exact", "precision", "recall", "f1", "micro_f1"})
 """Metrics that are shown in percent, beside accuracies."""
@@ -43,7 +43,7 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
         beside: Folders of runs whose layer rates are drawn next to this run's.
 
     Raises:
-        UsageError: A folder is no run folder, or a run did not record its layer rates.
+        UsageError: A folder is not a run folder, or a run did not record its layer rates.
     """
     runs = [RunFolder.open(path) for path in (folder, *beside)]
     for run in runs if beside else ():
@@ -68,7 +68,7 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
     write_panels(run, _build_run_panels(records, summary, about, recipe))
-    write_panels(run, [*stragglers.build_panels(run), *utilisation_panels.build_panels(run, records, about)])
+    write_panels(run, [*straggler_panels.build_panels(run), *utilisation_panels.build_panels(run, records, about)])
     write_panels(run, observation_panels.build_panels(run, train, beside))
     # Evaluation, landscape and other commands left panels of their own in the folder.
     made = [Panel.from_json(read_text(path)) for path in sorted(run.panels.glob("*.json"))]
@@ -166,8 +166,8 @@ def _build_curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) 
         )
         for place, (name, title, label) in enumerate(kinds):
             # Older records have no batch.
-            found = [r for r in train if name in r]
-            epochs, values = [r["epoch"] for r in found], [r[name] for r in found]
+            points = [r for r in train if name in r]
+            epochs, values = [r["epoch"] for r in points], [r[name] for r in points]
             # A constant batch needs no curve: it is in the table of the recipe.
             if name != "batch" or len(set(values)) > 1:
                 series, bounds = [(label, epochs, values)], panel.choose_y_range(values)
@@ -203,20 +203,20 @@ def _build_time_panels(train: list[dict[str, Any]], summary: dict[str, Any]) -> 
 
 def _build_input_table(summary: dict[str, Any]) -> list[Panel]:
     """Builds the table of images/s that each input stage reaches alone, and the rate of the run."""
-    found = summary.get("input")
-    if found is None:
+    loader = summary.get("input")
+    if loader is None:
         return []
     # Rates of a single thread: only decoding has several of them.
-    rows = [(f"{name} (the loader's thread)", f"{rate:,.0f}") for name, rate in found["stage_images_s"].items()]
-    rows += [(f"{name} (one decoding thread)", f"{rate:,.0f}") for name, rate in found["thread_images_s"].items()]
+    rows = [(f"{name} (the loader's thread)", f"{rate:,.0f}") for name, rate in loader["stage_images_s"].items()]
+    rows += [(f"{name} (one decoding thread)", f"{rate:,.0f}") for name, rate in loader["thread_images_s"].items()]
     rows.append(("the run", f"{summary['images_s']:,.0f}"))
-    threads, cores = found["threads"], found.get("cores")
-    name, _, reason = found["tier"].partition(", ")
+    threads, cores = loader["threads"], loader.get("cores")
+    name, _, reason = loader["tier"].partition(", ")
     note = (
-        f"{describe_decoding(found['backend'], threads, cores)} "
+        f"{describe_decoding(loader['backend'], threads, cores)} "
         f"Training data {TIER_PHRASES.get(name, name)}: {reason}. "
-        f"On average {found['occupancy']:.1f} of {found['ahead']} prefetched batches were ready when the loop asked. "
-        f"Read: {found['record_bytes'] / 1e6:,.1f} MB."
+        f"On average {loader['occupancy']:.1f} of {loader['ahead']} prefetched batches were ready when the loop asked. "
+        f"Read: {format_bytes(loader['record_bytes'])}."
     )
     title = "Input: images/s of each stage alone"
     return [panel.table("input", title, ("stage", "images/s"), rows, section="Time", order=330, note=note)]
@@ -225,11 +225,11 @@ def _build_input_table(summary: dict[str, Any]) -> list[Panel]:
 def _build_recipe_tables(about: dict[str, Any], recipe: str) -> list[Panel]:
     values = flatten_recipe(recipe)
     rows = [(key, values.get(key, ""), origin) for key, origin in about["origins"].items()]
-    found = [*describe_machine(about), ("command", " ".join(about["command"]))]
+    machine = [*describe_machine(about), ("command", " ".join(about["command"]))]
     title, wide = "Recipe, with the origin of each value", {"section": "Recipe and machine", "width": "full"}
     return [
         panel.table("recipe", title, ("key", "value", "origin"), rows, order=500, **wide),
-        panel.table("machine", "Machine and versions", ("property", "value"), found, order=510, **wide),
+        panel.table("machine", "Machine and versions", ("property", "value"), machine, order=510, **wide),
     ]
 
 
@@ -239,7 +239,7 @@ def describe_machine(about: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("processor", f"{host['processor']}, {host['cores']} cores"),
         ("device", about["device"]),
-        ("memory", f"{host['memory_bytes'] / 2**30:.1f} GiB"),
+        ("memory", format_bytes(host["memory_bytes"])),
         ("system", host["system"]),
         ("torch threads", str(about["torch_threads"])),
         *about["versions"].items(),
@@ -250,14 +250,5 @@ def describe_machine(about: dict[str, Any]) -> list[tuple[str, str]]:
 
 def flatten_recipe(recipe: str) -> dict[str, str]:
     """Flattens the YAML of a recipe to values by dotted key, written as in the recipe."""
-    out: dict[str, str] = {}
-
-    def walk(tree: Any, path: str) -> None:
-        if isinstance(tree, dict) and tree:
-            for key, value in tree.items():
-                walk(value, f"{path}.{key}" if path else str(key))
-        else:
-            out[path] = format_value(tree)
-
-    walk(parse_recipe(recipe, "recipe.yaml")[0], "")
-    return out
+    tree, _ = parse_recipe(recipe, "recipe.yaml")
+    return {key: format_value(value) for key, value in flatten(tree)}

@@ -8,6 +8,7 @@ import torch
 
 from headway.core.errors import TrainingError
 from headway.core.free_memory import read_free_memory_bytes
+from headway.core.text_format import format_bytes
 
 USED_MEMORY_SHARE = 0.5
 """Share of the free memory for tensors that forward saves for backward. The rest is for gradients of activations, the
@@ -46,7 +47,7 @@ def estimate_micro_batch(batch: int, saved_bytes: int, device: torch.device) -> 
     available_bytes = int(free_bytes * USED_MEMORY_SHARE)
     max_samples = max(1, available_bytes // max(1, saved_bytes))
     parts = -(-batch // max_samples)
-    reason = f"{saved_bytes / 1e6:.2f} MB a sample kept for backward, {available_bytes / 1e9:.1f} GB for it"
+    reason = f"{format_bytes(saved_bytes)} a sample kept for backward, {format_bytes(available_bytes)} for it"
     return -(-batch // parts), reason
 
 
@@ -73,7 +74,8 @@ def _find_by_trial(batch: int, run_trial: Callable[[int], None]) -> tuple[int, s
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             if size == 1:
-                raise TrainingError("not even one sample fits into the device's memory", where="micro_batch") from None
+                what, fix = "not even one sample fits into the device's memory", "Take smaller images."
+                raise TrainingError(what, where="micro_batch", fix=fix) from None
             # Doubling keeps the number of failed trials small.
             parts = min(2 * parts, batch)
         else:

@@ -12,10 +12,10 @@ from typing import final
 import numpy as np
 
 from headway.core.files import describe_os_error
+from headway.core.mounts import is_on_network
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
-from headway.data.shards import is_on_network
 from headway.data.tiers.next_use import HostSlots
 from headway.data.tiers.prefetch import FETCH_THREADS, Prefetcher
 from headway.data.tiers.store import RecordStore
@@ -87,7 +87,7 @@ class DiskTier(Tier):
         shards = self._dataset.description.shards
         # New connections, as other threads may use those of the data set.
         remote = self._remote.reopen({shard.name: shard.size for shard in shards})
-        return Prefetcher(self._dataset, remote, self._open_store(), LOG.warning, self._num_threads)
+        return Prefetcher(self._dataset, remote, self._open_store(), self._num_threads)
 
     def _open_store(self) -> RecordStore | None:
         """Opens the store in the cache folder; returns None, and logs the reason, if that is not possible."""
