@@ -139,7 +139,7 @@ def test_a_run_of_own_parts_resumes_exactly(folder: Path, run: Path) -> None:
 
 
 def test_every_metric_is_that_of_the_whole_set(folder: Path, run: Path) -> None:
-    """From the probabilities that `predict` writes for the evaluation set's files, and from the counts of the record."""
+    """From what `predict` writes for the files of the evaluation set, and from the counts of the record."""
     best = json.loads((run / "summary.json").read_text())["best"]
     evaluated = records(run, "evaluate")
     assert best["f1"] == max(record["f1"] for record in evaluated)
