@@ -43,7 +43,8 @@ from headway.setup.precision import (
 )
 from headway.setup.rates import check_length, find_batch_warnings, find_step_warnings, plan_steps, resolve_rates
 from headway.setup.recipe import NO_GRAPHS, TrainRecipe
-from headway.setup.task import LABEL_PHRASES, TargetSpec, Task, build_task
+from headway.setup.task import LABEL_PHRASES, TargetSpec, Task
+from headway.setup.task_builder import BUILT_IN, build_task
 from headway.setup.trial import build_trial_pass, count_network
 from headway.setup.user_transforms import import_batch_transform
 
@@ -255,7 +256,8 @@ class _SetupBuilder:
             if initialise is not None:
                 initialise(first_batch.images)
         step_seconds = self._resolve_precision(model, task, first_batch)
-        optimizer = build_optimizer(recipe.optimizer, model, self.samples / recipe.batch)
+        base = self.loaded.base
+        optimizer = build_optimizer(recipe.optimizer.resolve_paths(base), model, self.samples / recipe.batch)
         masters = MasterWeights(model, optimizer, DTYPE_BY_NAME[recipe.precision]) if recipe.half_weights else None
         precision_name: Any = self.loaded.recipe.precision
         precision = Precision(precision_name, self.device, seconds=step_seconds, masters=masters)
@@ -278,7 +280,7 @@ class _SetupBuilder:
             optimizer=optimizer,
             masters=masters,
             freezing=FreezeSchedule(model, recipe.model, self.samples),
-            schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=self.samples),
+            schedule=Schedule(recipe.schedule.resolve_paths(base), total=plan.find_position(steps), epoch=self.samples),
             precision=precision,
             epoch=self.samples,
             plan=plan,
@@ -355,7 +357,7 @@ class _SetupBuilder:
         task = build_task(self.recipe.task, target, self.loaded.base)
         if self.recipe.task.factory == "auto":
             # Recorded by import path, so that the run is rebuilt with this task whatever its labels are then.
-            name = f"{Task.__module__}:{type(task).__name__}"
+            name = f"{Task.__module__}:{BUILT_IN[target.kind].__name__}"
             self._resolve("task.factory", name, f"labels are {LABEL_PHRASES[target.kind]}")
         return task
 
@@ -445,6 +447,9 @@ class _SetupBuilder:
             counts = count_network(model, first_batch.images[:1], precision.autocast)
             per_image = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
             LOG.info(f"Network: {counts.describe()}{per_image}.")
+        if recipe.task.loss is not None or task.set_metrics:
+            mixes = recipe.augment.mixup is not None or recipe.augment.cutmix is not None
+            checks.check_loss_and_metrics(task, first_batch.labels, task.outputs if mixes else None)
         checks.check_metrics(metric_names, task)
         checks.check_stop_at(recipe, metric_names)
         return counts

@@ -93,7 +93,7 @@ def extend_recipe(
         if key not in given and before[key] != after[key]:
             extended = extended.resolve(key, before[key], "resolved again as the run continues")
     if "epochs" in changed:
-        _explain_length(run, loaded.recipe, recipe, step)
+        _explain_length(run, loaded, extended, step)
     if writes:
         _record(run, extended, {key: [before.get(key), after.get(key)] for key in changed}, step)
     return extended
@@ -115,9 +115,11 @@ def _describe_change(key: str, step: int, before: Mapping[str, Any]) -> str:
     return f"--resume at step {step:,}{was}"
 
 
-def _explain_length(run: RunFolder, old: TrainRecipe, new: TrainRecipe, step: int) -> None:
+def _explain_length(
+    run: RunFolder, before: LoadedRecipe[TrainRecipe], after: LoadedRecipe[TrainRecipe], step: int
+) -> None:
     """Says what the new length means for the learning rate. Raises UsageError: the run is past its new end."""
-    samples = run.read_provenance(samples=int)["samples"]
+    old, new, samples = before.recipe, after.recipe, run.read_provenance(samples=int)["samples"]
     (plan, old_steps), (_, new_steps) = plan_steps(old, samples), plan_steps(new, samples)
     position = plan.find_position(step)
     if new_steps < step:
@@ -128,8 +130,9 @@ def _explain_length(run: RunFolder, old: TrainRecipe, new: TrainRecipe, step: in
         return
     # Curves over the whole run, such as cosine, are stretched to the new length.
     lr = require_number(new.optimizer.lr, "optimizer.lr")
-    last = lr * Schedule(old.schedule, total=plan.find_position(old_steps), epoch=samples)(plan.find_position(step - 1))
-    following = lr * Schedule(new.schedule, total=plan.find_position(new_steps), epoch=samples)(position)
+    schedule = new.schedule.resolve_paths(after.base)
+    last = lr * Schedule(schedule, total=plan.find_position(old_steps), epoch=samples)(plan.find_position(step - 1))
+    following = lr * Schedule(schedule, total=plan.find_position(new_steps), epoch=samples)(position)
     if math.isclose(last, following, rel_tol=0.01):
         LOG.info(f"The learning rate goes on as it was: {following:.3g}.")
     else:

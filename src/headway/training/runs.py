@@ -413,7 +413,8 @@ def evaluate(folder: Path, data: str | None) -> dict[str, float]:
             share = f"{evaluation.damaged:,} of {len(held_out):,} samples"
             LOG.warning(f"{held_out.folder}: {share} are damaged and left out.")
             result["damaged_samples"] = float(evaluation.damaged)
-        run.write_json("evaluation", {"data": str(held_out.folder), **result})
+        about = {} if evaluation.counts is None else {"classes": evaluation.counts.describe(held_out.classes)}
+        run.write_json("evaluation", {"data": str(held_out.folder), **result, **about})
         write_panels(run, build_evaluation_panels(held_out, evaluation, "the best weights"))
     return result
 

@@ -286,8 +286,10 @@ class Trainer:
         metrics = self.metrics = self.evaluation.metrics
         seconds = self.clock.total_seconds() + perf_counter() - started
         progress = {"step": self.step, "position": self.position, "epoch": self.position / setup.epoch}
-        damaged = self.evaluation.damaged
-        self.accumulator.write({"kind": "evaluate", **progress, **metrics, "damaged": damaged, "seconds": seconds})
+        record = {"kind": "evaluate", **progress, **metrics, "damaged": self.evaluation.damaged, "seconds": seconds}
+        if self.evaluation.counts is not None:
+            record["classes"] = self.evaluation.counts.to_json()
+        self.accumulator.write(record)
         if self.best is None or is_better(setup.task, metrics, self.best):
             # The best weights are the network as evaluated, with averages.
             self.best = {**metrics, "step": self.step, "epoch": self.position / setup.epoch}
