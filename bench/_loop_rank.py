@@ -1,4 +1,4 @@
-"""A rank of bench.loop --procs N: both arms, in turns with the other ranks; rank 0 writes the times down."""
+"""A rank of bench.loop --procs N: runs both arms in step with the other ranks; rank 0 records the times."""
 
 from __future__ import annotations
 

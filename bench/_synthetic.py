@@ -1,4 +1,4 @@
-"""The Trainer of a run that never ends, on random images that lie on the device: for benches of all but the input."""
+"""A Trainer that runs without end on random images on the device, for benches that leave out the input."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def setup(
 
 def trainer(found: TrainSetup, folder: Path, display: Display, ranks: Ranks | None = None) -> Trainer:
     """Of several ranks rank 0 makes the run's folder."""
-    run = RunFolder.create(folder / "run") if ranks is None or ranks.speaks else RunFolder(folder / "run")
+    run = RunFolder.create(folder / "run") if ranks is None or ranks.is_lead else RunFolder(folder / "run")
     return Trainer(found, run, display, ranks)

@@ -1,28 +1,28 @@
 """Training on synthetic data on a GPU: images/s of Headway's settings, and of a plain PyTorch loop.
 
-Each arm has its own network, made alike (ResNet-50 v1.5 or what --network names, 1,000 classes, 224 x 224), and the
-same batch, which lies on the device as uint8 as an input pipeline leaves it; so nothing waits for input. A step
-normalises it, and does forward, loss with label smoothing, backward and fused SGD with momentum and weight decay.
+Each arm has its own network with the same initial weights (ResNet-50 v1.5 or the one of --network, 1,000 classes, 224 x
+224), and the same batch, which lies on the device as uint8 as an input pipeline leaves it. So nothing waits for input.
+A step normalises it, and runs forward, loss with label smoothing, backward and fused SGD with momentum and weight
+decay.
 
 plain        a hand-written loop: eager, autocast bf16, channels last, torch's fused SGD, cudnn.benchmark
 bf16, ...    the Trainer as `headway train` runs it, log, clock and learning-rate schedule included: bf16 by autocast or
              with half_weights, each eager and by the recipe's compile: true, graphs, max-autotune
 
-The arms take turns in one process, each round begun by another one; a ratio is taken within a round. What compiling
-takes is printed and not in the times. An arm that does not fit into memory, or that fails, is left out and named.
+The arms take turns in one process, and each round starts with another arm. Ratios are computed within a round. The
+compile time is printed and not part of the times. An arm that runs out of memory, or fails, is left out and named.
 
-device_images_s   images/s of the fastest of Headway's arms
+device_images_s   images/s of Headway's fastest arm
 device_vs_plain   images/s of that arm over the plain loop's
 device_peak_share operations/s of that arm over those of a bf16 product of two 8,192 x 8,192 matrices on this GPU
 
-The claims of AlexNet and ViT-S/16 have the network's name behind theirs.
+Claims for AlexNet and ViT-S/16 end with the network's name.
 
-To stand beside: one A100 80 GB trains ResNet-50 v1.5 on ImageNet at 2,470 images/s by PyTorch and 3,411 by MXNet
-(NVIDIA DeepLearningExamples, AMP, input by DALI); MLPerf on an H200 is at 7,950. Operations a second count six for a
+For comparison: one A100 80 GB trains ResNet-50 v1.5 on ImageNet at 2,470 images/s by PyTorch and 3,411 by MXNet (NVIDIA
+DeepLearningExamples, AMP, input by DALI); MLPerf on an H200 is at 7,950. Operations per second count six for each
 multiply-add of the forward pass. The peak is measured in the same process, between the arms' rounds and the report.
 
-With --quick there are fewer rounds and arms. Without a GPU it runs with --quick alone: a tiny network, to show that it
-works, and no claim.
+--quick runs fewer rounds and arms. Without a GPU only --quick works: a tiny network, as a test, with no claim.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Freed memory kept or given back: the same training on a CPU, in processes that differ by HEADWAY_HEAP alone.
+"""Keeping or returning freed memory: the same training on a CPU, in processes that differ in HEADWAY_HEAP only.
 
-The small residual network of bench.large_batch on random images that are there already, through the Trainer, one
+The small residual network of bench.large_batch trains on random images that lie in memory, through the Trainer, on one
 thread. The arms take turns, each time in a new process, which warms up first.
 
-heap_gain_N     images/s with freed memory kept over images/s with it given back, for batches of N
-heap_memory_N   most memory of the process, likewise
+heap_gain_N     images/s with freed memory kept over images/s with it returned, for batches of N
+heap_memory_N   peak memory of the process, as the same ratio
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """The same recipe in each precision, side by side: curves, final accuracy, and speed.
 
 The arms are `headway train` with precision fp32, bf16 (on a GPU fp16 too), and bf16 with half_weights (on a GPU fp16
-with half_weights too). All begin with the same weights and are given the same batches. They take turns, an epoch each,
-every round begun by another one; a ratio is taken within a round, and the first round, in which kernels are chosen, is
-left out. The clock leaves out evaluations, which come after each turn.
+with half_weights too). All start with the same weights and get the same batches. They take turns, an epoch each, and
+every round starts with another one. Ratios are computed within a round; the first round, in which kernels are chosen,
+is left out. The clock leaves out evaluations, which come after each turn.
 
 ARM_vs_fp32            time of an epoch in fp32 over the arm's: above 1, the arm is faster
-ARM_accuracy           points of accuracy at the end over those of fp32, of the same seed; median over the seeds
-ARM_curve              largest distance of the arm's evaluation loss from fp32's at the end of an epoch, both the mean
-                       over the seeds, in shares of fp32's
+ARM_accuracy           points of accuracy at the end over those of fp32, with the same seed; median over the seeds
+ARM_curve              largest distance of the arm's evaluation loss from fp32's at the end of an epoch, both averaged
+                       over the seeds, relative to fp32's
 
-Without --data it is scikit-learn's digits and `small_net`. With --data it is a packed CIFAR-10 and the network and
+Without --data it uses scikit-learn's digits and `small_net`; with --data a packed CIFAR-10, and the network and
 hyper-parameters of recipes/cifar10.yaml.
 """
 

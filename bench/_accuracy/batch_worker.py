@@ -1,7 +1,7 @@
-"""Trains what it is told to: a line of JSON in is a recipe, a line of JSON out is how its run ended.
+"""Trains recipes from standard input, one JSON line each, and prints the result of each as a JSON line.
 
-`python -m bench._accuracy.batch_worker`; a process that stays, so that imports are done once and the pixels stay in the
-page cache.
+Run it by `python -m bench._accuracy.batch_worker`. The process stays alive, so that imports happen once and the pixels
+stay in the page cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Multiply-adds of a whole training, counted: what a choice can save before anything is timed."""
+"""Counts the multiply-adds of a whole training, to know what a choice can save before it is timed."""
 
 from __future__ import annotations
 

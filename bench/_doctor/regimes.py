@@ -1,11 +1,11 @@
 """Both regimes on one machine and one set of images: a network with the compute per byte of ResNet-50 is limited by the
 device, one with that of AlexNet by the host.
 
-On a GPU they are these networks themselves, in bf16, with all processors decoding.
+On a GPU these are the real networks, in bf16, and all CPU cores decode.
 
-On a machine whose device is a processor, both networks of full size would be limited by it. So both are scaled down by
-one factor, until the loader's rate lies in the middle between theirs: the same four convolutions, once as wide that an
-image takes some multiply-adds, once 5.8 times as many.
+A CPU as device would limit both networks at full size. So both are scaled down by one factor, until the rate of the
+loader lies in the middle between theirs: the same four convolutions in two widths, one with 5.8 times as many
+multiply-adds per image as the other.
 """
 
 from __future__ import annotations

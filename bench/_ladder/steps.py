@@ -1,4 +1,4 @@
-"""What the slides claim of a step: graphs, 16 bit, large batches; on random images that lie on the device."""
+"""Claims of the slides about a step: graphs, 16 bit, large batches. Measured with random images on the device."""
 
 from __future__ import annotations
 

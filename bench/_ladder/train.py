@@ -1,4 +1,4 @@
-"""`headway train` of a recipe that never ends, as a contestant: the Trainer's own loop, whatever the recipe says."""
+"""A contestant that runs `headway train` without end: the Trainer's own loop with any recipe."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def save_for_ever(folder: str, staging: str, *numbers: str) -> None:
     tempfile.tempdir = staging
     with closing(BackgroundSaver(Checkpoints(folder, keep=2))) as saver:
         if size > 1:
-            saver.meet(StoreExchange(TCPStore("127.0.0.1", port, is_master=False), rank, size))
+            saver.set_exchange(StoreExchange(TCPStore("127.0.0.1", port, is_master=False), rank, size))
         print(first, flush=True)
         for step in range(first + 1, first + 10_000):
             saver.save(step, state(step), {"step": step})

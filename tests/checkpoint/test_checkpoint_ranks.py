@@ -48,7 +48,7 @@ def saver_of(rank: Rank, folder: Path, keep: int = 9, **more: Any) -> tuple[Back
     """A Saver that has met all ranks, and what it says."""
     said: list[str] = []
     saver = BackgroundSaver(Checkpoints(folder, keep), say=said.append)
-    saver.meet(StoreExchange(rank.store, rank.rank, rank.size), **more)
+    saver.set_exchange(StoreExchange(rank.store, rank.rank, rank.size), **more)
     return saver, said
 
 
@@ -168,7 +168,7 @@ def survives(rank: Rank, folder: Path, victim: int) -> None:
     both = StoreExchange(PrefixStore("next", rank.store), rest.index(rank.rank), len(rest))
     both.publish("seen", b"")
     both.collect("seen", range(len(rest)), lambda: None)
-    saver.meet(both)
+    saver.set_exchange(both)
     saver.save(30, state(30, both.rank), {})
     saver.wait()
     saver.close()
@@ -186,7 +186,7 @@ def test_what_a_lost_rank_left_unfinished_is_abandoned(tmp_path: Path, victim: i
 
 
 def closes(rank: Rank, folder: Path) -> None:
-    saver_module.GRACE_S = 0.3
+    saver_module.CLOSE_TIMEOUT_S = 0.3
     saver, _ = saver_of(rank, folder)
     if rank.rank == 0:
         saver.save(10, state(10), {})
@@ -263,7 +263,7 @@ def _fails(rank: Rank, folder: Path, what: str) -> tuple[str, str]:
 
     failing, step, tensors = False, 20, state(20, rank.rank)
     saver = BackgroundSaver(Checkpoints(folder))
-    saver.meet(StoreExchange(PrefixStore(what, rank.store), rank.rank, rank.size), confirm)
+    saver.set_exchange(StoreExchange(PrefixStore(what, rank.store), rank.rank, rank.size), confirm)
     saver.save(10, state(10, rank.rank), {})
     saver.wait()
     failing, odd = True, rank.rank == 1
@@ -363,7 +363,7 @@ def test_an_answer_from_before_a_restart_is_refused(tmp_path: Path) -> None:
     old = {"token": "another", "file": {"name": "tensors-1.safetensors", "length": 9, "sha256": ""}}
     StoreExchange(store, 1, 2).publish("1/share", json.dumps(old).encode())
     saver = BackgroundSaver(Checkpoints(tmp_path), asynchronous=False)
-    saver.meet(StoreExchange(store, 0, 2))
+    saver.set_exchange(StoreExchange(store, 0, 2))
     with pytest.raises(HeadwayError, match=r"rank 1 answered for another save\. Give the ranks a new store or name"):
         saver.save(10, state(10), {})
     assert stored(tmp_path) == []

@@ -38,7 +38,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(remote, "PAUSE_S", 0.001)
+    monkeypatch.setattr(remote, "FIRST_RETRY_PAUSE_S", 0.001)
     yield f"bucket://{tmp_path}/my run"
     Bucket.fault = staticmethod(lambda method, path: None)
 
@@ -163,7 +163,7 @@ def test_a_network_that_fails_for_a_while_does_no_harm(bucket: str, method: str)
     assert stored(bucket) == whole(10)
 
 
-@pytest.mark.parametrize("outage", [remote.ATTEMPTS, 10**9])
+@pytest.mark.parametrize("outage", [remote.MAX_ATTEMPTS, 10**9])
 def test_an_upload_that_fails_anywhere_leaves_nothing_that_opens(bucket: str, outage: int) -> None:
     """At every call of a save, and at every piece of an upload, for good or until it is given up; the save after it
     leaves nothing behind."""
@@ -337,7 +337,7 @@ def saves(rank: Rank, root: str) -> list[list[str]]:
     for number, uri in enumerate((f"bucket://{root}/all", f"memory://{root}")):
         said.append([])
         with closing(BackgroundSaver(Checkpoints(uri), say=said[-1].append)) as saver:
-            saver.meet(StoreExchange(PrefixStore(str(number), rank.store), rank.rank, rank.size))
+            saver.set_exchange(StoreExchange(PrefixStore(str(number), rank.store), rank.rank, rank.size))
             for step in (5, 10, 15):
                 saver.save(step, state(step, rank.rank), {})
             saver.wait()
@@ -368,14 +368,14 @@ def sleeps(rank: Rank, uri: str) -> None:
     if rank.rank == 1:
         Bucket.fault = staticmethod(stop)
     saver = BackgroundSaver(Checkpoints(uri))
-    saver.meet(StoreExchange(rank.store, rank.rank, rank.size))
+    saver.set_exchange(StoreExchange(rank.store, rank.rank, rank.size))
     saver.save(5, state(5), {})
     if rank.rank == 1:
         store.collect("saved", [0, 2], lambda: None)
-        saver.meet(StoreExchange(PrefixStore("lost", rank.store), 0, 1))
+        saver.set_exchange(StoreExchange(PrefixStore("lost", rank.store), 0, 1))
     else:
         store.collect("stopped", [1], lambda: None)
-        saver.meet(StoreExchange(PrefixStore("next", rank.store), rank.rank // 2, 2))
+        saver.set_exchange(StoreExchange(PrefixStore("next", rank.store), rank.rank // 2, 2))
         saver.save(5, state(5), {})
         saver.wait()
         store.publish("saved", b"")

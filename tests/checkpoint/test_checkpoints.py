@@ -24,7 +24,7 @@ import headway as public
 from headway.checkpoint import checkpoints
 from headway.checkpoint.checkpoints import Checkpoints, read, restore, state_of
 from headway.checkpoint.locations import hold
-from headway.checkpoint.manifest import FORMAT, MANIFEST, FileEntry, Manifest
+from headway.checkpoint.manifest import FORMAT_VERSION, MANIFEST, FileEntry, Manifest
 from headway.core.errors import CheckpointError, UsageError
 from headway.core.files import write_atomically
 
@@ -144,8 +144,10 @@ def test_where_all_are_damaged_nothing_is_touched(run: Path, tmp_path: Path) -> 
 def test_a_later_format_is_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "checkpoints/step-00000018", tmp_path / "step")
     manifest = json.loads((tmp_path / "step" / MANIFEST).read_text())
-    write_atomically(tmp_path / "step" / MANIFEST, json.dumps({**manifest, "format": FORMAT + 1}))
-    with pytest.raises(CheckpointError, match=f"its format is {FORMAT + 1}, this version reads {FORMAT}"):
+    write_atomically(tmp_path / "step" / MANIFEST, json.dumps({**manifest, "format": FORMAT_VERSION + 1}))
+    with pytest.raises(
+        CheckpointError, match=f"its format is {FORMAT_VERSION + 1}, this version reads {FORMAT_VERSION}"
+    ):
         read(tmp_path / "step")
 
 

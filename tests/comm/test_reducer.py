@@ -63,7 +63,7 @@ def train(net: Net, reducer: Reducer | None, rank: int, size: int, accumulate: i
         total = torch.zeros((), dtype=torch.float64)
         for number, (part, wanted) in enumerate(parts):
             if reducer is not None and number == len(parts) - 1:
-                reducer.arm()
+                reducer.prepare_for_backward()
             loss = nn.functional.cross_entropy(net(part, some=step > 0), wanted, reduction="sum") / BATCH
             loss.backward()
             total += loss.detach()
@@ -165,7 +165,7 @@ def double_statistics(rank: Rank, kind: torch.dtype) -> tuple[torch.Tensor, torc
     for _ in range(2):  # the second time as the gradients came
         mean.copy_(torch.tensor([1 / 3, 1e-9, 1e12 + 1 / 7], dtype=torch.float64) * (rank.rank + 1))
         single.fill_(0.5 + rank.rank)
-        reducer.arm()
+        reducer.prepare_for_backward()
         sum(value.sum() for value in weights).backward()
         reducer.finish()
         assert all(value.grad is not None and (value.grad == 2).all() for value in weights)
@@ -192,7 +192,7 @@ def unused_twice(rank: Rank, named: bool) -> tuple[list[str], bool]:
     for _ in range(2):
         reducer = Reducer(net.named_parameters(), communicator, has_reported_unused=named, say=said.append)
         images, labels = batch(0)
-        reducer.arm()
+        reducer.prepare_for_backward()
         nn.functional.cross_entropy(net(images, False), labels).backward()
         reducer.finish()
         net.zero_grad()
@@ -219,7 +219,7 @@ def test_what_is_frozen_later_has_no_gradient(waits: bool) -> None:
         net.zero_grad()
         net.conv.requires_grad_(step == 0)
         images, labels = batch(step)
-        reducer.arm()
+        reducer.prepare_for_backward()
         nn.functional.cross_entropy(net(images, True), labels).backward()
         reducer.finish()
         assert (net.conv.weight.grad is None) == (step == 1)
@@ -236,7 +236,7 @@ def uneven(rank: Rank) -> tuple[int, int, dict[str, torch.Tensor]]:
         has = steps < 2 + rank.rank
         if has:
             images, labels = batch(steps)
-            reducer.arm()
+            reducer.prepare_for_backward()
             nn.functional.cross_entropy(net(images, True), labels).backward()
         verdict = reducer.finish(contributes=has)
         assert verdict is not None

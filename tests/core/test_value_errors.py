@@ -26,7 +26,7 @@ KEY_ERRORS = {"missing", "extra_forbidden", "union_tag_invalid", "union_tag_not_
 
 WITHOUT_ERRORS = {
     "any", "default", "definition-ref", "definitions", "function-wrap", "json-or-python", "model-field", "no-info",
-    "nullable", "union", "with-info", "to-string", "format", "serialization", "tuple-variable", "simple", "nullable",
+    "nullable", "union", "with-info", "to-string", "format", "serialization", "tuple-variable", "simple",
 }  # fmt: skip
 """Nodes of a schema that raise nothing but the errors of the nodes inside."""
 
@@ -146,7 +146,7 @@ def test_the_name_of_a_key_elsewhere_leads_to_a_key_of_ours() -> None:
         assert key in known
         for name, value in names.items():
             assert re.sub(r"[\s_-]", "", name).casefold() == name
-            assert value.endswith(".") or not list(refusals(key, value)), (key, name)
+            assert value.endswith(".") or not any(f"{key} must" in one for one in refusals(key, value)), (key, name)
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_a_cache_is_told_what_its_host_takes(
     data: Dataset, monkeypatch: pytest.MonkeyPatch, rank: int, ranks: str, slots: tuple[int, int] | None
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    found = loader(data, batch=10, rank=rank, world=4)._find_host_slots()
+    found = loader(data, batch=10, rank=rank, world=4)._decoding._find_host_slots()
     if slots is None:
         assert found is None
     else:

@@ -277,7 +277,7 @@ def test_all_bad_files_are_named_and_nothing_is_packed(
     assert caught.value.exit_status == 1
     lines = str(caught.value).splitlines()
     assert lines[0] == (
-        f"{spoilt}: 6 of 14 files are no usable image. Mend or remove them, or leave them out with --skip-bad:"
+        f"{spoilt}: 6 of 14 files are not readable images. Repair or remove them, or skip with --skip-bad:"
     )
     assert len(lines) == 7
     for name, reason in REASONS.items():
@@ -344,7 +344,7 @@ def test_a_place_that_is_taken_is_left_alone(pets: Path, tmp_path: Path) -> None
     assert sources(dst) == before
     (tmp_path / "bad/cat").mkdir(parents=True)
     (tmp_path / "bad/cat/a.jpg").touch()
-    with pytest.raises(DataError, match="1 of 1 file is no usable image"):
+    with pytest.raises(DataError, match="1 of 1 file is not a readable image"):
         pack(tmp_path / "bad", dst, overwrite=True)
     assert sources(dst) == before
     assert pack(pets, dst, overwrite=True, split=0.1).samples == 200

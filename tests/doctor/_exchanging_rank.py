@@ -28,7 +28,7 @@ def main(recipe: str, out: str, seconds: str) -> None:
     with ranks, tempfile.TemporaryDirectory() as folder:
         setup = build_setup(loaded, say=say_nothing, ranks=ranks)
         where = RunFolder(Path(folder) / "run")
-        if ranks.speaks:
+        if ranks.is_lead:
             RunFolder.create(where.folder)
         with closing(setup.inputs), closing(Trainer(setup, where, SilentDisplay(), ranks)) as trainer:
 
@@ -62,7 +62,7 @@ def main(recipe: str, out: str, seconds: str) -> None:
             last = seen()
             with closing(MeasurementJob.from_recipe(loaded, say_nothing)) as job:
                 around = examine_surroundings((), job, ranks.world)
-            if ranks.speaks:
+            if ranks.is_lead:
                 found = {
                     "steps": now.steps,
                     "before": before,
@@ -76,7 +76,7 @@ def main(recipe: str, out: str, seconds: str) -> None:
                     "around": [one.what for one in around],
                 }
                 Path(out).write_text(json.dumps(found))
-        ranks.done = True
+        ranks.is_complete = True
 
 
 if __name__ == "__main__":

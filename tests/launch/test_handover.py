@@ -66,7 +66,7 @@ class LauncherSlot:
         if not joins:
             runs._record_recipe(run, setup, ranks)
         trainer = self._stack.enter_context(closing(Trainer(setup, run, LogLines(), ranks)))
-        self._stack.callback(ranks._leave)
+        self._stack.callback(ranks._close_generation)
         return member, trainer
 
 
@@ -223,10 +223,10 @@ class FakeFiles:
     def is_ahead(self, step: int) -> bool:
         return self.step > step
 
-    def look(self) -> dict[str, Any]:
+    def summarise(self) -> dict[str, Any]:
         return {"step": self.step, "seen": True, "recorded": self.recorded, "error": None}
 
-    def read(self) -> tuple[Checkpoint, list[str]]:
+    def read_checkpoint(self) -> tuple[Checkpoint, list[str]]:
         if self.step == 0:
             raise CheckpointError("it is damaged", where="there", fix="Mend it.")
         return Checkpoint(Path("there"), self.step, {}, {}), ["so it is"]
@@ -239,22 +239,22 @@ class FakeCarrier:
     """A carrier whose state is its step."""
 
     def __init__(self, progress: int, step: int, past: FakeFiles) -> None:
-        self.far, self.step, self.past, self.is_saving = progress, step, past, lambda: True
+        self.far, self.step, self.saved_files, self.is_saving = progress, step, past, lambda: True
         self.precision: Any = None
 
-    def identity(self) -> dict[str, Any]:
+    def get_shared_settings(self) -> dict[str, Any]:
         return {}
 
-    def progress(self) -> int:
+    def get_progress(self) -> int:
         return self.far
 
-    def state(self) -> Any:
+    def state_dict(self) -> Any:
         return {"step": self.step, "progress": self.far}, {}
 
-    def take(self, scalars: Any, tensors: Any) -> None:
+    def load_state_dict(self, scalars: Any, tensors: Any) -> None:
         self.step, self.far = scalars["step"], scalars["progress"]
 
-    def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
+    def restart_from(self, checkpoint: Checkpoint | None, progress: int) -> None:
         self.step, self.far = 0 if checkpoint is None else checkpoint.step, progress
 
 

@@ -114,12 +114,12 @@ def test_the_sentences() -> None:
 def test_who_joins_takes_what_the_others_have_and_nobody_changes_later() -> None:
     fast, slow = {"fp32": 1.0, "bf16": 0.1}, {"fp32": 1.0, "bf16": 9.0}
     one, other = Precision("bf16", CPU, seconds=fast), Precision("fp32", CPU, seconds=slow)  # type: ignore[arg-type]
-    findings = [one.get_vote(), other.get_vote()]
-    said = [each.agree_on_votes(findings) for each in (one, other)]
+    votes = [one.get_vote(), other.get_vote()]
+    said = [each.agree_on_votes(votes) for each in (one, other)]
     assert said == ["Precision: fp32, 9 times as fast as bf16 on the slowest rank.", ""]
     late = Precision("bf16", CPU, seconds={})
-    findings = [late.get_vote(), one.get_vote(), other.get_vote()]
-    assert [each.agree_on_votes(findings) for each in (late, one, other)] == [
+    votes = [late.get_vote(), one.get_vote(), other.get_vote()]
+    assert [each.agree_on_votes(votes) for each in (late, one, other)] == [
         "Precision: fp32, as the other ranks had agreed.",
         "",
         "",
@@ -194,7 +194,7 @@ def test_newcomers_alone_take_what_the_run_has() -> None:
     """They measure nothing; whoever had agreed is gone, and the run folder tells."""
     newcomers = [Precision("fp32", torch.device("cpu"), seconds={}) for _ in range(2)]
     newcomers[1].recorded = "bf16"  # the other one does not see the folder
-    findings = [one.get_vote() for one in newcomers]
+    votes = [one.get_vote() for one in newcomers]
     for one in newcomers:
-        assert one.agree_on_votes(findings) == "Precision: bf16, as the other ranks had agreed."
+        assert one.agree_on_votes(votes) == "Precision: bf16, as the other ranks had agreed."
         assert one.name == "bf16"

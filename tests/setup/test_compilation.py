@@ -70,7 +70,7 @@ def test_an_automatic_micro_batch_counts_what_is_kept(folder: Path, tmp_path: Pa
             *more,
         )
         text = (run / "provenance.json").read_text()
-        match = re.search(r"auto: ([\d.]+) MB a sample kept for backward", text)
+        match = re.search(r"auto: ([\d.]+) kB a sample kept for backward", text)
         assert match is not None
         found.append(float(match[1]))
     assert found[1] < 0.6 * found[0]

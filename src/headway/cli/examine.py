@@ -26,7 +26,7 @@ def doctor(
     out: Annotated[Path | None, typer.Option(help="JSON profile to write. Default: RECIPE.profile.json.")] = None,
     page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Measure in half to two thirds of the time, less exactly.")
+        bool, typer.Option("--quick", help="Take at most 45 s instead of 120 s, and measure less exactly.")
     ] = False,
     cold: Annotated[
         bool, typer.Option("--cold", help="Examine the first epoch, which reads its files from the disk.")
@@ -106,7 +106,7 @@ def tune(
     ] = "",
     out: Annotated[Path | None, typer.Option(help="Recipe to write. Default: RECIPE.tuned.yaml.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Measure in half to two thirds of the time, less exactly.")
+        bool, typer.Option("--quick", help="Examine for at most 45 s a round instead of 120 s, less exactly.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     as_json: Json = False,

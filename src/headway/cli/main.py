@@ -16,6 +16,7 @@ import typer
 
 from headway.cli import examine, planning, study, training
 from headway.cli.screen import Json, Overrides, can_print, print_result, say
+from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
 from headway.core.system_errors import expect_address_space, explain_system_error
@@ -156,7 +157,7 @@ def _describe_pack(result: PackResult) -> str:
     """Describes the result of a pack, for the terminal."""
     folders = ", ".join(str(folder) for folder in result.folders)
     rate = result.samples / max(result.seconds, 1e-9)
-    size = f"{result.bytes / 1e6:,.1f} MB, format {result.format}, mode {result.mode}"
+    size = f"{format_bytes(result.bytes)}, format {result.format}, mode {result.mode}"
     # Only a transform leaves samples out; bad images are counted apart, below.
     if result.left_out:
         size += f"; the transform left out {result.left_out:,}"

@@ -44,17 +44,17 @@ def import_user_object(path: str, *, base: Path, what: str) -> Any:
         raise RecipeError(f"{path!r} is no import path", where=what, fix=FORM)
 
     # Attribute by attribute, so that the message names the first one that is missing.
-    found: Any = module
+    value: Any = module
     for part in attribute.split("."):
         try:
-            found = getattr(found, part)
+            value = getattr(value, part)
         except AttributeError:
-            public = [name for name in dir(found) if not name.startswith("_")]
+            public = [name for name in dir(value) if not name.startswith("_")]
             raise RecipeError(f"{source!r} has no {part!r}", where=what, fix=_suggest(part, public)) from None
         # A package with lazy imports runs code on attribute access.
         except (Exception, SystemExit) as error:
             _raise_user_error(source, what, error)
-    return found
+    return value
 
 
 def _import_module(name: str, what: str) -> ModuleType:

@@ -34,7 +34,7 @@ class Batch:
     """
 
     images: torch.Tensor
-    """uint8 [b, H, W, C]."""
+    """uint8 [b, H, W, C]; with a `transform` of your own, what it returned, stacked."""
     labels: torch.Tensor
     """int64 [b], or float32 [b] or [b, k]."""
     positions: NDArray[np.int64]

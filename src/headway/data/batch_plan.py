@@ -22,9 +22,9 @@ class BatchGrowthRecipe(RecipePart):
     arXiv 1711.00489)."""
 
     milestones_epochs: Milestones = Field(min_length=1)
-    """Epochs from the beginning of the run. The first step that begins at a milestone or later has the new size."""
+    """Epochs at which the batch grows. The first step that begins at a milestone or later has the new size."""
     factor: int = Field(ge=2)
-    """Factor of the batch at each milestone: 10 for a learning rate that would fall to a tenth."""
+    """Factor of the batch at each milestone. 10 replaces a decay of the learning rate to a tenth."""
 
     def compute_largest_batch(self, batch: int) -> int:
         """Returns the batch size after the last milestone."""

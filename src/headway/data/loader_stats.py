@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from headway.data.reference import DecodeStats
@@ -11,6 +11,9 @@ LOADER_STAGES = ("order", "read", "decode", "labels")
 """Stages of the loader's thread, in order: samples and random parameters; records; pixels; labels. For the rest of its
 time it waits for a free slot, because the consumer is slower.
 """
+
+# Stages of the workers of a data set of the user's own: its samples, and the batch that is made of them.
+SAMPLE_STAGES = ("samples", "collate")
 
 
 @final
@@ -41,11 +44,11 @@ class LoaderStats:
     record_bytes: int
     """Size of the records of all images."""
     threads: int
-    """Number of decoding threads."""
+    """Number of decoding threads; for a data set of your own, of worker processes."""
     backend: str
-    """Decoder: `native` or `pillow`."""
+    """Decoder: `native` or `pillow`; `own` for a data set of your own."""
     tier: str
-    """Name of the tier, and why it was chosen."""
+    """Name of the tier, and why it was chosen; for a data set of your own, its class."""
 
     @property
     def images_s(self) -> float:
@@ -71,10 +74,14 @@ class LoaderStats:
 
     def __repr__(self) -> str:
         stages = ", ".join(f"{name} {rate:,.0f}" for name, rate in self.stage_images_s.items())
+        kind, made_by = (
+            ("worker process", "the data set") if self.backend == "own" else ("thread", f"{self.backend} decoder")
+        )
+        plural = ("es" if self.backend == "own" else "s") if self.threads != 1 else ""
         return (
             f"{self.images:,} images, {self.images_s:,.0f} images/s, waiting {self.waiting_share:.1%} of the time, "
             f"{self.occupancy:.1f} of {self.prefetch_batches} batches ready; each stage alone: {stages} images/s; "
-            f"{self.backend} decoder, {self.threads} thread{'s'[: self.threads > 1]}; {self.tier}"
+            f"{made_by}, {self.threads} {kind}{plural}; {self.tier}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -108,3 +115,22 @@ class LoaderTally:
     wait_s: float = 0.0
     asked: int = 0
     ready: int = 0
+
+    def summarise(self, *, prefetch_batches: int, threads: int, backend: str, tier: str) -> LoaderStats:
+        """Returns the sums so far, with the facts about their loader."""
+        return LoaderStats(
+            images=self.images,
+            batches=self.batches,
+            timed_images=self.timed_images,
+            seconds=self.seconds,
+            wait_s=self.wait_s,
+            occupancy=self.ready / self.asked if self.asked else 0.0,
+            prefetch_batches=prefetch_batches,
+            stage_s=dict(self.stage_s),
+            stage_images=self.stage_images,
+            cores=replace(self.cores),
+            record_bytes=self.record_bytes,
+            threads=threads,
+            backend=backend,
+            tier=tier,
+        )

@@ -307,11 +307,11 @@ def _build_bad_files_error(bad_images: list[tuple[str, str]], total: int, source
     lines = [f"  {name}: {reason}" for name, reason in bad_images[:_MAX_LISTED_FILES]]
     if len(bad_images) > _MAX_LISTED_FILES:
         lines.append(f"  and {len(bad_images) - _MAX_LISTED_FILES:,} more")
-    files = f"file{'s'[: total > 1]} {'is' if len(bad_images) == 1 else 'are'}"
+    what, them = ("is not a readable image", "it") if len(bad_images) == 1 else ("are not readable images", "them")
     return DataError(
-        f"{len(bad_images):,} of {total:,} {files} no usable image",
+        f"{len(bad_images):,} of {total:,} file{'s'[: total > 1]} {what}",
         where=source_name,
-        fix="\n".join(["Mend or remove them, or leave them out with --skip-bad:", *lines]),
+        fix="\n".join([f"Repair or remove {them}, or skip with --skip-bad:", *lines]),
     )
 
 

@@ -23,13 +23,13 @@ class ProgressiveRecipe(RecipePart):
     """The size of training images grows along a line, from `start` to `data.size`. Evaluation is at `data.size`."""
 
     start: int = Field(default=160, ge=1)
-    """Shorter side in pixels at the beginning."""
+    """Length of the shorter side at the beginning, in pixels."""
     from_epoch: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Images keep the size of the beginning until this epoch."""
+    """Epoch at which the size begins to grow."""
     until_epoch: float = Field(gt=0, allow_inf_nan=False)
-    """Images have their full size from this epoch on."""
+    """Epoch from which images have their full size."""
     step: int = Field(default=32, ge=1)
-    """Sides in between are multiples of this, in pixels. Few sizes are better: a compiled network and the convolution
+    """Sides in between are multiples of this many pixels. Choose few sizes: a compiled network and the convolution
     library need time for each new one."""
 
     @model_validator(mode="after")

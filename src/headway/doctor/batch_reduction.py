@@ -65,20 +65,20 @@ def _reduce_batch(job: MeasurementJob, longest_s: float) -> tuple[LoadedRecipe[T
     fixed_s, each_s = estimate_step_seconds(job)
     least = recipe.micro_batch if isinstance(recipe.micro_batch, int) else SMALL
     # Halving helps as long as samples, and not fixed costs, take most of the step.
-    found, batch = None, job.batch
+    reduced, batch = None, job.batch
     while fixed_s + each_s * batch > longest_s and each_s * batch > fixed_s and batch // 2 >= least:
         values = {"batch": batch // 2}
         if recipe.evaluate.batch is not None:
             values["evaluate.batch"] = min(batch // 2, recipe.evaluate.batch)
         try:
-            found = with_values(job.loaded, values, "as it is measured")
+            reduced = with_values(job.loaded, values, "as it is measured")
         except RecipeError:
             # Another value of the recipe, such as `micro_batch`, needs a larger batch.
             break
         batch //= 2
     whole_s, part_s = fixed_s + each_s * job.batch, fixed_s + each_s * batch
     why = f"takes about {whole_s:.2g} s. All figures are for batch={batch}, whose steps take {part_s:.2g} s."
-    return found, f"A step of {job.batch:,} samples {why}"
+    return reduced, f"A step of {job.batch:,} samples {why}"
 
 
 def _measure_pass_s(job: MeasurementJob, samples: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, final
@@ -23,6 +24,7 @@ from headway.doctor.batch_reduction import open_reduced_job
 from headway.doctor.budget import FULL, LOOK_SHARE, QUICK, Budget, WallTime
 from headway.doctor.contention import add_handover, measure_contention, measure_handover
 from headway.doctor.device_copy import measure_copy
+from headway.doctor.input_transform import find_transform_lines
 from headway.doctor.knob_search import KnobSearch
 from headway.doctor.loader_measurement import (
     LoaderMeasurement,
@@ -56,6 +58,7 @@ RESOURCES: dict[str, StageResource] = {
     "storage": "disk",
     "decode": "host",
     "augment": "host",
+    "transform": "host",
     "collate": "host",
     "copy": "copy",
 }
@@ -156,9 +159,10 @@ class _Examination:
             )
             self._handed_s = measure_handover(job, 1 / loop.rate.value, limit_s=self._allot("handover"))
             together = add_handover(together, self._handed_s)
+        is_beside = fed_warm is not None and "transform" in fed_warm.seconds
         ceilings = [
             *self._measure_input_ceilings(fed_warm),
-            *_build_loop_ceilings(loop, self._handed_s),
+            *_build_loop_ceilings(loop, self._handed_s, has_transform=not is_beside or job.setup.transform is not None),
             *self._measure_stalls(),
         ]
         warm = ThroughputModel.from_ceilings(ceilings, together)
@@ -171,7 +175,7 @@ class _Examination:
         concluded = conclude_verdict(model, device, measured, _build_lap_ceilings(self._ran), ceilings)
         self._say("Trying other settings.")
         knobs = KnobSearch(job, model, together, fed_warm, threads, loop, self._say, budget.side, self._allot("tries"))
-        found = knobs.search(setup.device, quick=self._quick)
+        candidates = knobs.search(setup.device, quick=self._quick)
         self._missing += knobs.missing
         stalls = model.sum_seconds("stall")
         # Short runs have no evaluations and checkpoints: the time that these add is computed.
@@ -196,7 +200,7 @@ class _Examination:
             measured=whole,
             runs=tuple(self._runs),
             verdict=concluded,
-            knobs=tuple(found),
+            knobs=tuple(candidates),
             not_measured=tuple(self._missing),
             seconds=perf_counter() - begun,
         )
@@ -208,18 +212,22 @@ class _Examination:
             self._missing.append("The data are synthetic: there is no loader to measure.")
             return None, None
         self._say("Measuring the loader alone.")
-        found = measure_loader(job, limit_s=self._allot("loader") / 1.2)
-        self._facts["encoded bytes"] = found.record_bytes
+        loader = measure_loader(job, limit_s=self._allot("loader") / 1.2)
+        self._facts["encoded bytes"] = loader.record_bytes
+        if (stage_s := loader.seconds.get("transform", 0.0)) > 0:
+            self._say("Finding the lines of your transform that take its time.")
+            code = find_transform_lines(job, stage_s=stage_s, limit_s=self._budget.side / 2)
+            loader = replace(loader, code=code)
         most = count_usable_cores()
         self._say("Measuring the loader with other numbers of threads.")
-        return found, measure_by_threads(job, found, most, limit_s=self._allot("threads") / 2)
+        return loader, measure_by_threads(job, loader, most, limit_s=self._allot("threads") / 2)
 
-    def _measure_input_ceilings(self, found: LoaderMeasurement | None) -> list[StageCeiling]:
+    def _measure_input_ceilings(self, measured: LoaderMeasurement | None) -> list[StageCeiling]:
         """Divides the loader's time among its stages."""
-        if found is None:
+        if measured is None:
             return []
-        job, seconds = self._job, dict(found.seconds)
-        taken = measure_augmentation(job, found, limit_s=self._allot("augment"))
+        job, seconds = self._job, dict(measured.seconds)
+        taken = measure_augmentation(job, measured, limit_s=self._allot("augment"))
         # Augmentation happens while decoding, and the copy while collating: their shares are moved.
         seconds["decode"] -= taken
         seconds["augment"] = taken
@@ -233,25 +241,33 @@ class _Examination:
         decoding = "gathering decoded images" if tier is not None and tier.name in ("memory", "device") else "decoding"
         how = {
             "storage": "reading or fetching the records, files in memory",
-            "decode": f"{decoding}, {found.threads} thread{'s'[: found.threads > 1]}",
+            "decode": f"{decoding}, {measured.threads} thread{'s'[: measured.threads > 1]}",
             "augment": "with crop, flip and shift, minus without them",
             "collate": "order, keys, labels, hand-over to the loop",
         }
         if copied is not None:
             how["copy"] = "pinned memory to the device, on its own stream"
+        code = {"transform": measured.code}
+        if "transform" in seconds:
+            how["transform"] = "; ".join(["the recipe's transform, beside the loop", *map(str, measured.code[:NAMED])])
         return [
             StageCeiling(
-                stage=stage, side="input", resource=RESOURCES[stage], seconds=max(0.0, seconds[stage]), how=text
+                stage=stage,
+                side="input",
+                resource=RESOURCES[stage],
+                seconds=max(0.0, seconds[stage]),
+                how=text,
+                code=code.get(stage, ()),
             )
             for stage, text in how.items()
         ]
 
     def _measure_stalls(self) -> list[StageCeiling]:
-        found = dict[str, Any]()
-        found["evaluate"] = measure_evaluation(self._job, limit_s=self._allot("evaluate"))
-        found["checkpoint"] = measure_checkpoint(self._job, limit_s=self._allot("checkpoint"))
+        measured = dict[str, Any]()
+        measured["evaluate"] = measure_evaluation(self._job, limit_s=self._allot("evaluate"))
+        measured["checkpoint"] = measure_checkpoint(self._job, limit_s=self._allot("checkpoint"))
         out = []
-        for stage, stall in found.items():
+        for stage, stall in measured.items():
             how = "there is no evaluation set"
             if stall is not None:
                 self._facts[f"{stage} seconds"] = stall.once_s
@@ -313,17 +329,17 @@ class _Examination:
         spans = storage.build_span_finder(dataset)(order(np.arange(most))[1])
         self._measure_storage(dataset, order)
         with restore_residency(spans):
-            found = evict(spans)
-            if not found.held:
-                self._missing.append(f"The first epoch: {found.note}")
+            evicted = evict(spans)
+            if not evicted.held:
+                self._missing.append(f"The first epoch: {evicted.note}")
             # Each record is read cold only once, so the loader gets as many batches as fit into the time.
             count = 2 + round(budget.side / max(model.sum_seconds("input") * job.batch, 1e-6))
             alone = measure_loader(job, limit_s=budget.side, batches=min(count, MOST_STEPS))
-            found = evict(spans)
+            evicted = evict(spans)
             ran = run_whole_job(job, limit_s=budget.whole / 2, once=True)
         extra = max(0.0, 1 / alone.rate.value - model.sum_seconds("input"))
         first = model.with_seconds({"storage": model.seconds["input"]["storage"] + extra})
-        state = "files from the disk" if found.held else "files as they lay"
+        state = "files from the disk" if evicted.held else "files as they lay"
         note = f"the whole job in its first epoch, {state}, without stalls"
         self._add_run("cold", ran, first.predict_images_s(stalls=False), note)
         if not self._cold:
@@ -337,15 +353,13 @@ class _Examination:
         """Measures reading the records alone, without decoding."""
         threads, seconds = self._job.setup.recipe.data.threads, self._budget.side
         for cold in (True,) if isinstance(dataset.source, RemoteShards) else (True, False):
-            found = storage.measure_storage(
-                dataset, order, self._job.batch, cold=cold, seconds=seconds, threads=threads
-            )
+            rate = storage.measure_storage(dataset, order, self._job.batch, cold=cold, seconds=seconds, threads=threads)
             which = "cold" if cold else "warm"
-            if found.cold == cold:
-                self._facts[f"storage {which} images/s"] = found.images_s.value
-                self._facts[f"storage {which} bytes/s"] = found.bytes_s
+            if rate.cold == cold:
+                self._facts[f"storage {which} images/s"] = rate.images_s.value
+                self._facts[f"storage {which} bytes/s"] = rate.bytes_s
             else:
-                self._missing.append(f"Storage, {which}: {found.note}")
+                self._missing.append(f"Storage, {which}: {rate.note}")
 
     def _explain_no_cold_epoch(self) -> str:
         """Returns why the first epoch is like the others; empty: it differs."""
@@ -382,15 +396,18 @@ LOOP_STAGES = {
 }
 
 
-def _build_loop_ceilings(found: LoopMeasurement, handed_s: float) -> list[StageCeiling]:
-    how = LOOP_STAGES | {"sync": f"{found.syncs.count:.3g} reads of tensor values per step"}
-    seconds = {**found.seconds, "other": found.seconds["other"] + handed_s}
+def _build_loop_ceilings(loop: LoopMeasurement, handed_s: float, *, has_transform: bool) -> list[StageCeiling]:
+    """Args: has_transform: the loop runs a transform, or nothing does."""
+    how = LOOP_STAGES | {"sync": f"{loop.syncs.count:.3g} reads of tensor values per step"}
+    seconds = {**loop.seconds, "other": loop.seconds["other"] + handed_s}
     side: PipelineSide = "loop"
     ceilings = []
     for stage, text in how.items():
-        lines = found.code.get(stage, ())
-        said = "; ".join([text, *map(str, lines[:NAMED])])
-        one = StageCeiling(stage=stage, side=side, resource="device", seconds=seconds[stage], how=said, code=lines)
+        if stage == "transform" and not has_transform:
+            continue
+        lines = loop.code.get(stage, ())
+        note = "; ".join([text, *map(str, lines[:NAMED])])
+        one = StageCeiling(stage=stage, side=side, resource="device", seconds=seconds[stage], how=note, code=lines)
         ceilings.append(one)
     return ceilings
 
@@ -399,16 +416,16 @@ def _build_lap_ceilings(ran: WholeJobRun) -> list[StageCeiling]:
     """Returns the loop's stages as they were during a run."""
     laps = ran.laps
     both = sum(laps.get(name, 0.0) for name in ("forward", "loss", "backward"))
-    found = {"transform": laps.get("augment", 0.0), "compute": both, "optimizer": laps.get("optimizer", 0.0)}
+    stages = {"transform": laps.get("augment", 0.0), "compute": both, "optimizer": laps.get("optimizer", 0.0)}
     return [
         StageCeiling(stage=stage, side="loop", resource="device", seconds=seconds, how="in the whole job")
-        for stage, seconds in found.items()
+        for stage, seconds in stages.items()
     ]
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Returns processor, cores, memory, device and versions."""
-    found = collect_provenance({}, Path.cwd())
+    provenance = collect_provenance({}, Path.cwd())
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     more = {"usable_cores": count_usable_cores(), "torch_threads": torch.get_num_threads(), "device": named}
-    return {**found["host"], **found["versions"], "python": platform.python_version(), **more}
+    return {**provenance["host"], **provenance["versions"], "python": platform.python_version(), **more}

@@ -22,6 +22,7 @@ from typing import Any, final
 
 import torch
 
+from headway.core.byte_format import format_bytes
 from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.launcher_environment import read_launcher_environment
@@ -113,14 +114,14 @@ def main(asked: dict[str, Any]) -> None:
 
     ranks = Ranks.from_environment(loaded.recipe.comm, say_nothing)
     assert ranks is not None
-    say_all = say if ranks.speaks else say_nothing
+    say_all = say if ranks.is_lead else say_nothing
     with ranks:
-        ranks.share(loaded.recipe.batch)
+        ranks.check_batch(loaded.recipe.batch)
         share = loaded.recipe.batch // ranks.launched_size
         setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), say=say_nothing, ranks=ranks)
         with closing(setup.inputs):
             where = RunFolder(Path(asked["folder"]) / "run")
-            if ranks.speaks:
+            if ranks.is_lead:
                 RunFolder.create(where.folder)
             with closing(Trainer(setup, where, SilentDisplay(), ranks)) as trainer:
                 trainer.meet()
@@ -136,10 +137,12 @@ def main(asked: dict[str, Any]) -> None:
                     mine = examine_job(job, say_all, budget, quick, barrier=control.barrier, begun=begun)
                     around = examine_surroundings(mine.environment, job, ranks.world)
                     mine = mine.model_copy(update={"environment": around})
-                    found = control.gather_bytes(mine.model_dump_json().encode())
-                    profiles = [Profile.model_validate_json(text) for text in found]
+                    reports = control.gather_bytes(mine.model_dump_json().encode())
+                    profiles = [Profile.model_validate_json(text) for text in reports]
                     # The others wait at the barrier, so that this process has all cores.
-                    single = _measure_single_process(loaded, wall.allot("single"), budget.side) if ranks.speaks else 0.0
+                    single = (
+                        _measure_single_process(loaded, wall.allot("single"), budget.side) if ranks.is_lead else 0.0
+                    )
                     control.barrier()
                     batches = job.load_batches()
                     setup.inputs.batch_source = lambda: itertools.cycle(batches)
@@ -158,7 +161,7 @@ def main(asked: dict[str, Any]) -> None:
                 # Start the loader again, after the replayed batches.
                 trainer.meet()
                 whole = measure_together(trainer, ranks, limit_s=wall.allot("whole"))
-                if ranks.speaks:
+                if ranks.is_lead:
                     narrow = len(ranks.world.hosts) > 1 and loaded.recipe.comm.wire == "fp32"
                     device = setup.device.type
                     profile = join_profiles(
@@ -168,7 +171,7 @@ def main(asked: dict[str, Any]) -> None:
                     more = {"seconds": perf_counter() - begun, "not_measured": (*profile.not_measured, *missing)}
                     profile.model_copy(update=more).write(Path(asked["folder"]) / "profile.json")
                 ranks.world.control.barrier()
-        ranks.done = True
+        ranks.is_complete = True
 
 
 def examine_surroundings(
@@ -323,7 +326,7 @@ def _describe_exchange(exposed: float, alone: ExchangeMeasurement | None) -> str
     what = "extra time of a step of all ranks over the slowest rank alone"
     if alone is None:
         return what
-    sums = f"{alone.bytes / 1e6:.3g} MB in {alone.buckets} bucket{'s'[: alone.buckets > 1]}"
+    sums = f"{format_bytes(alone.bytes)} in {alone.buckets} bucket{'s'[: alone.buckets > 1]}"
     raw, here = f"{alone.seconds * 1e3:.3g} ms", f"{exposed * 1e3:.3g} ms"
     if exposed <= alone.seconds:
         return f"{what}: {here} of {raw} are exposed ({sums}, most by {alone.algorithm})"

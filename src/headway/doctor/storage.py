@@ -181,12 +181,10 @@ def measure_storage(
         closing(DiskTier(dataset, source.remote, root, DEFAULT_BUDGET_BYTES, why="")) as tier,
         _RecordReader(dataset, tier.read, threads) as reader,
     ):
-        found = _measure_warm(dataset, order, batch, reader, seconds)
+        warm = _measure_warm(dataset, order, batch, reader, seconds)
     if (root / PACKS_FOLDER / dataset.fingerprint / STATE_FILE).exists():
-        return replace(found, note=f"Records in the cache folder {root}.")
-    return replace(
-        found, note=f"The cache folder {root} cannot be used: each read went to {_format_location(dataset)}."
-    )
+        return replace(warm, note=f"Records in the cache folder {root}.")
+    return replace(warm, note=f"The cache folder {root} cannot be used: each read went to {_format_location(dataset)}.")
 
 
 @final
@@ -248,8 +246,8 @@ def _measure_cold(dataset: Dataset, order: Order, batch: int, reader: _RecordRea
             _, ids = order(np.arange(low, at))
             some = spans(ids)
             restored.enter_context(restore_residency(some))
-            if not (found := evict(some)).held:
-                reasons.append(found.note)
+            if not (evicted := evict(some)).held:
+                reasons.append(evicted.note)
             return ids
 
         def time_reads(ids: Ids, at_once: int) -> float:

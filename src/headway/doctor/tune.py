@@ -201,11 +201,11 @@ def _search(
     return values
 
 
-def suggest_more_prefetch(job: MeasurementJob, found: Profile) -> list[Knob]:
+def suggest_more_prefetch(job: MeasurementJob, profile: Profile) -> list[Knob]:
     """Suggests more prefetched batches if the loop waits though the loader is faster: some batches take longer than
     others. At best no wait is left."""
-    run = next((one for one in found.runs if one.name == "warm"), None)
-    sides = found.together
+    run = next((one for one in profile.runs if one.name == "warm"), None)
+    sides = profile.together
     if run is None or not run.wait_share or sides is None or sides.input_beside >= sides.loop_beside:
         return []
     gain = 1 / max(1 - run.wait_share, 0.01)
@@ -214,7 +214,7 @@ def suggest_more_prefetch(job: MeasurementJob, found: Profile) -> list[Knob]:
             name="more batches ready",
             cures="collate",
             override=format_override({"data.prefetch_batches": AHEAD * job.setup.recipe.data.prefetch_batches}),
-            images_s=found.predicted * gain,
+            images_s=profile.predicted * gain,
             gain=gain,
             measured=False,
             exact=True,
@@ -351,19 +351,19 @@ def _note_lost_comments(recipe: Path, text: str) -> list[str]:
     )
 
 
-def _format_evidence(recipe: Path, found: TuneResult) -> str:
+def _format_evidence(recipe: Path, result: TuneResult) -> str:
     import torch
 
     here = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     head = [f"{recipe.name}, tuned on {here['processor']}, {here['usable_cores']} cores, {here['device']}."]
-    if found.before is not None and found.after is not None:
-        gain = found.after.value / found.before.value
-        before, after = (f"{one.value:,.0f} [{one.low:,.0f}, {one.high:,.0f}]" for one in (found.before, found.after))
+    if result.before is not None and result.after is not None:
+        gain = result.after.value / result.before.value
+        before, after = (f"{one.value:,.0f} [{one.low:,.0f}, {one.high:,.0f}]" for one in (result.before, result.after))
         head.append(f"{before} images/s before, {after} after: {gain:.2f} times.")
     else:
-        head.append("Nothing that was tried helped beyond the noise." if found.tries else NOTHING)
-    for one in found.tries:
+        head.append("Nothing that was tried helped beyond the noise." if result.tries else NOTHING)
+    for one in result.tries:
         what = "kept" if one.kept else "left"
         interval = f"[{one.low:.2f}, {one.high:.2f}]"
         head.append(f"  {what}: {one.override}: {one.gain:.2f} times {interval}, predicted {one.predicted:.2f}")
-    return "".join(f"# {line}\n" for line in (*head, *found.notes))
+    return "".join(f"# {line}\n" for line in (*head, *result.notes))

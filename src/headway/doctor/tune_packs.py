@@ -8,6 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
+from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
@@ -44,7 +45,7 @@ class TrialPacks:
             return None
         needed, free = GROWTH * int(dataset.length.sum(dtype=np.int64)), read_free_disk_bytes(folder.parent)
         if needed > FREE * free:
-            sizes = f"the pack takes about {needed / 1e9:,.2f} GB, and {free / 1e9:,.2f} GB are free"
+            sizes = f"the pack takes about {format_bytes(needed)}, and {format_bytes(free)} are free"
             self.notes.append(f"{what}: {sizes} in {format_path(folder.parent)}.")
             return None
         self._say(f"Packing {len(dataset):,} images into {format_path(folder)}.")

@@ -70,7 +70,7 @@ class AdamRecipe(OptimizerRecipe):
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from torch.optim import Adam
@@ -85,7 +85,7 @@ class AdamWRecipe(OptimizerRecipe):
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from torch.optim import AdamW
@@ -104,15 +104,15 @@ class LARSRecipe(OptimizerRecipe):
     momentum: Fraction = 0.9
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     trust: Positive = 0.001
-    """Trust coefficient: the factor on norm(weights) / norm(gradient) in each layer's rate; the papers' eta."""
+    """Trust coefficient: factor on norm(weights) / norm(gradient) in each layer's learning rate; eta in the papers."""
     eps: NotNegative = 0.0
     """Added to the divisor of the trust ratio."""
     lr_in_momentum: bool = True
-    """The learning rate scales what goes into the momentum buffer, as in MLPerf; false: what comes out of it."""
+    """Apply the learning rate to the input of the momentum buffer, as in MLPerf. False: to its output."""
     clip: bool = False
-    """No layer's rate is above lr (LARC; trust is then usually 0.02)."""
+    """Limit each layer's learning rate to `lr` (LARC; trust is then usually 0.02)."""
     nesterov: bool = False
-    """The step looks ahead by one more step of the momentum."""
+    """Use Nesterov's momentum."""
     no_decay: bool = True
 
     @model_validator(mode="after")
@@ -146,7 +146,7 @@ class LAMBRecipe(OptimizerRecipe):
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-6
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
     no_decay: bool = True
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
@@ -167,9 +167,9 @@ class NovoGradRecipe(OptimizerRecipe):
     """Decays of the running first and second moments: the fractions that each step keeps."""
     # With eps 0, a second moment of 0 gives a learning rate of 0.
     eps: NotNegative = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
     averaging: bool = False
-    """Multiply the term that is added to the first moment by 1 - beta1."""
+    """Multiply the new term of the first moment by 1 - beta1."""
     no_decay: bool = True
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
@@ -192,7 +192,7 @@ class SignumRecipe(OptimizerRecipe):
     momentum: Fraction = 0.9
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     decoupled_decay: NotNegative = 0.0
-    """Weight decay apart from the gradient: the weight is reduced by lr * decoupled_decay of itself."""
+    """Decoupled weight decay: the weight is reduced by lr * decoupled_decay of itself."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from headway.optim.signum import Signum
@@ -207,7 +207,7 @@ class FTMLRecipe(OptimizerRecipe):
     betas: tuple[Fraction, Fraction] = (0.6, 0.999)
     """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from headway.optim.ftml import FTML
@@ -227,12 +227,12 @@ class LBSGDRecipe(OptimizerRecipe):
     momentum: Fraction = 0.9
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     batch_scale: int = Field(default=1, ge=1)
-    """Steps of a macro-batch, after which the weights move once, at up to batch_scale * lr. Steps at the end of the run
-    that fill no macro-batch move nothing."""
+    """Number of steps in a macro-batch. The weights are updated once per macro-batch, at up to batch_scale * lr. Steps
+    at the end of the run that fill no macro-batch have no effect."""
     warmup: LbsgdWarmup = "linear"
-    """Shape of the rise from lr to batch_scale * lr; `lars`: a rate for each layer instead."""
+    """Shape of the warm-up from lr to batch_scale * lr. `lars`: a learning rate for each layer instead."""
     warmup_epochs: NotNegative = 5.0
-    """Length of the rise. Epochs of steps of the first batch."""
+    """Length of the warm-up in epochs. An epoch counts as its number of steps at the initial batch."""
     no_decay: bool = True
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
@@ -280,15 +280,15 @@ class RMSpropSGDRecipe(OptimizerRecipe):
     momentum: Fraction = 0.9
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
     lr_rmsprop: Positive = 3e-4
-    """Learning rate of RMSprop at the beginning, if the schedule's factor is 1."""
+    """Learning rate of RMSprop at the beginning. The schedule's factor applies to it too."""
     smoothing: Fraction = 0.99
-    """Decay of the running second moment: the fraction that each step keeps."""
+    """Coefficient of the running average of the squared gradient."""
     center_epochs: NotNegative = 10.0
-    """Time at which SGD has come to one half. Epochs of steps of the first batch."""
+    """Epoch at which SGD has half of the weight. An epoch counts as its number of steps at the initial batch."""
     period_epochs: Epochs = 5.0
-    """Length of the transition; it ends half a period after its centre."""
+    """Length of the transition in epochs. It ends half a period after `center_epochs`."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from headway.optim.rmsprop_sgd import RMSpropSGD
@@ -322,21 +322,21 @@ class RMSpropSGDRecipe(OptimizerRecipe):
 
 
 class MuonRecipe(OptimizerRecipe):
-    """Momentum with equal singular values for convolution filters, SGD for the rest (Jordan et al. 2024)."""
+    """Muon for convolution filters (momentum with equal singular values), SGD for the rest (Jordan et al. 2024)."""
 
     name: Literal["muon"] = "muon"
     momentum: Fraction = 0.95
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     nesterov: bool = True
-    """The step looks ahead by one more step of the momentum."""
+    """Use Nesterov's momentum."""
     lr_rest: Positive | None = None
-    """Learning rate of SGD for everything that is no convolution filter; unset: `lr`."""
+    """Learning rate of SGD for all parameters that are no convolution filters. Unset: `lr`."""
     momentum_rest: Fraction = 0.9
-    """Momentum of that SGD."""
+    """Momentum of SGD for these other parameters."""
     ns_steps: int = Field(default=5, ge=1)
-    """Steps of the Newton-Schulz iteration."""
+    """Number of Newton-Schulz iterations in a step."""
     normalise: bool = False
-    """Bring filters to a fixed norm before each step; for networks with batch norm after each of them."""
+    """Scale filters to a fixed norm before each step. For networks with a batch norm after each convolution."""
 
     @model_validator(mode="after")
     def _check_momentum(self) -> MuonRecipe:

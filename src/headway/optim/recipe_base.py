@@ -26,12 +26,12 @@ class LookaheadRecipe(RecipePart):
     use the slow weights (Zhang et al. 2019, "Lookahead Optimizer", arXiv 1907.08610)."""
 
     every_steps: int = Field(default=5, ge=1)
-    """Steps between two updates of the slow weights; the paper's k."""
+    """Steps between two updates of the slow weights: k in the paper."""
     alpha: float = Field(default=0.5, gt=0, le=1)
-    """Share of the way from the slow weights to the newest."""
+    """Share of the distance to the newest weights that the slow weights move in an update."""
     power: NotNegative = 0.0
-    """0: the share is always alpha. Above: 1 - (1 - alpha) * (share of the run that is done) ** power, so that nothing
-    is held back at first (airbench94: every_steps 5, alpha 0.226, power 3)."""
+    """Growth of alpha over the run. 0: none. Above 0: alpha becomes 1 - (1 - alpha) * progress ** power, with progress
+    from 0 to 1, so that nothing is held back at first (airbench94: every_steps 5, alpha 0.226, power 3)."""
 
 
 class OptimizerRecipe(RecipePart, ABC):
@@ -46,20 +46,24 @@ class OptimizerRecipe(RecipePart, ABC):
     name: str
     """Name of the optimizer; see [Optimizers](library/optimizers.md)."""
     lr: Scalable
-    """Learning rate; the schedule gives its factor. Or {base, per, scale}, which follows the batch; see below."""
+    """Learning rate, which the schedule multiplies by its factor. Or {base, per, scale}, to scale it with the batch."""
     weight_decay: NotNegative = 0.0
-    """Added to the gradient as weight_decay * weight, or (`adamw`, `lamb`, `novograd`, `muon`) to the update."""
+    """Weight decay: weight_decay * weight is added to the gradient, or (`adamw`, `lamb`, `novograd`, `muon`) to the
+    update."""
     no_decay: bool = False
-    """No weight decay on parameters of one dimension: bias, beta, gamma (`lars`, `lamb`, `lbsgd`, `novograd`: true)."""
+    """No weight decay for parameters of one dimension: biases, and beta and gamma of norms. True by default for `lars`,
+    `lamb`, `lbsgd` and `novograd`."""
     groups: tuple[GroupRecipe, ...] = ()
-    """Parameter groups; unset: one group of all. If there are groups, every trained parameter must be in one."""
+    """Parameter groups with a learning rate or weight decay of their own. Unset: one group. Otherwise every trained
+    parameter must be in a group."""
     clip_norm: Positive | None = None
-    """Largest norm of the gradients of all parameters together; larger gradients are scaled down to it."""
+    """Largest norm of the gradients of all parameters together. Larger gradients are scaled down to it."""
     lookahead: LookaheadRecipe | None = None
-    """Slow weights beside any of the optimizers; see below."""
+    """Lookahead: slow weights that follow the optimizer's weights. Works with every optimizer."""
     gradient_noise: Positive | None = None
-    """Each sample's gradient is multiplied by z ~ N(1, sigma^2) with sigma = gradient_noise * sqrt(batch), so that a
-    large batch fluctuates as a small one (Hoffer et al. 2017, arXiv 1705.08741). 1 / sqrt(small batch) suits."""
+    """Multiply each sample's gradient by z ~ N(1, sigma^2) with sigma = gradient_noise * sqrt(batch), so that the
+    gradient of a large batch is as noisy as that of a small one (Hoffer et al. 2017, arXiv 1705.08741). Start with 1 /
+    sqrt(small batch)."""
 
     @abstractmethod
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:

@@ -104,13 +104,13 @@ class WarmupScheduleRecipe(ScheduleRecipe, ABC):
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs",)
 
     warmup_epochs: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Length of the warm-up, in which the factor rises step by step."""
+    """Length of the warm-up in epochs. The factor rises at every step."""
     warmup_start: Factor | Literal["base"] = 0.0
-    """Factor at the first step of the warm-up. `base`: the learning rate is then `optimizer.lr.base`, that of the small
+    """Factor at the first step of the warm-up. `base`: begin with the learning rate `optimizer.lr.base` of the small
     batch."""
     warmup_power: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """The factor rises with this power of the share of the warm-up that is done: 1 is a line, 2 begins slowly, 0.5 (the
-    square root) fast."""
+    """Exponent of the warm-up: the factor rises with progress ** warmup_power. 1 is a line, 2 begins slowly, 0.5
+    (square root) fast."""
 
     @model_validator(mode="after")
     def _check_warmup(self) -> WarmupScheduleRecipe:
@@ -154,9 +154,9 @@ class StepScheduleRecipe(WarmupScheduleRecipe):
 
     name: Literal["step"] = "step"
     every_epochs: Epochs
-    """Epochs between two falls, for example a third of the run."""
+    """Epochs between two decays by `gamma`, for example a third of the run."""
     gamma: Gamma = 0.1
-    """Factor of each fall."""
+    """Factor of each decay."""
 
     def build_curve(self, span: RunSpan) -> Curve:
         period = self.every_epochs * span.epoch
@@ -182,9 +182,9 @@ class MultiStepScheduleRecipe(WarmupScheduleRecipe):
 
     name: Literal["multi_step"] = "multi_step"
     milestones_epochs: Annotated[Milestones, Field(min_length=1)]
-    """Epochs from the beginning of the run at which the factor falls, for example [30, 60] of 90."""
+    """Epochs at which the factor decays by `gamma`, for example [30, 60] of 90."""
     gamma: Gamma = 0.1
-    """Factor of each fall."""
+    """Factor of each decay."""
 
     def build_curve(self, span: RunSpan) -> Curve:
         milestones = [epochs_to_position(milestone, span.epoch) for milestone in self.milestones_epochs]
@@ -209,9 +209,9 @@ class ExponentialScheduleRecipe(WarmupScheduleRecipe):
 
     name: Literal["exponential"] = "exponential"
     every_epochs: Epochs
-    """Epochs in which the factor falls by `gamma` once, for example a third of the run."""
+    """Epochs in which the factor decays by `gamma` in total, for example a third of the run."""
     gamma: Gamma = 0.1
-    """Factor of the fall in `every_epochs`."""
+    """Factor of the decay in `every_epochs`."""
 
     def build_curve(self, span: RunSpan) -> Curve:
         period = self.every_epochs * span.epoch
@@ -239,7 +239,7 @@ class PolynomialScheduleRecipe(WarmupScheduleRecipe):
 
     name: Literal["polynomial"] = "polynomial"
     power: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    """Exponent of the share of the run that is left; 1 is a straight line."""
+    """Exponent of the remaining share of the run. 1 is a straight line."""
     end: Factor = 0.0
     """Factor at the end of the run."""
 
@@ -257,7 +257,7 @@ class TriangularScheduleRecipe(ScheduleRecipe):
     start: Factor = 0.2
     """Factor at the first step."""
     peak: float = Field(default=0.25, gt=0, lt=1)
-    """Share of the run after which the factor is 1."""
+    """Share of the run at which the factor reaches 1."""
     end: Factor = 0.0
     """Factor at the end of the run."""
 

@@ -155,11 +155,11 @@ class Cluster(ClusterPart):
         """Device of the cluster. Raises UsageError if its name is not in the catalog."""
         if isinstance(self.device, Device):
             return self.device
-        found = load_devices()
-        if self.device not in found:
+        devices = load_devices()
+        if self.device not in devices:
             problem = f"there is no device {self.device!r} in the catalog"
-            raise UsageError(problem, where=f"{self.title}: device", fix=suggest_nearest(self.device, found))
-        return found[self.device]
+            raise UsageError(problem, where=f"{self.title}: device", fix=suggest_nearest(self.device, devices))
+        return devices[self.device]
 
     def build_network(self, nodes: int, *, spread: bool = False) -> Network:
         """Build the network between the devices of this many nodes.
@@ -205,10 +205,10 @@ def find_cluster(name: str) -> Cluster:
     if path.suffix not in (".yaml", ".yml"):
         fix = suggest_nearest(name, load_clusters())
         raise UsageError("there is no such cluster in the catalog, and it is not a YAML file", where=name, fix=fix)
-    found = read_recipe(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
+    cluster = read_recipe(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
     # A device that the file names must be in the catalog: the error points at that line of the file.
     try:
-        _ = found.recipe.device_spec
+        _ = cluster.recipe.device_spec
     except UsageError as error:
-        raise UsageError(error.what, where=found.origins["device"], fix=error.fix) from None
-    return found.recipe
+        raise UsageError(error.what, where=cluster.origins["device"], fix=error.fix) from None
+    return cluster.recipe

@@ -21,8 +21,8 @@ from headway.plan.step import ComputeTime, StepTime
 # fp32 0.29 (K80) to 0.69 (P100), mixed precision 0.16 to 0.27 (V100 to H100).
 PEAK_SHARE = {"fp32": 0.5, "tensor cores": 0.2}
 NO_PROFILE = (
-    "No device was measured: the time of a step comes from the data sheet and may be 2 times off, as the 90 % band says."
-    " Measure one: headway doctor RECIPE, then --profile RECIPE.profile.json."
+    "No device was measured: the time of a step comes from the data sheet and may be 2 times off, as the 90 % band"
+    " says. Measure one: headway doctor RECIPE, then --profile RECIPE.profile.json."
 )
 # Largest deviation of a fit from its measurements, as a logarithm, that gives no warning.
 MAX_MISFIT = 0.1
@@ -102,15 +102,15 @@ def _measure_contention(profile: Profile) -> tuple[float, float]:
     loader, loop, stalls = (
         sum(one.seconds for one in profile.ceilings if one.side == side) for side in ("input", "loop", "stall")
     )
-    found = profile.together
-    if found is None or not _trains_on_cpu(profile):
+    timing = profile.together
+    if timing is None or not _trains_on_cpu(profile):
         return loader, loop
     # The slower side takes the doctor's prediction for the whole job, without stalls; the faster one is slowed down by
     # the measured ratio, but never beyond the slower side.
     steady = max(1 / profile.predicted - stalls, loader, loop)
-    if found.input_beside > found.loop_beside:
-        return steady, min(steady, loop * max(1.0, found.loop_beside / found.loop_alone))
-    return min(steady, loader * max(1.0, found.input_beside / found.input_alone)), steady
+    if timing.input_beside > timing.loop_beside:
+        return steady, min(steady, loop * max(1.0, timing.loop_beside / timing.loop_alone))
+    return min(steady, loader * max(1.0, timing.input_beside / timing.input_alone)), steady
 
 
 def apply_measured_links(profile: Profile, cluster: Cluster) -> Cluster:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from headway.core.byte_format import format_bytes
 from headway.plan.convergence import EpochsLaw
 from headway.plan.growth import DataGrowth
 from headway.plan.job_plan import JobPlan, list_warnings
@@ -37,7 +38,7 @@ def format_plan(plan: JobPlan) -> str:
         *warned,
         *([""] if warned else []),
         f"  step      {step}, by {estimate.how}",
-        f"  exchange  {sum(one.nbytes for one in plan.job.gradients) / 1e6:,.1f} MB of gradients",
+        f"  exchange  {format_bytes(sum(one.nbytes for one in plan.job.gradients))} of gradients",
         f"  epochs    {plan.epochs_from}",
         f"  memory    {describe_memory(plan)}",
         f"  input     {describe_input(plan)}",
@@ -169,7 +170,7 @@ def describe_memory(plan: JobPlan) -> str:
     held = plan.memory
     fits = "" if held.fits else ", too much"
     return (
-        f"{held.used / 1e9:.1f} of {held.capacity / 1e9:g} GB{fits}; a device has room for up to"
+        f"{format_bytes(held.used)} of {format_bytes(held.capacity)}{fits}; a device has room for up to"
         f" {held.most_samples:,} samples"
     )
 

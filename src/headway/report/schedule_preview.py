@@ -94,21 +94,21 @@ class SchedulePreview:
         """Lists the first step, all changes of the schedule, the highest learning rate, and the last step."""
         sizes = zip(self.plan.starts.tolist(), self.plan.sizes.tolist(), strict=True)
         grows = [ScheduleTurn(start, f"batch grows to {size:,}") for start, size in sizes if start]
-        said: dict[int, list[str]] = {0: ["start"]}
+        changes: dict[int, list[str]] = {0: ["start"]}
         for turn in sorted([*self.schedule.list_turns(), *grows]):
             step = self.plan.count_steps(0, turn.position)
             if step < self.steps:
-                said.setdefault(step, []).append(turn.change)
+                changes.setdefault(step, []).append(turn.change)
         for step, text in self.internal.turns:
             if step < self.steps:
-                said.setdefault(step, []).append(text)
+                changes.setdefault(step, []).append(text)
         # The optimizer's own factor times the schedule may be highest between two turns.
         if self.internal.turns:
-            said.setdefault(max(self._choose_steps(CURVE_POINTS), key=lambda step: self.compute_point(step).lr), [])
+            changes.setdefault(max(self._choose_steps(CURVE_POINTS), key=lambda step: self.compute_point(step).lr), [])
         if left := self.steps % self.internal.steps_per_update:
-            said.setdefault(self.steps - left, []).append("macro-batch not full: no update")
-        said.setdefault(self.steps - 1, []).append("last step")
-        points = [self.compute_point(step, ", ".join(what)) for step, what in sorted(said.items())]
+            changes.setdefault(self.steps - left, []).append("macro-batch not full: no update")
+        changes.setdefault(self.steps - 1, []).append("last step")
+        points = [self.compute_point(step, ", ".join(what)) for step, what in sorted(changes.items())]
         # A constant learning rate has no peak to mark.
         if max(point.lr for point in points) == min(point.lr for point in points):
             return points

@@ -88,9 +88,9 @@ class Solution:
         if recompute:
             self._recompute_statistics()
         with switch_to_evaluation(self.setup.model), torch.no_grad():
-            found = {name: self._measure_sample(sample) for name, sample in self.samples.items()}
+            metrics = {name: self._measure_sample(sample) for name, sample in self.samples.items()}
         self.tick()
-        return found
+        return metrics
 
     def measure_line(self, places: Sequence[Sequence[tuple[float, WeightVector]]], *, recompute: bool) -> MetricCurves:
         """Measures places that differ from the present weights by sums of factor x direction."""
@@ -171,8 +171,8 @@ class Solution:
         sums: dict[str, torch.Tensor] = {}
         for images, labels in sample.batches:
             outputs = self._compute_outputs(images)
-            found = {"loss": self.setup.task.loss(outputs, labels), **self.setup.task.metrics(outputs, labels)}
-            for name, values in found.items():
+            metrics = {"loss": self.setup.task.loss(outputs, labels), **self.setup.task.metrics(outputs, labels)}
+            for name, values in metrics.items():
                 # Sums stay on the device: one host-device sync at the end instead of one per batch.
                 total = values.double().sum()
                 sums[name] = sums[name] + total if name in sums else total
@@ -191,8 +191,8 @@ class Solution:
                     model(self.setup.augment.normalise(images))
 
 
-def _drop_nonfinite(found: EpsilonSharpness) -> EpsilonSharpness | None:
-    return found if math.isfinite(found.percent) else None
+def _drop_nonfinite(sharpness: EpsilonSharpness) -> EpsilonSharpness | None:
+    return sharpness if math.isfinite(sharpness.percent) else None
 
 
 def open_solution(name: str, run: RunFolder, sets: str, count: int, seed: int, *, say: Say) -> Solution:
@@ -220,17 +220,17 @@ def _list_uris(setup: TrainSetup, run: RunFolder, sets: str, say: Say) -> dict[s
     if options.train == SYNTHETIC:
         fix = "Train on real data first."
         raise UsageError("the run was trained on synthetic data, so there is nothing to draw", where=where, fix=fix)
-    found = {}
+    uris = {}
     if sets != "eval":
-        found[TRAINING] = options.train
+        uris[TRAINING] = options.train
     if sets != "train" and options.eval is not None:
-        found[EVALUATION] = options.eval
+        uris[EVALUATION] = options.eval
     elif sets == "eval":
         fix = "Draw its training set: --sets train."
         raise UsageError("the run has no evaluation set", where=where, fix=fix)
     elif sets == "both":
         say(f"{run.folder} has no evaluation set: only its training set is drawn.")
-    return found
+    return uris
 
 
 def _load_sample(setup: TrainSetup, uri: str, count: int, seed: int, sets: str, say: Say) -> DataSample:

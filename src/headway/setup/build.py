@@ -10,16 +10,16 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 
-from headway.comm.batch_norm import convert_sync
+from headway.comm.batch_norm import convert_sync_batchnorm
 from headway.core.errors import DataError, RecipeError
 from headway.core.malloc import keep_freed_memory
 from headway.core.recipe import LoadedRecipe
-from headway.core.user_code import import_user_object
 from headway.core.world import World
 from headway.data import dataset as data
 from headway.data.augment import Augment
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
+from headway.data.batch_transform import BatchTransform
 from headway.data.data_recipe import SYNTHETIC
 from headway.data.resolution import describe_sizes, list_sizes
 from headway.launch.ranks import Ranks
@@ -45,6 +45,7 @@ from headway.setup.rates import check_length, find_batch_warnings, find_step_war
 from headway.setup.recipe import NO_GRAPHS, TrainRecipe
 from headway.setup.task import LABEL_PHRASES, TargetSpec, Task, build_task
 from headway.setup.trial import build_trial_pass, count_network
+from headway.setup.user_transforms import import_batch_transform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,7 +375,7 @@ class _SetupBuilder:
         ActivationPercentiles(model, recipe.observe.activations)
         # Before the rendezvous the layers get a group of this process alone; `Ranks.meet` replaces it.
         if ranks is not None and recipe.comm.batch_norm == "sync":
-            model = convert_sync(model, World.create_single(self.device).create_group(name="not met yet"))
+            model = convert_sync_batchnorm(model, World.create_single(self.device).create_group(name="not met yet"))
         if recipe.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         apply_activation_checkpointing(model, recipe.activation_checkpointing, say)
@@ -385,7 +386,7 @@ class _SetupBuilder:
         recipe, ranks = self.recipe, self.ranks
         if ranks is not None:
             # The ranks measure the noise scale in their all-reduce, so they must know before they meet.
-            ranks.noise_scale = recipe.observe.noise_scale
+            ranks.measures_noise = recipe.observe.noise_scale
         if recipe.observe.noise_scale and recipe.precision == "fp16":
             what = "gradients in fp16 do not tell the noise scale, as the loss scale changes between steps"
             raise RecipeError(what, where="observe.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
@@ -394,13 +395,15 @@ class _SetupBuilder:
             raise RecipeError(what, where="comm.on_rank_failure", fix="Set it to restart or auto.")
 
     def _import_transform(self) -> Callable[..., Any] | None:
-        name = self.recipe.transform
-        if name is None:
+        """Returns the transform that the loop calls; the loader calls one of uint8 images."""
+        recipe = self.recipe
+        if recipe.transform is None:
             return None
-        transform: Callable[..., Any] = import_user_object(name, base=self.loaded.base, what="transform")
-        if not callable(transform):
-            raise RecipeError(f"{name!r} cannot be called", where="transform", fix="Name a function.")
-        return transform
+        transform = import_batch_transform(recipe.transform, self.loaded.base)
+        if recipe.transform_on == "float":
+            return transform
+        self.inputs.batch_transform = BatchTransform(transform, recipe.transform)
+        return None
 
     def _load_first_batch(self, augment: Augment) -> _FirstBatch:
         batch = self.inputs.read_first_batch(self.loaded.recipe)

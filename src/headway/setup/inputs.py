@@ -22,6 +22,7 @@ from headway.data import opening
 from headway.data.augment import measure_mean_std
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
+from headway.data.batch_transform import BatchTransform
 from headway.data.data_recipe import SYNTHETIC, CacheMode, DataRecipe, SyntheticRecipe
 from headway.data.decode import resolve_backend
 from headway.data.loader import Loader
@@ -31,8 +32,10 @@ from headway.data.resolution import compute_progressive_size
 from headway.data.synthetic import SyntheticLoader
 from headway.data.tiers import Tier, choose_tier
 from headway.data.tiers.remote_dataset import RemoteShards
+from headway.data.workers.image_transform import ImageTransform
 from headway.setup import checks
 from headway.setup.recipe import TrainRecipe
+from headway.setup.user_transforms import build_image_transform
 
 Say = Callable[[str], object]
 
@@ -83,6 +86,7 @@ class Inputs:
         max_first_samples: most images that are read before the first step.
         loader: loader of the newest training batches; its stats are those of the run.
         batch_source: gives the training batches instead of a loader, for example from memory.
+        image_transform, batch_transform: the recipe's transforms of uint8 training images, and of batches of them.
     """
 
     train: data.Dataset | None
@@ -97,6 +101,8 @@ class Inputs:
     max_first_samples: int = MAX_FIRST_SAMPLES
     loader: Loader | None = None
     batch_source: Callable[[], Iterable[Batch]] | None = None
+    image_transform: ImageTransform | None = None
+    batch_transform: BatchTransform | None = None
     _tiers: dict[int, Tier] = field(default_factory=dict)
     """Tier by the id of its data set: the training and evaluation loaders of a set share one."""
 
@@ -113,7 +119,7 @@ class Inputs:
         if self.batch_source is not None:
             return self.batch_source()
         if self.train is None:
-            return SyntheticLoader(
+            batches: Iterable[Batch] = SyntheticLoader(
                 self.synthetic or SyntheticRecipe(),
                 batch=plan,
                 seed=recipe.seed,
@@ -122,6 +128,7 @@ class Inputs:
                 rank=rank,
                 world=world,
             )
+            return batches if self.batch_transform is None else map(self.batch_transform.transform_batch, batches)
         self.loader = self.build_training_loader(self.train, recipe, batch=plan, start=position, rank=rank, world=world)
         return self.loader
 
@@ -173,7 +180,11 @@ class Inputs:
             translate=recipe.augment.translate if "translate" in host_augmentations else 0,
             progressive=recipe.data.progressive,
             on_bad=recipe.data.on_bad,
+            batch_transform=self.batch_transform,
         )
+        if self.image_transform is not None:
+            workers, kind = recipe.data.transform_workers, recipe.data.worker_kind
+            spec = replace(spec, transform=self.image_transform, workers=workers, worker_kind=kind)
         return self._build_loader(dataset, recipe, replace(spec, **changes))
 
     def build_evaluation_loader(
@@ -216,6 +227,8 @@ class Inputs:
 
     def close(self) -> None:
         """Closes the tiers and the data sets."""
+        if self.loader is not None:
+            self.loader.close()
         # Tiers first: their threads still read from the data sets.
         for tier in self._tiers.values():
             tier.close()
@@ -255,7 +268,7 @@ class Inputs:
         tier = self._tiers.get(id(dataset))
         # The first loader of a set decides whether its stored pixels can be served as they are.
         if tier is None:
-            is_stored = spec.uses_stored_pixels(dataset.description)
+            is_stored = spec.transform is None and spec.uses_stored_pixels(dataset.description)
             tier = self._tiers[id(dataset)] = self._choose_tier(dataset, recipe.data, is_stored)
         return Loader(dataset, spec, tier=tier)
 
@@ -366,6 +379,9 @@ def open_inputs(
             )
         )
         checks.check_shifts(loaded.recipe, inputs.find_smallest_size(loaded.recipe), inputs.size)
+        if inputs.train is not None and recipe.data.image_transform is not None:
+            shape = (*inputs.size, inputs.channels)
+            inputs.image_transform = build_image_transform(recipe.data.image_transform, loaded.base, shape)
         loaded = _resolve_execution(loaded, inputs, fills_caches=rehearsal is None)
         loaded = _resolve_normalisation(loaded, inputs)
         on_error.pop_all()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from headway.core.byte_format import format_bytes
 from headway.core.errors import TrainingError
 from headway.core.free_memory import read_free_memory_bytes
 
@@ -46,7 +47,7 @@ def estimate_micro_batch(batch: int, saved_bytes: int, device: torch.device) -> 
     available_bytes = int(free_bytes * USED_MEMORY_SHARE)
     max_samples = max(1, available_bytes // max(1, saved_bytes))
     parts = -(-batch // max_samples)
-    reason = f"{saved_bytes / 1e6:.2f} MB a sample kept for backward, {available_bytes / 1e9:.1f} GB for it"
+    reason = f"{format_bytes(saved_bytes)} a sample kept for backward, {format_bytes(available_bytes)} for it"
     return -(-batch // parts), reason
 
 

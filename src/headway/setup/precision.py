@@ -200,7 +200,7 @@ def measure_precisions(
     See `measure_seconds_per_sample`. A process that joins a run measures nothing and returns an empty dict, as it takes
     the precision of the others. If there is only one precision, nothing is measured, and its value is 0.
     """
-    if ranks is not None and ranks.joins:
+    if ranks is not None and ranks.is_joining:
         return {}
     # A rank runs its own part of the batch.
     samples = recipe.batch // (1 if ranks is None else ranks.launched_size)

@@ -97,7 +97,7 @@ class WeightAverages:
                         with setup.precision.autocast():
                             setup.model(part)
                 # Copied before the block ends: the running statistics are swapped back together with the weights.
-                found = [value.clone() for value in self._running]
+                current = [value.clone() for value in self._running]
         finally:
             setup.inputs.loader = loader
             if hasattr(stream, "close"):
@@ -105,11 +105,11 @@ class WeightAverages:
             if before:
                 torch._foreach_copy_(self._running, before)
         if ranks is not None:
-            mine = {str(place): value.cpu() for place, value in enumerate(found)}
+            mine = {str(place): value.cpu() for place, value in enumerate(current)}
             every = [load_tensors(data) for data in ranks.world.control.gather_bytes(save_tensors(mine))]
-            for place, value in enumerate(found):
+            for place, value in enumerate(current):
                 value.copy_(torch.stack([one[str(place)] for one in every]).mean(0))
-        self._statistics = found
+        self._statistics = current
 
     def state(self) -> dict[str, torch.Tensor]:
         """Returns the tensors for a checkpoint or another rank."""
@@ -120,11 +120,11 @@ class WeightAverages:
         """Restores such a state. Raises CheckpointError: it belongs to another network."""
         if self._weights is not None:
             self._weights.load(tensors)
-        found = {name: value for name, value in tensors.items() if name.startswith(PREFIX)}
+        weights = {name: value for name, value in tensors.items() if name.startswith(PREFIX)}
         wanted = {f"{PREFIX}{place}": one for place, one in enumerate(self._running)}
-        if found and (fault := find_mismatch(found, wanted)):
+        if weights and (fault := find_mismatch(weights, wanted)):
             raise CheckpointError(f"its statistics of batch norm do not fit: {fault}", where=where)
-        self._statistics = [found[name].to(one) for name, one in wanted.items()] if found else []
+        self._statistics = [weights[name].to(one) for name, one in wanted.items()] if weights else []
 
     @contextmanager
     def _swap_in_weights(self) -> Iterator[None]:

@@ -193,11 +193,11 @@ def _build_dry_run(
     evaluation_samples: int | None,
 ) -> DryRun:
     recipe, notes = setup.recipe, list[str]()
-    found, on_shapes_only = measured
+    layers, on_shapes_only = measured
     # Rounded up: the busiest rank counts.
     share = -(-setup.plan.largest_batch // ranks)
     check_batch_covers_ranks(recipe.batch, ranks)
-    saved = sum(layer.saved_bytes for layer in found)
+    saved = sum(layer.saved_bytes for layer in layers)
     # A run measures it; here it is estimated from the bytes that a sample keeps for backward.
     micro = recipe.micro_batch
     if micro == "auto":
@@ -214,7 +214,7 @@ def _build_dry_run(
         )
     if setup.device.type == "cpu" and recipe.precision == "fp16":
         notes.append("Training in fp16 needs a GPU, and there is none here.")
-    workload = _build_workload(setup, found, micro, ranks, evaluation_samples)
+    workload = _build_workload(setup, layers, micro, ranks, evaluation_samples)
     if recipe.data.eval is not None and workload.run.evaluation_samples is None:
         notes.append("The evaluation set is not there. Give its size, for example ImageNet's: --eval-samples 50000.")
     exchanged = workload.step.exchange.gradient_bytes
@@ -236,11 +236,11 @@ def _build_dry_run(
 
 
 def _build_workload(
-    setup: TrainSetup, found: tuple[WorkloadLayer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
+    setup: TrainSetup, layers: tuple[WorkloadLayer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
 ) -> Workload:
     recipe, inputs = setup.recipe, setup.inputs
     kept = estimate_footprint(setup.optimizer)
-    trained = sum(layer.gradient_bytes for layer in found)
+    trained = sum(layer.gradient_bytes for layer in layers)
     stepped = sum(count_bytes(value) for group in setup.optimizer.param_groups for value in group["params"])
     # Clipping reads each gradient for its norm, then reads and writes it.
     moved = kept.moved_bytes + 3 * count_masters_bytes(setup) + 3 * stepped * (recipe.optimizer.clip_norm is not None)
@@ -256,7 +256,7 @@ def _build_workload(
     )
     return Workload(
         name=recipe.name,
-        layers=found,
+        layers=layers,
         input=WorkloadInput(
             height=height,
             width=width,
@@ -293,7 +293,7 @@ def _build_workload(
             samples=setup.epoch,
             epochs=total / setup.epoch,
             steps=setup.steps,
-            phases=_list_phases(setup, sum(layer.forward_multiply_adds for layer in found)),
+            phases=_list_phases(setup, sum(layer.forward_multiply_adds for layer in layers)),
             evaluations=_count_occurrences(setup, recipe.evaluate.every_epochs) if evaluates else 0,
             evaluation_samples=held_out if evaluates else 0,
             checkpoints=_count_occurrences(setup, saves.every_epochs, saves.every_steps),
@@ -366,11 +366,11 @@ def _count_multiply_adds(setup: TrainSetup, size: tuple[int, int]) -> int:
     images = torch.zeros(1, setup.channels, *size, device=setup.device)
     try:
         with use_fake_tensors(setup.model, images) as (given,), setup.precision.autocast():
-            found = measure_model_size(setup.model, given)
+            model_size = measure_model_size(setup.model, given)
     except Exception:
         with setup.precision.autocast():
-            found = measure_model_size(setup.model, images)
-    return found.multiply_adds or 0
+            model_size = measure_model_size(setup.model, images)
+    return model_size.multiply_adds or 0
 
 
 def _count_occurrences(setup: TrainSetup, every_epochs: float, every_steps: int | None = None) -> int:

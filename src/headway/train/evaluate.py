@@ -112,16 +112,16 @@ def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = Non
     # A user's task may have other outputs than one per class, even if the labels are classes.
     by_class = setup.target.kind == "class" and setup.task.outputs == len(setup.target.classes)
     positions: list[NDArray[np.int64]] = []
-    found: dict[str, list[torch.Tensor]] = {}
+    collected: dict[str, list[torch.Tensor]] = {}
     for outputs, labels, batch in evaluate_batches(setup, dataset, rank, world):
         positions.append(np.stack([batch.positions, batch.served]))
         # Values stay on the device until the whole set is through.
-        found.setdefault("loss", []).append(setup.task.loss(outputs, labels).float())
+        collected.setdefault("loss", []).append(setup.task.loss(outputs, labels).float())
         for name, values in setup.task.metrics(outputs, labels).items():
-            found.setdefault(name, []).append(values.float())
+            collected.setdefault(name, []).append(values.float())
         if by_class:
-            found.setdefault(PREDICTED, []).append(outputs.argmax(dim=1))
-    arrays = {name: torch.cat(parts).cpu().numpy() for name, parts in found.items()}
+            collected.setdefault(PREDICTED, []).append(outputs.argmax(dim=1))
+    arrays = {name: torch.cat(parts).cpu().numpy() for name, parts in collected.items()}
     if positions:
         arrays[POSITIONS] = np.concatenate(positions, axis=1).T
     if ranks is not None:
@@ -147,6 +147,6 @@ def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = Non
 def _merge_ranks(shares: list[bytes], names: list[str]) -> dict[str, NDArray[Any]]:
     """Merges the arrays of all ranks in the order of the data set."""
     # In that order the means have the same bits as on a single rank.
-    parts = [found for share in shares if (found := load_arrays(share))]
-    order = np.argsort(np.concatenate([found[POSITIONS][:, 0] for found in parts]))
-    return {name: np.concatenate([found[name] for found in parts])[order] for name in names or parts[0]}
+    parts = [arrays for share in shares if (arrays := load_arrays(share))]
+    order = np.argsort(np.concatenate([arrays[POSITIONS][:, 0] for arrays in parts]))
+    return {name: np.concatenate([arrays[name] for arrays in parts])[order] for name in names or parts[0]}

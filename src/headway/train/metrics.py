@@ -44,7 +44,7 @@ class MetricsAccumulator:
     def __init__(
         self, setup: TrainSetup, run: RunFolder, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]
     ) -> None:
-        leads, name = (True, "") if ranks is None else (ranks.speaks, ranks.name)
+        leads, name = (True, "") if ranks is None else (ranks.is_lead, ranks.name)
         self.log = RunLog(run, sinks=setup.recipe.sinks, leads=leads, name=name)
         self.damaged = 0
         self.must_stop = self.must_regroup = False
@@ -121,9 +121,9 @@ class MetricsAccumulator:
         """
         if self._ranks is not None:
             self._gather_bad(self._ranks)
-            found = np.array(self._step_losses)
+            values = np.array(self._step_losses)
             self._step_losses = []
-            return found
+            return values
         if not self._losses:
             return np.empty(0)
         losses, sizes = torch.cat(self._losses).double().cpu().numpy(), np.array(self._sizes)
@@ -252,10 +252,10 @@ class MetricsAccumulator:
         ranks = self._ranks
         if ranks is None or ranks.world.size == 1 or not steps:
             return {}
-        ranks.board.write(step, [spent.get(stage, 0.0) / steps for stage in stragglers.COLUMNS])
-        if not self.log.is_lead or (found := ranks.board.read()) is None:
+        ranks.rank_timings.write(step, [spent.get(stage, 0.0) / steps for stage in stragglers.COLUMNS])
+        if not self.log.is_lead or (timings := ranks.rank_timings.read()) is None:
             return {}
-        at, seconds = found
+        at, seconds = timings
         names, position = [str(rank) for rank in range(len(seconds))], self._setup.plan.find_position(at)
         self.log.write_rows(
             stragglers.ROW_FILE_KIND, names, stragglers.COLUMNS, position, at, seconds.astype(np.float32)
@@ -269,8 +269,8 @@ class MetricsAccumulator:
         self.read_reductions()
         if self._bad_ahead:
             mine = json.dumps([asdict(bad) for bad in self._bad]).encode()
-            found = [BadSample(**bad) for some in ranks.world.control.gather_bytes(mine) for bad in json.loads(some)]
-            self._bad, self._bad_ahead = sorted(found, key=lambda bad: bad.position), 0
+            samples = [BadSample(**bad) for some in ranks.world.control.gather_bytes(mine) for bad in json.loads(some)]
+            self._bad, self._bad_ahead = sorted(samples, key=lambda bad: bad.position), 0
 
     def _write_bad(self) -> None:
         if not self._bad:
@@ -281,10 +281,10 @@ class MetricsAccumulator:
         # A sample counts once, however often it comes up: the limit is a share of the data set.
         self._damaged |= {bad.asked for bad in self._bad}
         self._bad.clear()
-        found, limit = len(self._damaged), setup.recipe.data.max_bad_share
-        if found > limit * setup.epoch:
+        count, limit = len(self._damaged), setup.recipe.data.max_bad_share
+        if count > limit * setup.epoch:
             raise DataError(
-                f"{found} of {setup.epoch} samples are damaged, more than data.max_bad_share {limit}",
+                f"{count} of {setup.epoch} samples are damaged, more than data.max_bad_share {limit}",
                 where=str(self._run.quarantine_path),
                 fix="Run headway verify on the data, pack it again, and start a new run.",
             )

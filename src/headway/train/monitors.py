@@ -77,11 +77,11 @@ def _append_row(trainer: Trainer, source: LoadSource, row: LoadRow) -> None:
 def _collect_gauges(trainer: Trainer, sampler: LoadSampler | None) -> dict[str, float]:
     """Returns the current position of the run, its newest records, and its load, by name."""
     epoch = trainer.position / trainer.setup.epoch
-    found: dict[str, float] = {"step": trainer.step, "steps": trainer.setup.steps, "epoch": epoch}
+    gauges: dict[str, float] = {"step": trainer.step, "steps": trainer.setup.steps, "epoch": epoch}
     for record in _read_newest_records(trainer.run_folder.metrics_path):
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
-        found |= {f"{record['kind']}_{name}": value for name, value in numbers.items() if name != "position"}
-    return found if sampler is None else found | sampler.latest
+        gauges |= {f"{record['kind']}_{name}": value for name, value in numbers.items() if name != "position"}
+    return gauges if sampler is None else gauges | sampler.latest
 
 
 def _read_newest_records(path: Path) -> list[dict[str, Any]]:

@@ -68,10 +68,10 @@ def predict(
     options, rows = setup.recipe.data, 0
     with closing(build_decoder(options.threads, options.decoder)) as decoder:
         for low in range(0, len(files), batch):
-            part, found = read_pixels(setup, decoder, files[low : low + batch], on_bad)
+            part, pixels = read_pixels(setup, decoder, files[low : low + batch], on_bad)
             if not part:
                 continue
-            images = setup.augment.normalise(torch.from_numpy(found).to(setup.device))
+            images = setup.augment.normalise(torch.from_numpy(pixels).to(setup.device))
             with torch.no_grad():
                 outputs = compute_outputs(setup, images)
             for file, row in zip(part, setup.task.predict(outputs), strict=True):

@@ -52,11 +52,11 @@ class LeadRankDisplay(Display):
         self._ranks, self._display = ranks, display
 
     def step(self, trainer: Trainer) -> None:
-        if self._ranks.speaks:
+        if self._ranks.is_lead:
             self._display.step(trainer)
 
     def record(self, record: dict[str, Any]) -> None:
-        if self._ranks.speaks:
+        if self._ranks.is_lead:
             self._display.record(record)
 
     def stop(self) -> None:

@@ -50,7 +50,7 @@ class Recovery:
 
     Attributes:
         actions: names of the actions due before the next step, next first; see `Trainer.ACTIONS`.
-        past: the files of the run, to continue from if no rank holds its state.
+        saved_files: the files of the run, to continue from if no rank holds its state.
     """
 
     def __init__(self, trainer: Trainer, checkpoints: Checkpoints) -> None:
@@ -58,14 +58,14 @@ class Recovery:
         self._trainer = cast("Trainer", weakref.proxy(trainer))
         self._ranks = ranks = trainer.ranks
         self.actions: list[str] = []
-        self.past = SavedRun(trainer.setup, trainer.run_folder, checkpoints)
+        self.saved_files = SavedRun(trainer.setup, trainer.run_folder, checkpoints)
         self._lock = ExitStack()
         # Steps and actions done. -1 without a state: rank 0 begins with one, all others receive it.
-        self._progress = 0 if ranks is None or ranks.speaks else -1
+        self._progress = 0 if ranks is None or ranks.is_lead else -1
         self._buffers = list(trainer.setup.model.buffers()) if ranks is not None else []
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
-        if ranks is not None and ranks.joins:
-            self.precision.recorded = self.past.read_precision()
+        if ranks is not None and ranks.is_joining:
+            self.precision.recorded = self.saved_files.read_precision()
 
     def __enter__(self) -> Recovery:
         return self
@@ -127,19 +127,19 @@ class Recovery:
         trainer.close_stream()
         trainer.setup.freezing.thaw()
         met = ranks.meet(trainer.setup.model, trainer.setup.device, self)
-        trainer.saver.meet(ranks.exchange(), ranks.build_confirmer())
+        trainer.saver.set_exchange(ranks.build_save_exchange(), ranks.build_confirmer())
         accumulator.log.confirm = ranks.build_confirmer()
         # A checkpoint that was being written may have lost the share of a lost rank.
         if met.unsaved and "checkpoint" not in self.actions:
             self.actions.insert(0, "checkpoint")
         # The interrupted step is repeated, perhaps by other ranks, so its ids are removed.
         accumulator.log.cut_ids(trainer.position)
-        if ranks.speaks:
-            for name in ranks.lost:
+        if ranks.is_lead:
+            for name in ranks.lost_workers:
                 trainer.run_folder.seal_ids(trainer.position, name)
             if not was_lead:
                 self._take_lead(met.names)
-        ranks.lost = ()
+        ranks.lost_workers = ()
         accumulator.must_regroup = False
         self.actions = [action for action in self.actions if action != "regroup"]
 
@@ -161,18 +161,18 @@ class Recovery:
         assert ranks is not None
         while True:
             with self:
-                if ranks.speaks:
+                if ranks.is_lead:
                     write_results()
-                    ranks.exchange().publish("end", b"")
+                    ranks.build_save_exchange().publish("end", b"")
                 else:
-                    ranks.exchange().collect("end", [0], lambda: None)
+                    ranks.build_save_exchange().collect("end", [0], lambda: None)
                 return
 
     def close(self) -> None:
         """Releases the run folder's lock, if this rank took it over."""
         self._lock.close()
 
-    # The protocol `Traveller` of `headway.launch.handover`, by which ranks hand over their state.
+    # The protocol `StateCarrier` of `headway.launch.handover`, by which ranks hand over their state.
 
     @property
     def step(self) -> int:
@@ -184,11 +184,11 @@ class Recovery:
         """The precision of the setup, on which the ranks agree."""
         return self._trainer.setup.precision
 
-    def identity(self) -> dict[str, Any]:
+    def get_shared_settings(self) -> dict[str, Any]:
         """Returns the settings that must be equal on all ranks."""
         return collect_shared_settings(self._trainer.setup)
 
-    def progress(self) -> int:
+    def get_progress(self) -> int:
         """Returns the number of steps and actions done, -1 without a state.
 
         The counts of two ranks that were in the same collective differ if it succeeded on one of them alone. So no
@@ -200,13 +200,13 @@ class Recovery:
         """Tells whether a checkpoint is being written."""
         return self._trainer.saver.is_writing
 
-    def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
+    def restart_from(self, checkpoint: Checkpoint | None, progress: int) -> None:
         """Continues from a checkpoint, or from the beginning, as the rank that gives its state to the others."""
         if checkpoint is not None:
             self._trainer.resume(checkpoint)
         self._progress, self.actions = progress, []
 
-    def state(self) -> TransferredState:
+    def state_dict(self) -> TransferredState:
         """Returns all that another rank needs to continue from here."""
         trainer = self._trainer
         scalars = {
@@ -220,7 +220,7 @@ class Recovery:
         }
         return scalars, trainer.collect_tensors()
 
-    def take(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Continues from the state of another rank."""
         trainer = self._trainer
         trainer.load(Checkpoint(Path("the state of another rank"), scalars["step"], scalars, tensors))
@@ -271,7 +271,7 @@ class SavedRun:
             return False
         return newest is not None and newest.step > step
 
-    def look(self) -> dict[str, Any]:
+    def summarise(self) -> dict[str, Any]:
         """Summarises the run folder and its newest checkpoint, for JSON.
 
         Returns:
@@ -279,7 +279,7 @@ class SavedRun:
             were `recorded` in it, and the `error` if the checkpoints are out of reach.
         """
         # Only names and sizes are read here; a checkpoint is loaded on the rank that is chosen for it.
-        found: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "step": -1,
             "seen": self._run.recipe_path.is_file(),
             "recorded": self._count_recorded_steps(),
@@ -287,12 +287,12 @@ class SavedRun:
         }
         try:
             if paths := self._checkpoints.paths():
-                found["step"] = parse_step(paths[0].name)
+                summary["step"] = parse_step(paths[0].name)
         except HeadwayError as error:
-            found["error"] = {"what": error.what, "where": error.where, "fix": error.fix}
-        return found
+            summary["error"] = {"what": error.what, "where": error.where, "fix": error.fix}
+        return summary
 
-    def read(self) -> tuple[Checkpoint, list[str]]:
+    def read_checkpoint(self) -> tuple[Checkpoint, list[str]]:
         """Reads the newest checkpoint that is whole; also returns a message for each damaged one.
 
         Raises:

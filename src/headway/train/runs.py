@@ -82,7 +82,7 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
         raise UsageError("several processes need one run folder", where="--run-folder", fix=fix)
     with _join_ranks(ranks, RunFolder(folder)):
         # Refused here, before data are opened: a step needs one sample per rank at least.
-        ranks.share(loaded.recipe.batch)
+        ranks.check_batch(loaded.recipe.batch)
         # A launcher that restarts all processes gives them the command line of the first start.
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if again and RunFolder(folder).recipe_path.exists():
@@ -216,7 +216,7 @@ def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, say: Say, r
         say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
     checkpoint = _open_checkpoints(run, loaded).newest(say)
     setup = build_setup(loaded, say=say, fresh=checkpoint is None, ranks=ranks)
-    leads = ranks is None or ranks.speaks
+    leads = ranks is None or ranks.is_lead
     with closing(setup.inputs), _explain_disk_errors(run):
         if checkpoint is None:
             say("This run has no checkpoint yet: it starts from the beginning.")
@@ -263,7 +263,7 @@ def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRec
 def _start_run(
     loaded: LoadedRecipe[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None
 ) -> RunResult:
-    leads = ranks is None or ranks.speaks
+    leads = ranks is None or ranks.is_lead
     if leads and folder is not None:
         RunFolder.expect_free(folder)
     setup = build_setup(loaded, say=say, ranks=ranks)
@@ -296,7 +296,7 @@ def _open_checkpoints(run: RunFolder, loaded: LoadedRecipe[TrainRecipe]) -> Chec
 @contextmanager
 def _lock_folder(run: RunFolder, ranks: Ranks | None) -> Iterator[None]:
     """Locks the run folder for the duration of the block, on the lead of several ranks."""
-    if ranks is not None and not ranks.speaks:
+    if ranks is not None and not ranks.is_lead:
         yield
         return
     # The operating system releases the lock if this process is killed.
@@ -337,7 +337,7 @@ def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
         _write_results(trainer, summary)
     else:
         # The launcher restarts nothing if the run is at its end.
-        trainer.ranks.done = trainer.finished
+        trainer.ranks.is_complete = trainer.finished
         trainer.recovery.finish(lambda: _write_results(trainer, summary))
     return RunResult(trainer.run_folder, summary, was_interrupted=not trainer.finished, is_lead=trainer.is_lead)
 
@@ -485,8 +485,8 @@ def load_trained(run: RunFolder, *, say: Say, wide: bool = False) -> TrainSetup:
 
 def _read_target(entry: dict[str, Any], run: RunFolder) -> TargetSpec:
     """Reads the target from provenance.json. Raises HeadwayError: it is damaged."""
-    found: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
-    kind, classes, numbers = found
+    values: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
+    kind, classes, numbers = values
     named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
     # The file may come from elsewhere, so its types are checked before they are used.
     if kind not in LABEL_PHRASES or not named or not is_whole_number(numbers, 1, 1 << 31):

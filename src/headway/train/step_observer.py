@@ -102,8 +102,8 @@ class StepObserver:
     def check_divergence(self, step: int, losses: NDArray[np.float64], loss_scale: float | None) -> str | None:
         """Returns a sentence if the run diverges; called on logging steps. Args: losses: those since the last one."""
         # Kept for `write_rows`: reading twice would wait for the device twice.
-        found = self._layers.read() if self._layers is not None else None
-        self._norms, gradient = (None, None) if found is None else found
+        statistics = self._layers.read() if self._layers is not None else None
+        self._norms, gradient = (None, None) if statistics is None else statistics
         if self._divergence is None:
             return None
         lr = self._setup.lr_at(self._setup.plan.find_position(step - 1))
@@ -118,8 +118,8 @@ class StepObserver:
         if self._norms is not None and self._options.layer_rates and self._layers is not None:
             log.write_rows("layers", self._layers.names, layer_statistics.COLUMNS, position, step, self._norms)
         self._norms = None
-        if self._activations is not None and (found := self._activations.read()) is not None:
-            log.write_rows("activations", self._activations.names, activations.COLUMNS, position, step, found)
+        if self._activations is not None and (percentiles := self._activations.read()) is not None:
+            log.write_rows("activations", self._activations.names, activations.COLUMNS, position, step, percentiles)
         if self._noise is None:
             return {}
         known = self._noise.estimate()
@@ -195,11 +195,11 @@ class StepObserver:
                 with setup.precision.autocast():
                     outputs = setup.model(images)
                 losses = setup.task.loss(outputs.float(), labels)
-                found = torch.autograd.grad(losses, trained, weights, allow_unused=True)
-                terms.append(compute_local_term([grad for grad in found if grad is not None], len(images) / size))
+                gradients = torch.autograd.grad(losses, trained, weights, allow_unused=True)
+                terms.append(compute_local_term([grad for grad in gradients if grad is not None], len(images) / size))
                 sums = [
                     one if other is None else other if one is None else one + other
-                    for one, other in zip(sums, found, strict=True)
+                    for one, other in zip(sums, gradients, strict=True)
                 ]
         assert self._noise is not None
         whole = compute_squared_norm([grad for grad in sums if grad is not None])

@@ -182,7 +182,7 @@ class Trainer:
             clock.lap("loss")
             # Gradients are final in the last micro-batch only; there the all-reduce overlaps with backward.
             if self.ranks is not None and number == len(parts):
-                self.ranks.arm(len(batch.images) / len(self._sample_weights))
+                self.ranks.prepare_for_backward(len(batch.images) / len(self._sample_weights))
             setup.precision.backward(losses, part_noisy_weights)
             clock.lap("backward")
             losses = losses.detach()
@@ -460,4 +460,4 @@ class Trainer:
     @property
     def is_lead(self) -> bool:
         """True for the one process of a run that writes its records, weights and summary."""
-        return self.ranks is None or self.ranks.speaks
+        return self.ranks is None or self.ranks.is_lead

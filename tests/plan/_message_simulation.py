@@ -220,7 +220,7 @@ def simulate_messages(
     ]
     heapq.heapify(events)
     waiting = defaultdict[tuple[str, int], list[int]](list)
-    found: dict[int, SentMessage] = {}
+    finished: dict[int, SentMessage] = {}
 
     def begin(number: int, at: float) -> None:
         """Send a message if its paths are free; else queue it at the path that is busy longest, and let others pass."""
@@ -239,7 +239,7 @@ def simulate_messages(
             own = begins.get(message.receiver, 0.0)
             done = max(ends, adder[message.receiver], own) + message.nbytes / network.reduce_bytes_s
             adder[message.receiver] = done
-        found[number] = SentMessage(message, at, ends, done)
+        finished[number] = SentMessage(message, at, ends, done)
         for after in wanted[number]:
             ready[after] = max(ready[after], done)
             left[after] -= 1
@@ -255,7 +255,7 @@ def simulate_messages(
         for path in routes[number][1]:
             while waiting[path] and free[path] <= at:
                 begin(heapq.heappop(waiting[path]), at)
-    return [found[number] for number in range(len(schedule.messages))]
+    return [finished[number] for number in range(len(schedule.messages))]
 
 
 def simulate_all_reduce(algorithm: Algorithm, nbytes: float, network: Network) -> float:

@@ -1,0 +1,1 @@
+"""What users do every day: the arms of bench.everyday."""
