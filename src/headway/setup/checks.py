@@ -11,6 +11,7 @@ from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeEr
 from headway.core.recipe import LoadedRecipe
 from headway.data.data_recipe import SYNTHETIC, DataRecipe
 from headway.data.dataset import Dataset
+from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
 from headway.model.fake_tensors import use_fake_tensors
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
@@ -58,6 +59,22 @@ def check_shifts(recipe: TrainRecipe, smallest_size: tuple[int, int], size: tupl
     if shift >= side:
         what = f"a shift of {shift} is no less than the image's side of {side}"
         raise RecipeError(what, where="evaluate.shift", fix=f"Set it to at most {side - 1}.")
+
+
+def list_set_warnings(train: Dataset | None, evaluation: Dataset | None) -> list[str]:
+    """Returns sentences about data that can be trained on, and probably should not be as they are.
+
+    Args:
+        train: the training set; None if the data are synthetic.
+        evaluation: the evaluation set; None if there is none.
+    """
+    if train is None:
+        return []
+    warnings = list_class_warnings(train.description.label_kind, train.classes)
+    if evaluation is None:
+        fix = "The last weights are kept. Set data.eval, or hold images out: headway pack SRC DST --split 0.1"
+        return [*warnings, f"{NO_EVALUATION} {fix}"]
+    return [*warnings, *filter(None, [describe_shared_images(train, evaluation)])]
 
 
 def check_labels(target: TargetSpec, dataset: Dataset) -> None:
