@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from headway.core.recipe import read_recipe
@@ -24,7 +22,6 @@ def setup(
     folder: Path,
     *overrides: str,
     ranks: Ranks | None = None,
-    say: Callable[[str], object] = lambda text: print(text, file=sys.stderr),
 ) -> TrainSetup:
     """Of a network by its import path: momentum SGD, a cosine schedule, fp32, and what the overrides say."""
     recipe = folder / f"recipe-{os.getpid()}.yaml"
@@ -34,7 +31,7 @@ def setup(
         f"optimizer: {{name: sgd, lr: 0.001, momentum: 0.9}}\nschedule: {{name: cosine}}\n"
         f"batch: {batch}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"
     )
-    return build_setup(read_recipe(recipe, overrides, TrainRecipe), say=say, ranks=ranks)
+    return build_setup(read_recipe(recipe, overrides, TrainRecipe), ranks=ranks)
 
 
 def trainer(found: TrainSetup, folder: Path, display: Display, ranks: Ranks | None = None) -> Trainer:

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -43,6 +42,7 @@ from torch.nn import functional as F
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report, take_turns
 from bench._family import run_bench
+from headway.core.messages import show_messages
 from headway.setup.build import TrainSetup
 from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
@@ -102,11 +102,7 @@ def setup_of(size: Size, overrides: tuple[str, ...], folder: Path, device: torch
         f"device={device.type}",
     )
     sides = (size.side, size.side)
-    return synthetic.setup(size.factory, sides, size.batch, folder, *options, *overrides, say=_said)
-
-
-def _said(text: str) -> None:
-    print(f"  {text}", file=sys.stderr)
+    return synthetic.setup(size.factory, sides, size.batch, folder, *options, *overrides)
 
 
 def headway_arm(trainer: Trainer, steps: int) -> Callable[[], None]:
@@ -167,6 +163,7 @@ def main() -> None:
     asked.add_argument("--network", choices=NETWORKS, default="resnet50", help="default: resnet50")
     asked.add_argument("--steps", type=int, default=20, help="of a turn (default: 20)")
     options = asked.parse_args()
+    show_messages()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not options.quick:
         print("bench.device needs a CUDA GPU, and PyTorch sees none here.")

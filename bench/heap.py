@@ -74,7 +74,7 @@ def arm(batch: int, steps: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as name:
         factory, folder = "bench._accuracy.narrow:narrow", Path(name)
-        setup = synthetic.setup(factory, (32, 32), batch, folder, say=lambda text: None)
+        setup = synthetic.setup(factory, (32, 32), batch, folder)
         trainer = synthetic.trainer(setup, folder, SilentDisplay())
         trainer.run(steps=3)
         before, begun = resource.getrusage(resource.RUSAGE_SELF), perf_counter()

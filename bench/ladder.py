@@ -36,6 +36,7 @@ from bench._family import run_bench
 from bench._ladder import decks, feeding, rungs, steps, tuned
 from bench._ladder.lenet import MOST_MULTIPLY_ADDS, lenet
 from bench._ladder.photographs import cifar
+from headway.core.messages import show_messages
 from headway.model.model_size import measure_model_size
 from headway.setup.precision import list_candidates
 
@@ -48,6 +49,7 @@ def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--only", choices=PARTS, help="one part of it (default: all; --quick: the ladder)")
     options = asked.parse_args()
+    show_messages()
     parts = (options.only,) if options.only else PARTS[:1] if options.quick else PARTS
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as name:
         report(measure(Path(name), parts, options), options)

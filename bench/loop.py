@@ -32,6 +32,7 @@ from torch.nn import functional as F
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
 from bench._family import run_bench
+from headway.core.messages import show_messages
 from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
@@ -143,6 +144,7 @@ def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--procs", type=int, default=1, metavar="N", help="so many ranks, against DDP")
     options = asked.parse_args()
+    show_messages()
     pairs, procs = 3 if options.quick else 100, options.procs
     rows = [("network", "batch", "bare ms", "headway ms", "ratio (95 %)", "added us (95 %)")]
     found = {}

@@ -27,6 +27,7 @@ from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
 from bench._family import run_bench
 from headway.comm.comm_recipe import CommRecipe
+from headway.core.messages import show_messages
 from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
@@ -147,7 +148,7 @@ def together(blocks: int) -> list[Block]:
 
 
 def rank(folder: Path, blocks: int) -> None:
-    ranks = Ranks.from_environment(CommRecipe(), lambda text: print(text, file=sys.stderr))
+    ranks = Ranks.from_environment(CommRecipe())
     assert ranks is not None
     whole = f"batch={2 * CASES['observe_share'][2]}"
     with ranks, trainer_of("observe_share", folder, whole, ranks=ranks) as trainer:
@@ -161,6 +162,7 @@ def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--rank", metavar="JSON", help="what one of two ranks is asked; not for use by hand")
     options = asked.parse_args()
+    show_messages()
     if options.rank:
         folder, blocks = json.loads(options.rank)
         rank(Path(folder), blocks)

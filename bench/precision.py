@@ -66,7 +66,7 @@ def trainers(stack: ExitStack, recipe: Path, base: tuple[str, ...], folder: Path
     never = (f"evaluate.every_epochs={BIG}", f"checkpoint={{every_steps: {BIG}}}", f"log_every_steps={BIG}")
     for name, overrides in arms(device).items():
         loaded = read_recipe(recipe, (*base, f"device={device}", *overrides, *never), TrainRecipe)
-        setup = build_setup(loaded, say=lambda text: None)
+        setup = build_setup(loaded)
         stack.enter_context(closing(setup.inputs))
         made[name] = stack.enter_context(closing(Trainer(setup, RunFolder.create(folder / name), SilentDisplay())))
     return made

@@ -38,8 +38,8 @@ norm, steps of decay, whether they come after those of the warm-up, and the epoc
 def built(path: Path) -> DryRun:
     if path.stem.startswith("cifar10"):
         sizes: dict[str, Any] = {"samples": 50_000, "classes": 10, "evaluation_samples": 10_000}
-        return dry_run(path, ("data.size=32", "data.channels=3"), **sizes, compiles=False, say=lambda text: None)
-    return dry_run(path, **IMAGENET, compiles=False, say=lambda text: None)
+        return dry_run(path, ("data.size=32", "data.channels=3"), **sizes, compiles=False)
+    return dry_run(path, **IMAGENET, compiles=False)
 
 
 def read(name: str) -> TrainRecipe:

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from headway.core.errors import TrainingError
+from headway.core.messages import mute_messages
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.setup.build import build_setup
@@ -31,7 +32,8 @@ def train(tree: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="headway-batch-") as name:
         path = Path(name) / "recipe.yaml"
         path.write_text(yaml.safe_dump(tree), encoding="utf-8")
-        setup = build_setup(read_recipe(path, (), TrainRecipe), say=lambda _: None)
+        with mute_messages():
+            setup = build_setup(read_recipe(path, (), TrainRecipe))
         run, started, diverged = RunFolder.create(Path(name) / "run"), perf_counter(), False
         with closing(setup.inputs), closing(Trainer(setup, run, SilentDisplay())) as trainer:
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from bench._arms import ROOT
+from headway.core.messages import show_messages
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.run_folder import RunFolder
 from headway.data.resolution import compute_progressive_size
@@ -45,7 +45,8 @@ def train(packed: Path, *, seed: int, overrides: Sequence[str], folder: Path) ->
     weights."""
     loaded = recipe(packed, [f"seed={seed}", *overrides])
     loaded = loaded.resolve("evaluate.every_epochs", loaded.recipe.epochs, "once, at the end")
-    setup = build_setup(loaded, say=lambda text: print(text, file=sys.stderr))
+    show_messages()
+    setup = build_setup(loaded)
     warm_up(setup)
     with closing(setup.inputs), closing(Trainer(setup, RunFolder.create(folder), SilentDisplay())) as trainer:
         trainer.run()

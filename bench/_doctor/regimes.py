@@ -158,7 +158,7 @@ def loop_s(channels: int, folder: Path, rounds: int = 5) -> float:
     """Seconds of an image in the training loop alone, on images that are there already."""
     args = f"model.args={{channels: {channels}}}"
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        found = setup(own("Blocks"), (SIDE, SIDE), BATCH, Path(name), args, "device=cpu", say=lambda text: None)
+        found = setup(own("Blocks"), (SIDE, SIDE), BATCH, Path(name), args, "device=cpu")
         with closing(found.inputs), closing(trainer(found, Path(name), SilentDisplay())) as loop:
             loop.run(1)
             taken = []

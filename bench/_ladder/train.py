@@ -27,7 +27,7 @@ PACE_S = 0.1
 
 def endless(recipe: Path, overrides: tuple[str, ...]) -> Trainer:
     """The Trainer of a recipe that neither evaluates nor saves nor ends; its run folder is a temporary one."""
-    setup = build_setup(read_recipe(recipe, (*overrides, *ENDLESS), TrainRecipe), say=print)
+    setup = build_setup(read_recipe(recipe, (*overrides, *ENDLESS), TrainRecipe))
     return Trainer(setup, RunFolder.create(Path(tempfile.mkdtemp()) / "run"), SilentDisplay())
 
 

@@ -45,7 +45,7 @@ def batches(asked: dict[str, Any]) -> Iterator[int]:
         f"batch: {asked['batch']}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"
     )
     trainer = Trainer(
-        build_setup(read_recipe(recipe, (), TrainRecipe), say=print), RunFolder.create(folder / "run"), SilentDisplay()
+        build_setup(read_recipe(recipe, (), TrainRecipe)), RunFolder.create(folder / "run"), SilentDisplay()
     )
     while True:
         trainer.run(STEPS)

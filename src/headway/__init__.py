@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headway.data.augment import Augment as Augment
     from headway.data.augment_recipe import AugmentRecipe as AugmentRecipe
     from headway.data.batch import Batch as Batch
+    from headway.data.collated_batch import CollatedBatch as CollatedBatch
     from headway.data.data_recipe import CropRecipe as CropRecipe
     from headway.data.dataset import Dataset as Dataset
     from headway.data.loader import Loader as Loader
@@ -35,6 +36,7 @@ _HOMES = {
     "AugmentRecipe": "data.augment_recipe",
     "Batch": "data.batch",
     "Checkpoints": "checkpoint.checkpoints",
+    "CollatedBatch": "data.collated_batch",
     "CropRecipe": "data.data_recipe",
     "Dataset": "data.dataset",
     "Loader": "data.loader",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests._support import read_newest
 
 from headway.checkpoint import locations
 from headway.checkpoint.background_saver import BackgroundSaver
@@ -67,7 +68,7 @@ def test_the_copy_is_taken_at_once_and_training_goes_on(tmp_path: Path, gate: Ga
         assert checkpoints.paths() == []
         gate.opened.set()
         saver.wait()
-        found = checkpoints.newest(pytest.fail)
+        found = read_newest(checkpoints)
     assert found is not None
     assert (found.step, found.scalars) == (7, {"position": 5})
     assert all(torch.equal(found.tensors[name], value) for name, value in state(7).items())

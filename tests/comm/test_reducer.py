@@ -14,6 +14,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _ranks import Rank, run_ranks
+from tests._support import collect_messages
 
 from headway.comm.buckets import LAST_BUCKET_DIVISOR, GradientBucket, plan_buckets
 from headway.comm.communicator import Communicator
@@ -84,16 +85,16 @@ def ranks_train(rank: Rank, accumulate: int) -> list[tuple[list[float], dict[str
     out = []
     communicator = Communicator(rank.world)
     for algorithm in communicator.algorithms:
-        net, said = network(), []
+        net = network()
         reducer = Reducer(
             net.named_parameters(),
             communicator,
             # wire: float64 goes as it is
             plan=BucketPlan(choose=lambda nbytes, algorithm=algorithm: algorithm, bucket_bytes=600, wire="fp16"),
             flags=1,
-            say=said.append,
         )
-        losses = train(net, reducer, rank.rank, rank.size, accumulate)
+        with collect_messages() as said:
+            losses = train(net, reducer, rank.rank, rank.size, accumulate)
         assert len(reducer.buckets) > 2
         assert reducer.order is not None
         reducer.close()
@@ -187,14 +188,16 @@ def test_statistics_of_float64_keep_their_precision(kind: torch.dtype) -> None:
 
 def unused_twice(rank: Rank, named: bool) -> tuple[list[str], bool]:
     """Two Reducers, as of two generations."""
-    said: list[str] = []
     net, communicator = network(), Communicator(rank.world)
+    said: list[str] = []
     for _ in range(2):
-        reducer = Reducer(net.named_parameters(), communicator, has_reported_unused=named, say=said.append)
+        reducer = Reducer(net.named_parameters(), communicator, has_reported_unused=named)
         images, labels = batch(0)
         reducer.prepare_for_backward()
         nn.functional.cross_entropy(net(images, False), labels).backward()
-        reducer.finish()
+        with collect_messages() as found:
+            reducer.finish()
+        said += found
         net.zero_grad()
         named = reducer.has_reported_unused
         reducer.close()
@@ -292,20 +295,19 @@ def test_operations_in_another_order_are_named() -> None:
 
 
 def sixteen_bits(rank: Rank) -> tuple[str, list[str], torch.Tensor]:
-    said: list[str] = []
     net, communicator = nn.Linear(1000, 4, bias=False), Communicator(rank.world)
     spare = nn.Parameter(torch.zeros(3))  # the last bucket goes as fp32: give it something else to carry
     reducer = Reducer(
         [("spare", spare), *net.named_parameters()],
         communicator,
         plan=BucketPlan(choose=lambda nbytes: "two_dimensional", bucket_bytes=100, wire="fp16"),
-        say=said.append,
     )
     values = torch.full((4, 1000), 1e-14)
     values[0, ::1000] = 1.0
-    for _ in range(2):  # what a step lost is known in the next one
-        net.weight.grad, spare.grad = values.clone(), torch.ones(3)
-        reducer.finish()
+    with collect_messages() as said:
+        for _ in range(2):  # what a step lost is known in the next one
+            net.weight.grad, spare.grad = values.clone(), torch.ones(3)
+            reducer.finish()
     wire = reducer.wire
     reducer.close()
     communicator.close()

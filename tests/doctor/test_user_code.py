@@ -150,7 +150,7 @@ def line_of(what: str) -> int:
 
 
 def loop_of(folder: Path, *overrides: str) -> LoopMeasurement:
-    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides), str)) as job:
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides))) as job:
         return measure_loop(job, limit_s=0.6, passes_s=0.2)
 
 
@@ -213,10 +213,8 @@ def test_a_loss_and_a_metric_are_told_from_the_network(
 @pytest.mark.check
 def test_the_verdict_names_the_line_of_a_transform(folder: Path) -> None:
     short = Budget(each=0.4, passes=0.2, side=0.1, whole=0.4, tries=0.2)
-    with closing(
-        MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", ["transform=holders.py:waits"]), str)
-    ) as job:
-        found = examine_job(job, str, short, quick=True)
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", ["transform=holders.py:waits"]))) as job:
+        found = examine_job(job, short, quick=True)
     assert found.verdict.stage == "transform"
     assert f"the recipe's transform (sleep at holders.py:{line_of('waits')} in transform" in found.verdict.sentence
     row = found.find_ceiling("transform")
@@ -235,7 +233,7 @@ IMAGE, BYTES = ("data.image_transform=holders.py:make_slow",), ("transform=holde
 def test_the_lines_of_a_transform_beside_the_loop_are_found(
     folder: Path, overrides: tuple[str, ...], what: str, line: str
 ) -> None:
-    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides), str)) as job:
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides))) as job:
         first, *_ = find_transform_lines(job, stage_s=1.0, limit_s=0.1)
     assert (Path(first.file).name, first.line, first.within, first.what) == (
         "holders.py",
@@ -250,8 +248,8 @@ def test_the_lines_of_a_transform_beside_the_loop_are_found(
 def test_the_verdict_names_the_line_of_a_slow_transform_of_images(folder: Path) -> None:
     short = Budget(each=0.4, passes=0.2, side=0.1, whole=0.4, tries=0.2)
     overrides = ["data.image_transform=holders.py:make_lazy", "data.transform_workers=1"]
-    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides), str)) as job:
-        found = examine_job(job, str, short, quick=True)
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides))) as job:
+        found = examine_job(job, short, quick=True)
     assert found.verdict.stage == "transform"
     assert found.verdict.kind == "host/IO limited"
     assert f"the recipe's transform (sleep at holders.py:{line_of('lazy')} in transform" in found.verdict.sentence

@@ -17,7 +17,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tests._support import free_port, headway, packed_digits, write_recipe
+from tests._support import collect_messages, free_port, headway, packed_digits, write_recipe
 from tests.comm._ranks import Rank, run_ranks
 from torch import nn
 
@@ -150,9 +150,8 @@ def meets(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port:
     """A rank of a run; the measurement of rank 1 finds that bf16 is slow there, and that of rank 0 that it is fast."""
     seat = LaunchedProcess(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
     loaded = read_recipe(folder / "recipe.yaml", overrides if rank.rank else (), TrainRecipe)
-    said: list[str] = []
-    with Ranks(loaded.recipe.comm, seat, None, said.append) as ranks:
-        setup = build_setup(loaded, say=print, ranks=ranks)
+    with collect_messages() as said, Ranks(loaded.recipe.comm, seat, None) as ranks:
+        setup = build_setup(loaded, ranks=ranks)
         if not overrides:
             found: Any = {"fp32": 1.0, "bf16": 4.0 if rank.rank else 0.5}
             name, _ = choose_fastest([found])

@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(folder: Path, run: Path, *overrides: str) -> Trainer:
-    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe))
     return Trainer(setup, RunFolder.create(run), SilentDisplay())
 
 
@@ -125,7 +125,7 @@ def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path, switches: tuple[
         checkpoint = Checkpoints(run / "checkpoints").newest()
         assert checkpoint is not None
         assert checkpoint.step == steps
-        setup = build_setup(read_recipe(folder / "recipe.yaml", switches, TrainRecipe), say=print, fresh=False)
+        setup = build_setup(read_recipe(folder / "recipe.yaml", switches, TrainRecipe), fresh=False)
         with closing(Trainer(setup, RunFolder(run), SilentDisplay())) as trainer:
             trainer.resume(checkpoint)
             with trainer.use_averages():
@@ -182,7 +182,7 @@ def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path
 def test_a_mirrored_image_counts_as_much(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     headway("train", folder / "recipe.yaml", "--run", run, "evaluate.flip=true", "epochs=1")
-    setup = load_trained(RunFolder(run), say=print)
+    setup = load_trained(RunFolder(run))
     setup.model.eval()
     samples = digits(tmp_path / "digits", per_class=3)
     said = [json.loads(line) for line in headway("predict", run, samples, "--json").out.splitlines()]
@@ -278,13 +278,12 @@ def test_a_ghost_group_that_does_not_fit_into_memory_is_refused(
 
 @pytest.mark.parametrize(("ghost", "ranks", "expected"), [(10, 3, ()), (11, 3, ("Batch norm sees at most 10",))])
 def test_ranks_whose_shares_are_smaller_than_a_ghost_group_are_told(
-    folder: Path, ghost: int, ranks: int, expected: tuple[str, ...]
+    folder: Path, ghost: int, ranks: int, expected: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    said: list[str] = []
     loaded = read_recipe(folder / "recipe.yaml", (f"model.batch_norm.ghost={ghost}",), TrainRecipe)
     seat = LaunchedProcess(0, ranks, 0, ranks, "127.0.0.1", 1, "torchrun")  # they do not meet
-    build_setup(loaded, say=said.append, ranks=Ranks(loaded.recipe.comm, seat, None, print)).inputs.close()
-    found = [text for text in said if "ghost" in text]
+    build_setup(loaded, ranks=Ranks(loaded.recipe.comm, seat, None)).inputs.close()
+    found = [text for text in caplog.messages if "ghost" in text]
     assert len(found) == len(expected)
     for text, beginning in zip(found, expected, strict=True):
         assert text.startswith(beginning)

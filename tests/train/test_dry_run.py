@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dried(recipe: Path, *overrides: str, compiles: bool = False, **options: Any) -> DryRun:
-    return dry_run(recipe, overrides, compiles=compiles, say=lambda text: None, **options)
+    return dry_run(recipe, overrides, compiles=compiles, **options)
 
 
 def test_it_writes_the_workload_and_trains_nothing(
@@ -190,7 +190,7 @@ def test_micro_batch_auto_is_estimated_from_what_a_run_measures(folder: Path, mo
     for free in (10**5, 10**6, 10**9):
         monkeypatch.setattr(micro_batch, "read_free_memory_bytes", lambda free=free: free)
         found = dried(folder / "recipe.yaml", *options)
-        setup = build_setup(load_recipe(folder / "recipe.yaml", options), say=lambda text: None)
+        setup = build_setup(load_recipe(folder / "recipe.yaml", options))
         setup.inputs.close()
         assert isinstance(setup.recipe.micro_batch, int)
         assert setup.recipe.micro_batch <= found.micro_batch <= 1.2 * setup.recipe.micro_batch

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def lost(folder: Path, name: str, *overrides: str) -> dict[str, torch.Tensor]:
     """What each parameter loses in the first step: its gradient."""
-    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe))
     before = {key: value.clone() for key, value in setup.model.state_dict().items()}
     trainer = Trainer(setup, RunFolder.create(folder / name), SilentDisplay())
     trainer.run(1)
@@ -38,7 +38,7 @@ def lost(folder: Path, name: str, *overrides: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("micro", ["30", "7"])
 def test_a_step_weights_each_samples_gradient(folder: Path, micro: str) -> None:
-    setup = build_setup(read_recipe(folder / "recipe.yaml", (NOISY,), TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", (NOISY,), TrainRecipe))
     batch = next(iter(setup.batches(0)))
     factors = draw_gradient_noise(batch.keys(), 0.25 * 30**0.5)
     images, labels = setup.augment(batch.images, batch.labels, batch.keys())

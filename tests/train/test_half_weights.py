@@ -45,13 +45,13 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(folder: Path, tmp_path:
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "whole", *HALF, *more)
     loaded = read_recipe(folder / "recipe.yaml", (*HALF, *more), TrainRecipe)
     run = RunFolder.create(tmp_path / "part")
-    with closing(Trainer(build_setup(loaded, say=print), run, LogLines())) as trainer:
+    with closing(Trainer(build_setup(loaded), run, LogLines())) as trainer:
         trainer.run(7)
     saved = Checkpoints(run.folder / "checkpoints").newest()
     assert saved is not None
     assert saved.step == 4
     assert {value.dtype for name, value in saved.tensors.items() if name.endswith("weight")} == {torch.float32}
-    with closing(Trainer(build_setup(loaded, say=print, fresh=False), run, LogLines())) as trainer:
+    with closing(Trainer(build_setup(loaded, fresh=False), run, LogLines())) as trainer:
         trainer.resume(saved)
         trainer.run()
     ends = [Checkpoints(tmp_path / name / "checkpoints").newest() for name in ("whole", "part")]
@@ -88,7 +88,7 @@ def test_training_goes_on_as_if_no_averages_had_been_shown(folder: Path, tmp_pat
 def test_a_landscape_is_measured_in_float32(folder: Path, tmp_path: Path) -> None:
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", *HALF, "epochs=1")
     saved = load_file(tmp_path / "run/weights.safetensors")
-    with closing(open_solution("run", RunFolder.open(tmp_path / "run"), "both", 20, 0, say=print)) as solution:
+    with closing(open_solution("run", RunFolder.open(tmp_path / "run"), "both", 20, 0)) as solution:
         assert solution.setup.masters is None
         for name, value in solution.setup.model.state_dict().items():
             assert value.dtype == saved[name].dtype
@@ -103,7 +103,7 @@ def test_evaluation_and_prediction_use_the_rounded_masters(folder: Path, tmp_pat
     best = max(records(run, "evaluate"), key=lambda record: record["accuracy"])
     found = headway("evaluate", run, "--json").json()
     assert (found["accuracy"], found["loss"]) == (best["accuracy"], best["loss"])
-    setup = load_trained(RunFolder.open(run), say=print)
+    setup = load_trained(RunFolder.open(run))
     with closing(setup.inputs):
         for name, value in setup.model.state_dict().items():
             assert torch.equal(value, saved[name].to(value.dtype)), name
@@ -136,8 +136,8 @@ def reduced(rank: Rank, folder: Path, run: Path, port: int) -> dict[str, Any]:
     loaded = read_recipe(
         folder / "recipe.yaml", (*HALF[:2], EMA, "comm.bucket_mb=0.001", "checkpoint={every_epochs: 9}"), TrainRecipe
     )
-    with Ranks(loaded.recipe.comm, seat, None, print) as ranks:
-        setup = build_setup(loaded, say=print, ranks=ranks)
+    with Ranks(loaded.recipe.comm, seat, None) as ranks:
+        setup = build_setup(loaded, ranks=ranks)
         with closing(Trainer(setup, RunFolder.create(run / str(rank.rank)), LogLines(), ranks)) as trainer:
             trainer.meet()
             kinds = [bucket.flat.dtype for bucket in ranks.reducer.buckets]

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stepped(folder: Path, run: Path, *overrides: str, steps: int = 1) -> tuple[TrainSetup, dict[str, torch.Tensor]]:
     """The setup before its first step, and what each parameter lost in some steps."""
-    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe))
     before = {name: value.clone() for name, value in setup.model.state_dict().items()}
     trainer = Trainer(setup, RunFolder.create(run), SilentDisplay())
     try:

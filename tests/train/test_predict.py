@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scaled", ["true", "false"])
 def test_the_pixels_of_an_evaluation(folder: Path, backend: str, how: str, scaled: str) -> None:
     overrides = (f"data.crop={{{how}}}", f"data.decoder={backend}", f"data.scaled={scaled}")
-    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe))
     with closing(setup.inputs):
         assert setup.eval is not None
         found: dict[str, np.ndarray] = {}

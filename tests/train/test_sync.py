@@ -110,7 +110,7 @@ CASES: dict[str, tuple[str, ...]] = {
 @contextmanager
 def trainer_of(folder: Path, run: Path, overrides: tuple[str, ...]) -> Iterator[Trainer]:
     trainer = Trainer(
-        build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print),
+        build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe)),
         RunFolder.create(run),
         LogLines(),
     )
@@ -168,8 +168,8 @@ RANKS: dict[str, tuple[str, ...]] = {
 def trainer_of_ranks(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port: int) -> Iterator[Trainer]:
     seat = LaunchedProcess(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
     loaded = read_recipe(folder / "recipe.yaml", overrides, TrainRecipe)
-    with Ranks(loaded.recipe.comm, seat, None, print) as ranks:
-        setup = build_setup(loaded, say=print, ranks=ranks)
+    with Ranks(loaded.recipe.comm, seat, None) as ranks:
+        setup = build_setup(loaded, ranks=ranks)
         trainer = Trainer(setup, RunFolder.create(run / str(rank.rank)), LogLines(), ranks)
         try:
             trainer.meet()

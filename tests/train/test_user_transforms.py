@@ -105,7 +105,7 @@ def test_a_transform_of_bytes_runs_in_the_loaders_thread(folder: Path) -> None:
 def test_it_changes_training_images_alone(folder: Path) -> None:
     loaded = read_recipe(folder / "recipe.yaml", [IMAGE, *BATCH, "seed=5"], TrainRecipe)
     plain = read_recipe(folder / "recipe.yaml", ["seed=5"], TrainRecipe)
-    setups = [build_setup(one, say=str) for one in (loaded, plain)]
+    setups = [build_setup(one) for one in (loaded, plain)]
     try:
         assert setups[0].augment._mean.tolist() == setups[1].augment._mean.tolist()
         for setup in setups:

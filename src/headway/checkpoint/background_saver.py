@@ -31,20 +31,11 @@ class BackgroundSaver:
     Args:
         checkpoints: folder of the checkpoints, and how many it keeps.
         asynchronous: if False, `save` writes before it returns, and makes no copy of the state.
-        say: called with a sentence if not all ranks see the folder; rank 0 then writes everything.
         resume_command: command that resumes the training; appended to the message of a failed save.
     """
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        *,
-        asynchronous: bool = True,
-        say: Callable[[str], object] = print,
-        resume_command: str = "",
-    ) -> None:
-        self._checkpoints, self._asynchronous = checkpoints, asynchronous
-        self._say, self._resume_command = say, resume_command
+    def __init__(self, checkpoints: Checkpoints, *, asynchronous: bool = True, resume_command: str = "") -> None:
+        self._checkpoints, self._asynchronous, self._resume_command = checkpoints, asynchronous, resume_command
         self._job: SaveJob | None = None
         self._newest_job: SaveJob | None = None
         self._thread: threading.Thread | None = None
@@ -84,7 +75,6 @@ class BackgroundSaver:
             self._save_number,
             self._is_shared,
             self._confirm,
-            self._say,
             self._resume_command,
         )
         # The copy lets training change the state while the thread writes.

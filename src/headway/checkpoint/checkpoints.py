@@ -10,7 +10,7 @@ checkpoints/latest          name of the newest, moved last
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -24,7 +24,7 @@ from headway.checkpoint.compatibility import expect_tensors, select_by_prefix
 from headway.checkpoint.locations import CheckpointFolder, LocalCheckpointFolder, Location, hold
 from headway.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from headway.checkpoint.random_state import check_random_state, read_random_state, restore_random_state
-from headway.checkpoint.save import SaveJob, SaveSetting
+from headway.checkpoint.save import LOG, SaveJob, SaveSetting
 from headway.core.errors import CheckpointError, UsageError
 from headway.core.files import expect_inside, read_regular
 from headway.optim import MasterWeights
@@ -85,7 +85,7 @@ class Checkpoints:
         Raises:
             HeadwayError: for example, the disk is full; the earlier checkpoints stay.
         """
-        setting = SaveSetting(self.folder, self.keep, SingleRankExchange(), 1, True, lambda: None, print)
+        setting = SaveSetting(self.folder, self.keep, SingleRankExchange(), 1, True, lambda: None)
         job = SaveJob(setting, step, tensors, scalars, copy=False)
         job.run()
         if job.error is not None:
@@ -97,11 +97,11 @@ class Checkpoints:
         """Returns the checkpoints, damaged ones too, the newest first. Each has a `name`; `read` reads it."""
         return self.folder.paths()
 
-    def newest(self, warn: Callable[[str], object] = print) -> Checkpoint | None:
+    def newest(self, warnings: list[str] | None = None) -> Checkpoint | None:
         """Returns the newest intact checkpoint; None if there is no checkpoint at all.
 
         Args:
-            warn: called with a sentence for each damaged checkpoint that is skipped.
+            warnings: gets a sentence for each damaged checkpoint that is skipped; None: the log gets it.
 
         Raises:
             CheckpointError: there are checkpoints, and all are damaged.
@@ -117,7 +117,8 @@ class Checkpoints:
                     # A checkpoint that another process has just removed is not damaged.
                     if newest.name in (path.name for path in self.paths()):
                         damaged_names.add(newest.name)
-                        warn(f"{error} The one before it is used.")
+                        tell = LOG.warning if warnings is None else warnings.append
+                        tell(f"{error} The one before it is used.")
         if damaged_names:
             raise CheckpointError("every checkpoint is damaged", where=self.folder.shown, fix="Start the run anew.")
         return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +28,8 @@ from headway.checkpoint.sharding import assign_owners, compute_layout_digest, co
 from headway.checkpoint.tensors_file import TensorsFile
 from headway.core.errors import CheckpointError, CommunicationError, GenerationEndedError, HeadwayError
 from headway.core.files import describe_os_error
+
+LOG = logging.getLogger("headway.checkpoint")
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -46,7 +49,6 @@ class SaveSetting:
         number: running number of this save among these ranks, the same on all of them.
         shared: True if every rank sees the folder, False if not, None if not known yet.
         confirm: called by rank 0 right before the checkpoint becomes visible; if it raises, it never does.
-        say: called once, on rank 0, if not every rank sees the folder.
         resume_command: command that resumes the training after a failed save; may be empty.
     """
 
@@ -56,7 +58,6 @@ class SaveSetting:
     number: int
     shared: bool | None
     confirm: Callable[[], None]
-    say: Callable[[str], object]
     resume_command: str = ""
 
 
@@ -173,7 +174,7 @@ class SaveJob:
         if self.shared:
             what = f"{ranks} can no longer see the folder of checkpoints"
             raise HeadwayError(what, where=self._folder.shown, fix="Mount it there again.")
-        self._setting.say(f"{self._folder.shown} cannot be seen by {ranks}: rank 0 writes the checkpoints alone.")
+        LOG.warning(f"{self._folder.shown} cannot be seen by {ranks}: rank 0 writes the checkpoints alone.")
         self.shared = False
         return [self._write_tensors(draft, list(self._tensors))]
 

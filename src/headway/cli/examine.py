@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.screen import Json, Overrides, can_print, print_result, say
+from headway.cli.screen import LOG, Json, Overrides, can_print, print_result
 from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
@@ -65,11 +65,11 @@ def doctor(
         if cold:
             fix = "Leave one of them out."
             raise UsageError("--cold measures one process, --procs and --hosts several", where="--cold", fix=fix)
-        profile = examine_ranks(Path(recipe), overrides or (), procs=procs, hosts=hosts, say=say, quick=quick)
+        profile = examine_ranks(Path(recipe), overrides or (), procs=procs, hosts=hosts, quick=quick)
     else:
         from headway.doctor.examination import examine_recipe
 
-        profile = examine_recipe(Path(recipe), overrides or (), say=say, quick=quick, cold=cold, begun=START_S)
+        profile = examine_recipe(Path(recipe), overrides or (), quick=quick, cold=cold, begun=START_S)
     profile = profile.mark_contradictions()
     profile.write(out)
     if page is not None:
@@ -77,9 +77,9 @@ def doctor(
 
         profile_page.write_page(profile, page)
     written = f"Wrote {out}{f' and {page}' if page else ''}."
-    # With --json standard output holds the profile alone; `say` goes to standard error.
+    # With --json standard output holds the profile alone.
     if as_json:
-        say(written)
+        LOG.info(written)
     # A dumb terminal (TERM=dumb, as editors set it) gets plain characters.
     blocks = os.environ.get("TERM") != "dumb" and can_print("█▏")
     print_result(profile.model_dump(mode="json"), as_json, f"{format_profile(profile, blocks=blocks)}\n\n{written}")
@@ -119,5 +119,5 @@ def tune(
     """
     from headway.doctor.tune import tune as tune_recipe
 
-    tuning = tune_recipe(recipe, overrides or (), allow=allow, out=out, say=say, quick=quick, overwrite=overwrite)
+    tuning = tune_recipe(recipe, overrides or (), allow=allow, out=out, quick=quick, overwrite=overwrite)
     print_result(tuning.to_json(), as_json, tuning.to_text())

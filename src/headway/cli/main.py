@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli import examine, planning, study, training
-from headway.cli.screen import Json, Overrides, can_print, print_result, say
+from headway.cli.screen import LOG, Json, Overrides, can_print, print_result
 from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
+from headway.core.messages import show_messages
 from headway.core.system_errors import expect_address_space, explain_system_error
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def init(
     path = parse_local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")
     recipe, findings, packed = propose(path, out, overwrite=overwrite)
     for warning in findings.warnings:
-        say(warning)
+        LOG.warning(warning)
     split = "" if findings.held_out else " --split 0.1"
     steps = [] if findings.packed else [f"headway pack {_quote(path)} {_quote(packed)}{split}"]
     steps.append(f"headway train {_quote(recipe)}")
@@ -144,8 +145,10 @@ def pack(
             overwrite=overwrite,
             progress=progress,
         )
-    for sentence in (*pack_result.notes, *pack_result.warnings):
-        say(sentence)
+    for note in pack_result.notes:
+        LOG.info(note)
+    for warning in pack_result.warnings:
+        LOG.warning(warning)
     summary = {
         "folders": [str(folder) for folder in pack_result.folders],
         "format": pack_result.format,
@@ -218,7 +221,7 @@ def evaluate(
     """Evaluate the best weights of a run."""
     from headway.train import runs
 
-    metrics = runs.evaluate(run, data, say=say)
+    metrics = runs.evaluate(run, data)
     # Numbers of samples are no metrics; the text names them at its end.
     text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if "samples" not in name)
     print_result(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
@@ -248,15 +251,15 @@ def predict(
     def report_bad_image(error: HeadwayError) -> None:
         if not skip_bad:
             raise error
-        say(f"Left out {error.where}: {error.what}.")
+        LOG.warning(f"Left out {error.where}: {error.what}.")
 
     # A generator: rows are printed while others are computed, so `| head` can end the verb early.
-    rows = predict_rows(runs.load_trained(RunFolder.open(run), say=say), files, on_bad=report_bad_image)
+    rows = predict_rows(runs.load_trained(RunFolder.open(run)), files, on_bad=report_bad_image)
     written = write_rows(rows, out, as_json)
     if written < len(files):
-        say(f"Left out {len(files) - written:,} of {len(files):,} files.")
+        LOG.warning(f"Left out {len(files) - written:,} of {len(files):,} files.")
     if out is not None:
-        say(f"Wrote {written:,} rows to {out}.")
+        LOG.info(f"Wrote {written:,} rows to {out}.")
 
 
 @app.command()
@@ -324,10 +327,10 @@ def schedule(
     expect_writable(page)
     preview = build_preview(recipe, overrides or (), samples)
     for warning in preview.warnings:
-        say(warning)
+        LOG.warning(warning)
     if page is not None:
         write_atomically(page, schedule_preview_page.render_preview(preview))
-        say(f"Wrote {page}.")
+        LOG.info(f"Wrote {page}.")
     # Wider pictures are hard to read, and narrower terminals would break the lines.
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     result = preview.to_json() | {"page": page and str(page)}
@@ -367,6 +370,7 @@ def build_command() -> Callable[..., Any]:
 
 def main() -> None:
     """Runs the command line. An error is a sentence and an exit status; --debug also shows its traceback."""
+    show_messages()
     # --debug is accepted before and after the verb, so typer never sees it.
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
@@ -390,11 +394,11 @@ def main() -> None:
     except SystemExit as exit_request:
         # click takes an option of the script for one of its own.
         if exit_request.code == UsageError.exit_status and sys.argv[1:2] == ["assess"] and "--" not in sys.argv:
-            say("Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1.")
+            LOG.error("Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1.")
         if exit_request.code != CTRL_C_STATUS:
             raise
         # Exit status 1, as for every other run that did not finish.
-        say("Stopped.")
+        LOG.error("Stopped.")
         sys.exit(1)
 
 
@@ -402,5 +406,5 @@ def _exit_with_error(error: Exception, status: int, debug: bool) -> None:
     """Prints the sentence of an error, and exits with a status. The traceback is printed only if `debug` is set."""
     if debug:
         traceback.print_exc()
-    say(f"headway: {error}")
+    LOG.error(f"headway: {error}")
     sys.exit(status)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.screen import Json, Overrides, print_result, say
+from headway.cli.screen import LOG, Json, Overrides, print_result
 from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
@@ -139,13 +139,13 @@ def _write_plan(plan: JobPlan, page: Path | None, trace: Path | None, as_json: b
         from headway.plan import job_plan_page
 
         job_plan_page.write_page(plan, page)
-        say(f"Wrote {page}.")
+        LOG.info(f"Wrote {page}.")
     if trace is not None:
         from headway.plan.step_simulation import simulate_prediction
 
         largest = plan.predictions[-1]
         simulate_prediction(plan.job, plan.cluster, largest).write_trace(trace)
-        say(f"Wrote {trace}: {largest.devices:,} devices, the slowest of them step by step.")
+        LOG.info(f"Wrote {trace}: {largest.devices:,} devices, the slowest of them step by step.")
     print_result(plan.to_json(), as_json, format_plan(plan))
 
 
@@ -168,7 +168,7 @@ def _write_facility(
         from headway.plan import facility_page
 
         facility_page.write_page(plan, page, placement)
-        say(f"Wrote {page}.")
+        LOG.info(f"Wrote {page}.")
     result: dict[str, Any] = plan.to_json() | ({} if placement is None else {"placement": placement.to_json()})
     print_result(result, as_json, format_facility(plan, placement))
 
@@ -185,4 +185,4 @@ def _read_workload(path: Path, overrides: Sequence[str]) -> Workload:
     # The planner loads no torch. Only a recipe needs it: the dry run builds its network.
     from headway.train.dry_run import dry_run
 
-    return dry_run(path, overrides, compiles=False, say=say).workload
+    return dry_run(path, overrides, compiles=False).workload

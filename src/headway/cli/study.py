@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.screen import Json, print_result, say
+from headway.cli.screen import LOG, Json, print_result
 from headway.core.files import expect_writable
 
 
@@ -72,8 +72,8 @@ def landscape(
         statistics=statistics,
     )
     # A line of 31 points passes over all images 31 times, so the user sees how far it is.
-    with SampleProgress("Measuring the loss", "passes over the images", say) as progress:
-        result = compute_landscape(folders, options, say=say, progress=progress)
+    with SampleProgress("Measuring the loss", "passes over the images", LOG) as progress:
+        result = compute_landscape(folders, options, progress=progress)
     page = landscape_page.write_page(result, out)
     print_result(
         result.to_json() | {"page": str(page)}, as_json, f"{landscape_page.format_numbers(result)}\nPage: {page}"

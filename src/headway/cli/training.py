@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 
-from headway.cli.screen import Json, Overrides, print_result, say
+from headway.cli.screen import Json, Overrides, print_result
 from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
@@ -135,13 +135,13 @@ def _train_in_process(options: TrainOptions, as_json: bool) -> None:
     from headway.train import runs
 
     if options.resume is not None:
-        _print_run(runs.resume(options.resume, say=say), as_json)
+        _print_run(runs.resume(options.resume), as_json)
         return
     assert options.recipe is not None
     if options.repeat == 1:
-        _print_run(runs.train(options.recipe, options.overrides, options.folder, say=say), as_json)
+        _print_run(runs.train(options.recipe, options.overrides, options.folder), as_json)
     else:
-        results = runs.repeat(options.recipe, options.overrides, options.folder, options.repeat, say=say)
+        results = runs.repeat(options.recipe, options.overrides, options.folder, options.repeat)
         _print_repeats(results, as_json)
 
 
@@ -151,7 +151,7 @@ def _train_on_ranks(options: TrainOptions, as_json: bool) -> None:
     from headway.train.runs import find_finished_run
 
     # A finished run needs no ranks: its result is printed again.
-    if options.resume is not None and (finished_run := find_finished_run(options.resume, say=say)) is not None:
+    if options.resume is not None and (finished_run := find_finished_run(options.resume)) is not None:
         _print_run(finished_run, as_json)
         return
     status = distributed.train_on_ranks(
@@ -197,7 +197,7 @@ def _dry_run(options: TrainOptions, out: Path | None, as_json: bool, **sizes: An
     assert options.recipe is not None
     # A dry run of a large network takes seconds: a path that cannot be written is refused first.
     expect_writable(out)
-    rehearsal = dry_run(options.recipe, options.overrides, procs=options.procs, hosts=options.hosts, say=say, **sizes)
+    rehearsal = dry_run(options.recipe, options.overrides, procs=options.procs, hosts=options.hosts, **sizes)
     out = out or Path(f"{rehearsal.workload.name}.workload.json")
     rehearsal.workload.write(out)
     print_result(rehearsal.to_json() | {"written": str(out)}, as_json, f"{format_dry_run(rehearsal)}\n\nWrote {out}.")

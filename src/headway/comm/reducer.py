@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,8 @@ from headway.comm.communicator import DIGEST_BITS, Algorithm, Communicator, Pend
 from headway.comm.gradient_noise import compute_local_term, compute_squared_norm
 from headway.comm.wire_codec import Wire
 from headway.core.errors import CommunicationError, TrainingError
+
+LOG = logging.getLogger("headway.comm")
 
 # A hook fires when a gradient is ready. Full buckets are all-reduced in a fixed order, whatever the order in which
 # hooks fire. The last bucket waits for `finish` and carries, in its tail, the numbers that ranks have to agree on: live
@@ -118,7 +121,6 @@ class Reducer:
         uneven: if True, ranks may run out of data at different steps; on CUDA the host then waits in each step.
         noise: if True, measures the norms for the gradient noise scale: two passes over the gradients.
         has_reported_unused: True if an earlier Reducer of this process has reported the parameters without a gradient.
-        say: called once with the parameters without a gradient, and when a wire is given up.
 
     Attributes:
         order: parameter names in the order of the buckets; None until it is known.
@@ -141,7 +143,6 @@ class Reducer:
         uneven: bool = False,
         noise: bool = False,
         has_reported_unused: bool = False,
-        say: Callable[[str], object] = print,
     ) -> None:
         plan = plan or BucketPlan()
         self._communicator, self._world = communicator, communicator.world
@@ -150,7 +151,7 @@ class Reducer:
             raise TrainingError("there is no parameter to train")
         self._buffers, self._choose, self.bucket_bytes = list(buffers), plan.choose, plan.bucket_bytes
         self.wire: Wire = plan.wire
-        self._num_flags, self._average, self._say = flags, average, say
+        self._num_flags, self._average = flags, average
         # On CPU the sums are on the host anyway. On CUDA only uneven ranks force a host-device sync per step.
         self._host_waits = uneven or self._world.device.type != "cuda"
         self.order: tuple[str, ...] | None = None if plan.order is None else tuple(plan.order)
@@ -358,7 +359,7 @@ class Reducer:
         unused = [name for name, value in self._parameters.items() if value.grad is None and value.requires_grad]
         if unused:
             more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
-            self._say(f"Without a gradient in the first step, counted as zero: {', '.join(unused[:5])}{more}.")
+            LOG.warning(f"Without a gradient in the first step, counted as zero: {', '.join(unused[:5])}{more}.")
 
     def _reorder_buckets(self) -> None:
         # Rank 0's order on all ranks: buckets fill in the order in which gradients come; those without one are last.
@@ -378,7 +379,7 @@ class Reducer:
         sent_in_step = sum(bucket.flat.numel() for bucket in self._buckets) * 2
         if self.wire != "fp32" and lost_in_step > MAX_LOST_SHARE * sent_in_step:
             lost = f"{self.wire} between hosts lost {lost_in_step / sent_in_step:.1%} of a step's numbers"
-            self._say(f"{lost}: gradients are sent as fp32 from now on.")
+            LOG.warning(f"{lost}: gradients are sent as fp32 from now on.")
             self.wire = "fp32"
 
     def _build_digest_error(self) -> CommunicationError:

@@ -27,7 +27,7 @@ from headway.core.torch_c10d import load_c10d, summarise_error
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-LOG = logging.getLogger("headway.comm")
+LOG = logging.getLogger("headway.core")
 
 # Time-out of one attempt once all ranks are present; a group connects in hundredths of a second.
 ATTEMPT_S = 30.0

@@ -48,7 +48,7 @@ def load_library(signatures: Signatures, *, loss: str) -> ctypes.CDLL | None:
         return None
     loaded = _load()
     if isinstance(loaded, str):
-        logging.getLogger("headway").warning(f"The native core {loaded}: {loss}. To have it, {FIX}.")
+        logging.getLogger("headway.core").warning(f"The native core {loaded}: {loss}. To have it, {FIX}.")
         return None
     for name, (result, arguments) in signatures.items():
         function = getattr(loaded, name)

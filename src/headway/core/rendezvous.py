@@ -30,7 +30,7 @@ from headway.core.launcher_environment import LOOPBACK, LaunchedProcess
 from headway.core.torch_c10d import load_c10d
 from headway.core.untrusted_json import parse_value
 
-LOG = logging.getLogger("headway.comm")
+LOG = logging.getLogger("headway.core")
 
 # How long ranks wait for rank 0 at the start.
 CONNECT_S = 300.0

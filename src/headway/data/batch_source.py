@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import Generic, TypeVar
 
+from headway.data.epoch_cursor import EpochCursor
 from headway.data.loader_spec import LoaderSpec
 from headway.data.loader_stats import LoaderStats
+from headway.data.workers.stream_cursor import StreamCursor
 
 AnyBatch = TypeVar("AnyBatch")
 
@@ -17,11 +19,11 @@ class BatchSource(ABC, Generic[AnyBatch]):
 
     Attributes:
         spec: the options, with the order that they give.
-        samples: size of the data set.
+        cursor: epoch and position.
     """
 
     spec: LoaderSpec
-    samples: int
+    cursor: EpochCursor | StreamCursor
 
     @abstractmethod
     def serve(self, start: int, stop: float) -> Generator[AnyBatch, None, None]:

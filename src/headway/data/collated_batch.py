@@ -16,8 +16,8 @@ from headway.core.random_keys import UInt64, make_keys
 @final
 @dataclass(slots=True, kw_only=True, repr=False)
 class CollatedBatch:
-    """The value of your `collate` for one rank's share of one step. Unpacks and indexes as that value:
-    `images, labels = batch` or `batch["image"]`. It stays valid as long as you keep it."""
+    """One rank's share of one step, as your `collate` returned it. Unpacks and indexes as that: `images, labels =
+    batch` or `batch["image"]`. It stays valid as long as you keep it."""
 
     data: Any
     """The result of `collate`, on the loader's device."""

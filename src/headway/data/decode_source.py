@@ -16,6 +16,7 @@ from headway.data.batch_source import BatchSource
 from headway.data.dataset import Dataset
 from headway.data.decode import build_decoder, resolve_backend
 from headway.data.decode_ring import DecodeRing
+from headway.data.epoch_cursor import EpochCursor
 from headway.data.fill import BatchFiller
 from headway.data.loader_spec import LoaderSpec
 from headway.data.loader_stats import LoaderStats, LoaderTally
@@ -39,7 +40,8 @@ class DecodeSource(BatchSource[Batch]):
     def __init__(self, dataset: Dataset, spec: LoaderSpec, device: torch.device) -> None:
         spec.refuse_sample_options()
         self.spec = spec = spec.resolve_order(len(dataset))
-        self.dataset, self.device, self.samples = dataset, device, len(dataset)
+        self.dataset, self.device = dataset, device
+        self.cursor = EpochCursor(len(dataset), spec.order, spec.plan, spec.start, spec.stop)
         self.transform = spec.build_transform(dataset.description)
         self.backend = resolve_backend(spec.backend)
         # Chosen at first use: filling a tier may take minutes, and a loader that only answers len() needs none.
@@ -106,7 +108,7 @@ class DecodeSource(BatchSource[Batch]):
             return self._idle_stages.pop()
         largest = self.spec.plan.largest_batch
         if self.spec.order is None:
-            largest = min(largest, self.samples)
+            largest = min(largest, len(self.dataset))
         size = (*self.transform.size, self.transform.channels)
         self._stages.append(TransformStage(transform, self.spec, size, -(-largest // self.spec.world), self._tally))
         return self._stages[-1]

@@ -23,6 +23,7 @@ from headway.data.loader_spec import LoaderSpec
 from headway.data.loader_stats import LoaderStats
 from headway.data.tiers import Tier
 from headway.data.workers.sample_source import Samples, SampleSource, explain_no_samples
+from headway.data.workers.stream_cursor import StreamCursor
 
 # `Loader` alone, as an annotation, is a Loader of decoded images. The default of a type variable is Python 3.13's.
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ class Loader(Generic[AnyBatch]):
 
     Args:
         dataset: an open data set, or its path or URL as for `headway.open`, whose batches are `Batch`es. Or a data set
-            of your own: any object with `__len__` and `__getitem__`, such as PyTorch's map-style data sets. Worker
-            processes load its samples, and batches are `CollatedBatch`es.
+            of your own: any object with `__len__` and `__getitem__`, or with `__iter__`, such as PyTorch's data sets.
+            Worker processes load its samples, and batches are `CollatedBatch`es.
 
     Memory: `prefetch_batches` x batch x H x W x C bytes for the ring, the bytes that the tier keeps, and one byte a
     sample for `verify`. For a data set of your own, the batches that are ready, at least two a worker.
@@ -79,12 +80,15 @@ class Loader(Generic[AnyBatch]):
         is_headway = isinstance(dataset, Dataset)
         source: Any = (DecodeSource if is_headway else SampleSource)(dataset, spec, self.device)
         self._source: BatchSource[AnyBatch] = source
-        self.spec = spec = source.spec
-        self._cursor = EpochCursor(source.samples, spec.order, spec.plan, spec.start, spec.stop)
+        self.spec = source.spec
+        self._cursor: EpochCursor | StreamCursor = source.cursor
         self._stream: Generator[AnyBatch, None, None] | None = None
 
     def __repr__(self) -> str:
-        steps = "without end" if self._cursor.is_endless else f"{len(self)} steps"
+        try:
+            steps = f"{len(self)} steps"
+        except TypeError:
+            steps = "without a known end, steps"
         # The user's own data set may be a list of samples.
         name = repr(self.dataset) if isinstance(self.dataset, Dataset) else type(self.dataset).__name__
         return f"Loader of {name}: {steps} of {self.spec.plan}, {self._source.describe()}"
@@ -92,7 +96,7 @@ class Loader(Generic[AnyBatch]):
     def __len__(self) -> int:
         """Number of steps of the current epoch. Epochs may differ by one, since every step is full; the first has most.
 
-        Raises TypeError if the loader has no end.
+        Raises TypeError if the loader has no end, or serves an iterable data set without a length.
         """
         return self._cursor.count_steps()
 

@@ -9,8 +9,7 @@ from time import perf_counter
 from headway.core.errors import RecipeError
 from headway.core.recipe import LoadedRecipe
 from headway.doctor.loop_measurement import SMALL, build_pass
-from headway.doctor.measurement_job import MeasurementJob, resize_batch, with_values
-from headway.setup.inputs import Say
+from headway.doctor.measurement_job import LOG, MeasurementJob, resize_batch, with_values
 from headway.setup.recipe import TrainRecipe
 
 # A pass of this length gives the time of a sample; a shorter one mostly shows the machine's noise.
@@ -19,7 +18,7 @@ REPEATS = 2
 
 
 @contextmanager
-def open_reduced_job(loaded: LoadedRecipe[TrainRecipe], say: Say, longest_s: float) -> Iterator[MeasurementJob]:
+def open_reduced_job(loaded: LoadedRecipe[TrainRecipe], longest_s: float) -> Iterator[MeasurementJob]:
     """Sets up a recipe's job and closes it after use. Its batch is halved until a step takes at most `longest_s`.
 
     The batch stays as it is if halving it does not help: the time does not grow with the samples, or the step is
@@ -31,13 +30,13 @@ def open_reduced_job(loaded: LoadedRecipe[TrainRecipe], say: Say, longest_s: flo
     Raises:
         HeadwayError: recipe, data, network or task are wrong.
     """
-    with closing(MeasurementJob.from_recipe(loaded, say)) as job:
+    with closing(MeasurementJob.from_recipe(loaded)) as job:
         shorter, why = _reduce_batch(job, longest_s)
         if shorter is None:
             yield job
             return
-    say(why)
-    with closing(MeasurementJob.from_recipe(shorter, say)) as job:
+    LOG.info(why)
+    with closing(MeasurementJob.from_recipe(shorter)) as job:
         job.batch_note = why
         yield job
 

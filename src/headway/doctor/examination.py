@@ -33,14 +33,13 @@ from headway.doctor.loader_measurement import (
     measure_loader,
 )
 from headway.doctor.loop_measurement import LoopMeasurement, measure_loop
-from headway.doctor.measurement_job import MeasurementJob
+from headway.doctor.measurement_job import LOG, MeasurementJob
 from headway.doctor.page_cache import evict, restore_residency
 from headway.doctor.roofline import measure_roofline
 from headway.doctor.stalls import measure_checkpoint, measure_evaluation
 from headway.doctor.throughput_model import ThroughputModel
 from headway.doctor.verdict import conclude_verdict
 from headway.doctor.whole_job import MOST_STEPS, WholeJobRun, run_whole_job
-from headway.setup.inputs import Say
 from headway.train.runs import load_recipe
 
 # Least number of steps of a short run and of a first-epoch run; if they do not fit into the time, the run is left out.
@@ -65,13 +64,7 @@ RESOURCES: dict[str, StageResource] = {
 
 
 def examine_recipe(
-    recipe: Path,
-    overrides: Sequence[str],
-    *,
-    say: Say,
-    quick: bool = False,
-    cold: bool = False,
-    begun: float | None = None,
+    recipe: Path, overrides: Sequence[str], *, quick: bool = False, cold: bool = False, begun: float | None = None
 ) -> Profile:
     """Measures a recipe on this machine, in this process.
 
@@ -85,14 +78,13 @@ def examine_recipe(
     """
     begun = perf_counter() if begun is None else begun
     budget = QUICK if quick else FULL
-    with open_reduced_job(load_recipe(recipe, overrides), say, budget.step) as job:
-        found = examine_job(job, say, budget, quick, cold=cold, begun=begun)
+    with open_reduced_job(load_recipe(recipe, overrides), budget.step) as job:
+        found = examine_job(job, budget, quick, cold=cold, begun=begun)
     return found.model_copy(update={"seconds": perf_counter() - begun})
 
 
 def examine_job(
     job: MeasurementJob,
-    say: Say,
     budget: Budget,
     quick: bool,
     *,
@@ -108,7 +100,7 @@ def examine_job(
         begun: the clock's time from which the limit of wall time counts; None: now.
     """
     wall = WallTime(budget.wall, budget.list_parts(), clock() if begun is None else begun, clock)
-    return _Examination(job, say, budget, wall, quick, cold, barrier).measure()
+    return _Examination(job, budget, wall, quick, cold, barrier).measure()
 
 
 @final
@@ -116,7 +108,6 @@ class _Examination:
     def __init__(
         self,
         job: MeasurementJob,
-        say: Say,
         budget: Budget,
         wall: WallTime,
         quick: bool,
@@ -125,7 +116,7 @@ class _Examination:
     ) -> None:
         self._wall = wall
         self._barrier, self._others = barrier or (lambda: None), barrier is not None
-        self._job, self._say, self._budget, self._quick, self._cold = job, say, budget, quick, cold
+        self._job, self._budget, self._quick, self._cold = job, budget, quick, cold
         self._missing = [job.batch_note] if job.batch_note else []
         self._facts: dict[str, float] = {}
         self._runs = list[ShortRun]()
@@ -144,7 +135,7 @@ class _Examination:
         fed_warm, threads = self._measure_input()
         self._barrier()
         # The loop must not wait for input here: batches are replayed from memory.
-        self._say("Measuring the training loop with ready batches.")
+        LOG.info("Measuring the training loop with ready batches.")
         loop = measure_loop(job, limit_s=self._allot("loop") / (1 + LOOK_SHARE), passes_s=self._allot("passes"))
         self._facts["syncs a step"] = loop.syncs.count
         height, width = job.load_batches()[0].images.shape[1:3]
@@ -153,7 +144,7 @@ class _Examination:
         if fed_warm is not None:
             self._barrier()
             # Loader and loop share cores, so each is measured again while the other one runs.
-            self._say("Measuring loader and loop at the same time.")
+            LOG.info("Measuring loader and loop at the same time.")
             together = measure_contention(
                 job, 1 / fed_warm.rate.value, 1 / loop.rate.value, limit_s=self._allot("beside")
             )
@@ -167,14 +158,14 @@ class _Examination:
         ]
         warm = ThroughputModel.from_ceilings(ceilings, together)
         self._barrier()
-        self._say("Running the whole job for a few steps.")
+        LOG.info("Running the whole job for a few steps.")
         self._ran = self._run_whole_job(warm)
         model, ceilings = self._measure_first_epoch(warm, ceilings)
         measured = self._find_run("cold" if self._cold else "warm")
         device = setup.device.type
         concluded = conclude_verdict(model, device, measured, _build_lap_ceilings(self._ran), ceilings)
-        self._say("Trying other settings.")
-        knobs = KnobSearch(job, model, together, fed_warm, threads, loop, self._say, budget.side, self._allot("tries"))
+        LOG.info("Trying other settings.")
+        knobs = KnobSearch(job, model, together, fed_warm, threads, loop, budget.side, self._allot("tries"))
         candidates = knobs.search(setup.device, quick=self._quick)
         self._missing += knobs.missing
         stalls = model.sum_seconds("stall")
@@ -211,15 +202,15 @@ class _Examination:
         if job.is_synthetic:
             self._missing.append("The data are synthetic: there is no loader to measure.")
             return None, None
-        self._say("Measuring the loader alone.")
+        LOG.info("Measuring the loader alone.")
         loader = measure_loader(job, limit_s=self._allot("loader") / 1.2)
         self._facts["encoded bytes"] = loader.record_bytes
         if (stage_s := loader.seconds.get("transform", 0.0)) > 0:
-            self._say("Finding the lines of your transform that take its time.")
+            LOG.info("Finding the lines of your transform that take its time.")
             code = find_transform_lines(job, stage_s=stage_s, limit_s=self._budget.side / 2)
             loader = replace(loader, code=code)
         most = count_usable_cores()
-        self._say("Measuring the loader with other numbers of threads.")
+        LOG.info("Measuring the loader with other numbers of threads.")
         return loader, measure_by_threads(job, loader, most, limit_s=self._allot("threads") / 2)
 
     def _measure_input_ceilings(self, measured: LoaderMeasurement | None) -> list[StageCeiling]:

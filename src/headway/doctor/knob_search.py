@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, final
@@ -10,6 +11,7 @@ from typing import Any, final
 import torch
 
 from headway.core.errors import HeadwayError
+from headway.core.messages import mute_messages
 from headway.core.profile import JointTiming, Knob, ThreadScaling
 from headway.data.batch import Batch
 from headway.data.columns import FLAG_RAW, PACK_FORMATS
@@ -17,7 +19,7 @@ from headway.data.pack_mode import PackMode
 from headway.doctor.contention import add_handover, measure_contention, measure_handover
 from headway.doctor.loader_measurement import LoaderMeasurement, measure_loader
 from headway.doctor.loop_measurement import LONG_STEP_S, LoopMeasurement, measure_loop_rate
-from headway.doctor.measurement_job import MeasurementJob, format_override, say_nothing
+from headway.doctor.measurement_job import LOG, MeasurementJob, format_override
 from headway.doctor.memory_cache_estimate import fits_in_memory, fits_on_device, measure_memory_loader
 from headway.doctor.pack_estimate import (
     FirstRecords,
@@ -29,8 +31,7 @@ from headway.doctor.pack_estimate import (
 from headway.doctor.smaller_images import choose_smaller_side, shrink_batch
 from headway.doctor.stalls import measure_checkpoint
 from headway.doctor.throughput_model import ThroughputModel
-from headway.setup.compilation import GraphBreakMessage
-from headway.setup.inputs import Say
+from headway.model.graph_breaks import collect_break_notes, list_graph_breaks
 from headway.setup.precision import list_candidates
 
 # Smaller gains are noise.
@@ -73,12 +74,11 @@ class KnobSearch:
         loader: LoaderMeasurement | None,
         threads: ThreadScaling | None,
         loop: LoopMeasurement,
-        say: Say,
         side_s: float,
         tries_s: float,
     ) -> None:
         self._job, self._model, self._together, self._loader, self._threads = job, model, together, loader, threads
-        self._loop, self._say, self._side_s = loop, say, side_s
+        self._loop, self._side_s = loop, side_s
         self._until = perf_counter() + tries_s
         step_s = job.batch / loop.rate.value
         # Least time of a trial once it has begun.
@@ -294,7 +294,7 @@ class KnobSearch:
         for mode in modes:
             if self._is_out_of_time(f"headway pack --mode {mode}", 2 * self._side_s):
                 continue
-            self._say(f"Trying images as headway pack --mode {mode} would store them.")
+            LOG.info(f"Trying images as headway pack --mode {mode} would store them.")
             packed = first.pack(mode, limit_s=self._side_s)
             if not packed.count:
                 continue
@@ -418,9 +418,10 @@ class KnobSearch:
             return
         if self._is_out_of_time(text, LONG_S):
             return
-        said = list[str]()
-        ratio = self._measure_ratio(text, changes, say=said.append)
-        broken = [one.line for one in said if isinstance(one, GraphBreakMessage)]
+        with collect_break_notes() as notes:
+            ratio = self._measure_ratio(text, changes)
+        # A variant has the classes of the job's network, which are all that names a line.
+        broken = [one.describe() for one in list_graph_breaks(self._job.setup.model, notes)]
         self.missing += [f"{text} leaves a part of the network to Python: {one}." for one in broken]
         if ratio is not None:
             cost, many = COMPILE_COST, len(broken) > 1
@@ -457,6 +458,8 @@ class KnobSearch:
             changed = self._model.with_seconds(self._scale_loop(ratio))
             yield self._build_knob(name, cures, changes, changed, measured=True, exact=exact, cost=cost)
 
+    # The set-up of a variant would tell the user what the job's own has told.
+    @mute_messages()
     def _measure_ratio(
         self,
         text: str,
@@ -464,7 +467,6 @@ class KnobSearch:
         *,
         batches: Sequence[Batch] | None = None,
         measure_also: Callable[[MeasurementJob, float], None] | None = None,
-        say: Say = say_nothing,
     ) -> float | None:
         """Returns the loop's time with other values over its time without; None: it failed, and `missing` says why.
 
@@ -472,27 +474,21 @@ class KnobSearch:
             batches: to be replayed; None: the job's own. measure_also: called with the changed job and the images/s of
                 its loop.
         """
-        self._say(f"Trying {text}.")
+        LOG.info(f"Trying {text}.")
         given = {key.replace(".", "__"): value for key, value in changes.items()}
         try:
-            other = self._job.build_variant(say, **given)
-        except HeadwayError as error:
-            self.missing.append(f"{text}: {error}")
-            return None
-        try:
-            if batches is not None:
-                other.replace_batches(list(batches))
-            rate = measure_loop_rate(other, limit_s=self._side_s)
-            if measure_also is not None:
-                measure_also(other, rate.value)
+            with closing(self._job.build_variant(**given)) as other:
+                if batches is not None:
+                    other.replace_batches(list(batches))
+                rate = measure_loop_rate(other, limit_s=self._side_s)
+                if measure_also is not None:
+                    measure_also(other, rate.value)
         except Exception as error:
             # A trial may fail in many ways, such as a missing compiler or too little memory; the others go on.
             first = (str(error).strip().splitlines() or [""])[0]
             reason = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {first}"
             self.missing.append(f"{text}: {reason}")
             return None
-        finally:
-            other.close()
         return self._loop.rate.value / rate.value
 
     def _scale_loop(self, ratio: float) -> dict[str, float]:

@@ -8,7 +8,8 @@ that others have trained.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,6 +19,8 @@ from safetensors.torch import save as save_tensors
 from headway.checkpoint.checkpoints import Checkpoint
 from headway.core.errors import HeadwayError
 from headway.core.world import Group, World
+
+LOG = logging.getLogger("headway.launch")
 
 TransferredState = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]
 """Scalars, as JSON, and tensors by name."""
@@ -99,9 +102,7 @@ class HandoverResult(NamedTuple):
     names: tuple[str, ...]
 
 
-def hand_over(
-    world: World, name: str, carrier: StateCarrier, say: Callable[[str], object], *, led: bool
-) -> HandoverResult:
+def hand_over(world: World, name: str, carrier: StateCarrier, *, led: bool) -> HandoverResult:
     """Brings all ranks of a world to the state of the rank that is ahead. Every rank calls it.
 
     Ranks that are behind load that state into `carrier`. If no rank has a state, one rank restarts from the newest
@@ -109,7 +110,6 @@ def hand_over(
 
     Args:
         name: name of this process.
-        say: shows a message to the user, once for all ranks.
         led: True if this process was rank 0 of the last generation.
 
     Raises:
@@ -126,7 +126,7 @@ def hand_over(
     # Only a rank that has trained, or has received a whole state, reports progress of 0 or more.
     if (max_progress := max(all_progress)) < 0 or any(all_overtaken):
         # One more than any rank reported: nobody takes an older state for this one.
-        _restart_lowest_rank(control, carrier, max_progress + 1, say)
+        _restart_lowest_rank(control, carrier, max_progress + 1)
         result = result._replace(unsaved=False)
         all_progress = tuple(_gather_values(control, carrier.get_progress()))
         max_progress = max(all_progress)
@@ -147,7 +147,7 @@ def hand_over(
     return result
 
 
-def _restart_lowest_rank(control: Group, carrier: StateCarrier, progress: int, say: Callable[[str], object]) -> None:
+def _restart_lowest_rank(control: Group, carrier: StateCarrier, progress: int) -> None:
     """Lets the lowest rank that sees the newest checkpoint load it.
 
     Without a checkpoint, and if no step was recorded yet, the lowest rank that sees the run folder begins anew.
@@ -169,7 +169,7 @@ def _restart_lowest_rank(control: Group, carrier: StateCarrier, progress: int, s
         root = _find_lowest(control, [summary["seen"] for summary in summaries])
         if control.rank == root:
             carrier.restart_from(None, progress)
-        say("No rank has the state of the run any more, and no step was recorded yet: the run begins anew.")
+        LOG.warning("No rank has the state of the run any more, and no step was recorded yet: the run begins anew.")
         return
     root = _find_lowest(control, [summary["step"] == newest_step for summary in summaries])
     outcome: dict[str, Any] | None = None
@@ -192,7 +192,7 @@ def _restart_lowest_rank(control: Group, carrier: StateCarrier, progress: int, s
     if "error" in shared_outcome:
         raise error or HeadwayError(**shared_outcome["error"])
     for text in shared_outcome["messages"]:
-        say(text)
+        LOG.warning(text)
 
 
 def _gather_values(control: Group, value: Any) -> list[Any]:

@@ -35,9 +35,10 @@ from headway.core.errors import (
     UsageError,
 )
 from headway.core.launcher_environment import LaunchedProcess, read_launcher_environment
+from headway.core.messages import mute_messages
 from headway.core.random_keys import GOLDEN, mix_int
 from headway.core.world import World
-from headway.launch.handover import HandoverResult, StateCarrier, hand_over
+from headway.launch.handover import LOG, HandoverResult, StateCarrier, hand_over
 from headway.launch.hosts import check_batch_covers_ranks
 from headway.observe.rank_timings import RankTimings
 
@@ -57,8 +58,6 @@ MAX_CONNECT_ATTEMPTS = 5
 # On one host there is little to choose, so measuring links may take less time.
 SINGLE_HOST_BUDGET_S = 0.2
 
-Say = Callable[[str], object]
-
 
 @final
 class Ranks:
@@ -74,10 +73,10 @@ class Ranks:
         measures_noise: set it to True before the first `meet` to measure the gradient noise scale.
     """
 
-    def __init__(
-        self, recipe: CommRecipe, launched: LaunchedProcess, client: CoordinatorClient | None, say: Say
-    ) -> None:
-        self.options, self._launched, self._client, self._show = recipe, launched, client, say
+    def __init__(self, recipe: CommRecipe, launched: LaunchedProcess, client: CoordinatorClient | None) -> None:
+        self.options, self._launched, self._client = recipe, launched, client
+        # All ranks have the same messages, and one shows them.
+        self._mute = mute_messages(unless=lambda: self.is_lead)
         self.name = str(launched.rank) if client is None else client.worker
         self.is_joining = client is not None and client.joining
         # A newcomer may carry rank 0 in its environment, from the worker that it replaces, but another rank leads now.
@@ -91,7 +90,7 @@ class Ranks:
         self._has_reported_unused = False
 
     @staticmethod
-    def from_environment(recipe: CommRecipe, say: Say) -> Ranks | None:
+    def from_environment(recipe: CommRecipe) -> Ranks | None:
         """Reads the launcher's environment variables; returns None if this process trains alone.
 
         Raises:
@@ -102,7 +101,7 @@ class Ranks:
         client = CoordinatorClient.from_environment()
         if launched is None or (launched.size == 1 and client is None):
             return None
-        return Ranks(recipe, launched, client, say)
+        return Ranks(recipe, launched, client)
 
     @property
     def world(self) -> World:
@@ -142,11 +141,6 @@ class Ranks:
         """Raises UsageError if a step has fewer samples than ranks."""
         check_batch_covers_ranks(batch, self._launched.size)
 
-    def say(self, text: str) -> None:
-        """Shows a message to the user, once for all ranks."""
-        if self.is_lead:
-            self._show(text)
-
     def meet(self, model: torch.nn.Module, device: torch.device, carrier: StateCarrier) -> HandoverResult:
         """Meets the other ranks, for the first time or in the next generation, and brings all to one state.
 
@@ -163,7 +157,7 @@ class Ranks:
                 self._close_generation()
                 self._join_generation(model, device, FIRST_CONNECT_TIMEOUT_S * 2**failures)
                 self._agree_on_settings(carrier)
-                result = hand_over(self.world, self.name, carrier, self.say, led=self._was_lead)
+                result = hand_over(self.world, self.name, carrier, led=self._was_lead)
                 self._was_lead = self.world.is_lead
                 return result
             except CommunicationError as error:
@@ -228,7 +222,7 @@ class Ranks:
             what = f"{key} is {settings.get(key)!r} on rank {rank} and {lead_settings.get(key)!r} on rank 0"
             raise UsageError(what, fix="Start all processes with the same recipe, data and version.")
         if message := carrier.precision.agree_on_votes([vote for _, _, vote in reports]):
-            self.say(message)
+            LOG.info(message)
 
     def seed(self, seed: int, position: int) -> None:
         """Seeds the global generators of torch, numpy and Python for one step, from seed, position and rank."""
@@ -284,10 +278,12 @@ class Ranks:
         return (lambda: None) if client is None else (lambda: client.confirm(number))
 
     def __enter__(self) -> Ranks:
+        self._mute.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Leaves in order; after an error, in such a way that the others count this process as lost."""
+        self._mute.__exit__(None, None, None)
         self._close_generation()
         if self._client is not None:
             if kind is None:
@@ -304,7 +300,7 @@ class Ranks:
         world, reason = self._join_world(device, connect_s)
         self.is_lead = world.is_lead
         if not is_first:
-            self.say(reason)
+            LOG.warning(reason)
         measured = self._broadcast_measurements(world)
         must_measure = measured is None
         budget_s = LINKS_BUDGET_S if len(world.hosts) > 1 else SINGLE_HOST_BUDGET_S
@@ -330,13 +326,12 @@ class Ranks:
             flags=len(STEP_FLAGS),
             noise=self.measures_noise and world.size > 1,
             has_reported_unused=self._has_reported_unused,
-            say=self.say,
         )
         rank_timings = RankTimings(world.store, world.rank, world.size)
         self._generation = _JoinedGeneration(world, communicator, reducer, watch, rank_timings)
         if must_measure:
             for text in (*links.describe(world), chooser.describe([bucket.nbytes for bucket in reducer.buckets])):
-                self.say(text)
+                LOG.info(text)
         # Synchronised batch norm communicates inside forward and backward: a group of its own keeps its messages apart
         # from those of the reducer.
         if options.batch_norm == "sync":
@@ -385,7 +380,8 @@ class Ranks:
         options, algorithm = self.options, self.options.algorithm
         # After a loss the hosts may differ in their numbers of ranks, so a run can lose the algorithm of its recipe.
         if algorithm != "auto" and algorithm not in communicator.algorithms:
-            self.say(f"The algorithm {algorithm} needs the same number of ranks on each host; leader is used instead.")
+            needs = f"The algorithm {algorithm} needs the same number of ranks on each host"
+            LOG.warning(f"{needs}; leader is used instead.")
             algorithm = "leader"
         return AlgorithmChooser(
             network,

@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("headway.model")
 
 
-def build_model(
-    recipe: ModelRecipe,
-    *,
-    num_outputs: int,
-    in_channels: int = 3,
-    base: Path,
-    say: Callable[[str], object] = LOG.warning,
-) -> torch.nn.Module:
+def build_model(recipe: ModelRecipe, *, num_outputs: int, in_channels: int = 3, base: Path) -> torch.nn.Module:
     """Builds the network of a recipe on the CPU, with random numbers from torch's global generator.
 
     Args:
@@ -36,7 +29,6 @@ def build_model(
         num_outputs: passed as `num_classes` to a factory with such an argument.
         in_channels: passed to a factory with such an argument.
         base: folder to which a user's file and `weights` are relative.
-        say: gets one message if tensors of `weights` were left out.
 
     Raises:
         RecipeError: the factory or its arguments are wrong, or a pattern of `freeze` matches nothing.
@@ -59,7 +51,7 @@ def build_model(
         left_out = pretrained.load_weights(model, base / Path(recipe.weights).expanduser())
         # Only the head may be left out, and the user should know that it starts at random.
         if left_out:
-            say(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
+            LOG.warning(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
     _freeze_parameters(model, recipe.freeze)
     return model
 

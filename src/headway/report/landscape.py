@@ -20,7 +20,6 @@ from headway.observe import directions
 from headway.observe.directions import PlaneAxes, WeightVector
 from headway.observe.sharpness import EpsilonSharpness, HessianEigenvalue
 from headway.report.solution import MetricCurves, Solution, open_solution
-from headway.setup.inputs import Say
 from headway.train import runs
 
 STATISTICS = ("auto", "keep", "recompute")
@@ -163,7 +162,7 @@ class Landscape:
 
 
 def compute_landscape(
-    folders: Sequence[Path], options: LandscapeOptions, *, say: Say, progress: Progress | None = None
+    folders: Sequence[Path], options: LandscapeOptions, progress: Progress | None = None
 ) -> Landscape:
     """Measures the loss landscape of runs, along filter-normalised directions (Li et al. 2018, arXiv 1712.09913).
 
@@ -183,7 +182,7 @@ def compute_landscape(
     with ExitStack() as stack:
         solutions = []
         for name, folder in zip(names, folders, strict=True):
-            solution = open_solution(name, RunFolder.open(folder), options.sets, options.samples, options.seed, say=say)
+            solution = open_solution(name, RunFolder.open(folder), options.sets, options.samples, options.seed)
             solutions.append(stack.enter_context(closing(solution)))
         paths = [_load_path(solution) if options.path else [] for solution in solutions]
         if options.between:

@@ -31,7 +31,7 @@ from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
-from headway.setup.inputs import Inputs, Rehearsal, Say, open_inputs
+from headway.setup.inputs import LOG, Inputs, Rehearsal, open_inputs
 from headway.setup.micro_batch import find_largest_micro_batch
 from headway.setup.precision import (
     DTYPE_BY_NAME,
@@ -155,7 +155,6 @@ class TrainSetup:
 def build_setup(
     loaded: LoadedRecipe[TrainRecipe],
     *,
-    say: Say,
     fresh: bool = True,
     recorded: RecordedData | None = None,
     ranks: Ranks | None = None,
@@ -167,7 +166,6 @@ def build_setup(
 
     Args:
         loaded: the recipe as the user gave it, or as a run recorded it.
-        say: called with each sentence that the user should read once.
         fresh: start from the recipe's weights and `init`. False if a checkpoint or trained weights will be loaded.
         recorded: facts about the training data, which are then not opened; for the resolved recipe of a run.
         ranks: the ranks of this run; each takes the device of its number on its host.
@@ -177,7 +175,7 @@ def build_setup(
     Raises:
         HeadwayError: something is wrong with recipe, data, network or task.
     """
-    return _SetupBuilder(loaded, say, fresh, recorded, ranks, rehearsal).build()
+    return _SetupBuilder(loaded, fresh, recorded, ranks, rehearsal).build()
 
 
 def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
@@ -212,7 +210,6 @@ class _SetupBuilder:
     def __init__(
         self,
         loaded: LoadedRecipe[TrainRecipe],
-        say: Say,
         fresh: bool,
         recorded: RecordedData | None,
         ranks: Ranks | None,
@@ -220,17 +217,16 @@ class _SetupBuilder:
     ) -> None:
         # Rates first: the batch decides epochs and learning rate, on which later steps rely.
         self.loaded = resolve_rates(loaded)
-        self.say = say
         self.fresh = fresh
         self.recorded = recorded
         self.ranks = ranks
         self.rehearsal = rehearsal
         for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
-            say(text)
+            LOG.warning(text)
         self.trains = rehearsal is None
         self.device = self._prepare_device()
         self.loaded, self.inputs = open_inputs(
-            self.loaded, self.device, say=say, opens_data=recorded is None, rehearsal=rehearsal
+            self.loaded, self.device, opens_data=recorded is None, rehearsal=rehearsal
         )
         # `loaded` changes as each further `auto` is resolved; `recipe` keeps them as they were given.
         self.recipe = self.loaded.recipe
@@ -279,7 +275,7 @@ class _SetupBuilder:
             augment=augment,
             transform=transform,
             model=model,
-            forward=compile_model(model, recipe.compile, self.say),
+            forward=compile_model(model, recipe.compile),
             counts=counts,
             optimizer=optimizer,
             masters=masters,
@@ -366,10 +362,10 @@ class _SetupBuilder:
         return task
 
     def _build_model(self, task: Task) -> torch.nn.Module:
-        recipe, ranks, say = self.recipe, self.ranks, self.say
+        recipe, ranks = self.recipe, self.ranks
         model_recipe = recipe.model if self.fresh else recipe.model.model_copy(update={"weights": None})
         channels, base = self.inputs.channels, self.loaded.base
-        model = build_model(model_recipe, num_outputs=task.outputs, in_channels=channels, base=base, say=say)
+        model = build_model(model_recipe, num_outputs=task.outputs, in_channels=channels, base=base)
         model = model.to(device=self.device)
         # Built only to refuse patterns that match no layer, before there is a run folder.
         ActivationPercentiles(model, recipe.observe.activations)
@@ -378,7 +374,7 @@ class _SetupBuilder:
             model = convert_sync_batchnorm(model, World.create_single(self.device).create_group(name="not met yet"))
         if recipe.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        apply_activation_checkpointing(model, recipe.activation_checkpointing, say)
+        apply_activation_checkpointing(model, recipe.activation_checkpointing)
         return model
 
     def _check_combinations(self) -> None:
@@ -396,13 +392,11 @@ class _SetupBuilder:
 
     def _import_transform(self) -> Callable[..., Any] | None:
         """Returns the transform that the loop calls; the loader calls one of uint8 images."""
-        recipe = self.recipe
-        if recipe.transform is None:
-            return None
-        transform = import_batch_transform(recipe.transform, self.loaded.base)
-        if recipe.transform_on == "float":
+        name = self.recipe.transform
+        transform = None if name is None else import_batch_transform(name, self.loaded.base)
+        if name is None or transform is None or self.recipe.transform_on == "float":
             return transform
-        self.inputs.batch_transform = BatchTransform(transform, recipe.transform)
+        self.inputs.batch_transform = BatchTransform(transform, name)
         return None
 
     def _load_first_batch(self, augment: Augment) -> _FirstBatch:
@@ -424,10 +418,10 @@ class _SetupBuilder:
             name, reason = choose_fastest([step_seconds] if step_seconds else [])
             if not self.trains:
                 reason = "as a dry run measures nothing; the run chooses what is fastest on its device"
-            self.say(f"Precision: {name}, {reason}.")
+            LOG.info(f"Precision: {name}, {reason}.")
             self._resolve("precision", name, reason)
         elif self.fresh and self.trains and (emulation_warning := describe_emulation(recipe.precision, device)):
-            self.say(emulation_warning)
+            LOG.warning(emulation_warning)
         return step_seconds
 
     def _try_network(
@@ -452,7 +446,7 @@ class _SetupBuilder:
         if self.trains:
             counts = count_network(model, first_batch.images[:1], precision.autocast)
             per_image = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
-            self.say(f"Network: {counts.describe()}{per_image}.")
+            LOG.info(f"Network: {counts.describe()}{per_image}.")
         checks.check_metrics(metric_names, task)
         checks.check_stop_at(recipe, metric_names)
         return counts
@@ -474,16 +468,15 @@ class _SetupBuilder:
         plan, steps = plan_steps(recipe, self.samples)
         check_length(recipe, steps)
         if self.fresh:
-            messages = find_step_warnings(recipe, self.samples, plan, steps)
+            for text in find_step_warnings(recipe, self.samples, plan, steps):
+                LOG.warning(text)
             if (progressive := recipe.data.progressive) is not None:
                 epochs = plan.find_position(steps) / self.inputs.samples
-                messages.append(describe_sizes(list_sizes(progressive, self.inputs.size, epochs)))
+                LOG.info(describe_sizes(list_sizes(progressive, self.inputs.size, epochs)))
             if ranks is not None and (
                 idle_ghost := checks.describe_idle_ghost(self.loaded.recipe, ranks.launched_size)
             ):
-                messages.append(idle_ghost)
-            for text in messages:
-                self.say(text)
+                LOG.warning(idle_ghost)
         return plan, steps
 
     def _resolve(self, key: str, value: Any, reason: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
@@ -37,7 +38,7 @@ from headway.setup import checks
 from headway.setup.recipe import TrainRecipe
 from headway.setup.user_transforms import build_image_transform
 
-Say = Callable[[str], object]
+LOG = logging.getLogger("headway.setup")
 
 # Predicate of a sentence about the data, by the name of its tier.
 TIER_PHRASES = {
@@ -95,7 +96,6 @@ class Inputs:
     size: tuple[int, int]
     channels: int
     samples: int
-    say: Say
     cache: CacheMode
     synthetic: SyntheticRecipe | None = None
     max_first_samples: int = MAX_FIRST_SAMPLES
@@ -279,7 +279,7 @@ class Inputs:
         if cache == "auto" and data_recipe.scaled:
             cache = "disk" if isinstance(dataset.source, RemoteShards) else "none"
         set_name = "training" if dataset is self.train else "evaluation"
-        with SampleProgress(f"Filling the cache of the {set_name} data", "images", self.say) as progress:
+        with SampleProgress(f"Filling the cache of the {set_name} data", "images", LOG) as progress:
             return choose_tier(
                 dataset,
                 cache,
@@ -313,21 +313,21 @@ def _hash_texts(*texts: str) -> str:
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
-def open_dataset(base: Path, uri: str, say: Say) -> data.Dataset:
+def open_dataset(base: Path, uri: str) -> data.Dataset:
     """Opens a data set that a recipe names; close it after use. A scan of foreign data shows its progress.
 
     Args:
         base: folder of the recipe, to which a relative path refers.
         uri: path or URL of the data set.
     """
-    with SampleProgress(f"Scanning {uri}", "images", say) as progress:
+    with SampleProgress(f"Scanning {uri}", "images", LOG) as progress:
         return opening.open(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
 
 
-def _open_set(loaded: LoadedRecipe[TrainRecipe], key: str, uri: str, say: Say) -> data.Dataset:
+def _open_set(loaded: LoadedRecipe[TrainRecipe], key: str, uri: str) -> data.Dataset:
     """Opens the data set of a key of the recipe. An error names the key, and where its value came from."""
     try:
-        return open_dataset(loaded.base, uri, say)
+        return open_dataset(loaded.base, uri)
     except (UsageError, DataError) as error:
         origin = loaded.origins.get(key, "default")
         fix, here = error.fix, Path(uri).expanduser()
@@ -339,12 +339,7 @@ def _open_set(loaded: LoadedRecipe[TrainRecipe], key: str, uri: str, say: Say) -
 
 
 def open_inputs(
-    loaded: LoadedRecipe[TrainRecipe],
-    device: torch.device,
-    *,
-    say: Say,
-    opens_data: bool,
-    rehearsal: Rehearsal | None = None,
+    loaded: LoadedRecipe[TrainRecipe], device: torch.device, *, opens_data: bool, rehearsal: Rehearsal | None = None
 ) -> tuple[LoadedRecipe[TrainRecipe], Inputs]:
     """Opens the data sets, and resolves what the recipe leaves to the data: size, channels, cache, mean and std.
 
@@ -369,11 +364,12 @@ def open_inputs(
     with ExitStack() as on_error:
         if opens_data and synthetic is None:
             checks.check_cache_options(loaded)
-            train = on_error.enter_context(closing(_open_set(loaded, "data.train", recipe.data.train, say)))
+            train = on_error.enter_context(closing(_open_set(loaded, "data.train", recipe.data.train)))
             if recipe.data.eval is not None:
-                eval_set = on_error.enter_context(closing(_open_set(loaded, "data.eval", recipe.data.eval, say)))
+                eval_set = on_error.enter_context(closing(_open_set(loaded, "data.eval", recipe.data.eval)))
             if (largest := recipe.largest_batch) > len(train):
-                say(f"The batch of {largest} is larger than the data set of {len(train)}: each step spans epochs.")
+                what = f"The batch of {largest} is larger than the data set of {len(train)}"
+                LOG.warning(f"{what}: each step spans epochs.")
         # In this order: sizes decide whether pixels can be kept, and the tier serves the measurement of mean and std.
         loaded, size, channels, samples = _resolve_images(loaded, train, synthetic)
         inputs = on_error.enter_context(
@@ -385,7 +381,6 @@ def open_inputs(
                     size=size,
                     channels=channels,
                     samples=samples,
-                    say=say,
                     cache="none" if rehearsal is not None else recipe.data.cache,
                     synthetic=synthetic,
                     max_first_samples=MAX_FIRST_SAMPLES if rehearsal is None else REHEARSAL_SAMPLES,
@@ -420,9 +415,9 @@ def _resolve_execution(
                 inputs.open_tier(loaded.recipe, inputs.eval)
             if recipe.data.cache == "auto":
                 loaded = loaded.resolve("data.cache", tier.name, reason)
-            inputs.say(f"Training data {TIER_PHRASES[tier.name]}: {reason}.")
+            LOG.info(f"Training data {TIER_PHRASES[tier.name]}: {reason}.")
             cores = count_usable_cores()
-            inputs.say(describe_decoding(backend, recipe.data.threads or choose_thread_count(), cores))
+            LOG.info(describe_decoding(backend, recipe.data.threads or choose_thread_count(), cores))
     # A rehearsal leaves `auto`: the device here need not be the one that trains.
     if recipe.augment.where == "auto" and fills_caches:
         reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"

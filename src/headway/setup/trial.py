@@ -16,7 +16,7 @@ from headway.core.errors import TrainingError
 from headway.core.modules import preserve_training_state
 from headway.model.model_size import ModelSize, measure_model_size
 
-LOG = logging.getLogger("headway.train")
+LOG = logging.getLogger("headway.setup")
 
 N = TypeVar("N", bound=str)
 

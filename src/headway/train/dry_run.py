@@ -35,7 +35,7 @@ from headway.model.layer_profile import PROFILE_BATCH_SIZES, profile_layers
 from headway.model.model_size import measure_model_size
 from headway.optim.footprint import estimate_footprint
 from headway.setup.build import TrainSetup, build_setup
-from headway.setup.inputs import Rehearsal, Say
+from headway.setup.inputs import Rehearsal
 from headway.setup.micro_batch import estimate_micro_batch
 from headway.setup.prepare import prepare_batch
 from headway.setup.recipe import TrainRecipe
@@ -119,7 +119,6 @@ def dry_run(
     classes: int | None = None,
     evaluation_samples: int | None = None,
     compiles: bool = True,
-    say: Say,
 ) -> DryRun:
     """Opens and builds what a recipe names, and works out its run. No cache is filled, and no step is made.
 
@@ -139,7 +138,7 @@ def dry_run(
     stated = None if samples is None else SyntheticRecipe(samples=samples, classes=classes or 1000)
     loaded = load_recipe(recipe, overrides)
     try:
-        setup = build_setup(loaded, say=say, rehearsal=Rehearsal(stated=stated))
+        setup = build_setup(loaded, rehearsal=Rehearsal(stated=stated))
     except UsageError as error:
         named = [uri for uri in (loaded.recipe.data.train, loaded.recipe.data.eval) if uri is not None]
         # The error may name the path in another form, with `..` or links resolved.

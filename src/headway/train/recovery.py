@@ -265,7 +265,7 @@ class SavedRun:
             paths = self._checkpoints.paths()
             if not paths or (parse_step(paths[0].name) or 0) <= step:
                 return False
-            newest = self._checkpoints.newest(lambda text: None)
+            newest = self._checkpoints.newest([])
         # Damaged or out of reach: no rank could continue from it.
         except HeadwayError:
             return False
@@ -299,7 +299,7 @@ class SavedRun:
             CheckpointError: there is none. TrainingError: this process was started with another recipe.
         """
         messages: list[str] = []
-        checkpoint = self._checkpoints.newest(messages.append)
+        checkpoint = self._checkpoints.newest(messages)
         if checkpoint is None:
             raise CheckpointError("the checkpoints have gone", where=self._checkpoints.folder.shown)
         self._expect_own_recipe()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import signal
@@ -30,7 +31,7 @@ from headway.launch.ranks import Ranks
 from headway.model import pretrained
 from headway.setup.build import RecordedData, TrainSetup, build_setup
 from headway.setup.checks import check_labels, list_set_warnings
-from headway.setup.inputs import Say, open_dataset
+from headway.setup.inputs import open_dataset
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import LABEL_PHRASES, TargetSpec
 from headway.train.evaluate import evaluate as evaluate_set
@@ -40,6 +41,8 @@ from headway.train.progress import build_display
 from headway.train.recovery import MACHINE_KEYS
 from headway.train.tracing import TracingDisplay
 from headway.train.trainer import Trainer
+
+LOG = logging.getLogger("headway.train")
 
 CLOCK_EXCLUDES = (
     "start of the process, imports, opening the data and filling their caches, measuring mean and std, building the "
@@ -65,7 +68,7 @@ class RunResult:
     is_lead: bool = True
 
 
-def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: Say) -> RunResult:
+def train(recipe: Path, overrides: Sequence[str], folder: Path | None) -> RunResult:
     """Trains a recipe into a new run folder (default: runs/NAME).
 
     In each process of a launcher, this trains with the other processes; rank 0 writes the run folder.
@@ -74,9 +77,9 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
         HeadwayError: see `build_setup` and `Trainer`; the run folder exists.
     """
     loaded = load_recipe(recipe, overrides)
-    ranks = Ranks.from_environment(loaded.recipe.comm, say)
+    ranks = Ranks.from_environment(loaded.recipe.comm)
     if ranks is None:
-        return _start_run(loaded, folder, say=say)
+        return _start_run(loaded, folder)
     if folder is None:
         fix = "Name it: headway train RECIPE --run-folder FOLDER."
         raise UsageError("several processes need one run folder", where="--run-folder", fix=fix)
@@ -86,11 +89,11 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
         # A launcher that restarts all processes gives them the command line of the first start.
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if again and RunFolder(folder).recipe_path.exists():
-            return _resume(RunFolder.open(folder), ranks.say, ranks)
-        return _start_run(loaded, folder, say=ranks.say, ranks=ranks)
+            return _resume(RunFolder.open(folder), ranks)
+        return _start_run(loaded, folder, ranks)
 
 
-def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[RunResult]:
+def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int) -> list[RunResult]:
     """Trains a recipe with seeds s, s + 1, ...; one run folder each, numbered inside `folder`."""
     loaded = load_recipe(recipe, overrides)
     parent = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
@@ -106,7 +109,7 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
         if folder_of_all := loaded.recipe.checkpoint.folder:
             own = f"{folder_of_all}/{number + 1}"
             one = one.resolve("checkpoint.folder", own, f"--repeat, run {number + 1}")
-        results.append(_start_run(one, parent / str(number + 1), say=say, warns=number == 0))
+        results.append(_start_run(one, parent / str(number + 1), warns=number == 0))
         if results[-1].was_interrupted:
             break
     return results
@@ -120,7 +123,7 @@ def compute_interval(values: Sequence[float]) -> tuple[float, float]:
     return mean, compute_student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def resume(folder: Path, *, say: Say) -> RunResult:
+def resume(folder: Path) -> RunResult:
     """Continues a run from its newest good checkpoint, or from the beginning if it has none.
 
     Raises:
@@ -128,14 +131,14 @@ def resume(folder: Path, *, say: Say) -> RunResult:
     """
     run = RunFolder.open(folder)
     loaded = reload_recipe(run)
-    ranks = Ranks.from_environment(loaded.recipe.comm, say)
+    ranks = Ranks.from_environment(loaded.recipe.comm)
     if ranks is None:
-        return _resume(run, say)
+        return _resume(run)
     with _join_ranks(ranks, run):
-        return _resume(run, ranks.say, ranks)
+        return _resume(run, ranks)
 
 
-def find_finished_run(folder: Path, *, say: Say) -> RunResult | None:
+def find_finished_run(folder: Path) -> RunResult | None:
     """Returns the result of a run that is at its end; None if there is something left to do.
 
     Raises:
@@ -146,10 +149,10 @@ def find_finished_run(folder: Path, *, say: Say) -> RunResult | None:
     if not summary.get("finished"):
         return None
     # The summary may say `finished` while the last checkpoint was lost with its folder.
-    checkpoint = _open_checkpoints(run, reload_recipe(run)).newest(say)
+    checkpoint = _open_checkpoints(run, reload_recipe(run)).newest()
     if checkpoint is None or checkpoint.step != summary["step"]:
         return None
-    say(f"{run.folder} is at its end, step {checkpoint.step} of {summary['steps']}: nothing is left to do.")
+    LOG.info(f"{run.folder} is at its end, step {checkpoint.step} of {summary['steps']}: nothing is left to do.")
     return RunResult(run, summary, was_interrupted=False)
 
 
@@ -204,22 +207,23 @@ def _meet_ranks(trainer: Trainer) -> None:
         raise CommunicationError(error.what, where=error.where, fix=error.fix) from error
 
 
-def _resume(run: RunFolder, say: Say, ranks: Ranks | None = None) -> RunResult:
+def _resume(run: RunFolder, ranks: Ranks | None = None) -> RunResult:
     with _lock_folder(run, ranks):
-        return _continue_run(reload_recipe(run), run, say, ranks)
+        return _continue_run(reload_recipe(run), run, ranks)
 
 
-def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, say: Say, ranks: Ranks | None) -> RunResult:
+def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Ranks | None) -> RunResult:
     # The number of threads changes the order of sums on a CPU, and with it the last digits.
     threads, had = torch.get_num_threads(), run.read_provenance(torch_threads=int)["torch_threads"]
     if threads != had:
-        say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
-    checkpoint = _open_checkpoints(run, loaded).newest(say)
-    setup = build_setup(loaded, say=say, fresh=checkpoint is None, ranks=ranks)
+        what = f"This run began with {had} threads of torch and goes on with {threads}"
+        LOG.warning(f"{what}: results agree to rounding only.")
+    checkpoint = _open_checkpoints(run, loaded).newest()
+    setup = build_setup(loaded, fresh=checkpoint is None, ranks=ranks)
     leads = ranks is None or ranks.is_lead
     with closing(setup.inputs), _explain_disk_errors(run):
         if checkpoint is None:
-            say("This run has no checkpoint yet: it starts from the beginning.")
+            LOG.info("This run has no checkpoint yet: it starts from the beginning.")
             if leads:
                 run.truncate_logs(0)
                 _record_recipe(run, setup, ranks)
@@ -228,7 +232,7 @@ def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, say: Say, r
             if checkpoint is not None:
                 trainer.resume(checkpoint)
                 done = " It is at its end: nothing is left to do." if trainer.finished else ""
-                say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
+                LOG.info(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
             if not trainer.finished and leads:
                 # The old summary is about a run that had stopped.
                 (run.folder / "summary.json").unlink(missing_ok=True)
@@ -261,21 +265,16 @@ def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRec
 
 
 def _start_run(
-    loaded: LoadedRecipe[TrainRecipe],
-    folder: Path | None,
-    *,
-    say: Say,
-    ranks: Ranks | None = None,
-    warns: bool = True,
+    loaded: LoadedRecipe[TrainRecipe], folder: Path | None, ranks: Ranks | None = None, *, warns: bool = True
 ) -> RunResult:
     leads = ranks is None or ranks.is_lead
     if leads and folder is not None:
         RunFolder.expect_free(folder)
-    setup = build_setup(loaded, say=say, ranks=ranks)
+    setup = build_setup(loaded, ranks=ranks)
     with closing(setup.inputs):
         # A resumed run said it when it began, and so did the first of several seeds.
         for warning in list_set_warnings(setup.train, setup.eval) if warns and leads else ():
-            say(warning)
+            LOG.warning(warning)
         folder = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
         run = RunFolder.create(folder) if leads else RunFolder(folder)
         if leads:
@@ -433,30 +432,31 @@ def _summarise(trainer: Trainer) -> dict[str, Any]:
     return summary
 
 
-def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
+def evaluate(folder: Path, data: str | None) -> dict[str, float]:
     """Evaluates a run's best weights over its evaluation set, or over another packed folder; returns the metrics.
 
     Raises:
         UsageError: the run has no weights yet, or there is nothing to evaluate on.
     """
     run = RunFolder.open(folder)
-    setup = load_trained(run, say=say)
+    setup = load_trained(run)
     if data is None and setup.recipe.data.eval is None:
         raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
     base, uri = (Path(), data) if data is not None else (setup.loaded.base, str(setup.recipe.data.eval))
-    with closing(setup.inputs), closing(open_dataset(base, uri, say)) as held_out:
+    with closing(setup.inputs), closing(open_dataset(base, uri)) as held_out:
         check_labels(setup.target, held_out)
         evaluation = evaluate_set(setup, held_out)
         result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
         if evaluation.damaged:
-            say(f"{held_out.folder}: {evaluation.damaged:,} of {len(held_out):,} samples are damaged and left out.")
+            share = f"{evaluation.damaged:,} of {len(held_out):,} samples"
+            LOG.warning(f"{held_out.folder}: {share} are damaged and left out.")
             result["damaged_samples"] = float(evaluation.damaged)
         run.write_json("evaluation", {"data": str(held_out.folder), **result})
         write_panels(run, build_evaluation_panels(held_out, evaluation, "the best weights"))
     return result
 
 
-def load_trained(run: RunFolder, *, say: Say, wide: bool = False) -> TrainSetup:
+def load_trained(run: RunFolder, *, wide: bool = False) -> TrainSetup:
     """Builds the setup of a run, with its best weights. Its data, GPU and the native core need not be there.
 
     Args:
@@ -479,11 +479,11 @@ def load_trained(run: RunFolder, *, say: Say, wide: bool = False) -> TrainSetup:
     if wide:
         loaded = loaded.resolve_all({key: (value, "measured in float32") for key, value in FLOAT32.items()})
     if loaded.recipe.data.decoder == "native" and resolve_backend() != "native":
-        say("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
+        LOG.warning("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
         reason = "the native core is not here"
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
     recorded = RecordedData(target=_read_target(about["target"], run), samples=about["samples"])
-    setup = build_setup(loaded, say=say, fresh=False, recorded=recorded)
+    setup = build_setup(loaded, fresh=False, recorded=recorded)
     # Weights left out mean that the network changed after the run, for example in the user's code.
     left_out = pretrained.load_weights(setup.model, run.weights_path)
     if left_out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -30,6 +31,8 @@ from headway.train.evaluate import Evaluation, evaluate
 from headway.train.metrics import MetricsAccumulator
 from headway.train.nonfinite import nonfinite_error
 from headway.train.recovery import Recovery
+
+LOG = logging.getLogger("headway.train")
 
 
 class Display(Protocol):
@@ -65,7 +68,6 @@ class Trainer:
         recovery: the actions due between steps, and what happens after a rank is lost.
         host_syncs: counts the tensor values that the steps read in Python.
         saver, saved_step: writes checkpoints; the step of the newest one.
-        say: tells the user that the run diverges, or that a checkpoint is late.
     """
 
     def __init__(self, setup: TrainSetup, run: RunFolder, display: Display, ranks: Ranks | None = None) -> None:
@@ -78,13 +80,12 @@ class Trainer:
         self.evaluation: Evaluation | None = None
         self.reached_s: float | None = None
         self.saved_step: int | None = None
-        self.say = print if ranks is None else ranks.say
         self.clock, self.host_syncs = Clock(), HostSyncCounter()
         self.accumulator = MetricsAccumulator(setup, run, ranks, display.record)
         options = setup.recipe.checkpoint
         self._checkpoints = Checkpoints.locate(run.folder, options.keep, options.folder, setup.loaded.base)
         self.saver = BackgroundSaver(
-            self._checkpoints, asynchronous=options.asynchronous, say=self.say, resume_command=run.resume_command
+            self._checkpoints, asynchronous=options.asynchronous, resume_command=run.resume_command
         )
         self._averages = WeightAverages(setup)
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
@@ -272,7 +273,7 @@ class Trainer:
             accumulator.write_divergence(self.step, self.clock, divergence)
             # With on_divergence: stop, the error that ends the run says it.
             if self.setup.recipe.observe.on_divergence != "stop":
-                self.say(divergence)
+                LOG.warning(divergence)
             self._divergence = divergence
 
     def _stop_if_diverged(self) -> None:

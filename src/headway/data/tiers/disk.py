@@ -87,7 +87,7 @@ class DiskTier(Tier):
         shards = self._dataset.description.shards
         # New connections, as other threads may use those of the data set.
         remote = self._remote.reopen({shard.name: shard.size for shard in shards})
-        return Prefetcher(self._dataset, remote, self._open_store(), LOG.warning, self._num_threads)
+        return Prefetcher(self._dataset, remote, self._open_store(), self._num_threads)
 
     def _open_store(self) -> RecordStore | None:
         """Opens the store in the cache folder; returns None, and logs the reason, if that is not possible."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
 from typing import NamedTuple, final
 
 import numpy as np
@@ -15,6 +15,8 @@ from headway.data.tiers.layout import Ids, RecordLayout, extract_image
 from headway.data.tiers.next_use import ReadForecast
 from headway.data.tiers.store import RecordStore
 from headway.storage.remote_folder import RemoteFolder
+
+LOG = logging.getLogger("headway.data")
 
 
 class FetchedRecord(NamedTuple):
@@ -32,21 +34,13 @@ class RunFetcher:
     Args:
         dataset: provides the checksums; verified records are marked as checked in it.
         store: None stores nothing.
-        say: called once, with a message, if the store fails.
 
     Attributes:
         is_storing: False once the store could not be written, or without one.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        layout: RecordLayout,
-        remote: RemoteFolder,
-        store: RecordStore | None,
-        say: Callable[[str], object],
-    ) -> None:
-        self._dataset, self._layout, self._remote, self._store, self._say = dataset, layout, remote, store, say
+    def __init__(self, dataset: Dataset, layout: RecordLayout, remote: RemoteFolder, store: RecordStore | None) -> None:
+        self._dataset, self._layout, self._remote, self._store = dataset, layout, remote, store
         self._columns = {name: getattr(dataset, name) for name in ("length", "flags")}
         self._names = [shard.name for shard in dataset.description.shards]
         self.is_storing = store is not None
@@ -149,7 +143,7 @@ class RunFetcher:
             with self._lock:
                 is_first_failure, self.is_storing = self.is_storing, False
             if is_first_failure:
-                self._say(
+                LOG.warning(
                     f"The cache {self._store.folder} cannot be written ({error.strerror}): "
                     "records that are not in it are read from the network each time."
                 )

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -91,23 +91,17 @@ class Prefetcher:
         dataset: provides the columns; verified records are marked as checked in it.
         remote: the folder of the shards; `close` closes it.
         store: keeps records on the local disk; None keeps them in memory until they are read. `close` closes it.
-        say: called once, with a message, if the store fails.
     """
 
     def __init__(
-        self,
-        dataset: Dataset,
-        remote: RemoteFolder,
-        store: RecordStore | None,
-        say: Callable[[str], object],
-        threads: int = FETCH_THREADS,
+        self, dataset: Dataset, remote: RemoteFolder, store: RecordStore | None, threads: int = FETCH_THREADS
     ) -> None:
         self._dataset = dataset
         self._remote = remote
         self._store = store
         self._columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
         self._layout = RecordLayout(self._columns, dataset.description.shards)
-        self._run_fetcher = RunFetcher(dataset, self._layout, remote, store, say)
+        self._run_fetcher = RunFetcher(dataset, self._layout, remote, store)
         self._condition = threading.Condition()
         self._planning_lock = threading.Lock()
         self._prefetch_plan = _PrefetchPlan(is_exhausted=True)

@@ -21,12 +21,17 @@ from headway.data.workers.worker_pool import Work
 
 
 class LoadedSamples(NamedTuple):
-    """The data of one batch, their number, and the seconds that they took."""
+    """The data of one batch, their number, and the seconds that they took.
+
+    Attributes:
+        first: number of the first sample in an iterable data set.
+    """
 
     data: Any
     samples: int
     samples_s: float
     collate_s: float
+    first: int = 0
 
 
 def choose_samples(order: Order | None, span: Span) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

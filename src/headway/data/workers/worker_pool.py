@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import warnings
 import weakref
@@ -20,7 +21,7 @@ from typing import Any, Literal, NoReturn, final
 import torch
 import torch.multiprocessing
 
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, UsageError
 from headway.data.workers.messages import Message, receive_message, send_message
 from headway.data.workers.sample_seeds import preserve_generators
 from headway.data.workers.user_failure import UserFailure
@@ -194,7 +195,7 @@ class ProcessPool(WorkerPool):
             # Python 3.12 warns of a fork beside threads. The workers use none of the locks that these may hold.
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
-                process.start()
+                _start_process(process, context.get_start_method())
             theirs.close()
             self._connections.append(mine)
             self._processes.append(process)
@@ -292,6 +293,18 @@ class ProcessPool(WorkerPool):
         else:
             end, fix = f"ended with status {code}", "Look for an error above, and try workers=0."
         raise HeadwayError(f"worker process {worker} of {self.workers} (pid {process.pid}) {end}", fix=fix)
+
+
+def _start_process(process: BaseProcess, method: str) -> None:
+    try:
+        process.start()
+    # A fork copies everything; the other methods pickle it.
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if method == "fork":
+            raise
+        what = f"your code cannot be sent to worker processes ({error})"
+        fix = "Define its classes and functions at the top of a module, or set workers=0."
+        raise UsageError(what, where="workers", fix=fix) from error
 
 
 def _run_worker(
