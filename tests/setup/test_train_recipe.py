@@ -172,7 +172,9 @@ REFUSED = {
     "an unmatched parameter": ("optimizer.groups=[{match: bias}]", "no group matches '1.weight'."),
     "no override": ("batch", "'batch' is no override. Write key=value"),
     "a model's argument": ("model.args={width: 3}", "has no argument 'width'"),
-    "a model of other outputs": ("model.args={num_classes: 7}", "it gives (7,) for a sample, the data needs (10,)."),
+    "a model of other outputs": (
+        "model.args={num_classes: 7}", "it gives a tensor of the shape [2, 7], and the data need [2, 10]"
+    ),
     "frozen away": ("model.freeze=['.*']", "every parameter is frozen"),
     "frozen away later": (
         "model.freeze_after=[{match: '.', after_epochs: 1}]", "every parameter would be frozen before the run ends"

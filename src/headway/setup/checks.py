@@ -142,12 +142,14 @@ def check_network(
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             with precision.autocast():
                 outputs = model(images)
-            output_shape = tuple(outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-            if output_shape != (task.outputs,):
-                message = f"it gives {output_shape} for a sample, the data needs ({task.outputs},)"
+            if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape[1:]) != (task.outputs,):
+                message = f"it gives {_describe_outputs(outputs)}, and the data need [{len(images)}, {task.outputs}]"
+                message += f" for {len(images)} images of {shape}"
                 if where:
                     raise RecipeError(f"{part} takes no images of {shape}: {message}", where=where, fix=SIZE_FIX)
                 fix = f"Make the network give {task.outputs} outputs; a factory that takes num_classes gets it."
+                if not isinstance(outputs, torch.Tensor):
+                    fix = "Let it return the tensor of outputs alone, for example by a small module around it."
                 raise RecipeError(message, where="model", fix=fix)
             # From here on a failure is one of the task.
             part = "the task"
@@ -171,9 +173,18 @@ def check_network(
             description = (
                 f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
             )
-            message = f"{name} has the {description} for {len(images)} samples"
-            raise RecipeError(message, where="task", fix="A task gives one number a sample.")
+            message = f"{name} has the {description} for {len(images)} samples, and ({len(images)},) is needed"
+            fix = "Return one number for each sample, for example with reduction='none'."
+            raise RecipeError(message, where="task", fix=fix)
     return list(values)
+
+
+def _describe_outputs(outputs: object) -> str:
+    if isinstance(outputs, torch.Tensor):
+        return f"a tensor of the shape {list(outputs.shape)}"
+    if isinstance(outputs, tuple | list):
+        return f"a {type(outputs).__name__} of {len(outputs)}"
+    return f"a {type(outputs).__name__}" if outputs is not None else "nothing"
 
 
 def check_network_shapes(

@@ -357,7 +357,16 @@ class Trainer:
     def _raise_nonfinite(self, what: str, step: int, culprit: str = "") -> NoReturn:
         lr = self.setup.lr_at(self.setup.plan.find_position(step - 1))
         self.close()
-        raise nonfinite_error(what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name)
+        raise nonfinite_error(
+            what,
+            lr,
+            self.run_folder,
+            self._checkpoints,
+            culprit,
+            precision=self.precision.name,
+            best=self.best,
+            start_loss=self.accumulator.observer.start_loss,
+        )
 
     def use_averages(self) -> AbstractContextManager[None]:
         """Gives the network, for the duration of the block, the weights and statistics that are evaluated and saved."""
