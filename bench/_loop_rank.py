@@ -13,7 +13,7 @@ from bench import loop
 from headway.comm.comm_recipe import CommRecipe
 from headway.core.messages import show_messages
 from headway.launch.ranks import Ranks
-from headway.train.progress import build_display
+from headway.training.progress import build_display
 
 
 def main() -> None:

@@ -44,8 +44,8 @@ from bench._common import Claim, median, parser, report, take_turns
 from bench._family import run_bench
 from headway.core.messages import show_messages
 from headway.setup.build import TrainSetup
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 PLAIN = "plain"
 HALF = ("half_weights=true",)

@@ -70,7 +70,7 @@ def measured(batch: int, steps: int, heap: str) -> dict[str, float]:
 def arm(batch: int, steps: int) -> dict[str, Any]:
     """Seconds and page faults of a step, and the process's most memory in MB."""
     from bench import _synthetic as synthetic
-    from headway.train.progress import SilentDisplay
+    from headway.training.progress import SilentDisplay
 
     with tempfile.TemporaryDirectory() as name:
         factory, folder = "bench._accuracy.narrow:narrow", Path(name)

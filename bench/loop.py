@@ -37,8 +37,8 @@ from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
 from headway.setup.build import TrainSetup
-from headway.train.progress import ProgressBar
-from headway.train.trainer import Display, Trainer
+from headway.training.progress import ProgressBar
+from headway.training.trainer import Display, Trainer
 
 STEPS = 50
 

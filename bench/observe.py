@@ -31,9 +31,9 @@ from headway.core.messages import show_messages
 from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
-from headway.train.monitors import run_monitors
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.monitors import run_monitors
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 SAMPLER = "headway-sampler"
 """Name of the thread that samples."""

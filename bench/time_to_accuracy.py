@@ -48,7 +48,7 @@ from bench._accuracy.results import FOLDER, Results, commit, digest, hashes, sou
 from bench._arms import ROOT
 from bench._common import Claim, parser, report
 from bench._family import run_bench
-from headway.train.runs import compute_interval
+from headway.core.statistics import compute_interval
 
 ARMS = ("port", "headway")
 LIBRARY = ROOT / "src/headway"

@@ -15,7 +15,7 @@ from headway.data.pack import pack
 from headway.data.resolution import compute_progressive_size
 from headway.report.dry_run_text import format_dry_run
 from headway.setup.recipe import TrainRecipe
-from headway.train.dry_run import DryRun, dry_run
+from headway.training.dry_run import DryRun, dry_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

@@ -18,9 +18,9 @@ from headway.core.run_folder import RunFolder
 from headway.data.resolution import compute_progressive_size
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.evaluate import compute_outputs, evaluate
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.evaluate import compute_outputs, evaluate
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 RECIPE = ROOT / "recipes/cifar10-fast.yaml"
 NOT_TRAINING = ("evaluate", "checkpoint")

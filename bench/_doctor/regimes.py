@@ -30,7 +30,7 @@ from bench._doctor.jobs import BASES, Job, network, own
 from bench._doctor.measure import examined, trained
 from bench._synthetic import setup, trainer
 from headway.core.cpu_count import list_usable_cpus
-from headway.train.progress import SilentDisplay
+from headway.training.progress import SilentDisplay
 
 SIDE, BATCH = 224, 32
 RESNET50, ALEXNET = 4.089e9 / (224**2 * 3), 0.724e9 / (227**2 * 3)

@@ -19,8 +19,8 @@ from bench._ladder.decks import Found, Ratio, quotient
 from bench._ladder.rungs import CIFAR_NET, LENET, Network, times
 from headway.core.messages import mute_messages
 from headway.setup.precision import list_candidates
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 SIDE = 32
 WARM_STEPS = 4

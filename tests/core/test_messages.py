@@ -78,7 +78,7 @@ def test_the_command_line_prints_each_message_once_on_what_is_stderr_then(
 ) -> None:
     show_messages()
     show_messages()
-    part, err = logging.getLogger("headway.train"), StringIO()
+    part, err = logging.getLogger("headway.training"), StringIO()
     with redirect_stderr(err):
         part.debug("too much")
         part.info("100 % of \x1b[2J")
@@ -88,7 +88,7 @@ def test_the_command_line_prints_each_message_once_on_what_is_stderr_then(
 
 
 def test_rooms_are_muted_within_a_block_and_unless_they_may_speak() -> None:
-    train, data = logging.getLogger("headway.train"), logging.getLogger("headway.data")
+    train, data = logging.getLogger("headway.training"), logging.getLogger("headway.data")
     speaks = False
     with collect_messages() as said:
         with mute_messages(unless=lambda: speaks), mute_messages(["train"], unless=lambda: speaks):
@@ -110,7 +110,7 @@ def test_rank_0_speaks_for_all_ranks(rank: int) -> None:
         with Ranks(CommRecipe(), seat, None):
             for room in (*RUN_ROOMS, "data", "observe"):
                 logging.getLogger(f"headway.{room}").warning(room)
-        logging.getLogger("headway.train").warning("alone again")
+        logging.getLogger("headway.training").warning("alone again")
     assert said == [*(RUN_ROOMS if rank == 0 else ()), "data", "observe", "alone again"]
 
 

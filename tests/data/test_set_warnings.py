@@ -89,7 +89,7 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ("path,labell", "--columns: 'labell' is no name of a column. Did you mean 'label'?"),
+        ("path,labell", "--columns: 'labell' is not the name of a column. Did you mean 'label'?"),
         (
             "path,label=speces",
             ", line 1: there is no column 'speces' (found: 'path', 'species'). Did you mean 'species'?",
@@ -97,7 +97,7 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
         ("path,path", "--columns: 'path' names a column twice."),
         ("path=species,label=species", "--columns: 'label=species' names a column twice."),
         ("path", "there is no column of labels (found: 'path')"),
-        ("", "--columns: '' is no name of a column."),
+        ("", "--columns: '' is not the name of a column."),
     ],
 )
 def test_wrong_names_of_columns(tmp_path: Path, columns: str, said: str) -> None:

@@ -16,9 +16,9 @@ from headway.doctor.rank_examination import examine_surroundings
 from headway.doctor.rank_exchange import measure_exchange, measure_together, try_alternatives
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
-from headway.train.progress import SilentDisplay
-from headway.train.runs import load_recipe
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.runs import load_recipe
+from headway.training.trainer import Trainer
 
 
 def main(recipe: str, out: str, seconds: str) -> None:

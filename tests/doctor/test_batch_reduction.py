@@ -12,7 +12,7 @@ from headway.core.profile import Profile
 from headway.doctor.batch_reduction import open_reduced_job
 from headway.doctor.budget import Budget
 from headway.doctor.examination import examine_recipe
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 SLOW = """
 import time

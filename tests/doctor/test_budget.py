@@ -17,7 +17,7 @@ from headway.doctor.examination import WANTING, examine_job
 from headway.doctor.measurement_job import MeasurementJob
 from headway.doctor.rank_examination import split_wall_time
 from headway.doctor.rank_exchange import TOGETHER_S
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 PARTS = list(QUICK.list_parts())
 

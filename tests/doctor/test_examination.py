@@ -22,7 +22,7 @@ from headway.doctor.loader_measurement import measure_loader
 from headway.doctor.loop_measurement import measure_loop_rate, measure_passes
 from headway.doctor.measurement_job import MeasurementJob, format_override, resize_batch
 from headway.doctor.sync_counter import count_syncs
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 HOLDERS = """
 import time

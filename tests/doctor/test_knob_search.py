@@ -27,7 +27,7 @@ from headway.doctor.stalls import Stall, measure_checkpoint, measure_evaluation
 from headway.doctor.sync_counter import SyncCounts
 from headway.doctor.throughput_model import ThroughputModel
 from headway.doctor.tune import parse_changes
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 
 @pytest.fixture(scope="module")

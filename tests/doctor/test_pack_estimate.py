@@ -40,7 +40,7 @@ from headway.doctor.pack_estimate import (
 from headway.doctor.smaller_images import choose_smaller_side, shrink_batch
 from headway.doctor.sync_counter import SyncCounts
 from headway.doctor.throughput_model import ThroughputModel
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 needs_native = pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 NET = """

@@ -21,7 +21,7 @@ from headway.doctor.rank_examination import join_profiles
 from headway.doctor.rank_exchange import CommTrial, ExchangeMeasurement, JointRate, select_faster
 from headway.launch.hosts import Host, parse_hosts
 from headway.launch.launcher import launch
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 SLOW = """
 import os

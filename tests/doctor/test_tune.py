@@ -23,7 +23,7 @@ from headway.doctor.measurement_job import MeasurementJob
 from headway.doctor.pack_estimate import build_pack_command
 from headway.doctor.tune import parse_changes
 from headway.setup.recipe import TrainRecipe
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 
 @pytest.fixture

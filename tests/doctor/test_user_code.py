@@ -24,7 +24,7 @@ from headway.doctor.stack_sampler import StackSampler
 from headway.doctor.sync_counter import LineCounts, SyncCounts, classify_wait, count_calls
 from headway.doctor.time_attribution import classify
 from headway.doctor.user_code import UserCodeLine, find_owner, find_user_line
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 HOLDERS = """
 import gc

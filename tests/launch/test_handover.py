@@ -26,9 +26,9 @@ from headway.launch.handover import hand_over
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train import runs
-from headway.train.progress import LogLines
-from headway.train.trainer import Trainer
+from headway.training import runs
+from headway.training.progress import LogLines
+from headway.training.trainer import Trainer
 
 BATCH, STEPS = 12, 15
 OPTIONS = ("checkpoint.every_steps=4", "checkpoint.keep=3", "log_ids=true")
@@ -282,7 +282,7 @@ def hand_over_cases(rank: Rank) -> list[Any]:
         walker = FakeCarrier(progress, step, FakeFiles(saved, recorded))
         try:
             with collect_messages() as said:
-                met = hand_over(rank.world, f"n{rank.rank}", walker, led=led)
+                met = hand_over(rank.world, f"n{rank.rank}", walker, was_lead=led)
         except HeadwayError as error:
             out.append((str(error), None, said))
         else:

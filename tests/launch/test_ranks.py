@@ -18,8 +18,8 @@ from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import LogLines
-from headway.train.trainer import Trainer
+from headway.training.progress import LogLines
+from headway.training.trainer import Trainer
 
 IDLE = """
 from torch import nn

@@ -30,8 +30,8 @@ from headway.setup.build import build_setup
 from headway.setup.precision import MIN_SPEEDUP, Precision, PrecisionName, choose_fastest, list_candidates
 from headway.setup.recipe import TrainRecipe
 from headway.setup.trial import measure_seconds_per_sample
-from headway.train.progress import LogLines
-from headway.train.trainer import Trainer
+from headway.training.progress import LogLines
+from headway.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 times = st.fixed_dictionaries({"fp32": st.floats(1e-6, 1), "bf16": st.floats(1e-6, 1)})

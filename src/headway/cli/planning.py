@@ -183,6 +183,6 @@ def _read_workload(path: Path, overrides: Sequence[str]) -> Workload:
             raise UsageError("only a recipe has values to override, and this is a workload", where=str(path), fix=fix)
         return Workload.read(path)
     # The planner loads no torch. Only a recipe needs it: the dry run builds its network.
-    from headway.train.dry_run import dry_run
+    from headway.training.dry_run import dry_run
 
     return dry_run(path, overrides, compiles=False).workload

@@ -15,7 +15,7 @@ from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
 if TYPE_CHECKING:
-    from headway.train.runs import RunResult
+    from headway.training.runs import RunResult
 
 
 @final
@@ -132,7 +132,7 @@ def _train_in_process(options: TrainOptions, as_json: bool) -> None:
     # is set before torch is imported.
     if "RANK" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from headway.train import runs
+    from headway.training import runs
 
     if options.resume is not None:
         _print_run(runs.resume(options.resume), as_json)
@@ -147,8 +147,8 @@ def _train_in_process(options: TrainOptions, as_json: bool) -> None:
 
 def _train_on_ranks(options: TrainOptions, as_json: bool) -> None:
     """Trains with Headway's launcher, and exits with its status."""
-    from headway.train import distributed
-    from headway.train.runs import find_finished_run
+    from headway.training import distributed
+    from headway.training.runs import find_finished_run
 
     # A finished run needs no ranks: its result is printed again.
     if options.resume is not None and (finished_run := find_finished_run(options.resume)) is not None:
@@ -170,7 +170,7 @@ def _train_on_ranks(options: TrainOptions, as_json: bool) -> None:
 
 def _print_repeats(results: Sequence[RunResult], as_json: bool) -> None:
     """Prints mean and 95 % interval over runs with several seeds."""
-    from headway.train import runs
+    from headway.core.statistics import compute_interval
 
     intervals = {}
     metrics = [name for name in results[0].summary.get("best") or () if name not in ("step", "epoch")]
@@ -180,7 +180,7 @@ def _print_repeats(results: Sequence[RunResult], as_json: bool) -> None:
         values = [summary[name] for summary in summaries if summary.get(name) is not None]
         # A goal that some runs did not reach has no mean.
         if len(values) == len(results):
-            intervals[name] = runs.compute_interval(values)
+            intervals[name] = compute_interval(values)
     lines = [f"{name:<10} {mean:.5g} +- {half:.2g}" for name, (mean, half) in intervals.items()]
     text = "\n".join([f"{len(results)} runs in {results[0].run.folder.parent}; mean and 95 % interval:", *lines])
     result = {name: {"mean": mean, "interval": half} for name, (mean, half) in intervals.items()}
@@ -192,15 +192,15 @@ def _print_repeats(results: Sequence[RunResult], as_json: bool) -> None:
 def _dry_run(options: TrainOptions, out: Path | None, as_json: bool, **sizes: Any) -> None:
     """Prints cost and memory of a run, and writes its workload."""
     from headway.report.dry_run_text import format_dry_run
-    from headway.train.dry_run import dry_run
+    from headway.training.dry_run import dry_run
 
     assert options.recipe is not None
     # A dry run of a large network takes seconds: a path that cannot be written is refused first.
     expect_writable(out)
-    rehearsal = dry_run(options.recipe, options.overrides, procs=options.procs, hosts=options.hosts, **sizes)
-    out = out or Path(f"{rehearsal.workload.name}.workload.json")
-    rehearsal.workload.write(out)
-    print_result(rehearsal.to_json() | {"written": str(out)}, as_json, f"{format_dry_run(rehearsal)}\n\nWrote {out}.")
+    found = dry_run(options.recipe, options.overrides, procs=options.procs, hosts=options.hosts, **sizes)
+    out = out or Path(f"{found.workload.name}.workload.json")
+    found.workload.write(out)
+    print_result(found.to_json() | {"written": str(out)}, as_json, f"{format_dry_run(found)}\n\nWrote {out}.")
 
 
 def _print_run(result: RunResult, as_json: bool) -> None:

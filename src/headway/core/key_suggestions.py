@@ -54,7 +54,7 @@ def refuse_key(place: ErrorPlace, model: type[BaseModel]) -> str:
     """Returns the sentence for an unknown key, with the key that was probably meant."""
     *above, key = place.keys
     prefix = "".join(f"{one}." for one in above)
-    # A key of another member is no typo: the message names the members that have it.
+    # A key of another member is not a typo: the message names the members that have it.
     owners = [tag for tag, member in place.members.items() if key in member.model_fields]
     if owners and place.part is not None:
         tag = next(tag for tag, member in place.members.items() if member is place.part)
@@ -103,7 +103,7 @@ def _explain_synonym(word: str, model: type[BaseModel]) -> str:
     if (synonym := synonyms.get(word)) is None:
         return ""
     known = set(walk_keys(model))
-    # `task.args.label_smoothing` is no key of ours: everything below a free mapping exists.
+    # `task.args.label_smoothing` is not a key of ours: everything below a free mapping exists.
     meant = next((key for key in synonym.keys if key in known or f"{key.partition('.args.')[0]}.args" in known), None)
     return " ".join(part for part in (f"Did you mean {meant!r}?" if meant else "", synonym.note) if part)
 

@@ -1,4 +1,4 @@
-"""Messages for the user: records of the standard `logging` module, with one logger for each room (`headway.train`).
+"""Messages for the user: records of the standard `logging` module, with one logger for each room (`headway.training`).
 
 Progress has the level INFO. Things that the user should act upon have the level WARNING.
 """
@@ -13,7 +13,7 @@ from typing import final
 
 from headway.core.printable import escape_controls
 
-RUN_ROOMS = ("checkpoint", "comm", "launch", "model", "setup", "train")
+RUN_ROOMS = ("checkpoint", "comm", "launch", "model", "setup", "training")
 """Rooms whose messages are about the whole run, and not about one process or host: every rank has the same ones."""
 
 

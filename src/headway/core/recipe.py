@@ -32,7 +32,7 @@ def check_patterns(*patterns: str) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"'{pattern}' is no regular expression: {error}") from None
+            raise ValueError(f"'{pattern}' is not a regular expression: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class LoadedRecipe(Generic[P]):
 
     def list_leaves(self) -> Iterator[tuple[str, Any]]:
         """Yields (dotted key, JSON value) of each leaf."""
-        yield from _items(self.recipe.model_dump(mode="json"))
+        yield from flatten(self.recipe.model_dump(mode="json"))
 
     def to_yaml(self) -> str:
         """Returns YAML with every value spelled out; loading it gives the same recipe."""
@@ -96,8 +96,8 @@ def read_recipe(
         fix: remedy if there is no such file.
 
     Raises:
-        RecipeError: there is no such file, it is no YAML, or it has an unknown key (the message names the nearest known
-            one), a wrong type or an impossible combination.
+        RecipeError: there is no such file, it is not YAML, or it has an unknown key (the message names the nearest
+            known one), a wrong type or an impossible combination.
     """
     try:
         text = read_text(path)
@@ -105,13 +105,42 @@ def read_recipe(
         what = f"the {kind} cannot be read ({describe_os_error(error)})"
         known = isinstance(error, FileNotFoundError | IsADirectoryError)
         raise RecipeError(what, where=str(path), fix=fix if known else "") from None
-    # Overrides edit the tree before validation, so that they pass the same checks as the file.
     tree, lines = parse_recipe(text, str(path), kind)
-    origins = {key: f"{path.name}:{line}" for key, line in lines.items()}
+    return _validate(tree, {key: f"{path.name}:{line}" for key, line in lines.items()}, overrides, model, path)
+
+
+def build_recipe(tree: Mapping[str, Any], overrides: Sequence[str], model: type[P]) -> LoadedRecipe[P]:
+    """Builds a recipe from a mapping of Python values, in place of a file. Its paths start at the current folder.
+
+    Raises:
+        RecipeError: as `read_recipe`.
+    """
+    try:
+        # Through YAML and back: a mapping means what a file with its values would mean.
+        text = yaml.dump(_simplify(tree), Dumper=RecipeDumper)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"a recipe holds numbers, texts, lists and mappings ({error})", where="recipe") from None
+    plain, lines = parse_recipe(text, "recipe")
+    return _validate(plain, dict.fromkeys(lines, "Python"), overrides, model, Path("recipe"))
+
+
+def _simplify(value: Any) -> Any:
+    """Returns mappings as dicts, tuples as lists, and paths as texts."""
+    if isinstance(value, Mapping):
+        return {str(key): _simplify(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_simplify(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _validate(
+    tree: dict[str, Any], origins: dict[str, str], overrides: Sequence[str], model: type[P], path: Path
+) -> LoadedRecipe[P]:
+    # Overrides edit the tree before validation, so that they pass the same checks as the file.
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
-            raise RecipeError(f"{override!r} is no override", fix="Write key=value, for example optimizer.lr=0.1.")
+            raise RecipeError(f"{override!r} is not an override", fix="Write key=value, for example optimizer.lr=0.1.")
         try:
             set_value(tree, key.split("."), parse_override(value, key), key)
         except RecipeError:
@@ -148,10 +177,11 @@ def format_value(value: Any) -> str:
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _items(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of nested mappings by dotted key; an empty mapping is a leaf, too."""
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
-            yield from _items(value, f"{path}.{key}" if path else str(key))
+            yield from flatten(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, tree
 
@@ -179,4 +209,4 @@ def _origins_of_leaves(recipe: RecipePart, origins: Mapping[str, str]) -> dict[s
         ]
         return origins[max(whole, key=len)] if whole else "default"
 
-    return {leaf: origin(leaf) for leaf, _ in _items(recipe.model_dump(mode="json"))}
+    return {leaf: origin(leaf) for leaf, _ in flatten(recipe.model_dump(mode="json"))}

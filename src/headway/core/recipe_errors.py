@@ -103,7 +103,7 @@ def _find_place(entry: Any, tree: Any, model: type[BaseModel]) -> ErrorPlace:
     members: Mapping[str, type[BaseModel]] = {}
     last = len(entry["loc"]) - 1
     for index, element in enumerate(entry["loc"]):
-        # pydantic puts the tag of a union into the location: `optimizer.lars.clip`. It is no key of the user.
+        # pydantic puts the tag of a union into the location: `optimizer.lars.clip`. It is not a key of the user.
         tagged = find_tagged_members(annotation)
         if element in tagged:
             annotation, members = tagged[element], tagged

@@ -24,7 +24,7 @@ def walk_keys(annotation: Any, prefix: str = "", depth: int = 0) -> Iterator[str
 
 
 def list_alternatives(annotation: Any) -> list[Any]:
-    """Returns the members of a union, at any depth; a type that is no union is its own only member."""
+    """Returns the members of a union, at any depth; a type that is not a union is its own only member."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return list_alternatives(inner[0])

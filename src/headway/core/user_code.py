@@ -7,12 +7,19 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
 
 from headway.core.errors import RecipeError, UserCodeError, suggest_nearest
+
+GIVEN = "python:"
+"""Beginning of the path of an object that a Python program gave, and that no import finds."""
+
+_given: ContextVar[Mapping[str, Any]] = ContextVar("headway_given_objects", default=MappingProxyType({}))
 
 FORM = "Write 'package.module:attribute' or 'path/to/file.py:attribute'."
 
@@ -32,16 +39,18 @@ def import_user_object(path: str, *, base: Path, what: str) -> Any:
         RecipeError: the path is malformed, or there is no such module, file or attribute.
         UserCodeError: the module failed while it was imported; the cause carries its traceback.
     """
+    if path.startswith(GIVEN):
+        return _find_given_object(path, what)
     # From the right: a file's path may contain colons.
     source, _, attribute = path.rpartition(":")
     if not source or not all(part.isidentifier() for part in attribute.split(".")):
-        raise RecipeError(f"{path!r} is no import path", where=what, fix=FORM)
+        raise RecipeError(f"{path!r} is not an import path", where=what, fix=FORM)
     if source.endswith(".py"):
         module = _import_file(base / Path(source).expanduser(), what)
     elif all(part.isidentifier() for part in source.split(".")):
         module = _import_module(source, what)
     else:
-        raise RecipeError(f"{path!r} is no import path", where=what, fix=FORM)
+        raise RecipeError(f"{path!r} is not an import path", where=what, fix=FORM)
 
     # Attribute by attribute, so that the message names the first one that is missing.
     value: Any = module
@@ -55,6 +64,24 @@ def import_user_object(path: str, *, base: Path, what: str) -> Any:
         except (Exception, SystemExit) as error:
             _raise_user_error(source, what, error)
     return value
+
+
+@contextmanager
+def give_objects(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Makes objects of the running program importable by paths that begin with `GIVEN`, inside the block."""
+    token = _given.set({**_given.get(), **objects})
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def _find_given_object(path: str, what: str) -> Any:
+    if path not in _given.get():
+        name = path.removeprefix(GIVEN)
+        fix = "Give it again: headway.resume(run, model=...), headway.Run(run, model=...)."
+        raise RecipeError(f"{name} was given by a Python program and cannot be imported", where=what, fix=fix)
+    return _given.get()[path]
 
 
 def _import_module(name: str, what: str) -> ModuleType:

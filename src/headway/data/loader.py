@@ -87,8 +87,9 @@ class Loader(Generic[AnyBatch]):
     def __repr__(self) -> str:
         try:
             steps = f"{len(self)} steps"
+        # Endless, or an iterable data set of unknown length.
         except TypeError:
-            steps = "without a known end, steps"
+            steps = "without end, steps" if self.spec.stop is not None else "without a known end, steps"
         # The user's own data set may be a list of samples.
         name = repr(self.dataset) if isinstance(self.dataset, Dataset) else type(self.dataset).__name__
         return f"Loader of {name}: {steps} of {self.spec.plan}, {self._source.describe()}"
@@ -180,7 +181,7 @@ class Loader(Generic[AnyBatch]):
 
 
 def _open_dataset(dataset: Any) -> Any:
-    """Returns the data set itself, or opens the one at a path. Raises UsageError if it is no data set."""
+    """Returns the data set itself, or opens the one at a path. Raises UsageError if it is not a data set."""
     if isinstance(dataset, str | os.PathLike):
         return opening.open(dataset)
     if not isinstance(dataset, Dataset) and (why := explain_no_samples(dataset)):

@@ -109,7 +109,7 @@ def open_source(src: Path, columns: ColumnNames | None = None) -> PackSource:
         columns: our names of a list's columns (see `list_file`).
 
     Raises:
-        UsageError: `src` does not exist, or is none of these; `columns` are given and it is no list.
+        UsageError: `src` does not exist, or is none of these; `columns` are given, and it is not a list.
         DataError: its content is damaged.
     """
     if src.suffix.lower() in LISTING_EXTENSIONS and src.is_file():

@@ -23,7 +23,7 @@ from headway.doctor.sync_counter import SyncCounts, count_syncs
 from headway.doctor.time_attribution import ELSEWHERE, attribute_time, compute_own_share
 from headway.doctor.user_code import TRANSFORM, UserCodeLine
 from headway.setup.prepare import augment_batch, prepare_batch, split_micro_batches
-from headway.train.trainer import Trainer
+from headway.training.trainer import Trainer
 
 # Samples of the smallest pass: batch norm needs two.
 SMALL = 2

@@ -9,8 +9,8 @@ from typing import Any, final
 
 from headway.doctor.loop_measurement import build_wait
 from headway.doctor.measurement_job import MeasurementJob, close_stream, with_values
-from headway.train.evaluate import evaluate_batches
-from headway.train.trainer import Display, Trainer
+from headway.training.evaluate import evaluate_batches
+from headway.training.trainer import Display, Trainer
 
 # Checkpoints saved for the median, or fewer if the time is up.
 CHECKPOINTS = 3
@@ -21,9 +21,9 @@ SETTLED = 2
 @final
 @dataclass(frozen=True)
 class Stall:
-    # Seconds of one stall.
     """Work between steps that holds the run up."""
 
+    # Seconds of one stall.
     once_s: float
     # Samples between two.
     every: float

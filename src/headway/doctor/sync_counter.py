@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.doctor.user_code import UserCodeLine, find_user_line
-from headway.train.trainer import Trainer
+from headway.training.trainer import Trainer
 
 Waits = Literal["sleep", "lock", "file"]
 

@@ -11,7 +11,7 @@ from headway.core.run_folder import RunFolder
 from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.report.landscape import Landscape, LandscapeRun, LossLine, LossPlane
-from headway.train.evaluation_panels import write_panels
+from headway.training.evaluation_panels import write_panels
 
 SECTION = "Loss landscape"
 # Prefix of the panels' names.

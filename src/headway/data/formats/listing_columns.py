@@ -14,7 +14,7 @@ LAYOUT_HINT = (
 )
 PATH, LABELS, VALUE_PREFIX = "path", ("label", "labels", "value"), "value_"
 
-# Words in the names of columns that hold what is learned from an image, but is no class, label or number of it.
+# Words in the names of columns that hold what is learned from an image, and is not a class, label or number of it.
 _TARGETS = re.compile(
     "b?box(es)?|boundingbox(es)?|masks?|rle|polygons?|segmentations?|keypoints?|landmarks?|annotations?|objects|"
     "[xy]min|[xy]max|[xy][12]"
@@ -40,7 +40,7 @@ def parse_columns(text: str) -> ColumnNames:
         ours, equals, name = (one.strip() for one in part.partition("="))
         if ours not in (PATH, *LABELS) and not (ours.startswith(VALUE_PREFIX) and ours != VALUE_PREFIX):
             fix = suggest_nearest(ours, (PATH, *LABELS, "value_NAME"))
-            raise UsageError(f"{ours!r} is no name of a column", where="--columns", fix=fix)
+            raise UsageError(f"{ours!r} is not the name of a column", where="--columns", fix=fix)
         name = name if equals else ours
         if name in columns or ours in columns.values():
             raise UsageError(f"{part.strip()!r} names a column twice", where="--columns", fix="Name each once.")

@@ -1,0 +1,25 @@
+"""Byte counts as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.text_format import format_bytes
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "said"),
+    [
+        (12, 4, "12 bytes"),
+        (1_500, 4, "1.5 kB"),
+        (102_228_128, 4, "102.2 MB"),
+        (102_228_128, 3, "102 MB"),
+        (2.5e12, 4, "2.5 TB"),
+        # No exponent at the end of a unit: 999,600 bytes have three digits as 1 MB.
+        (999_400, 3, "999 kB"),
+        (999_600, 3, "1 MB"),
+        (999_600, 4, "999.6 kB"),
+    ],
+)
+def test_bytes_as_text(number: float, digits: int, said: str) -> None:
+    assert format_bytes(number, digits) == said
