@@ -18,7 +18,7 @@ from torch import nn
 from headway.checkpoint.checkpoints import Checkpoints
 from headway.optim import build_optimizer, read_optimizer
 from headway.setup.precision import Precision, describe_emulation, list_candidates
-from headway.train.nonfinite import can_start_from
+from headway.training.nonfinite import can_start_from
 
 CPU = torch.device("cpu")
 OPTIMIZERS = {

@@ -230,7 +230,10 @@ def test_the_smallest_images_are_looked_at_before_a_run_folder_is_made(
         "        return self.factor(images[:, 0, :1, :1]).flatten(1).expand(-1, images.shape[2] + 2)\n"
     )
     sentence = refused(*arguments, small, "model.factory=sides.py:Net", status=2)
-    assert "data.progressive.start: the network takes no images of 1x4x4: it gives (6,) for a sample" in sentence
+    assert (
+        "data.progressive.start: the network takes no images of 1x4x4: it gives a tensor of the shape [2, 6]"
+        in sentence
+    )
     assert not (tmp_path / "run").exists()
     network = (
         "model={factory: headway.model:small_net, args: {width: 4}}",

@@ -144,9 +144,9 @@ def check_network(
                 outputs = model(images)
             if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape[1:]) != (task.outputs,):
                 message = f"it gives {_describe_outputs(outputs)}, and the data need [{len(images)}, {task.outputs}]"
-                message += f" for {len(images)} images of {shape}"
                 if where:
                     raise RecipeError(f"{part} takes no images of {shape}: {message}", where=where, fix=SIZE_FIX)
+                message += f" for {len(images)} images of {shape}"
                 fix = f"Make the network give {task.outputs} outputs; a factory that takes num_classes gets it."
                 if not isinstance(outputs, torch.Tensor):
                     fix = "Let it return the tensor of outputs alone, for example by a small module around it."
