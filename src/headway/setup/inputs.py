@@ -334,7 +334,7 @@ def _open_set(loaded: LoadedRecipe[TrainRecipe], key: str, uri: str) -> data.Dat
         fix, here = error.fix, Path(uri).expanduser()
         # The usual mistake of the command line: paths start from the recipe, not from the current folder.
         if isinstance(error, UsageError) and not here.is_absolute() and "://" not in uri and here.exists():
-            fix = f"Paths in a recipe start from its folder. For the one in the current folder: {key}={here.resolve()}"
+            fix = f"Paths in a recipe start from its folder. For the one in the current folder: {key}={here.absolute()}"
         place = f"{key} ({origin})" if origin != "default" else key
         raise type(error)(error.what, where=f"{place}: {error.where}" if error.where else place, fix=fix) from error
 

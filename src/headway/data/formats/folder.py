@@ -163,7 +163,8 @@ def _build_no_classes_error(root: Path, loose_files: list[str]) -> UsageError:
         listing_names = sorted(name for name in loose_files if os.path.splitext(name)[1].lower() in LISTING_EXTENSIONS)
         listing = root / listing_names[0] if listing_names else "LABELS.csv"
         return UsageError(
-            f"{num_images} images are in the folder itself, so their classes are unknown",
+            f"{num_images} image{'s are' if num_images > 1 else ' is'} in the folder itself, so "
+            f"{'their classes are' if num_images > 1 else 'its class is'} unknown",
             where=str(root),
             fix=f"Lay them out as CLASS/NAME.jpg, or list paths and labels in a file: headway pack {listing} DST",
         )
