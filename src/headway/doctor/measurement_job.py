@@ -142,7 +142,10 @@ class MeasurementJob:
             with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_find_runs_folder()) as folder:
                 run = RunFolder.create(Path(folder) / "run")
                 # Training again and again on a few batches may diverge; the message would mislead.
-                with closing(Trainer(self.setup, run, display or SilentDisplay())) as trainer, mute_messages(["train"]):
+                with (
+                    closing(Trainer(self.setup, run, display or SilentDisplay())) as trainer,
+                    mute_messages(["training"]),
+                ):
                     yield trainer
         finally:
             self.setup.inputs.batch_source = None
