@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, list_similar, suggest_nearest
-from headway.core.user_code import import_user_object
+from headway.core.user_code import FORM, import_user_object
 from headway.model.model_recipe import ModelRecipe
 
 # Importing torch takes seconds, and `import headway` must not.
@@ -36,6 +36,8 @@ def build_model(recipe: ModelRecipe, *, num_outputs: int, in_channels: int = 3, 
     """
     from torch.nn import Module
 
+    if ":" not in recipe.factory:
+        raise _build_name_error(recipe.factory)
     factory = import_user_object(recipe.factory, base=base, what="model.factory")
     if not callable(factory):
         raise RecipeError(f"{recipe.factory!r} is a {type(factory).__name__}, no function", where="model.factory")
@@ -53,6 +55,15 @@ def build_model(recipe: ModelRecipe, *, num_outputs: int, in_channels: int = 3, 
             LOG.warning(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
     _freeze_parameters(model, recipe.freeze)
     return model
+
+
+def _build_name_error(name: str) -> RecipeError:
+    """Builds the error for the bare name of a network, such as `resnet50`."""
+    from headway import model
+
+    hint = suggest_nearest(name, (one for one in dir(model) if one.islower()), only_close=True, prefix="headway.model:")
+    timm = f"With timm installed, its networks are factory: timm:create_model, args: {{model_name: {name}}}"
+    return RecipeError(f"{name!r} is not an import path", where="model.factory", fix=f"{hint} {FORM} {timm}".lstrip())
 
 
 def find_initialiser(
