@@ -54,6 +54,12 @@ def build_model(recipe: ModelRecipe, *, num_outputs: int, in_channels: int = 3, 
         if left_out:
             LOG.warning(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
     _freeze_parameters(model, recipe.freeze)
+    if recipe.unfreeze_at:
+        from headway.model.freezing import find_unfrozen
+
+        # They belong to the optimizer from the start; `FreezeSchedule` freezes them until they are trained.
+        for _, parameter in find_unfrozen(model, recipe):
+            parameter.requires_grad_(True)
     return model
 
 

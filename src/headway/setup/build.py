@@ -279,7 +279,7 @@ class _SetupBuilder:
             counts=counts,
             optimizer=optimizer,
             masters=masters,
-            freezing=FreezeSchedule(model, recipe.model.freeze_after, self.samples),
+            freezing=FreezeSchedule(model, recipe.model, self.samples),
             schedule=Schedule(recipe.schedule.resolve_paths(base), total=plan.find_position(steps), epoch=self.samples),
             precision=precision,
             epoch=self.samples,

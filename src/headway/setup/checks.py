@@ -248,11 +248,14 @@ def check_metrics(names: list[str], task: Task) -> None:
 
 
 def check_stop_at(recipe: TrainRecipe, metrics: list[str]) -> None:
-    """Raises RecipeError if `stop_at` names a metric that no evaluation reports."""
+    """Raises RecipeError if `stop_at` or `early_stopping` names a metric that no evaluation reports."""
     # Otherwise the run would never reach its goal.
-    for name in recipe.stop_at or {}:
+    named = [("stop_at", name) for name in recipe.stop_at or {}]
+    if recipe.early_stopping is not None and recipe.early_stopping.metric != "auto":
+        named.append(("early_stopping.metric", recipe.early_stopping.metric))
+    for key, name in named:
         if name not in metrics:
-            raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=suggest_nearest(name, metrics))
+            raise RecipeError(f"no evaluation reports {name!r}", where=key, fix=suggest_nearest(name, metrics))
 
 
 def check_ghost_groups(recipe: TrainRecipe, micro_batch: int) -> None:
