@@ -274,7 +274,8 @@ def test_weights_with_a_head_of_another_size(folder: Path, tmp_path: Path) -> No
     (tmp_path / "ten.safetensors").write_bytes(b"torn")
     assert "no safetensors file" in refused("train", recipe, "model.weights=ten.safetensors", status=2)
     save_file({"other": torch.zeros(1)}, tmp_path / "ten.safetensors")
-    assert "the weights do not fit the network" in refused("train", recipe, "model.weights=ten.safetensors", status=2)
+    said_no = refused("train", recipe, "model.weights=ten.safetensors", status=2)
+    assert "the weights do not fit the network, no name is the same: the file has 'other'; the network has" in said_no
 
 
 def test_frozen_parameters_do_not_move(folder: Path) -> None:

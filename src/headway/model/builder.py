@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, suggest_nearest
 from headway.core.user_code import import_user_object
+from headway.model import factory_weights
 from headway.model.model_recipe import ModelRecipe
 
 # Importing torch takes seconds, and a recipe is validated without it.
@@ -28,14 +29,18 @@ def build_model(
     in_channels: int = 3,
     base: Path,
     say: Callable[[str], object] = LOG.warning,
+    loads_weights: bool = True,
 ) -> torch.nn.Module:
     """Builds the network of a recipe on the CPU, with random numbers from torch's global generator.
 
     Args:
-        num_outputs: passed as `num_classes` to a factory with such an argument.
+        num_outputs: passed as `num_classes` to a factory with such an argument. A factory of torchvision that is asked
+            for weights gets a new last layer instead, as it refuses another number of classes.
         in_channels: passed to a factory with such an argument.
         base: folder to which a user's file and `weights` are relative.
-        say: gets one message if tensors of `weights` were left out.
+        say: gets a message if tensors of the weights were left out, or chosen among others.
+        loads_weights: False if trained weights will replace all others: neither `weights` nor those that a factory of
+            timm or torchvision would fetch are loaded.
 
     Raises:
         RecipeError: a wrong factory, wrong arguments, or a pattern of `freeze` that matches nothing.
@@ -47,18 +52,30 @@ def build_model(
     factory = import_user_object(recipe.factory, base=base, what="model.factory")
     if not callable(factory):
         raise RecipeError(f"{recipe.factory!r} is a {type(factory).__name__}, no function", where="model.factory")
-    model = _call_factory(factory, recipe, {"num_classes": num_outputs, "in_channels": in_channels})
+    parts = recipe
+    if not loads_weights:
+        args = factory_weights.drop_factory_weights(recipe, factory)
+        parts = recipe.model_copy(update={"args": args, "weights": None})
+    # torchvision refuses `num_classes` beside weights: they need as many classes as they have.
+    library = factory_weights.name_library(parts)
+    keeps_head = library == "torchvision" and factory_weights.find_torchvision_entry(factory, parts.args) is not None
+    offered = {} if keeps_head else {"num_classes": num_outputs}
+    # timm's own name; it sums the pretrained filters of the first layer over the channels.
+    offered |= {"in_chans" if library == "timm" else "in_channels": in_channels}
+    model = _call_factory(factory, parts, offered)
     if not isinstance(model, Module):
         what = f"{recipe.factory!r} gave a {type(model).__name__}, no torch.nn.Module"
         raise RecipeError(what, where="model.factory", fix="Name a function that returns the network, or its class.")
+    if keeps_head and (head := factory_weights.replace_head(model, num_outputs)):
+        say(f"The last layer {head!r} of the pretrained network begins anew with {num_outputs} outputs.")
     model = _modify(model, recipe)
-    if recipe.weights is not None:
+    if parts.weights is not None:
         from headway.model import pretrained
 
-        left_out = pretrained.load_weights(model, base / Path(recipe.weights).expanduser())
+        left_out = pretrained.load_weights(model, base / Path(parts.weights).expanduser(), say)
         # Only the head may be left out, and the user should know that it starts at random.
         if left_out:
-            say(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
+            say(f"{parts.weights}: {', '.join(left_out)} differ in size and begin anew")
     _freeze(model, recipe.freeze)
     return model
 
@@ -102,7 +119,7 @@ def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, offered: dic
         signature = inspect.signature(factory)
     # Some functions written in C have no signature.
     except (TypeError, ValueError):
-        arguments = {"num_classes": offered["num_classes"]} | recipe.args
+        arguments = {name: value for name, value in offered.items() if name == "num_classes"} | recipe.args
         try:
             return factory(**arguments)
         except TypeError:
@@ -114,7 +131,7 @@ def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, offered: dic
             what = f"{recipe.factory!r} has no argument {name!r}"
             raise RecipeError(what, where=f"model.args.{name}", fix=suggest_nearest(name, taken))
         # **kwargs do not tell their names: most networks accept num_classes there, few accept in_channels.
-        given = taken | {"num_classes"} if takes_any else taken
+        given = taken | {"num_classes", "in_chans"} if takes_any else taken
         # The user's own `args` win over `num_classes` and `in_channels`.
         arguments = {name: value for name, value in offered.items() if name in given} | recipe.args
         try:
@@ -126,6 +143,8 @@ def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, offered: dic
     except HeadwayError:
         raise
     except Exception as error:
+        if (unreachable := factory_weights.explain_download_error(recipe, error)) is not None:
+            raise unreachable from error
         raise _user_error(recipe.factory, error, "model.factory") from error
 
 

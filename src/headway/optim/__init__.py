@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headway.optim.groups import split_decay as split_decay
     from headway.optim.lamb import LAMB as LAMB
     from headway.optim.lars import LARS as LARS
+    from headway.optim.layer_decay import split_layers as split_layers
     from headway.optim.lbsgd import LBSGD as LBSGD
     from headway.optim.lookahead import Lookahead as Lookahead
     from headway.optim.master_weights import MasterWeights as MasterWeights
@@ -55,6 +56,7 @@ _HOMES = {
     "read_schedule": "schedule",
     "set_lr": "builder",
     "split_decay": "groups",
+    "split_layers": "layer_decay",
 }
 
 

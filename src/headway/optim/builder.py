@@ -21,7 +21,7 @@ def build_optimizer(
     device.
 
     Each of its param_groups has `lr_scale` and `name`: the group's pattern, or `all` without groups. Parameters of a
-    group that are treated differently (`no_decay`, `muon`) form a param_group of their own, with the same name.
+    group that are treated differently (`no_decay`, `layer_decay`, `muon`) form a param_group of their own, with the same name.
 
     Args:
         steps_per_epoch: samples / batch. Only `lbsgd` and `rmsprop_sgd` use it, and they need it.
@@ -29,19 +29,24 @@ def build_optimizer(
     Raises:
         RecipeError: nothing to train, a parameter without a group, or a group without a parameter.
     """
+    from headway.optim.layer_decay import scale_layers, split_by_factor
+
     lr = require_number(recipe.lr, "optimizer.lr")
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not parameters:
         raise RecipeError("the network has no parameter to train", where="optimizer", fix="Freeze less.")
+    # Frozen layers count too, so that freezing one changes no other's rate.
+    factors = {} if recipe.layer_decay == 1 else scale_layers(model, recipe.layer_decay)
     groups: list[dict[str, Any]] = []
-    for group, names in assign_parameters(recipe.groups or (GroupRecipe(match=""),), list(parameters)):
-        own = [parameters[name] for name in names]
+    for group, matched in assign_parameters(recipe.groups or (GroupRecipe(match=""),), list(parameters)):
         decay = recipe.weight_decay if group.weight_decay is None else group.weight_decay
         # A group's own weight decay applies to all its parameters, those of one dimension too.
         split = recipe.no_decay and group.weight_decay is None
-        for part in split_decay(own, decay) if split else [{"params": own, "weight_decay": decay}]:
-            part |= {"name": group.match if recipe.groups else "all", "lr_scale": group.lr_scale}
-            groups += recipe.split_group(part, lr)
+        for factor, names in split_by_factor(matched, factors):
+            own = [parameters[name] for name in names]
+            for part in split_decay(own, decay) if split else [{"params": own, "weight_decay": decay}]:
+                part |= {"name": group.match if recipe.groups else "all", "lr_scale": group.lr_scale * factor}
+                groups += recipe.split_group(part, lr)
     # `lr_scale` stays in the group: `set_lr` applies it again at every step.
     for one in groups:
         one["lr"] = lr * one["lr_scale"]

@@ -52,6 +52,10 @@ class OptimizerRecipe(RecipePart, ABC):
     """No weight decay on parameters of one dimension: bias, beta, gamma (`lars`, `lamb`, `lbsgd`, `novograd`: true)."""
     groups: tuple[GroupRecipe, ...] = ()
     """Parameter groups; unset: one group of all. If there are groups, every trained parameter must be in one."""
+    layer_decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor on the learning rate from each layer to the one before it; the last layer has the full rate. 1: all layers
+    learn at the same rate. 0.65 to 0.85 suits a pretrained network, whose first layers should change least. Factors of
+    `groups` apply too (BEiT, Bao et al. 2021, arXiv 2106.08254)."""
     clip_norm: Positive | None = None
     """Largest norm of the gradients of all parameters together; larger gradients are scaled down to it."""
     lookahead: LookaheadRecipe | None = None

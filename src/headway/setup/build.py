@@ -32,6 +32,7 @@ from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
+from headway.setup.follow_weights import follow_weights
 from headway.setup.inputs import Inputs, Rehearsal, Say, open_inputs
 from headway.setup.micro_batch import largest_micro_batch
 from headway.setup.precision import (
@@ -197,7 +198,11 @@ class _SetupBuilder:
         ranks: Ranks | None,
         rehearsal: Rehearsal | None,
     ) -> None:
-        # Rates first: the batch decides epochs and learning rate, on which later steps rely.
+        # The weights come first: whether the recipe sets a key is known only before other keys are resolved. A resumed
+        # run has their values in its recipe.
+        if fresh and recorded is None:
+            loaded = follow_weights(loaded, say=say)
+        # Then rates: the batch decides epochs and learning rate, on which later steps rely.
         self.loaded = resolve_rates(loaded)
         self.say, self.fresh, self.recorded, self.ranks, self.rehearsal = say, fresh, recorded, ranks, rehearsal
         for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
@@ -341,9 +346,14 @@ class _SetupBuilder:
 
     def _build_model(self, task: Task) -> torch.nn.Module:
         recipe, ranks, say = self.recipe, self.ranks, self.say
-        parts = recipe.model if self.fresh else recipe.model.model_copy(update={"weights": None})
-        channels, base = self.inputs.channels, self.loaded.base
-        model = build_model(parts, num_outputs=task.outputs, in_channels=channels, base=base, say=say)
+        model = build_model(
+            recipe.model,
+            num_outputs=task.outputs,
+            in_channels=self.inputs.channels,
+            base=self.loaded.base,
+            say=say,
+            loads_weights=self.fresh,
+        )
         model = model.to(device=self.device)
         # Built only to refuse patterns that match no layer, before there is a run folder.
         ActivationPercentiles(model, recipe.observe.activations)

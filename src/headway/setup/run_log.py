@@ -33,10 +33,20 @@ class RunLog:
     Args:
         leads: this process is the one that writes metrics, quarantine, weights and sinks. Every rank writes ids.
         name: name of this process among several; its file of ids is named after it.
+        weights_metadata: metadata of weights.safetensors, one key at most.
     """
 
-    def __init__(self, run: RunFolder, *, sinks: Sequence[str], leads: bool = True, name: str = "") -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        sinks: Sequence[str],
+        leads: bool = True,
+        name: str = "",
+        weights_metadata: Mapping[str, str] | None = None,
+    ) -> None:
         self._run, self._names, self._name = run, sinks, name
+        self._weights_metadata = None if weights_metadata is None else dict(weights_metadata)
         self._ids: IO[bytes] | None = None
         self.confirm: Callable[[], None] = lambda: None
         """Called before the best weights are replaced; raises if the other ranks have gone on without this process."""
@@ -99,7 +109,8 @@ class RunLog:
         if not self._is_lead:
             return
         # Cloned, because safetensors refuses tensors that share memory.
-        data = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in state.items()})
+        tensors = {name: t.detach().cpu().contiguous().clone() for name, t in state.items()}
+        data = save_tensors(tensors, self._weights_metadata)
         self.confirm()
         write_atomically(self._run.weights_path, data)
 

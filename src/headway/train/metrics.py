@@ -19,6 +19,7 @@ from headway.data.batch import BadSample, Batch
 from headway.launch.ranks import Ranks
 from headway.observe import stragglers
 from headway.setup.build import TrainSetup
+from headway.setup.follow_weights import describe_weights
 from headway.setup.run_log import RunLog
 from headway.train.step_observer import StepObserver
 
@@ -45,7 +46,8 @@ class MetricsAccumulator:
         self, setup: TrainSetup, run: RunFolder, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]
     ) -> None:
         leads, name = (True, "") if ranks is None else (ranks.speaks, ranks.name)
-        self.log = RunLog(run, sinks=setup.recipe.sinks, leads=leads, name=name)
+        metadata = describe_weights(setup.loaded.recipe)
+        self.log = RunLog(run, sinks=setup.recipe.sinks, leads=leads, name=name, weights_metadata=metadata)
         self.damaged = 0
         self.must_stop = self.must_regroup = False
         self._setup, self._run, self._ranks, self._show = setup, run, ranks, show
