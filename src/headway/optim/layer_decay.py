@@ -72,6 +72,16 @@ def scale_layers(model: nn.Module, layer_decay: float) -> dict[str, float]:
     return {name: layer_decay ** (last - place) for name, place in layers.items()}
 
 
+def describe_layer_rates(model: nn.Module, layer_decay: float) -> str:
+    """Says the range of the layers' rates; empty if all layers have the same."""
+    layers = len(set(order_layers(model).values())) if layer_decay != 1 else 1
+    if layers < 2:
+        return ""
+    return (
+        f"Layer-wise learning rates: {layers} layers, from {layer_decay ** (layers - 1):.3g} to 1 times optimizer.lr."
+    )
+
+
 def split_layers(model: nn.Module, *, lr: float, layer_decay: float, weight_decay: float = 0.0) -> list[Group]:
     """Makes groups for any torch optimizer: a learning rate for each layer, and weight decay for matrices alone.
 

@@ -30,6 +30,7 @@ from headway.model.model_size import ModelSize, measure_model_size
 from headway.observe.activations import ActivationPercentiles
 from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
+from headway.optim.layer_decay import describe_layer_rates
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.follow_weights import follow_weights
@@ -242,6 +243,8 @@ class _SetupBuilder:
                 initialise(first.images)
         seconds = self._resolve_precision(model, task, first)
         optimizer = build_optimizer(recipe.optimizer, model, self.samples / recipe.batch)
+        if self.fresh and (rates := describe_layer_rates(model, recipe.optimizer.layer_decay)):
+            self.say(rates)
         masters = MasterWeights(model, optimizer, TYPES[recipe.precision]) if recipe.half_weights else None
         name: Any = self.loaded.recipe.precision
         precision = Precision(name, self.device, seconds=seconds, masters=masters)
