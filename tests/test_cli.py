@@ -41,6 +41,15 @@ def test_help_lists_every_verb() -> None:
     assert "headway" in headway(status=None).out + headway(status=None).err
 
 
+def test_the_shell_completes_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`headway --install-completion` writes a script that asks this of the command."""
+    assert "--install-completion" in headway("--help").out
+    monkeypatch.setenv("_HEADWAY_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "headway tr")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert headway().out.split() == ["train"]
+
+
 @pytest.mark.parametrize(
     "arguments", [("fly",), ("pack",), ("train", "--repeat", "0"), ("pack", "a", "b", "--splt", "1")]
 )

@@ -134,7 +134,9 @@ def _files(*suffixes: str) -> list[Path]:
 
 def test_no_source_file_is_longer_than_500_lines() -> None:
     lengths = {path: len(path.read_text().splitlines()) for path in _files(".py", ".js", ".css", ".html")}
-    assert {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > 500} == {}
+    # Not ours: deploy/plotly-bundle.sh makes it.
+    long = {path.name: lines for path, lines in lengths.items() if lines > 500 and path.name != "plotly.min.js"}
+    assert long == {}
 
 
 def test_nothing_names_a_machine_or_a_registry() -> None:

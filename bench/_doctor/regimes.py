@@ -11,6 +11,7 @@ image takes some multiply-adds, once 5.8 times as many.
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
@@ -171,8 +172,8 @@ def loop_s(channels: int, folder: Path, rounds: int = 5) -> float:
 def loader_s(folder: Path, seconds: float) -> float:
     """Seconds of an image in the loader alone, one thread."""
     with closing(headway.open(folder)) as dataset:
-        order = headway.Order(len(dataset), seed=1)
-        loader = headway.Loader(dataset, batch=BATCH, order=order, size=(SIDE, SIDE), crop="random", threads=1)
+        how = {"seed": 1, "stop": math.inf, "size": (SIDE, SIDE), "crop": "random", "threads": 1}
+        loader = headway.Loader(dataset, batch=BATCH, **how)
         stream, images = iter(loader), 0
         try:
             next(stream)

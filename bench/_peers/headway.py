@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import headway
@@ -17,8 +18,8 @@ def batches(loader: headway.Loader) -> Iterator[int]:
 if __name__ == "__main__":
     asked = argument()
     train = headway.open(asked["pack"])
-    order = headway.Order(len(train), seed=1)
-    loader = headway.Loader(train, batch=asked["batch"], order=order, threads=asked["threads"], **asked["how"])
+    how = {"seed": 1, "stop": math.inf, "threads": asked["threads"], **asked["how"]}
+    loader = headway.Loader(train, batch=asked["batch"], **how)
     core = native.describe_features() if native.is_available() else "no native core"
     serve(
         batches(loader),

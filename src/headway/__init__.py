@@ -11,6 +11,7 @@ from headway.core.lazy_exports import build_lazy_exports
 
 if TYPE_CHECKING:
     from headway import optim as optim
+    from headway import watch as watch
     from headway.checkpoint.checkpoints import Checkpoints as Checkpoints
     from headway.checkpoint.checkpoints import restore as restore
     from headway.checkpoint.checkpoints import state_of as state_of
@@ -56,7 +57,9 @@ __version__ = "0.1.0"
 __all__ = [*sorted(_HOMES), *_ROOMS, "__version__"]
 
 
-__getattr__, _ = build_lazy_exports(__name__, _HOMES, rooms=_ROOMS)
+# A type checker that saw `__getattr__` would accept every name.
+if not TYPE_CHECKING:
+    __getattr__, _ = build_lazy_exports(__name__, _HOMES, rooms=_ROOMS)
 
 
 def __dir__() -> list[str]:

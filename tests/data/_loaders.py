@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from itertools import islice
@@ -50,7 +51,10 @@ def uniform(root: Path) -> Path:
 
 
 def loader(data: Dataset, batch: int = 7, **options: Any) -> Loader:
+    """A loader over a pack; with an order it has no end, unless a stop is given."""
     options = {"order": Order(len(data), SEED), "size": SIZE, "threads": 1, "cache": "none", **options}
+    if options["order"] is not None:
+        options.setdefault("stop", math.inf)
     return Loader(data, batch=batch, **options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from itertools import islice, pairwise
@@ -63,7 +64,10 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def loader(data: Dataset, batch: int = 8, **options: Any) -> Loader:
     given = {"order": Order(len(data), SEED), "size": SIZE, "crop": "random", "flip": True, "translate": 3}
-    return Loader(data, batch=batch, **given | {"threads": 1, "cache": "none"} | options)
+    options = given | {"threads": 1, "cache": "none"} | options
+    if options["order"] is not None:
+        options.setdefault("stop", math.inf)
+    return Loader(data, batch=batch, **options)
 
 
 def served(batches: Any, count: int | None = None) -> Samples:

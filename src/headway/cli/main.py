@@ -23,12 +23,10 @@ from headway.core.system_errors import expect_address_space, explain_system_erro
 if TYPE_CHECKING:
     from headway.data.pack import PackResult
 
-# Help is plain text, without rich's boxes, and without options that install shell completion. `main`, below, prints the
-# errors, and typer does not.
+# Help is plain text, without rich's boxes. `main`, below, prints the errors, and typer does not.
 app = typer.Typer(
     help="Train deep networks in less time.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -94,12 +94,20 @@ class BatchPlan:
 
     def count_steps(self, start: int, stop: int) -> int:
         """Counts the steps from a position on that serve all positions below `stop`."""
+        return self._walk(start, stop)[0]
+
+    def find_step_end(self, start: int, stop: int) -> int:
+        """Finds the end of the last of these steps: `stop`, or the first step's end behind it."""
+        return self._walk(start, stop)[1]
+
+    def _walk(self, start: int, stop: int) -> tuple[int, int]:
+        """Returns (number, end) of the steps from a position on that serve all positions below `stop`."""
         steps, position = 0, start
         for size, end in zip(self._sizes, (*self._starts[1:], stop), strict=True):
             if (left := min(end, stop) - position) > 0:
                 steps += (more := -(-left // size))
                 position += more * size
-        return steps
+        return steps, position
 
     def round_to_steps(self, positions: float) -> int:
         """Rounds a number of positions to the nearest number of whole steps, at least 1."""

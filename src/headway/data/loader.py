@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter, sleep
 from typing import Any, final
@@ -15,9 +16,11 @@ import torch
 
 from headway.core.cpu_count import read_local_ranks
 from headway.core.errors import UsageError
+from headway.data import opening
 from headway.data.batch import Batch
 from headway.data.dataset import Dataset
 from headway.data.decode import build_decoder, resolve_backend
+from headway.data.epoch_cursor import EpochCursor
 from headway.data.fill import BatchFiller
 from headway.data.loader_spec import LoaderSpec
 from headway.data.loader_stats import LoaderStats, LoaderTally
@@ -36,35 +39,35 @@ SAMPLES_PER_DRAW = 4096
 
 @final
 class Loader:
-    """Iterates over batches of a data set.
+    """Iterates over batches of a data set; each iteration serves the next epoch.
 
-    `Loader(dataset, batch=64, order=order, stop=640)`, with the options of `LoaderSpec` as keywords; or
-    `Loader(dataset, spec)`, with keywords for values that differ from the spec's.
+    `Loader("photos.packed", batch=64, seed=1)`, with the options of `LoaderSpec` as keywords; or `Loader(dataset,
+    spec)`, with keywords for values that differ from the spec's. `state_dict` and `load_state_dict` save and restore
+    its position, also inside an epoch, as torchdata's StatefulDataLoader does.
+
+    Args:
+        dataset: an open data set, or its path or URL as for `headway.open`.
 
     Memory: `prefetch_batches` x batch x H x W x C bytes for the ring, the bytes that the tier keeps, and one byte a
     sample for `verify`.
 
     Attributes:
         spec: the options.
-        stop: end of the positions; None: without end.
         device: device of the batches, with its number.
         backend: the decoder in use, "native" or "pillow".
 
     Raises:
-        UsageError: the options do not fit the data set or this machine.
+        UsageError: the options do not fit the data set or this machine, or `dataset` is none.
     """
 
-    def __init__(self, dataset: Dataset, spec: LoaderSpec | None = None, **options: Any) -> None:
-        self.spec = spec = LoaderSpec(**options) if spec is None else replace(spec, **options)
-        if spec.order is None and spec.stop is not None and spec.stop > len(dataset):
-            raise UsageError(
-                f"a stop at {spec.stop} of {len(dataset)} samples", fix="Give an order to go through them again."
-            )
-        if spec.order is not None and spec.order.samples != len(dataset):
-            what = f"an order of {spec.order.samples} samples over a data set of {len(dataset)}"
-            raise UsageError(what, fix="Make it with Order(len(dataset), seed).")
+    def __init__(
+        self, dataset: Dataset | str | os.PathLike[str], spec: LoaderSpec | None = None, **options: Any
+    ) -> None:
+        dataset = _open_dataset(dataset)
+        spec = LoaderSpec(**options) if spec is None else replace(spec, **options)
+        self.spec = spec = spec.resolve_order(len(dataset))
         self.dataset, self.transform = dataset, spec.build_transform(dataset.description)
-        self.stop = len(dataset) if spec.order is None and spec.stop is None else spec.stop
+        self._cursor = EpochCursor(len(dataset), spec.order, spec.plan, spec.start, spec.stop)
         self.backend = resolve_backend(spec.backend)
         self.device = torch.device(spec.device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
@@ -76,9 +79,10 @@ class Loader:
         self._choosing = threading.Lock()
         self._tally = LoaderTally()
         self._threads_used = 0
+        self._ring: _LoaderRing | None = None
 
     def __repr__(self) -> str:
-        steps = "without end" if self.stop is None else f"{len(self)} steps"
+        steps = "without end" if self._cursor.is_endless else f"{len(self)} steps"
         return f"Loader of {self.dataset!r}: {steps} of {self.spec.plan}, images of {self.size[0]} x {self.size[1]}"
 
     @property
@@ -105,18 +109,49 @@ class Loader:
         return self.spec.uses_stored_pixels(self.dataset.description)
 
     def __len__(self) -> int:
-        """Number of steps. Raises TypeError if the loader has no end."""
-        if self.stop is None:
-            raise TypeError("this loader has no end: it was given no stop")
-        return self.spec.plan.count_steps(self.spec.start, self.stop)
+        """Number of steps of the current epoch. Epochs may differ by one, since every step is full; the first has most.
+
+        Raises TypeError if the loader has no end.
+        """
+        return self._cursor.count_steps()
 
     def __iter__(self) -> Iterator[Batch]:
-        ring = _LoaderRing(self)
+        start, stop = self._cursor.begin()
+        self._ring = ring = _LoaderRing(self, start, stop)
         # An abandoned iterator comes here too, so its threads end with it.
         try:
-            yield from ring
+            for batch in ring:
+                # An older iterator that is still open must not move the newest one's position.
+                if self._ring is ring:
+                    self._cursor.advance()
+                yield batch
+            if self._ring is ring:
+                self._cursor.finish()
         finally:
             ring.close()
+
+    @property
+    def epoch(self) -> int:
+        """Epoch that is served, or that the next iteration serves; counted from 0."""
+        return self._cursor.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration serve this epoch from its beginning."""
+        self._ring = None
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the epoch and the position behind the last batch that was served: plain numbers."""
+        return self._cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration continue at a saved position, and serve the rest of its epoch.
+
+        Raises:
+            CheckpointError: the state is damaged, or of another data set or seed.
+        """
+        self._ring = None
+        self._cursor.load_state_dict(state)
 
     def stats(self) -> LoaderStats:
         """Returns the measurements of all iterations so far."""
@@ -146,17 +181,27 @@ class Loader:
         first = spec.rank // ranks * ranks
         return HostSlots(spec.plan, first, first + ranks, spec.world)
 
-    def _iterate_spans(self) -> Iterator[tuple[int, int]]:
-        """Yields (low, high) positions of this rank in each step."""
-        spec, position = self.spec, self.spec.start
-        while self.stop is None or position < self.stop:
+    def _iterate_spans(self, position: int, stop: float) -> Iterator[tuple[int, int]]:
+        """Yields (low, high) positions of this rank in each step from a position on."""
+        spec = self.spec
+        while position < stop:
             # With an order every step is full; without one the set is served once and the last step is short.
             total = spec.plan.get_batch_size(position)
-            if spec.order is None and self.stop is not None:
-                total = min(total, self.stop - position)
+            if spec.order is None:
+                total = min(total, int(stop) - position)
             low, high = get_rank_slots(total, spec.rank, spec.world)
             yield position + low, position + high
             position += total
+
+
+def _open_dataset(dataset: object) -> Dataset:
+    """Returns the data set itself, or opens the one at a path. Raises UsageError if it is neither."""
+    if isinstance(dataset, str | os.PathLike):
+        return opening.open(dataset)
+    if not isinstance(dataset, Dataset):
+        what = f"a Loader serves a data set of Headway, and this is a {type(dataset).__name__}"
+        raise UsageError(what, fix="Give the path of a pack or of images, or what headway.open(path) returns.")
+    return dataset
 
 
 def _group_spans(spans: Iterator[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
@@ -185,8 +230,9 @@ class _RingSlot:
 class _LoaderRing:
     """One iteration: the producer thread, the slots, and the queues between producer and consumer."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, start: int, stop: float) -> None:
         spec = loader.spec
+        self._start, self._stop = start, stop
         self._loader, self._tally = loader, loader._tally
         self._tier = tier = loader.tier
         if spec.scaled and tier.damaged is not None:
@@ -196,7 +242,7 @@ class _LoaderRing:
             what = "samples that are kept decoded on the device cannot be cropped or resized"
             raise UsageError(what, where="cache", fix="Set cache to memory or none, or leave size and crop out.")
         # The tier reads the positions again from its own iterator, further ahead than the ring.
-        tier.expect(loader._iterate_spans(), spec.order, loader._find_host_slots())
+        tier.expect(loader._iterate_spans(start, stop), spec.order, loader._find_host_slots())
         # A forked child inherits this object without its threads; `__iter__` compares the process.
         self._process = os.getpid()
         self._decoder = build_decoder(spec.threads, loader.backend, pin=spec.pin)
@@ -208,9 +254,11 @@ class _LoaderRing:
         # Slots have the size of this rank's largest batch, so nothing is allocated while training runs.
         largest = spec.plan.largest_batch
         if spec.order is None:
-            largest = min(largest, max(0, loader.stop or 0))
+            largest = min(largest, int(stop))
         slot_bytes = -(-largest // spec.world) * loader.size[0] * loader.size[1] * loader.transform.channels
-        slots = spec.prefetch_batches if loader.stop is None else min(spec.prefetch_batches, len(loader))
+        slots = spec.prefetch_batches
+        if not math.isinf(stop):
+            slots = min(slots, spec.plan.count_steps(start, int(stop)))
         try:
             for _ in range(slots):
                 self._free.put(_RingSlot(torch.empty(slot_bytes, dtype=torch.uint8, pin_memory=self._cuda)))
@@ -229,7 +277,9 @@ class _LoaderRing:
         while True:
             if os.getpid() != self._process:
                 what = "this process was forked during an iteration, and the loader's threads stayed in its parent"
-                raise UsageError(what, fix="Iterate the loader again in the child, with start= at its position.")
+                raise UsageError(
+                    what, fix="Iterate the loader again in the child; load_state_dict takes it to the same position."
+                )
             asked = perf_counter()
             tally.asked += 1
             tally.ready += self._ready.qsize()
@@ -309,7 +359,7 @@ class _LoaderRing:
 
     def _produce(self) -> None:
         try:
-            for spans in _group_spans(self._loader._iterate_spans()):
+            for spans in _group_spans(self._loader._iterate_spans(self._start, self._stop)):
                 for request in self._filler.plan_batches(spans):
                     slot = self._wait_for_slot()
                     if slot is None or self._stopped:

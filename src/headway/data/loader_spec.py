@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, final
 
@@ -36,8 +37,10 @@ class LoaderSpec:
         batch: the global batch: a step takes the next `batch` positions, across an epoch's end too. Or a plan of
             batches that grow.
         order: the order of training; None: every sample once in index order, the last batch short (evaluation).
-        start: first position.
-        stop: end of the positions. None: without end if there is an order, else the whole set.
+        seed: instead of `order`: `Order(len(dataset), seed)`.
+        start: first position of the first iteration.
+        stop: end of its positions; later iterations continue behind it and are as long. None: one pass through the
+            data set. `math.inf`: without end.
         rank: this rank takes its share of every step.
         world: number of ranks.
         size: side or (height, width) of the images; None: the size that all of them share.
@@ -65,8 +68,9 @@ class LoaderSpec:
 
     batch: int | BatchPlan
     order: Order | None = None
+    seed: int | None = None
     start: int = 0
-    stop: int | None = None
+    stop: int | float | None = None
     rank: int = 0
     world: int = 1
     size: int | tuple[int, int] | None = None
@@ -94,6 +98,11 @@ class LoaderSpec:
             raise UsageError(
                 f"positions from {self.start} to {self.stop}", fix="Start at 0 or later, and stop at start or later."
             )
+        if isinstance(self.stop, float) and not (math.isinf(self.stop) and self.draws_order):
+            fix = "Give a number of positions, or math.inf and a seed for a loader without end."
+            raise UsageError(f"a stop at {self.stop}", where="stop", fix=fix)
+        if self.order is not None and self.seed is not None:
+            raise UsageError("an order and a seed", fix="Leave one out: an order has its own seed.")
         if not 0 <= self.rank < self.world:
             raise UsageError(f"rank {self.rank} of a world of {self.world}", fix="Ranks count from 0.")
         if self.prefetch_batches < 1:
@@ -103,11 +112,30 @@ class LoaderSpec:
         self._check_words()
         # An alternating or random choice needs a seed, and the seed is the order's.
         is_random = self.crop_recipe.is_random or bool(self.flip) or self.translate > 0
-        if self.order is None and (is_random or self.progressive is not None):
+        if not self.draws_order and (is_random or self.progressive is not None):
             raise UsageError(
-                "random crops, flips and shifts are drawn from an order's seed, and there is no order",
-                fix="Give an order, or leave them out.",
+                "random crops, flips and shifts are drawn from a seed, and there is none",
+                fix="Give seed=1 or an order, or leave them out.",
             )
+
+    @property
+    def draws_order(self) -> bool:
+        """True if samples are served in a random order."""
+        return self.order is not None or self.seed is not None
+
+    def resolve_order(self, samples: int) -> LoaderSpec:
+        """Returns the spec with the order that its seed gives over so many samples.
+
+        Raises:
+            UsageError: the order is over another number of samples, or the stop lies behind the set.
+        """
+        spec = self if self.seed is None else replace(self, order=Order(samples, self.seed), seed=None)
+        if spec.order is None and spec.stop is not None and spec.stop > samples:
+            raise UsageError(f"a stop at {spec.stop} of {samples} samples", fix="Give a seed to go through them again.")
+        if spec.order is not None and spec.order.samples != samples:
+            what = f"an order of {spec.order.samples} samples over a data set of {samples}"
+            raise UsageError(what, fix="Make it with Order(len(dataset), seed), or give seed= instead.")
+        return spec
 
     def _check_size(self) -> None:
         sides = self.size if isinstance(self.size, tuple) else (self.size, self.size)

@@ -70,4 +70,6 @@ _HOMES = {
 }
 
 
-__getattr__, __dir__ = build_lazy_exports(__name__, _HOMES)
+# A type checker that saw `__getattr__` would accept every name.
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = build_lazy_exports(__name__, _HOMES)

@@ -16,6 +16,10 @@ from headway.page.panel_data import CheckedPanel, check_panel
 
 TEMPLATES = Path(__file__).parent / "templates"
 
+# plotly.js with the traces of `charts.js` alone, from deploy/plotly-bundle.sh: 1.8 MB, read if a chart needs it. The
+# Python package plotly, whose plotly.js has 4.8 MB, would add 64 MB to an installation.
+PLOTLY = "plotly.min.js"
+
 
 def render(
     panels: Sequence[Panel], *, title: str, subtitle: str, sections: Sequence[str] | None = None, footer: str = ""
@@ -54,7 +58,7 @@ def render(
         groups=groups,
         css=_read_asset("page.css"),
         script=_read_asset("charts.js"),
-        plotly=_load_plotly() if any(one.json for one in checked) else "",
+        plotly=_read_asset(PLOTLY) if any(one.json for one in checked) else "",
     )
     # A title may hold a file name in another encoding, which Python reads as surrogates.
     return html.encode("utf-8", errors="replace").decode("utf-8")
@@ -80,10 +84,3 @@ def _load_template() -> Template:
 
 def _read_asset(name: str) -> Markup:
     return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
-
-
-def _load_plotly() -> Markup:
-    # 5 MB of text: read only if a chart needs it.
-    from plotly.offline import get_plotlyjs
-
-    return Markup(get_plotlyjs())

@@ -152,6 +152,7 @@ class Inputs:
         spec = replace(
             self._make_spec(recipe),
             order=Order(len(dataset), recipe.seed, recipe.data.window),
+            stop=math.inf,
             crop=recipe.data.crop,
             flip=(recipe.augment.flip_mode or False) if "flip" in host else False,
             translate=recipe.augment.translate if "translate" in host else 0,

@@ -19,4 +19,6 @@ if TYPE_CHECKING:
 _HOMES = {"LoopWatch": "loop_watch", "watch": "loop_watch"}
 
 
-__getattr__, __dir__ = build_lazy_exports(__name__, _HOMES)
+# A type checker that saw `__getattr__` would accept every name.
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = build_lazy_exports(__name__, _HOMES)
