@@ -63,6 +63,8 @@ def tiny(*, weights: Tiny_Weights | None = None, progress: bool = True, **kwargs
         model.load_state_dict(weights.get_state_dict(progress=progress, check_hash=True))
     return model
 
+resnet18 = tiny
+
 def get_model(name, **config):
     if name != "tiny":
         raise ValueError(f"Unknown model {name}")
@@ -95,7 +97,7 @@ class PretrainedCfg:
 
 def get_pretrained_cfg(model_name, allow_unregistered=True):
     name, _, tag = model_name.partition(".")
-    return PretrainedCfg(tag or "a1_in1k") if name == "tiny" else None
+    return PretrainedCfg(tag or "a1_in1k") if name in ("tiny", "resnet18") else None
 
 def tiny(pretrained=False, num_classes=1000, in_chans=3, pretrained_cfg_overlay=None):
     model = Net(num_classes, in_chans)
@@ -124,11 +126,13 @@ def create_model(model_name: str, pretrained: bool = False, checkpoint_path=None
 """
 
 
-def write_packages(folder: Path) -> Path:
-    """Writes both packages into a folder, and the state dict of their network beside them; returns its file."""
+def write_packages(folder: Path, *libraries: str) -> Path:
+    """Writes both packages or one into a folder, with the state dict of their network beside them; returns its file."""
     import torch
 
     for library, models in (("torchvision", TORCHVISION), ("timm", TIMM)):
+        if libraries and library not in libraries:
+            continue
         package = folder / library
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(CREATE + "\nfrom timm import models\n" if library == "timm" else "")
@@ -138,4 +142,4 @@ def write_packages(folder: Path) -> Path:
         exec(NETWORK, space)
         torch.manual_seed(5)
         torch.save(space["Net"]().state_dict(), package / "tiny.pth")
-    return folder / "timm/tiny.pth"
+    return package / "tiny.pth"

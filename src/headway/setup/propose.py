@@ -19,6 +19,7 @@ from headway.data.formats.pack_source import PackSource
 from headway.data.opening import open_split
 from headway.data.pack_mode import open_header
 from headway.data.reference import GRAY_MODES
+from headway.setup.few_photographs import propose_for_few
 
 MAX_INSPECTED = 256
 """Largest number of image files whose headers are read; they stand for the sizes of all images."""
@@ -135,6 +136,17 @@ def format_recipe(found: SourceFindings, name: str, packed: Path) -> str:
     """Formats a proposal as YAML; every choice has its reason as a comment."""
     side, batch = _choose_side(found), _choose_batch(found)
     epochs = _choose_epochs(found, batch)
+    why_batch, why_epochs = _explain_batch(found), "fewer are quicker, more may be better"
+    parts = [
+        _format_size(found, side),
+        _format_augment(found, side),
+        _format_model(found, side),
+        _format_optimizer(found, side, batch),
+    ]
+    if (few := propose_for_few(found, side)) is not None:
+        parts = [few.size, few.augment, few.model, few.optimizer]
+        batch, epochs, why_epochs = few.batch, few.epochs, few.explain_epochs
+        why_batch = "few photographs: a small batch makes more steps of them"
     split = packed if found.packed and not found.held_out else packed / "train"
     # `headway pack` splits off an evaluation set, unless the data are packed already.
     held_out = f"  eval: {_quote_yaml(str(packed / 'eval'))}\n" if found.held_out or not found.packed else ""
@@ -149,16 +161,9 @@ def format_recipe(found: SourceFindings, name: str, packed: Path) -> str:
         "data:",
         f"  train: {_quote_yaml(str(split))}",
         *([held_out.rstrip()] if held_out else []),
-        *_format_size(found, side),
-        "",
-        *_format_augment(found, side),
-        "",
-        *_format_model(found, side),
-        "",
-        *_format_optimizer(found, side, batch),
-        "",
-        f"batch: {batch}  # {_explain_batch(found)}",
-        f"epochs: {epochs}  # up to {found.samples // batch} steps each; fewer are quicker, more may be better",
+        *(line for part in parts for line in (*part, "")),
+        f"batch: {batch}  # {why_batch}",
+        f"epochs: {epochs}  # up to {found.samples // batch} steps each; {why_epochs}",
         _format_precision(found),
         "channels_last: true  # faster for convolutions",
     ]

@@ -1,0 +1,1 @@
+"""Parts of bench.everyday: what users do every day."""
