@@ -99,7 +99,8 @@ def _measure(source: Path, folder: Path, sizes: Sizes, results: Results | None) 
         scratch = run("from scratch", "cifar10.yaml", two, seed, length, "batch=32", "optimizer.lr=0.047")
         points.append(100 * (tuned - scratch))
     half = compute_interval(points)[1]
-    how = f"mean of {len(points)} pairs, 95 % interval +- {half:.1f}; {2 * sizes.few} images, {2 * sizes.held_out} of test"
+    images = f"{2 * sizes.few} images, {2 * sizes.held_out} of test"
+    how = f"mean of {len(points)} pairs, 95 % interval +- {half:.1f}; {images}"
     return [Claim("finetune_vs_scratch_points", statistics.fmean(points), "points", how)], rows
 
 

@@ -1,5 +1,5 @@
-"""Packages in the place of torchvision and timm, which are not installed here: their documented interface, and a network
-of two layers. They fetch nothing: weights come from a file beside them."""
+"""Packages in the place of torchvision and timm, which are not installed here: their documented interface, and a
+network of two layers. They fetch nothing: weights come from a file beside them."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class WeightsEnum(enum.Enum):
         return torch.load(Path(__file__).with_name("tiny.pth"))
 
 class Tiny_Weights(WeightsEnum):
-    IMAGENET1K_V1 = types.SimpleNamespace(transforms=functools.partial(Preset, 24, 32), meta={"categories": ["x"] * 1000})
-    IMAGENET1K_V2 = types.SimpleNamespace(transforms=functools.partial(Preset, 24, 24), meta={"categories": ["x"] * 1000})
+    IMAGENET1K_V1 = types.SimpleNamespace(transforms=functools.partial(Preset, 24, 32), meta={"min_size": (1, 1)})
+    IMAGENET1K_V2 = types.SimpleNamespace(transforms=functools.partial(Preset, 24, 24), meta={"min_size": (1, 1)})
     DEFAULT = IMAGENET1K_V2
 
 def tiny(*, weights: Tiny_Weights | None = None, progress: bool = True, **kwargs):
     weights = Tiny_Weights.verify(weights)
     if weights is not None:
         if kwargs.get("num_classes", 1000) != 1000:
-            raise ValueError(f"The parameter 'num_classes' expected value 1000 but got {kwargs['num_classes']} instead.")
+            raise ValueError("The parameter 'num_classes' expected value 1000.")
     model = Net(**kwargs)
     if weights is not None:
         model.load_state_dict(weights.get_state_dict(progress=progress, check_hash=True))

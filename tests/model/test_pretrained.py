@@ -316,14 +316,14 @@ def test_the_folder_of_a_run_names_its_weights(tmp_path: Path) -> None:
 def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match="no safetensors file and none of torch.save, or a damaged one"):
+    with pytest.raises(UsageError, match=r"no safetensors file and none of torch\.save, or a damaged one"):
         pretrained.load_weights(net(), path)
 
 
 def test_a_torn_file_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "w.safetensors", net())
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(UsageError, match="no safetensors file and none of torch.save, or a damaged one"):
+    with pytest.raises(UsageError, match=r"no safetensors file and none of torch\.save, or a damaged one"):
         pretrained.load_weights(net(), path)
 
 

@@ -123,7 +123,7 @@ def test_few_photographs_are_fine_tuned_where_weights_can_be_had(
         assert (recipe.model.factory, recipe.model.args) == (factory, args)
         assert recipe.data.crop.name == "random"
         if args:
-            assert f"{libraries[0]} fetches its weights (45 MB) when the training begins, and keeps them." in text
+            assert f"{libraries[0]} fetches the weights (45 MB) when training begins, and keeps them." in text
             assert (recipe.optimizer.layer_decay, recipe.data.size) == (0.75, 224)
             headway("pack", tmp_path / "src", tmp_path / "src.packed", "--split", "0.3")
             headway("train", tmp_path / "r.yaml", "--run", tmp_path / "run", *QUICK, "data.size=32", "batch=2")

@@ -104,7 +104,7 @@ def drop_factory_weights(recipe: ModelRecipe, factory: Factory) -> dict[str, Any
 
 
 def explain_download_error(recipe: ModelRecipe, error: Exception) -> UsageError | None:
-    """Returns a sentence for pretrained weights that a factory could not fetch; None if `error` means another thing."""
+    """Returns a sentence for weights that a factory could not fetch; None if `error` means another thing."""
     if not name_library(recipe) or not (recipe.args.get("pretrained") or recipe.args.get("weights")):
         return None
     if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in CLIENTS:

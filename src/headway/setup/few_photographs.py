@@ -72,7 +72,7 @@ def _propose_fine_tuning(found: SourceFindings, library: str) -> FewPhotographs:
         augment=_format_flip(found),
         model=[
             f"# {count} are too few to learn from what photographs look like, so a network that has seen ImageNet's",
-            f"# 1.3 million is fine-tuned. {library} fetches its weights (45 MB) when the training begins, and keeps them.",
+            f"# 1.3 million is fine-tuned. {library} fetches the weights (45 MB) when training begins, and keeps them.",
             "# Mean, std and centre crop are those of the weights, as the run says.",
             "model:",
             f"  factory: {factory}",
@@ -100,7 +100,7 @@ def _propose_scratch(found: SourceFindings) -> FewPhotographs:
     lr = 0.025 * (0.05 if found.kind == "value" else 1)
     return FewPhotographs(
         size=[
-            f"  size: {SCRATCH_SIDE}  # so few photographs do not teach finer detail, and each epoch takes a third of 224",
+            f"  size: {SCRATCH_SIDE}  # an epoch takes a third of the time that one of 224 pixels takes",
             "  crop: {name: random, scale: [0.35, 1.0]}  # another part of each photograph in every epoch",
         ],
         augment=_format_flip(found),

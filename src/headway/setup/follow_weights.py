@@ -1,4 +1,4 @@
-"""Makes a recipe treat images as its pretrained weights saw them in their own training: mean, std, size, centre crop."""
+"""Makes a recipe treat images as its pretrained weights saw them in their training: mean, std, size, centre crop."""
 
 from __future__ import annotations
 
