@@ -136,7 +136,7 @@ def test_weights_with_another_head_are_said(base: Path, caplog: pytest.LogCaptur
     recipe = ModelRecipe(factory="headway.model:small_net", weights="ten.safetensors")
     said: list[str] = []
     model = build_model(recipe, num_outputs=4, base=base, say=said.append)
-    assert said == ["ten.safetensors: head.weight, head.bias differ in size and begin anew"]
+    assert said == ["ten.safetensors: head.weight, head.bias begin anew: absent or of another size there"]
     assert torch.equal(model.get_parameter("layer1.conv.weight"), source.get_parameter("layer1.conv.weight"))
     with caplog.at_level(logging.WARNING, logger="headway.model"):
         build_model(recipe, num_outputs=4, base=base)

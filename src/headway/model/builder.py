@@ -75,7 +75,7 @@ def build_model(
         left_out = pretrained.load_weights(model, base / Path(parts.weights).expanduser(), say)
         # Only the head may be left out, and the user should know that it starts at random.
         if left_out:
-            say(f"{parts.weights}: {', '.join(left_out)} differ in size and begin anew")
+            say(f"{parts.weights}: {', '.join(left_out)} begin anew: absent or of another size there")
     _freeze(model, recipe.freeze)
     return model
 

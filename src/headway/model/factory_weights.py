@@ -113,14 +113,14 @@ def explain_download_error(recipe: ModelRecipe, error: Exception) -> UsageError 
     reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
     what = f"the pretrained weights of {recipe.factory!r} could not be fetched: {reason}"
     fix = (
-        "Check the connection of this machine. Or fetch the file on another one, set model.weights to it, and leave the "
-        "weights out of model.args."
+        "Check the connection of this machine. Or fetch the file on another one, set model.weights to it, and leave "
+        "the weights out of model.args."
     )
     return UsageError(what, where="model.args", fix=fix)
 
 
 def replace_head(model: torch.nn.Module, num_outputs: int) -> str:
-    """Replaces the last linear layer or convolution by a new one with `num_outputs` outputs, if it has another number.
+    """Replaces the last linear layer or convolution by one with `num_outputs` outputs, if it has other ones.
 
     Returns:
         the replaced module's name; empty if it fits already.
@@ -148,7 +148,7 @@ def replace_head(model: torch.nn.Module, num_outputs: int) -> str:
         raise RecipeError(what, where="model.factory", fix="Write a factory that replaces the layer, in a file.")
     parent, _, own = name.rpartition(".")
     setattr(model.get_submodule(parent), own, made)
-    return name
+    return str(name)
 
 
 def _read_torchvision_format(entry: Any) -> InputFormat | None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from headway.core.files import open_regular, read_text
 from headway.core.untrusted_json import JsonError, is_number, is_whole_number, parse_object
@@ -90,7 +90,7 @@ def _scale(value: Any) -> Any:
     return round(value * 255, 6) if is_number(value) else value
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 

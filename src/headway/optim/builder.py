@@ -21,8 +21,8 @@ def build_optimizer(
     device.
 
     Each of its param_groups has `lr_scale` and `name`: the group's pattern, or `all` without groups. Parameters of a
-    group that are treated differently (`no_decay`, `layer_decay`, `muon`) form a param_group of their own, with the same
-    name.
+    group that are treated differently (`no_decay`, `layer_decay`, `muon`) form param_groups of their own, with the
+    same name.
 
     Args:
         steps_per_epoch: samples / batch. Only `lbsgd` and `rmsprop_sgd` use it, and they need it.

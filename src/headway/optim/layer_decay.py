@@ -1,8 +1,8 @@
 """Layer-wise learning rates: each layer of a network learns at a factor below the next one's rate.
 
 The first layers of a pretrained network hold what all images have in common, and should change least (Howard and Ruder
-2018, "Universal Language Model Fine-tuning", arXiv 1801.06146: discriminative fine-tuning). The factor for each layer is
-that of BEiT (Bao et al. 2021, arXiv 2106.08254) and of timm's `layer_decay`.
+2018, "Universal Language Model Fine-tuning", arXiv 1801.06146: discriminative fine-tuning). BEiT (Bao et al. 2021,
+arXiv 2106.08254) and timm's `layer_decay` have such a factor.
 """
 
 from __future__ import annotations
