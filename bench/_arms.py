@@ -1,4 +1,4 @@
-"""Arms of a comparison: processes that take turns, each stopped (SIGSTOP) while another runs."""
+"""Arms of a comparison: processes that take turns. While one runs, the others are stopped by SIGSTOP."""
 
 from __future__ import annotations
 
@@ -195,6 +195,11 @@ def peer(module: str, asked: Mapping[str, object]) -> list[str | Path]:
 def ours(module: str, asked: Mapping[str, object]) -> list[str | Path]:
     """The command of one that runs where this bench runs."""
     return [sys.executable, "-m", f"bench._peers.{module}", json.dumps(asked)]
+
+
+def run_module(name: str, asked: Mapping[str, object]) -> list[str | Path]:
+    """The command of an arm that is a module of this bench's own."""
+    return [sys.executable, "-m", name, json.dumps(asked)]
 
 
 def close_pipes(process: subprocess.Popen[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What every bench shares: arguments, medians with their interval, the table, and the JSON file."""
+"""Shared parts of all benches: arguments, medians with intervals, the table, the JSON file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real images that the benches read: where tests find them."""
+"""Finds the real images for the benches, in the same place as the tests."""
 
 from __future__ import annotations
 

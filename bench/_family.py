@@ -1,8 +1,8 @@
 """Ends every process that a bench has started when the bench ends, however it ends.
 
-A bench marks its environment, which all its descendants inherit: also those in other process groups, sessions and
-network namespaces, and those whose parents have died. A guard process waits until the bench is gone and kills whatever
-carries the mark. SIGKILL ends stopped processes too.
+A bench marks its environment. All descendants inherit the mark, also those in other process groups, sessions and
+network namespaces, and those whose parents have died. A guard process waits until the bench is gone and kills all
+marked processes. SIGKILL ends stopped processes too.
 """
 
 from __future__ import annotations

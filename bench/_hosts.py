@@ -1,6 +1,6 @@
-"""Several hosts on one machine: a network namespace each, joined by a bridge, every port limited to a rate (tbf).
+"""Several hosts on one machine: one network namespace each, joined by a bridge, every port limited to a rate (tbf).
 
-Needs root and iproute2. The hostname is the same on all of them. What a host sends to itself stays on its loopback.
+Needs root and iproute2. All hosts have the same hostname. Traffic of a host to itself stays on its loopback.
 """
 
 from __future__ import annotations

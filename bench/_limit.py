@@ -1,4 +1,4 @@
-"""What bench/limit.cpp decodes: the pieces that the loader's own crops need of seekable JPEGs; and its building."""
+"""Builds bench/limit.cpp and its input: the pieces that the loader's crops need of seekable JPEGs."""
 
 from __future__ import annotations
 

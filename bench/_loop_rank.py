@@ -1,4 +1,4 @@
-"""A rank of bench.loop --procs N: both arms, in turns with the other ranks; rank 0 writes the times down."""
+"""A rank of bench.loop --procs N: runs both arms in step with the other ranks; rank 0 records the times."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import torch.distributed as dist
 
 from bench import loop
 from headway.comm.comm_recipe import CommRecipe
+from headway.core.messages import show_messages
 from headway.launch.ranks import Ranks
-from headway.train.progress import build_display
+from headway.training.progress import build_display
 
 
 def main() -> None:
     factory, size, channels, batch, pairs, folder = json.loads(sys.argv[1])
-    ranks = Ranks.from_environment(CommRecipe(), lambda text: print(text, file=sys.stderr))
+    show_messages()
+    ranks = Ranks.from_environment(CommRecipe())
     assert ranks is not None
     rank, procs = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

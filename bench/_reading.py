@@ -1,4 +1,4 @@
-"""Reading alone: records of each format in random order on one thread, every cache line of them touched."""
+"""Reading alone: records of each format in random order on one thread. Every cache line of them is touched."""
 
 from __future__ import annotations
 

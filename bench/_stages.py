@@ -1,4 +1,4 @@
-"""Where the time of a batch goes: what the Loader measures of itself, in a process that nobody stops."""
+"""The time of each stage of a batch, as the Loader measures it, in a process that is never stopped."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""The Trainer of a run that never ends, on random images that lie on the device: for benches of all but the input."""
+"""A Trainer that runs without end on random images on the device, for benches that leave out the input."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from headway.core.recipe import read_recipe
@@ -12,7 +10,7 @@ from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.trainer import Display, Trainer
+from headway.training.trainer import Display, Trainer
 
 BIG = 10**9
 
@@ -24,7 +22,6 @@ def setup(
     folder: Path,
     *overrides: str,
     ranks: Ranks | None = None,
-    say: Callable[[str], object] = lambda text: print(text, file=sys.stderr),
 ) -> TrainSetup:
     """Of a network by its import path: momentum SGD, a cosine schedule, fp32, and what the overrides say."""
     recipe = folder / f"recipe-{os.getpid()}.yaml"
@@ -34,10 +31,10 @@ def setup(
         f"optimizer: {{name: sgd, lr: 0.001, momentum: 0.9}}\nschedule: {{name: cosine}}\n"
         f"batch: {batch}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"
     )
-    return build_setup(read_recipe(recipe, overrides, TrainRecipe), say=say, ranks=ranks)
+    return build_setup(read_recipe(recipe, overrides, TrainRecipe), ranks=ranks)
 
 
 def trainer(found: TrainSetup, folder: Path, display: Display, ranks: Ranks | None = None) -> Trainer:
     """Of several ranks rank 0 makes the run's folder."""
-    run = RunFolder.create(folder / "run") if ranks is None or ranks.speaks else RunFolder(folder / "run")
+    run = RunFolder.create(folder / "run") if ranks is None or ranks.is_lead else RunFolder(folder / "run")
     return Trainer(found, run, display, ranks)

@@ -1,4 +1,4 @@
-"""A plain vision transformer, to measure a device on (Dosovitskiy et al. 2020, with the sizes of DeiT)."""
+"""A plain vision transformer, as a load for a device (Dosovitskiy et al. 2020, with the sizes of DeiT)."""
 
 from __future__ import annotations
 

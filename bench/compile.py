@@ -1,17 +1,17 @@
 """Eager against compiled, by network and batch: time, operators, and memory.
 
-The arms are those of the recipe's `compile`, called as the Trainer calls them: eager, torch.compile, and on a GPU
-torch.compile that replays CUDA graphs. A step is forward, loss, backward and fused SGD; `forward` is the network
-alone, without gradients, as in evaluation. Input lies on the device, channels last, fp32. Each network and batch is
-compiled by itself, and what compiling takes is printed and not in the times. Arms take turns, one call each, every
-round begun by another one; a ratio is taken within a round.
+The arms are the values of the recipe's `compile`, called as the Trainer calls them: eager, torch.compile, and on a GPU
+torch.compile that replays CUDA graphs. A step is forward, loss, backward and fused SGD; `forward` is the network alone,
+without gradients, as in evaluation. Input lies on the device, channels last, fp32. Each network and batch is compiled
+separately; the compile time is printed and not part of the times. Arms take turns, one call each, and each round starts
+with another arm. Ratios are computed within a round.
 
 NETWORK_bBATCH_step      time of the eager step over the compiled one; above 1, compiling is faster
-NETWORK_bBATCH_forward   the same of the forward pass alone
+NETWORK_bBATCH_forward   the same for the forward pass alone
 
-Operators are those that torch's profiler sees within one call and that compute something: on a CPU torch's own that
-call no other, and the fused loops of the compiler; on a GPU kernels. Peak memory is what one call allocates at most
-beyond what is there before it; on a CPU by the profiler's record of each allocation.
+Operators are counted by torch's profiler within one call: on a CPU those that compute and call no other, and the fused
+loops of the compiler; on a GPU kernels. Peak memory is the largest amount that one call allocates on top of what was
+allocated before; on a CPU from the profiler's record of each allocation.
 """
 
 from __future__ import annotations

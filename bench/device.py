@@ -1,35 +1,34 @@
 """Training on synthetic data on a GPU: images/s of Headway's settings, and of a plain PyTorch loop.
 
-Each arm has its own network, made alike (ResNet-50 v1.5 or what --network names, 1,000 classes, 224 x 224), and the
-same batch, which lies on the device as uint8 as an input pipeline leaves it; so nothing waits for input. A step
-normalises it, and does forward, loss with label smoothing, backward and fused SGD with momentum and weight decay.
+Each arm has its own network with the same initial weights (ResNet-50 v1.5 or the one of --network, 1,000 classes, 224 x
+224), and the same batch, which lies on the device as uint8 as an input pipeline leaves it. So nothing waits for input.
+A step normalises it, and runs forward, loss with label smoothing, backward and fused SGD with momentum and weight
+decay.
 
 plain        a hand-written loop: eager, autocast bf16, channels last, torch's fused SGD, cudnn.benchmark
 bf16, ...    the Trainer as `headway train` runs it, log, clock and learning-rate schedule included: bf16 by autocast or
              with half_weights, each eager and by the recipe's compile: true, graphs, max-autotune
 
-The arms take turns in one process, each round begun by another one; a ratio is taken within a round. What compiling
-takes is printed and not in the times. An arm that does not fit into memory, or that fails, is left out and named.
+The arms take turns in one process, and each round starts with another arm. Ratios are computed within a round. The
+compile time is printed and not part of the times. An arm that runs out of memory, or fails, is left out and named.
 
-device_images_s   images/s of the fastest of Headway's arms
+device_images_s   images/s of Headway's fastest arm
 device_vs_plain   images/s of that arm over the plain loop's
 device_peak_share operations/s of that arm over those of a bf16 product of two 8,192 x 8,192 matrices on this GPU
 
-The claims of AlexNet and ViT-S/16 have the network's name behind theirs.
+Claims for AlexNet and ViT-S/16 end with the network's name.
 
-To stand beside: one A100 80 GB trains ResNet-50 v1.5 on ImageNet at 2,470 images/s by PyTorch and 3,411 by MXNet
-(NVIDIA DeepLearningExamples, AMP, input by DALI); MLPerf on an H200 is at 7,950. Operations a second count six for a
+For comparison: one A100 80 GB trains ResNet-50 v1.5 on ImageNet at 2,470 images/s by PyTorch and 3,411 by MXNet (NVIDIA
+DeepLearningExamples, AMP, input by DALI); MLPerf on an H200 is at 7,950. Operations per second count six for each
 multiply-add of the forward pass. The peak is measured in the same process, between the arms' rounds and the report.
 
-With --quick there are fewer rounds and arms. Without a GPU it runs with --quick alone: a tiny network, to show that it
-works, and no claim.
+--quick runs fewer rounds and arms. Without a GPU only --quick works: a tiny network, as a test, with no claim.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -43,9 +42,10 @@ from torch.nn import functional as F
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report, take_turns
 from bench._family import run_bench
+from headway.core.messages import show_messages
 from headway.setup.build import TrainSetup
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 PLAIN = "plain"
 HALF = ("half_weights=true",)
@@ -102,11 +102,7 @@ def setup_of(size: Size, overrides: tuple[str, ...], folder: Path, device: torch
         f"device={device.type}",
     )
     sides = (size.side, size.side)
-    return synthetic.setup(size.factory, sides, size.batch, folder, *options, *overrides, say=_said)
-
-
-def _said(text: str) -> None:
-    print(f"  {text}", file=sys.stderr)
+    return synthetic.setup(size.factory, sides, size.batch, folder, *options, *overrides)
 
 
 def headway_arm(trainer: Trainer, steps: int) -> Callable[[], None]:
@@ -167,6 +163,7 @@ def main() -> None:
     asked.add_argument("--network", choices=NETWORKS, default="resnet50", help="default: resnet50")
     asked.add_argument("--steps", type=int, default=20, help="of a turn (default: 20)")
     options = asked.parse_args()
+    show_messages()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not options.quick:
         print("bench.device needs a CUDA GPU, and PyTorch sees none here.")

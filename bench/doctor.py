@@ -1,44 +1,43 @@
-"""Whether `headway doctor` is right: jobs in which a known stage was made slow are examined, trained, cured and trained
+"""Tests `headway doctor` on jobs in which a known stage was made slow: each is examined, trained, cured and trained
 again.
 
-A case is drawn by the seed: a job on CIFAR-10 or on photographs, with one injector of random strength or with two. An
-injector slows one stage down: a disk that is limited by a control group, files that are not in memory, a web server of
-so many Mbit/s, large photographs or Pillow for a decoder, crops, one thread, a quota of processor time, tiny batches,
-hundreds of tiny layers, a user's transform that takes long or asks for values, a loss in Python, a slow rank, a slow
-network between two ranks, checkpoints and evaluations in quick succession, a large network; or none.
+The seed draws the cases: a job on CIFAR-10 or on photographs, with one or two injectors of random strength, or none. An
+injector slows one stage down: a disk limited by a control group, files that are not in memory, a web server with a
+limited rate, large photographs or Pillow as decoder, crops, one thread, a quota of processor time, tiny batches,
+hundreds of tiny layers, a user's transform that takes long or reads values of tensors, a loss in Python, a slow rank, a
+slow network between two ranks, frequent checkpoints and evaluations, a large network.
 
-Each case is measured like this: `headway doctor` once; then in turns, three times each, `headway train` on it, on it
-with the doctor's first knob, and on it without each of its injectors; every run is a process of its own. The truth is
-the stage of the injector whose removal gives most. A case in which no removal gives 1.1 times the images/s does not
-count; where two give as much within 5 %, either is right. A fixed piece of work before and after a case tells whether
-the machine was as fast; if not, within 3 %, it is measured again, at most five times.
+Each case is measured like this: `headway doctor` once; then, three times in turns, `headway train` on the case, on the
+case with the doctor's first knob, and on the case without each of its injectors. Every run is a process of its own. The
+true stage is that of the injector whose removal gains most. A case counts only if a removal gains 1.1 times the
+images/s; if two gain the same within 5 %, either is right. A fixed piece of work before and after a case checks the
+speed of the machine; if it differs by more than 3 %, the case is measured again, at most five times.
 
-stage_named             share of the cases in which the verdict names a stage of the truth; 0.95 is wanted
+stage_named             share of the cases in which the verdict names a true stage; target 0.95
 predict_median_error    |predicted - measured| / measured, images/s of the whole job, stalls included: the median
 predict_p90_error       the same: the ninetieth percentile
-gain_median_error       |predicted - measured| / measured of what the first knob gives: keys of the recipe, or a pack,
+gain_median_error       |predicted - measured| / measured for the gain of the first knob: keys of the recipe, or a pack,
                         which is made
 
-Beside the table: what the summary of torch's profiler has at its top, and what TraceML says, of the same job as a plain
-loop.
+Beside the table: the top of the summary of torch's profiler, and TraceML's findings, for the same job as a plain loop.
 
 --regimes instead: a network with ResNet-50's compute for each byte of an image, and one with AlexNet's, both scaled
 down by one factor; regimes_named is the share of the two that the doctor calls device limited and host limited.
 
---user-code instead: the user's own code is slow: it sleeps, or works in NumPy, in the transform, the forward pass, the
-loss or the metrics; waits for a lock, collects garbage, reads a file, logs thousands of lines, or reads hundreds of
-values of tensors in each step. Of each of 24 cases the doctor is asked once, with --quick, and one run follows it;
-again, at most three times, where the machine was not as fast after it as before; some 60 s each time.
+--user-code instead: the user's own code is slow. It sleeps, or works in NumPy, in the transform, the forward pass, the
+loss or the metrics; or it waits for a lock, collects garbage, reads a file, logs thousands of lines, or reads hundreds
+of tensor values in each step. Each of 24 cases is examined once with --quick, followed by one run; both are repeated,
+at most three times, if the speed of the machine changed. Each time takes about 60 s.
 
-user_code_named         share of the cases in which the verdict names the stage, and the file and line; 0.95 is wanted
-predict_median_error    as above; 0.05 is wanted
+user_code_named         share of the cases in which the verdict names the stage, and the file and line; target 0.95
+predict_median_error    as above; target 0.05
 
---against: what was said of a case is held against the newest kept record of the same case, on whatever machine and by
-whatever code; records_agree is the share of the cases in which the truth is the same, and the stage that was said.
---numbers 1,9,18 takes these of a seed's cases alone.
+--against compares each case with the newest kept record of the same case, from any machine and version of the
+code; records_agree is the share of the cases with the same true stage and the same verdict. --numbers 1,9,18 measures
+only these cases of a seed.
 
-Cases that are measured are kept in the results file, and a later call goes on from there, as long as the doctor's code
-is what it was. --minutes M begins no case that would not end in time. Slow disks, quotas and slow networks need root.
+Measured cases are kept in the results file, and a later call continues from there, as long as the doctor's code has not
+changed. --minutes M starts no case that would not end in time. Slow disks, quotas and slow networks need root.
 """
 
 from __future__ import annotations

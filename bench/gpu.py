@@ -1,13 +1,13 @@
 """Everything that needs a GPU, in pieces of at most eight minutes.
 
 A call runs as many pieces as fit into --minutes, and writes each into DIR/gpu-NAME.json as soon as it has ended. The
-next call goes on with the next piece: those that are recorded for this device and this version of the code, in DIR or
-in bench/results, are skipped (--again runs them once more); those that failed come last.
+next call continues with the next piece. Pieces with a record for this device and this version of the code, in DIR or in
+bench/results, are skipped (--again runs them once more); failed ones come last.
 
-On a machine without a network, `gpu-kit` beside this folder (`make gpu-kit` makes it) has what is missing: packages,
-the native core, photographs, CIFAR-10. It is unpacked at the first call.
+On a machine without a network, `gpu-kit` beside this folder (made by `make gpu-kit`) provides what is missing:
+packages, the native core, photographs, CIFAR-10. It is unpacked at the first call.
 
-With --dry every piece runs on the processor, with a tiny network; nothing is recorded. See docs/gpu.md.
+With --dry every piece runs on the CPU with a tiny network, and nothing is recorded. See docs/gpu.md.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Freed memory kept or given back: the same training on a CPU, in processes that differ by HEADWAY_HEAP alone.
+"""Keeping or returning freed memory: the same training on a CPU, in processes that differ in HEADWAY_HEAP only.
 
-The small residual network of bench.large_batch on random images that are there already, through the Trainer, one
+The small residual network of bench.large_batch trains on random images that lie in memory, through the Trainer, on one
 thread. The arms take turns, each time in a new process, which warms up first.
 
-heap_gain_N     images/s with freed memory kept over images/s with it given back, for batches of N
-heap_memory_N   most memory of the process, likewise
+heap_gain_N     images/s with freed memory kept over images/s with it returned, for batches of N
+heap_memory_N   peak memory of the process, as the same ratio
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def measured(batch: int, steps: int, heap: str) -> dict[str, float]:
 def arm(batch: int, steps: int) -> dict[str, Any]:
     """Seconds and page faults of a step, and the process's most memory in MB."""
     from bench import _synthetic as synthetic
-    from headway.train.progress import SilentDisplay
+    from headway.training.progress import SilentDisplay
 
     with tempfile.TemporaryDirectory() as name:
         factory, folder = "bench._accuracy.narrow:narrow", Path(name)
-        setup = synthetic.setup(factory, (32, 32), batch, folder, say=lambda text: None)
+        setup = synthetic.setup(factory, (32, 32), batch, folder)
         trainer = synthetic.trainer(setup, folder, SilentDisplay())
         trainer.run(steps=3)
         before, begun = resource.getrusage(resource.RUSAGE_SELF), perf_counter()

@@ -1,19 +1,19 @@
 """Input from JPEG files, RandomResizedCrop(224) + flip: Headway's Loader and its peers side by side, two threads each.
 
 originals_vs_best_peer, _vs_ffcv, _vs_dali   images/s of Headway over theirs. All read the same 250 ImageNet files:
-                                             Headway and FFCV out of a pack that holds their bytes or their lossless
-                                             seekable form, the others as loose files; the page cache is warm.
-originals_vs_dali_gpu   over DALI that decodes and resizes on the GPU, where there is one; it leaves its batches there
+                                             Headway and FFCV from a pack with their bytes or their lossless seekable
+                                             form, the others as loose files; the page cache is warm.
+originals_vs_dali_gpu   over DALI that decodes and resizes on the GPU, if there is one, and leaves its batches there
 originals_vs_limit   over plain libjpeg-turbo (bench/limit.cpp): the same spliced bytes and boxes, decoded by as many
-                     threads, and neither resized nor made a batch
-pack256_vs_ffcv      the same, of files whose shorter side was brought to 256 at JPEG quality 90
+                     threads, without resizing and batching
+pack256_vs_ffcv      images/s over FFCV's, for files whose shorter side was reduced to 256 at JPEG quality 90
 train_vs_loader      images/s of `headway train` with a network that does nothing, over those of the Loader. The network
-                     is given the bytes (augment.normalise: false); another row has the run that normalises them on the
-                     CPU, whose cores the decoder wants too. Torch has one thread of its own (OMP_NUM_THREADS=1): an
-                     OpenMP barrier on cores that decode takes milliseconds.
+                     gets bytes (augment.normalise: false); another row has the run that normalises them on the CPU,
+                     whose cores the decoder needs too. Torch has one thread (OMP_NUM_THREADS=1): an OpenMP barrier on
+                     cores that decode takes milliseconds.
 
-Each arm is a process of its own; they take turns, and all others are stopped meanwhile. A ratio is taken within each
-round; the claim is the median over rounds. A core second is a second of processor time of all threads of an arm.
+Each arm is a process of its own. They take turns, and the others are stopped meanwhile. Ratios are computed within a
+round; a claim is the median over rounds. A core second is a second of processor time of all threads of an arm.
 """
 
 from __future__ import annotations

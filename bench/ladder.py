@@ -1,24 +1,24 @@
-"""The tuning ladder: from a tutorial's loop to all of Headway's settings, one change a rung, each measured.
+"""The tuning ladder: from a tutorial's loop to all of Headway's settings, one measured change per rung.
 
 The lowest rung is PyTorch alone (bench/_ladder/tutorial.py): loose JPEG files of CIFAR-10, opened by Pillow in one
-worker of a DataLoader, batches of 64, fp32, eager. From the next one on it is `headway train`; a rung keeps all changes
-below it. Where the device has no units for bf16, that rung says so and keeps fp32; where compilation makes the run
-slower, the last rung is without it.
+worker of a DataLoader, batches of 64, fp32, eager. The next rungs are `headway train`, and a rung keeps all changes
+below it. If the device has no units for bf16, that rung says so and keeps fp32; if compilation makes the run slower,
+the last rung is without it.
 
 ladder_total         images/s of the last rung over the lowest one's, a network as small as LeNet (0.65 million
                      multiply-adds an image)
-ladder_total_cifar   the same of the network of recipes/cifar10.yaml
-tune_gain            images/s of what `headway tune --allow precision,batch` makes of the tutorial's loop, written as a
-                     recipe, over that recipe as it was; both measured here, not by tune
-tune_gain_exact      the same where nothing may change the mathematics
+ladder_total_cifar   the same with the network of recipes/cifar10.yaml
+tune_gain            images/s of the recipe that `headway tune --allow precision,batch` writes for the tutorial's loop,
+                     over that loop as a recipe; both measured here, not by tune
+tune_gain_exact      the same without changes of the mathematics
 
-Then what two sets of slides claim of the same steps (bench/_ladder/decks.py): a table of each claim, beside the ratio
-that is measured here, and whether the whole interval of it is within what was claimed (reproduced), outside of it
-(refuted here), or neither; fewer than six rounds conclude nothing. Each ratio is a claim of the name in SAID.
+Then a table of the claims that two sets of slides make about the same steps (bench/_ladder/decks.py), beside the ratio
+measured here. A claim is reproduced if the whole interval of the ratio is within it, refuted if it is outside, and open
+otherwise; fewer than six rounds conclude nothing. SAID has the claim names of these ratios.
 
-Each arm is a process of its own; they take turns, and all others are stopped meanwhile. A ratio is taken within each
-round; the claim is the median over rounds. Steps on random images take turns in one process. Files are in the page
-cache: how fast a disk is, is not measured.
+Each arm is a process of its own. They take turns, and the others are stopped meanwhile. Ratios are computed within a
+round; a claim is the median over rounds. Steps on random images take turns in one process. Files are in the page cache:
+the speed of the disk is not measured.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from bench._family import run_bench
 from bench._ladder import decks, feeding, rungs, steps, tuned
 from bench._ladder.lenet import MOST_MULTIPLY_ADDS, lenet
 from bench._ladder.photographs import cifar
+from headway.core.messages import show_messages
 from headway.model.model_size import measure_model_size
 from headway.setup.precision import list_candidates
 
@@ -48,6 +49,7 @@ def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--only", choices=PARTS, help="one part of it (default: all; --quick: the ladder)")
     options = asked.parse_args()
+    show_messages()
     parts = (options.only,) if options.only else PARTS[:1] if options.quick else PARTS
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as name:
         report(measure(Path(name), parts, options), options)

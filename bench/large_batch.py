@@ -1,26 +1,26 @@
-"""Large batches on CIFAR-10: what is lost with them, and what wins it back.
+"""Large batches on CIFAR-10: the accuracy that they lose, and the settings that win it back.
 
-One small network (bench/_accuracy/narrow.py), as many epochs for all, through Headway's Trainer. At batches of 2,048
-and 8,192 the arms add one thing each to plain SGD: linear scaling with a warm-up, LARS, no weight decay of biases, beta
-and gamma, ghost batches; and SGD, NAG and LBSGD stand side by side. Each arm has its own sweep of the learning rate,
-by one seed: four values by factors of two, and more where the best of them lies at the edge. Three other seeds, fixed
-in bench/_accuracy/batch_arms.py, make the table. Learning rates are chosen by the same 10,000 images that the table
-counts, with another seed.
+All runs train one small network (bench/_accuracy/narrow.py) for the same number of epochs, through Headway's Trainer.
+At batches of 2,048 and 8,192 each arm adds one thing to plain SGD: linear scaling with a warm-up, LARS, no weight decay
+of biases, beta and gamma, ghost batches; SGD, NAG and LBSGD stand side by side. Each arm has its own sweep of the
+learning rate, with one seed: four values by factors of two, and more if the best one lies at the edge. Three other
+seeds, fixed in bench/_accuracy/batch_arms.py, make the table. Learning rates are chosen on the 10,000 images that the
+table uses too, with another seed.
 
-gap_2048              points from batch 256 with SGD to batch 2,048 with all switches; at most 0.5 is wanted
-recovered_8192        share that all switches win back of what linear scaling alone loses at 8,192; at least 0.5
-epochs_to_equal_N     epochs that all switches take at batch N until they are as accurate as SGD at 256
+gap_2048              points lost from batch 256 with SGD to batch 2,048 with all settings; target at most 0.5
+recovered_8192        share of the loss by linear scaling alone at 8,192 that all settings win back; target 0.5
+epochs_to_equal_N     epochs that all settings need at batch N to be as accurate as SGD at 256
 
---curve: steps to a fixed accuracy against the batch, 64 to 16,384 (Shallue et al. 2018, arXiv 1811.03600), and a page
-with the three regimes: perfect scaling, diminishing returns, none.
+--curve: steps to a fixed accuracy by batch size, 64 to 16,384 (Shallue et al. 2018, arXiv 1811.03600), and a page with
+the three regimes: perfect scaling, diminishing returns, none.
 
-Every evaluation has batch norm statistics of the newest 8,192 samples or so: moving ones lag behind where steps are
-few. A claim is void where a best learning rate that it needs lies at the edge of its sweep.
+Every evaluation has batch norm statistics of the newest 8,192 samples or so: moving averages lag behind if steps are
+few. A claim is void if a best learning rate that it needs lies at the edge of its sweep.
 
-Accuracy does not depend on the machine, so every run that ends is kept in the results file, and a later call does what
-is missing; the commits of the runs stand beside the table. --minutes M begins no run after so long. Two runs at once
-with one thread each take less time together than one after the other with two: --workers says how many,
---measure-workers measures it.
+Accuracy does not depend on the machine. So every finished run is kept in the results file, and a later call does the
+missing ones; the table lists the commits of the runs. --minutes M starts no run after that time. Two runs at once with
+one thread each take less time than one after the other with two: --workers sets their number, --measure-workers
+measures it.
 """
 
 from __future__ import annotations

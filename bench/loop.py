@@ -1,15 +1,16 @@
 """The Trainer's loop against a hand-written one.
 
-Both arms alternate every 50 steps in one process; each has its own network, made alike, and the same batch, which lies
-on the device as uint8 as an input pipeline leaves it. The hand-written arm converts it, and does forward, loss,
-backward and the fused optimizer's step, and nothing else. Headway's arm is the Trainer as `headway train` runs it:
-learning-rate schedule, Clock, metrics.jsonl and the progress bar of a terminal.
+Both arms alternate every 50 steps in one process. Each has its own network with the same initial weights, and the same
+batch, which lies on the device as uint8 as an input pipeline leaves it. The hand-written arm converts it and runs
+forward, loss, backward and the fused optimizer's step, nothing else. Headway's arm is the Trainer as `headway train`
+runs it: learning-rate schedule, Clock, metrics.jsonl and the progress bar of a terminal.
 
 loop_ratio         steps/s of Headway over the hand-written loop, for a step of 3 to 10 ms
-loop_overhead_us   what Headway adds to a step of a 32-32-10 perceptron
+loop_overhead_us   time that Headway adds to a step of a 32-32-10 perceptron
 
-With --procs N, N ranks that `headway train --procs N` would start have both arms each: the hand-written one wraps its
-network in DDP as it comes, on Gloo over the loopback. A batch for each rank, and rank 0's clock between two barriers.
+With --procs N, each of N ranks, started as by `headway train --procs N`, has both arms. The hand-written one wraps its
+network in DDP with its defaults, on Gloo over the loopback. Each rank has its own batch; rank 0 takes the time between
+two barriers.
 
 loop_ratio_procsN  steps/s of Headway over the hand-written loop with DDP, for a step of 3 to 10 ms
 """
@@ -31,12 +32,13 @@ from torch.nn import functional as F
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
 from bench._family import run_bench
+from headway.core.messages import show_messages
 from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
 from headway.setup.build import TrainSetup
-from headway.train.progress import ProgressBar
-from headway.train.trainer import Display, Trainer
+from headway.training.progress import ProgressBar
+from headway.training.trainer import Display, Trainer
 
 STEPS = 50
 
@@ -142,6 +144,7 @@ def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--procs", type=int, default=1, metavar="N", help="so many ranks, against DDP")
     options = asked.parse_args()
+    show_messages()
     pairs, procs = 3 if options.quick else 100, options.procs
     rows = [("network", "batch", "bare ms", "headway ms", "ratio (95 %)", "added us (95 %)")]
     found = {}

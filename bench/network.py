@@ -1,18 +1,18 @@
 """Gradients over a slow network: the Reducer against plain DDP, on hosts of 200 Mbit/s (network namespaces: root).
 
-Every way to reduce is an arm in each of the ranks' processes, all of which live to the end; every round each arm makes
-one step. A step begins at the same instant on all ranks, and its time is that of the last one. DDP is torch's default:
-Gloo, buckets of 25 MiB, ranks in the order of their numbers.
+Every way to reduce is an arm in each of the ranks' processes, which live to the end. In every round each arm makes one
+step. A step starts at the same instant on all ranks, and its time is that of the last one. DDP has torch's defaults:
+Gloo, buckets of 25 MiB, ranks in numerical order.
 
 First the gradients of a ResNet-18 of half width (12.2 MB) without its computation, for each layout of ranks on hosts:
 
 2x2_block_fp32, ...      median over the rounds of time(auto) / time(DDP)
 auto_worst_regret        median time of auto / that of the best fixed algorithm, the worst row
 bytes_worst_error        bytes sent by a host against the formula, the worst arm. Counted at its port, less the headers
-                         of Ethernet, IPv4 and TCP (66 bytes a frame). The formula has every bucket in the form in which
-                         it goes: the last one is always fp32
+                         of Ethernet, IPv4 and TCP (66 bytes a frame). The formula has each bucket in its wire format;
+                         the last bucket is always fp32
 
-Then ResNet-18 (11.2 million parameters) trained on images of 32 x 32, 256 to a rank, on 2 x 2 hosts:
+Then ResNet-18 (11.2 million parameters) trained on images of 32 x 32, 256 per rank, on 2 x 2 hosts:
 
 train_2x2_fp32, _fp16    median over the rounds of images/s(auto) / images/s(DDP); the table has the exposed
                          communication: the time of a step less that of the same step without reduction

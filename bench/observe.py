@@ -1,13 +1,12 @@
-"""What observing costs: how long the Trainer watches itself in a step, timed call by call while it trains.
+"""The cost of observing: the time that the Trainer spends on watching itself, timed call by call while it trains.
 
-Timed are the marks of the Clock; the Observer, before and after a step and on logging steps; the hooks that it hangs on
-the optimizer's step there; the board on which ranks write down how long they took; and the CPU time of the thread that
-samples how busy the machine is. What the timing itself adds to a call is measured on an empty one and taken off. All
-is on that is on by itself, and logging is every 50 steps: a block is 50 steps, one of which logs. The images lie on the
-device.
+It times the marks of the Clock; the Observer, before and after a step and on logging steps; its hooks on the
+optimizer's step; the board on which ranks write their step times; and the CPU time of the thread that samples the load
+of the machine. The overhead of the timing itself is measured on an empty call and subtracted. Everything that is on by
+default is on. A block is 50 steps, one of which logs. The images lie on the device.
 
 observe_share          time of observing over time of a step: convolutions of bench.loop, a step of 3 to 10 ms
-observe_share_cifar    the same of the network of recipes/cifar10.yaml, in batches of 64
+observe_share_cifar    the same with the network of recipes/cifar10.yaml, in batches of 64
 observe_share_procs2   the first one, on rank 0 of two processes, which share the cores
 """
 
@@ -28,12 +27,13 @@ from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
 from bench._family import run_bench
 from headway.comm.comm_recipe import CommRecipe
+from headway.core.messages import show_messages
 from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
-from headway.train.monitors import run_monitors
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.monitors import run_monitors
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 SAMPLER = "headway-sampler"
 """Name of the thread that samples."""
@@ -96,7 +96,7 @@ def metered(trainer: Trainer) -> Meter:
     if observer._layers is not None:
         meter.around("layers", observer._layers, "_before_step", "_after_step")
     if trainer.ranks is not None:
-        meter.around("board", trainer.ranks.board, "write", "read")
+        meter.around("board", trainer.ranks.rank_timings, "write", "read")
     return meter
 
 
@@ -148,13 +148,13 @@ def together(blocks: int) -> list[Block]:
 
 
 def rank(folder: Path, blocks: int) -> None:
-    ranks = Ranks.from_environment(CommRecipe(), lambda text: print(text, file=sys.stderr))
+    ranks = Ranks.from_environment(CommRecipe())
     assert ranks is not None
     whole = f"batch={2 * CASES['observe_share'][2]}"
     with ranks, trainer_of("observe_share", folder, whole, ranks=ranks) as trainer:
         trainer.meet()
         found = measured(trainer, blocks)
-        if ranks.speaks:
+        if ranks.is_lead:
             (folder / "blocks.json").write_text(json.dumps(found))
 
 
@@ -162,6 +162,7 @@ def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--rank", metavar="JSON", help="what one of two ranks is asked; not for use by hand")
     options = asked.parse_args()
+    show_messages()
     if options.rank:
         folder, blocks = json.loads(options.rank)
         rank(Path(folder), blocks)

@@ -1,10 +1,10 @@
-"""What is paid before the first batch: opening a data set of 10 million samples, importing, asking for help.
+"""Costs before the first batch: opening a data set of 10 million samples, importing, asking for help.
 
 open_ms        headway.open of 10,000,000 samples (synthetic columns of 350 MB, one sparse shard), page cache warm
 open_rss_mb    growth of resident memory by that
 import_s       a fresh process that runs `import headway`, less one that does nothing
 help_s         a fresh process that runs `headway --help`, whole
-Each is measured in processes of its own, which import what is needed before the clock starts (open_ms).
+Each is measured in processes of its own, which import everything before the clock starts (open_ms).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """One step of each optimizer on ResNet-50's 161 tensors, beside torch's fused ones.
 
 Weights, gradients and state lie in memory as training leaves them: channels last, float32. All optimizers take turns in
-one process, one step each, every round begun by another one; a ratio is taken within a round. Two rounds before the
-clock begins make the state. They share weights and gradients: 205 MB, too much for a cache to hold between two turns.
+one process, one step each, and every round starts with another one. Ratios are computed within a round. Two rounds
+before the clock starts create the state. The optimizers share weights and gradients: 205 MB, too much for a cache to
+hold between two turns.
 
 lars_vs_fused_sgd      time of LARS over torch.optim.SGD(momentum, weight_decay, fused=True)
 lamb_vs_fused_adamw    time of LAMB over torch.optim.AdamW(fused=True)

@@ -1,9 +1,9 @@
-"""Packing 250 ImageNet files: how fast in each mode and format, and how large seekable files are.
+"""Packing 250 ImageNet files: speed in each mode and format, and the size of seekable files.
 
 seekable_size_ratio   bytes of the shards of a seekable pack over the bytes of the files
 seekable_images_s     images/s of `headway.pack` in its default mode, on all usable cores
-Each pack is timed as a whole: reading (the page cache is warm), decoding, writing, and bringing it to the disk. The
-rows take turns.
+Each pack is timed as a whole: reading (the page cache is warm), decoding, writing, and flushing to the disk. The rows
+take turns.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
-"""What the planner predicts, beside what others have published and what this machine measures.
+"""The planner's predictions, beside published measurements and those of this machine.
 
-Nothing here is fitted to what is predicted: devices, links and latencies are the catalog's (src/headway/plan/catalog,
-each with its source), one rule for a kind of link; a device's step comes from the smallest runs of the same series.
+Nothing is fitted to the predicted numbers: devices, links and latencies are from the catalog (src/headway/plan/catalog,
+each with its source), with one rule for each kind of link; the step time of a device comes from the smallest runs of
+the same series.
 
 plan_median_error    |predicted - published| / published images/s or efficiency, of rows on several nodes, or with less
                      than 95 % of linear scaling: the median
 plan_p90_error       the same: the ninetieth percentile
 plan_vs_linear       plan_median_error over that of linear scaling, on the same rows
-epochs_worst_error   epochs to the target by batch: of each point between others, predicted by a fit without it
+epochs_worst_error   epochs to the target by batch: each point between others, predicted by a fit without it
 ttt_median_error     minutes to the target: predicted images/s, and epochs by the fit
 allreduce_median_error  seconds of published all-reduces: latency and bandwidth from every second size, others predicted
-allreduce_local_error   the same of this machine: four hosts (network namespaces, 200 Mbit/s), a process each
+allreduce_local_error   the same on this machine: four hosts (network namespaces, 200 Mbit/s), a process each
 local_error          images/s of four processes on two hosts at 200 Mbit/s, planned from the doctor's profiles of one
                      and of two processes on one host
 simulate_seconds     50 steps of 4,096 ranks, rank by rank and bucket by bucket, of ResNet-50 on DGX-1: processor time
 plan_seconds         `headway plan WORKLOAD.json --cluster dgx-1` in a new process that has no torch: wall time
 
-Every row is in the tables, misses included. What needs hosts needs root and iproute2.
+The tables contain every row, also the bad ones. Rows with hosts need root and iproute2.
 """
 
 from __future__ import annotations

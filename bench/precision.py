@@ -1,16 +1,16 @@
 """The same recipe in each precision, side by side: curves, final accuracy, and speed.
 
 The arms are `headway train` with precision fp32, bf16 (on a GPU fp16 too), and bf16 with half_weights (on a GPU fp16
-with half_weights too). All begin with the same weights and are given the same batches. They take turns, an epoch each,
-every round begun by another one; a ratio is taken within a round, and the first round, in which kernels are chosen, is
-left out. The clock leaves out evaluations, which come after each turn.
+with half_weights too). All start with the same weights and get the same batches. They take turns, an epoch each, and
+every round starts with another one. Ratios are computed within a round; the first round, in which kernels are chosen,
+is left out. The clock leaves out evaluations, which come after each turn.
 
 ARM_vs_fp32            time of an epoch in fp32 over the arm's: above 1, the arm is faster
-ARM_accuracy           points of accuracy at the end over those of fp32, of the same seed; median over the seeds
-ARM_curve              largest distance of the arm's evaluation loss from fp32's at the end of an epoch, both the mean
-                       over the seeds, in shares of fp32's
+ARM_accuracy           points of accuracy at the end over those of fp32, with the same seed; median over the seeds
+ARM_curve              largest distance of the arm's evaluation loss from fp32's at the end of an epoch, both averaged
+                       over the seeds, relative to fp32's
 
-Without --data it is scikit-learn's digits and `small_net`. With --data it is a packed CIFAR-10 and the network and
+Without --data it uses scikit-learn's digits and `small_net`; with --data a packed CIFAR-10, and the network and
 hyper-parameters of recipes/cifar10.yaml.
 """
 
@@ -33,9 +33,9 @@ from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.evaluate import evaluate
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.evaluate import evaluate
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 BIG = 10**9
 DIGITS = """
@@ -66,7 +66,7 @@ def trainers(stack: ExitStack, recipe: Path, base: tuple[str, ...], folder: Path
     never = (f"evaluate.every_epochs={BIG}", f"checkpoint={{every_steps: {BIG}}}", f"log_every_steps={BIG}")
     for name, overrides in arms(device).items():
         loaded = read_recipe(recipe, (*base, f"device={device}", *overrides, *never), TrainRecipe)
-        setup = build_setup(loaded, say=lambda text: None)
+        setup = build_setup(loaded)
         stack.enter_context(closing(setup.inputs))
         made[name] = stack.enter_context(closing(Trainer(setup, RunFolder.create(folder / name), SilentDisplay())))
     return made

@@ -1,12 +1,12 @@
 """Input from raw pixels of CIFAR's size (50,000 x 32 x 32 x 3), in memory: flip and translate by up to 2 pixels.
 
 raw_vs_ffcv              images/s of Headway's Loader over FFCV's, two threads each, each at its better batch
-raw_vs_numpy_take        over a bare numpy.take of as many images into a buffer: no order, flip, move, labels or thread
-order_keys_us_per_sample what the numbers of a batch cost: Order (which samples) and Keys (their random words),
-                         at the better of these batches
+raw_vs_numpy_take        over a bare numpy.take of as many images into a buffer: no order, flip, move, labels or threads
+order_keys_us_per_sample cost of the numbers of a batch: Order (which samples) and Keys (their random words), at the
+                         better of these batches
 
-Each arm is a process of its own; they take turns, and all others are stopped meanwhile. A ratio is taken within each
-round; the claim is the median over rounds. FFCV's epoch is made of repetitions, as it begins each with an empty queue.
+Each arm is a process of its own. They take turns, and the others are stopped meanwhile. Ratios are computed within a
+round; a claim is the median over rounds. FFCV's epoch is made of repetitions, since it starts each with an empty queue.
 """
 
 from __future__ import annotations

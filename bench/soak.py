@@ -1,22 +1,22 @@
-"""A run of four processes that somebody harms 200 times: every few seconds one of them, drawn by chance, is killed or
-stopped at a moment drawn by chance, from outside. The launcher replaces it; the others go on meanwhile.
+"""A run of four processes under 200 faults: every few seconds a random one is killed or stopped from outside at a
+random moment. The launcher replaces it while the others continue.
 
-Of these faults 30 % are SIGKILL, 20 % SIGSTOP, 20 % SIGSTOP and SIGCONT once the others have gone on, 15 % SIGKILL to
+Of these faults 30 % are SIGKILL, 20 % SIGSTOP, 20 % SIGSTOP and SIGCONT once the others have continued, 15 % SIGKILL to
 two at once, 15 % SIGKILL while a checkpoint is written; a quarter hits rank 0. A tenth of all faults is of the pattern
-last-holder, in a run of two processes: one is killed, and while another one joins in its place, the one that is left
-too, which alone has the state. Silence is noticed after 2 s. The network is a small one of the user's, which writes a
-checksum of its weights in every step of every process. The same run unharmed is the measure for its loss.
+last-holder, in a run of two processes: one is killed, and while another one joins in its place, the remaining one is
+killed too, which alone has the state. Silence is noticed after 2 s. A small user network writes a checksum of its
+weights in every step of every process. The same run without faults is the reference for the loss.
 
-faults                faults that the run went on after
-lost_positions        positions of the run that were not trained on exactly once
-lost_steps            steps to whose weights no process came from those before: all that had these were lost at once
-lost_records          steps that metrics.jsonl does not have
-diverged_weights      checksums of a process that was not lost which the other processes do not have
-repeated_steps_max    steps begun again after a fault, at most
-final_loss_ratio      mean loss of the last tenth of the steps over that of the unharmed run
+faults                faults after which the run continued
+lost_positions        positions of the run that were not trained exactly once
+lost_steps            steps whose weights no process continued from: all processes that had them were lost at once
+lost_records          steps that are missing in metrics.jsonl
+diverged_weights      checksums of a surviving process that differ from those of the other processes
+repeated_steps_max    largest number of steps repeated after a fault
+final_loss_ratio      mean loss of the last tenth of the steps over that of the run without faults
 ended_at_or_after_checkpoint
-                      of --pattern last-holder: tries after which nobody trained from before the newest checkpoint
-unfinished            runs of that pattern that did not come to their end
+                      of --pattern last-holder: tries after which no process trained from before the newest checkpoint
+unfinished            runs of that pattern that did not reach their end
 recovery_s_median, recovery_s_worst
                       seconds from the detection of a fault to the end of the second step after it: the first may have
                       been under way. Death is noticed at once, silence 7/8 of the time-out after the signal at the

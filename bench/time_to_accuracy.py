@@ -1,16 +1,17 @@
 """Time to the accuracy of airbench94 on CIFAR-10: `recipes/cifar10-fast.yaml`, by Headway's Trainer, against a port of
 airbench94's SGD recipe (bench/_accuracy/airbench.py), which is PyTorch alone.
 
-A seed is a pair: both arms, one after the other, each in a process of its own with all cores; every second pair begins
-with the other arm. Before the first one a short timing chooses the precision and the compile setting that suit the port
-best; Headway takes the same.
+A seed is a pair: both arms, one after the other, each in a process of its own with all cores; every second pair starts
+with the other arm. Before the first pair a short timing chooses the precision and the compile setting that suit the
+port best; Headway uses the same.
 
 time_ratio_tta     seconds of Headway over the port's, training and the evaluation by six views; mean of the pairs
-time_ratio         the same of training alone, without views
+time_ratio         the same for training alone, without views
 
-The clock is the same for both: from the first batch of the first epoch to the end of the last step, augmentation,
-optimizer and averages included; reading and decoding into memory, building the network, whitening, compiling and
-warming up are not. The port's pixels are normalised and padded before the clock starts; Headway does that within.
+The clock is the same for both: it runs from the first batch of the first epoch to the end of the last step,
+augmentation, optimizer and averages included. It leaves out reading and decoding into memory, building the network,
+whitening, compiling and warming up. The port's pixels are normalised and padded before the clock starts; Headway's
+within it.
 
 A ratio is void, and printed as such, unless
 - the port is right: its mean accuracy is 91.0 +- 0.3 % with the views, and 89.9 +- 0.3 % without;
@@ -19,10 +20,10 @@ A ratio is void, and printed as such, unless
 - at least three pairs were run on this machine, in each of which a fixed piece of work before and after took the same
   time within 10 % in both arms.
 
-A run may take most of an hour. Each one that ends is appended to the results file, and a later call goes on from there.
-The port's runs count as long as its own file and what it is asked are what they were; ours as long as recipe, port,
-bench/_accuracy/ours.py and all files of src/headway are that their process had imported by its end. So the arms of a
-pair may have been run at different times: the fixed piece of work says whether the machine was as fast.
+A run may take most of an hour. Each finished run is appended to the results file, and a later call continues from
+there. Runs of the port count as long as its file and its arguments are unchanged; ours as long as the recipe, the port,
+bench/_accuracy/ours.py and all files of src/headway that their process had imported by its end are unchanged. So the
+arms of a pair may come from different times; the fixed piece of work tells if the machine had the same speed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from bench._accuracy.results import FOLDER, Results, commit, digest, hashes, sou
 from bench._arms import ROOT
 from bench._common import Claim, parser, report
 from bench._family import run_bench
-from headway.train.runs import compute_interval
+from headway.core.statistics import compute_interval
 
 ARMS = ("port", "headway")
 LIBRARY = ROOT / "src/headway"

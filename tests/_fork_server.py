@@ -43,8 +43,8 @@ PRELOADED = [
     # The first step of any optimizer imports it, which takes more than a second.
     "torch._dynamo",
     "headway.cli.main",
-    "headway.train.runs",
-    "headway.train.trainer",
+    "headway.training.runs",
+    "headway.training.trainer",
     "headway.launch.launcher",
     "headway.launch.ranks",
     "headway.data.loader",

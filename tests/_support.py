@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import random
 import socket
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -26,6 +27,9 @@ from PIL import Image
 from headway.cli import main
 from headway.data import opening
 from headway.data.pack import pack
+
+if TYPE_CHECKING:
+    from headway.checkpoint.checkpoints import Checkpoint, Checkpoints
 
 NET = """
 from torch import nn
@@ -72,6 +76,8 @@ def headway(*arguments: str | Path, status: int | None = 0) -> Said:
     """The command line in this process, which has torch already; checks the exit status unless it is None."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     before, sys.argv = sys.argv, ["headway", *map(str, arguments)]
+    log = logging.getLogger("headway")
+    handlers, level = log.handlers, log.level
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             main.main()
@@ -79,10 +85,35 @@ def headway(*arguments: str | Path, status: int | None = 0) -> Said:
         code = left.code if isinstance(left.code, int) else 1
     finally:
         sys.argv = before
+        log.handlers, log.propagate = handlers, True
+        log.setLevel(level)
     said = Said(code, out.getvalue(), err.getvalue())
     if status is not None:
         assert code == status, f"{' '.join(map(str, arguments))} left with {code}:\n{said.out}\n{said.err}"
     return said
+
+
+def read_newest(checkpoints: Checkpoints) -> Checkpoint | None:
+    """The newest checkpoint; fails if a damaged one is skipped."""
+    warnings: list[str] = []
+    found = checkpoints.newest(warnings)
+    assert warnings == []
+    return found
+
+
+@contextlib.contextmanager
+def collect_messages() -> Iterator[list[str]]:
+    """The messages of the library within the block. Unlike caplog, it also works in a process without pytest."""
+    said, log, handler = list[str](), logging.getLogger("headway"), logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield said
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def refused(*arguments: str | Path, status: int) -> str:

@@ -20,7 +20,7 @@ from bench._accuracy.ours import recipe as fast_recipe
 from bench._accuracy.results import Results, digest, hashes, sources, this_machine
 
 from headway.model import cifar_net
-from headway.train.evaluate import build_views
+from headway.training.evaluate import build_views
 
 FP32 = How("fp32", False)
 CPU = torch.device("cpu")
@@ -285,7 +285,7 @@ def test_an_arm_says_what_it_has_imported_of_the_library() -> None:
     code = "from bench._accuracy.arm import imported; print(*imported())"
     done = subprocess.run([sys.executable, "-c", code], cwd=time_to_accuracy.ROOT, capture_output=True, check=True)
     found = done.stdout.decode().split()
-    assert {"src/headway/train/trainer.py", "src/headway/__init__.py"} <= set(found)
+    assert {"src/headway/training/trainer.py", "src/headway/__init__.py"} <= set(found)
     assert "src/headway/report/landscape.py" not in found
     assert not [one for one in found if not one.startswith("src/headway/")]
 

@@ -96,7 +96,7 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     (source / "dog/1.jpg").write_bytes(whole[: len(whole) * 2 // 3])
     before = files(source)
     sentence = refused("pack", source, tmp_path / "dst", status=1)
-    assert "3 of 12 files are no usable image." in sentence
+    assert "3 of 12 files are not readable images." in sentence
     for line in (
         "cat/text.jpg: its image format is not known",
         "dog/empty.jpg: it is empty",

@@ -87,7 +87,7 @@ def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sentences_without_json(folder: Path, tmp_path: Path) -> None:
     said = headway("pack", folder / "digits", tmp_path / "dst")
-    packed = rf"Packed 240 images \(0\.0 MB, format recordio, mode \w+\) into {tmp_path}/dst at [\d,]+ images/s\.\n"
+    packed = rf"Packed 240 images \([\d.]+ kB, format recordio, mode \w+\) into {tmp_path}/dst at [\d,]+ images/s\.\n"
     assert re.fullmatch(packed, said.out)
     assert headway("verify", tmp_path / "dst").out == "Every record (240 samples) is intact.\n"
     said = headway("pack", folder / "digits", tmp_path / "split", "--split", "0.2")

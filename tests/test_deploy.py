@@ -179,7 +179,7 @@ def test_the_slurm_script_goes_on_after_a_killed_task(job: Path) -> None:
     os.kill(json.loads((job / "tasks.json").read_text())[1], signal.SIGKILL)
     _, err = process.communicate()
     assert process.returncode == 0, err
-    assert "slurm.sh: status 137; going on from the last checkpoint" in err
+    assert "slurm.sh: exit status 137; resuming from the last checkpoint" in err
     assert [step["command"][2] for step in steps_of(job)] == ["small.yaml", "--resume"]
     assert trained(job / "runs/small-7") == list(range(1, STEPS + 1))
 
@@ -418,5 +418,5 @@ def test_the_page_names_options_and_files_that_there_are() -> None:
 @pytest.mark.parametrize("name", ["Dockerfile", "headway.def", "slurm.sh", "trainjob.yaml"])
 def test_each_file_says_how_far_it_was_tried(name: str) -> None:
     head = "".join(re.findall(r"^#.*\n", (DEPLOY / name).read_text(), re.MULTILINE)[:20])
-    assert "# Checked: " in head
-    assert "# Nobody has yet " in head
+    assert "# Tested: " in head
+    assert "# Not tested: " in head

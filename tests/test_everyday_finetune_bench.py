@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from PIL import Image
 
 
 @pytest.mark.check
-def test_it_trains_what_it_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_trains_what_it_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     chance = np.random.default_rng(0)
     for part, count in (("train", 20), ("test", 10)):
         for place, name in enumerate(("cat", "deer", "dog", "horse")):
@@ -20,7 +23,8 @@ def test_it_trains_what_it_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 pixels = chance.integers(50 * place, 50 * place + 60, (32, 32, 3)).astype(np.uint8)
                 Image.fromarray(pixels).save(tmp_path / part / name / f"{number}.png")
     monkeypatch.setenv("HEADWAY_CIFAR10", str(tmp_path))
-    (claim,), rows = finetune.measure(quick=True)
+    (claim,) = finetune.compare_finetuning(tmp_path / "runs", argparse.Namespace(quick=True))
+    rows = [line.rsplit(None, 3) for line in capsys.readouterr().out.splitlines() if line]
     assert claim.name == "finetune_vs_scratch_points"
     assert "36 images, 20 of test" in claim.how
     assert [row[0] for row in rows] == ["network", "eight classes", "fine-tuned", "from scratch"]
@@ -32,5 +36,5 @@ def test_without_images_there_is_no_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HEADWAY_CIFAR10", str(tmp_path))
-    assert finetune.measure(quick=True) == ([], [])
+    assert finetune.compare_finetuning(tmp_path, argparse.Namespace(quick=True)) == []
     assert "set HEADWAY_CIFAR10" in capsys.readouterr().out

@@ -14,7 +14,7 @@ import pytest
 import torch
 from bench import _vit, gpu
 from bench._gpu import gather, kit, records
-from bench._gpu.pieces import LIMIT_MINUTES, PIECES, ROOT, TESTS, Piece, filled
+from bench._gpu.pieces import LIMIT_MINUTES, PIECES, ROOT, TESTS, Piece, fill_command
 from bench._gpu.run import run_piece
 
 from headway.model import measure_model_size
@@ -174,7 +174,7 @@ def test_the_version_of_the_code_is_that_of_what_runs(tmp_path: Path) -> None:
 
 
 def test_a_command_gets_the_folder_of_the_records(tmp_path: Path) -> None:
-    assert filled(("bench.a", "--results", "{out}/b.jsonl"), tmp_path) == [
+    assert fill_command(("bench.a", "--results", "{out}/b.jsonl"), tmp_path) == [
         "bench.a",
         "--results",
         f"{tmp_path}/b.jsonl",

@@ -25,7 +25,7 @@ import headway
 from headway.core.recipe import read_recipe
 from headway.model.model_size import measure_model_size
 from headway.setup.recipe import TrainRecipe
-from headway.train.trainer import Trainer
+from headway.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 COUNTER = """

@@ -12,10 +12,10 @@ from tests._support import headway, records
 
 from headway.core.recipe import read_recipe
 from headway.data.pack import pack
-from headway.data.resolution import compute_size
+from headway.data.resolution import compute_progressive_size
 from headway.report.dry_run_text import format_dry_run
 from headway.setup.recipe import TrainRecipe
-from headway.train.dry_run import DryRun, dry_run
+from headway.training.dry_run import DryRun, dry_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -40,8 +40,8 @@ def built(path: Path) -> DryRun:
         sizes: dict[str, Any] = {"samples": 50_000, "classes": 10, "evaluation_samples": 10_000}
         # The weights of an earlier run, which is not here.
         more = ("data.size=32", "data.channels=3", *(["model.weights=null"] if path.stem == "finetune" else []))
-        return dry_run(path, more, **sizes, compiles=False, say=lambda text: None)
-    return dry_run(path, **IMAGENET, compiles=False, say=lambda text: None)
+        return dry_run(path, more, **sizes, compiles=False)
+    return dry_run(path, **IMAGENET, compiles=False)
 
 
 def read(name: str) -> TrainRecipe:
@@ -149,7 +149,7 @@ def test_the_sizes_are_those_of_ffcv() -> None:
     """rn50_40_epochs.yaml: start_ramp 29, end_ramp 34, sizes rounded to the nearest 32."""
     progressive = read("ffcv-resnet50").data.progressive
     assert progressive is not None
-    sides = [compute_size(progressive, (192, 192), epoch)[0] for epoch in range(27, 36)]
+    sides = [compute_progressive_size(progressive, (192, 192), epoch)[0] for epoch in range(27, 36)]
     assert sides == [160, 160, 160, 160, 160, 192, 192, 192, 192]
 
 

@@ -1,1 +1,1 @@
-"""What the accuracy benches stand on: CIFAR-10, kept results, the arms."""
+"""Parts of the accuracy benches: CIFAR-10, kept results, the arms."""

@@ -1,4 +1,4 @@
-"""One run of an arm in a process of its own: `python -m bench._accuracy.arm JSON` prints what it found as JSON."""
+"""Runs an arm once in a process of its own: `python -m bench._accuracy.arm JSON` prints its result as JSON."""
 
 from __future__ import annotations
 

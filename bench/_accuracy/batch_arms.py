@@ -1,5 +1,5 @@
-"""The arms of `bench.large_batch`: what a run is asked for, its grid of learning rates, its seeds. All fixed here,
-before anything was measured."""
+"""The arms of `bench.large_batch`: overrides, the grid of learning rates, seeds. All of them were fixed before the
+first measurement."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Steps to a fixed accuracy against the batch, and where more samples a step stop to save steps.
+"""Steps to a fixed accuracy by batch size, and the batch from which more samples a step save no more steps.
 
-The method is that of Shallue et al. 2018, "Measuring the Effects of Data Parallelism on Neural Network Training" (arXiv
-1811.03600): for each batch the learning rate that needs the fewest steps, whatever it is; no rule scales it.
+The method is from Shallue et al. 2018, "Measuring the Effects of Data Parallelism on Neural Network Training" (arXiv
+1811.03600): each batch gets the learning rate that needs the fewest steps. No rule scales it.
 """
 
 from __future__ import annotations

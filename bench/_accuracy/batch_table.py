@@ -1,4 +1,4 @@
-"""What the kept runs of `bench.large_batch` say: which ones are missing, sweeps, tables and claims."""
+"""Evaluates the kept runs of `bench.large_batch`: missing runs, sweeps, tables and claims."""
 
 from __future__ import annotations
 

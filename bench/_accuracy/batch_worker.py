@@ -1,7 +1,7 @@
-"""Trains what it is told to: a line of JSON in is a recipe, a line of JSON out is how its run ended.
+"""Trains recipes from standard input, one JSON line each, and prints the result of each as a JSON line.
 
-`python -m bench._accuracy.batch_worker`; a process that stays, so that imports are done once and the pixels stay in the
-page cache.
+Run it by `python -m bench._accuracy.batch_worker`. The process stays alive, so that imports happen once and the pixels
+stay in the page cache.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 import yaml
 
 from headway.core.errors import TrainingError
+from headway.core.messages import mute_messages
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 
 def train(tree: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +32,8 @@ def train(tree: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="headway-batch-") as name:
         path = Path(name) / "recipe.yaml"
         path.write_text(yaml.safe_dump(tree), encoding="utf-8")
-        setup = build_setup(read_recipe(path, (), TrainRecipe), say=lambda _: None)
+        with mute_messages():
+            setup = build_setup(read_recipe(path, (), TrainRecipe))
         run, started, diverged = RunFolder.create(Path(name) / "run"), perf_counter(), False
         with closing(setup.inputs), closing(Trainer(setup, run, SilentDisplay())) as trainer:
             try:

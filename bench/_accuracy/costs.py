@@ -1,4 +1,4 @@
-"""Multiply-adds of a whole training, counted: what a choice can save before anything is timed."""
+"""Counts the multiply-adds of a whole training, to know what a choice can save before it is timed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from bench._accuracy import airbench
-from headway.data.resolution import compute_size
+from headway.data.resolution import compute_progressive_size
 from headway.model import cifar_net, measure_model_size
 from headway.setup.recipe import TrainRecipe
 
@@ -47,6 +47,6 @@ def recipe_cost(recipe: TrainRecipe) -> float:
     for part in range(parts):
         epoch, side = part * recipe.epochs / parts, SIDE
         if recipe.data.progressive is not None:  # a whole epoch has one size, that of its beginning
-            side = compute_size(recipe.data.progressive, (SIDE, SIDE), epoch // 1)[0]
+            side = compute_progressive_size(recipe.data.progressive, (SIDE, SIDE), epoch // 1)[0]
         total += passes(widths, side, epoch < frozen)
     return total / parts * recipe.epochs * SAMPLES

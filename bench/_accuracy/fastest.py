@@ -1,4 +1,4 @@
-"""Which precision and compile setting suits the port best on this machine: a short timing, the candidates in turns."""
+"""Finds the fastest precision and compile setting for the port on this machine, by short timings in turns."""
 
 from __future__ import annotations
 

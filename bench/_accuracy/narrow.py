@@ -1,4 +1,4 @@
-"""The network of `bench.large_batch`: residual, with batch norm and biases, and small enough for a hundred runs."""
+"""The network of `bench.large_batch`: residual, with batch norm and biases, small enough for a hundred runs."""
 
 from __future__ import annotations
 

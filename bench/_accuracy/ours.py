@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -13,14 +12,15 @@ from typing import Any
 import torch
 
 from bench._arms import ROOT
+from headway.core.messages import show_messages
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.run_folder import RunFolder
-from headway.data.resolution import compute_size
+from headway.data.resolution import compute_progressive_size
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.evaluate import compute_outputs, evaluate
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.evaluate import compute_outputs, evaluate
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 RECIPE = ROOT / "recipes/cifar10-fast.yaml"
 NOT_TRAINING = ("evaluate", "checkpoint")
@@ -45,7 +45,8 @@ def train(packed: Path, *, seed: int, overrides: Sequence[str], folder: Path) ->
     weights."""
     loaded = recipe(packed, [f"seed={seed}", *overrides])
     loaded = loaded.resolve("evaluate.every_epochs", loaded.recipe.epochs, "once, at the end")
-    setup = build_setup(loaded, say=lambda text: print(text, file=sys.stderr))
+    show_messages()
+    setup = build_setup(loaded)
     warm_up(setup)
     with closing(setup.inputs), closing(Trainer(setup, RunFolder.create(folder), SilentDisplay())) as trainer:
         trainer.run()
@@ -84,7 +85,7 @@ def kinds_of_step(
     for position in range(0, steps * recipe.batch, recipe.batch):
         size = full
         if recipe.data.progressive is not None:
-            size = compute_size(recipe.data.progressive, full, position // samples)
+            size = compute_progressive_size(recipe.data.progressive, full, position // samples)
         frozen = (part.match for part in recipe.model.freeze_after if part.after_epochs <= position / samples)
         out[size, tuple(frozen)] = None
     return list(out)

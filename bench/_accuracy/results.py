@@ -1,4 +1,4 @@
-"""Finished runs of a bench, kept in a file, so that a later call goes on from there."""
+"""A file of finished runs, which lets a later call continue a bench."""
 
 from __future__ import annotations
 

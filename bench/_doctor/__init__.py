@@ -1,1 +1,1 @@
-"""What bench.doctor is made of: cases drawn by chance, what surrounds them, their measurement, the table."""
+"""Parts of bench.doctor: random cases and their environment, their measurement, the table."""

@@ -1,4 +1,4 @@
-"""What surrounds a job: a control group with a quota, a slow disk, a slow web server, a slow network."""
+"""The environment of a job: a control group with a quota, a slow disk, a slow web server, a slow network."""
 
 from __future__ import annotations
 

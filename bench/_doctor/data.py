@@ -1,4 +1,4 @@
-"""The training sets of the cases, by name: made once from real images, and kept in the cache folder."""
+"""The training sets of the cases, by name. They are made once from real images, in the cache folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Injectors: what makes one stage of a job slow, with a strength drawn by chance, and which stage that is.
+"""Injectors: each slows down one known stage of a job, by a random strength.
 
-The strengths are such that on two cores of any speed the stage takes most of the time; that it did is measured all the
-same, by running the case without it.
+The strengths are chosen so that the stage takes most of the time on two cores of any speed. The bench checks this by
+measuring the case without the injector.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Job: a training run that is to be measured, and what surrounds it."""
+"""Job: a training run to measure, with its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures one job: how many images a second it trains with, and what the doctor says of it."""
+"""Measures one job: its training images/s, and the doctor's profile of it."""
 
 from __future__ import annotations
 

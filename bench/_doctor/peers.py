@@ -1,4 +1,4 @@
-"""What others say of the same cases: torch's profiler, and TraceML where it is installed."""
+"""Runs torch's profiler, and TraceML if it is installed, on the same cases."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The same job in plain torch: a Dataset, a DataLoader, a loop; for peers that look at such a loop.
+"""The same job in plain PyTorch (a Dataset, a DataLoader, a loop), for peers that examine such a loop.
 
-The variable HEADWAY_BENCH_PLAIN has {recipe, steps, seconds, out, watched} as JSON. Run by `python -m`, under torchrun,
-or by a peer that wants a script. With `watched` TraceML looks at the steps; else torch's profiler, and `out` gets what
-its summary has at the top.
+The variable HEADWAY_BENCH_PLAIN holds {recipe, steps, seconds, out, watched} as JSON. `python -m`, torchrun, or a peer
+that needs a script runs this file. With `watched` TraceML records the steps; otherwise torch's profiler does, and the
+top rows of its summary are written to `out`.
 
-The networks, transforms and tasks are the recipe's own. Images are read from the same files and decoded by Pillow, in
-worker processes, as many as the recipe has threads. Crops are centred and nothing is flipped.
+Networks, transforms and tasks are the recipe's own. Images come from the same files and are decoded by Pillow in worker
+processes, as many as the recipe has threads. Crops are centred and nothing is flipped.
 """
 
 from __future__ import annotations

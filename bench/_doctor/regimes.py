@@ -1,11 +1,11 @@
 """Both regimes on one machine and one set of images: a network with the compute per byte of ResNet-50 is limited by the
 device, one with that of AlexNet by the host.
 
-On a GPU they are these networks themselves, in bf16, with all processors decoding.
+On a GPU these are the real networks, in bf16, and all CPU cores decode.
 
-On a machine whose device is a processor, both networks of full size would be limited by it. So both are scaled down by
-one factor, until the loader's rate lies in the middle between theirs: the same four convolutions, once as wide that an
-image takes some multiply-adds, once 5.8 times as many.
+A CPU as device would limit both networks at full size. So both are scaled down by one factor, until the rate of the
+loader lies in the middle between theirs: the same four convolutions in two widths, one with 5.8 times as many
+multiply-adds per image as the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bench._doctor.jobs import BASES, Job, network, own
 from bench._doctor.measure import examined, trained
 from bench._synthetic import setup, trainer
 from headway.core.cpu_count import list_usable_cpus
-from headway.train.progress import SilentDisplay
+from headway.training.progress import SilentDisplay
 
 SIDE, BATCH = 224, 32
 RESNET50, ALEXNET = 4.089e9 / (224**2 * 3), 0.724e9 / (227**2 * 3)
@@ -158,7 +158,7 @@ def loop_s(channels: int, folder: Path, rounds: int = 5) -> float:
     """Seconds of an image in the training loop alone, on images that are there already."""
     args = f"model.args={{channels: {channels}}}"
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        found = setup(own("Blocks"), (SIDE, SIDE), BATCH, Path(name), args, "device=cpu", say=lambda text: None)
+        found = setup(own("Blocks"), (SIDE, SIDE), BATCH, Path(name), args, "device=cpu")
         with closing(found.inputs), closing(trainer(found, Path(name), SilentDisplay())) as loop:
             loop.run(1)
             taken = []

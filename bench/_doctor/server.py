@@ -1,8 +1,8 @@
-"""A web server over a folder that answers ranges, all of its connections together at so many bytes a second.
+"""A web server over a folder. It answers range requests, with BYTES_S bytes per second for all connections together.
 
-python -m bench._doctor.server FOLDER BYTES_S      prints its port; ends with its process
+python -m bench._doctor.server FOLDER BYTES_S      prints its port; ends with its parent process
 
-Imports nothing but the standard library, so that it is there at once.
+Imports the standard library only, so that it starts at once.
 """
 
 from __future__ import annotations

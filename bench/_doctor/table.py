@@ -1,4 +1,4 @@
-"""The table and the claims, of kept records alone."""
+"""Builds the table and the claims from kept records only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One case, measured: what the doctor says of it, how fast it is, with the first knob, and without each injector."""
+"""Measures a case: the doctor's verdict, the speed as it is, with the first knob, and without each injector."""
 
 from __future__ import annotations
 

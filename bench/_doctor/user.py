@@ -1,5 +1,5 @@
-"""What the injectors put into a job as its user would: networks, transforms, a task. How strong the transforms are
-comes by environment variables, since a recipe gives them no arguments."""
+"""Networks, transforms and a task that the injectors give to a job, in the role of the user's code. The strengths of
+the transforms come from environment variables, since a recipe cannot pass them arguments."""
 
 from __future__ import annotations
 

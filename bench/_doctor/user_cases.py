@@ -1,4 +1,4 @@
-"""Cases in which the user's own code is slow: what it does, and where, with a strength drawn by chance."""
+"""Cases with slow user code: its kind and its place, with a random strength."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the injectors of user code put into a job, as its user would: a network, a transform, a task, each of which does
-one thing that is slow. What it does and how much comes as arguments, and for the transform by environment variables,
-since a recipe gives it none.
+"""A network, a transform and a task with one slow operation each, in the role of the user's code. Network and task get
+the operation and its strength as arguments, the transform by environment variables, since a recipe cannot pass it
+arguments.
 
-Lines that do the slow thing end with `# NAME`, by which the bench finds their numbers.
+Slow lines end with `# NAME`, by which the bench finds their line numbers.
 """
 
 from __future__ import annotations

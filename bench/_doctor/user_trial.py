@@ -1,4 +1,4 @@
-"""A case of user code, measured: what the doctor says of it, beside a run of it; and the table of such cases."""
+"""Measures a case with slow user code: the doctor's verdict beside a run. Builds the table of such cases."""
 
 from __future__ import annotations
 

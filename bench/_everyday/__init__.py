@@ -1,1 +1,1 @@
-"""Parts of bench.everyday: what users do every day."""
+"""What users do every day: the arms of bench.everyday."""

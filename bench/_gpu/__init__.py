@@ -1,1 +1,1 @@
-"""What bench.gpu runs, how it is recorded, and what travels to a machine without a network."""
+"""Parts of bench.gpu: its pieces, their records, and the kit for a machine without a network."""

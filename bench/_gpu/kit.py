@@ -1,4 +1,5 @@
-"""What travels to a machine without a network, as one archive; and its use there. Imports the standard library alone.
+"""Packs the kit for a machine without a network into one archive, and unpacks it there. Imports the standard library
+only.
 
 kit.tar.xz holds `site/` (packages, unpacked wheels), `core/` (the native core and libjpeg-turbo), `imagenet-250/`, and
 CIFAR-10 in columns: 60,000 small JPEGs share one header, which is kept once.

@@ -1,4 +1,4 @@
-"""The pieces of bench.gpu: one command each, and the question that it answers."""
+"""The pieces of bench.gpu: one command each, with the question that it answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import final
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_MINUTES = 8.0
-"""Of one piece. A longer one has to be split."""
+"""Longest time of a piece. Split a longer one."""
 TESTS = (
     (
         "data/test_augment.py",
@@ -31,7 +31,7 @@ TESTS = (
         "checkpoint/test_tensors_file.py",
     ),
 )
-"""Files in tests/ that have tests marked `gpu`, and no others: those may import what a GPU machine lacks."""
+"""The files in tests/ with tests marked `gpu`. Other files may import packages that a GPU machine lacks."""
 
 
 @final
@@ -41,9 +41,9 @@ class Piece:
 
     Attributes:
         answers: the question, for the table.
-        command: what `python -m` is given. `{out}` becomes the folder of the records.
-        dry: the same for a dry run: a processor, a tiny network.
-        minutes: how long it is expected to take.
+        command: arguments of `python -m`. `{out}` becomes the folder of the records.
+        dry: the arguments of a dry run, on the CPU with a tiny network.
+        minutes: expected time.
     """
 
     name: str
@@ -61,14 +61,14 @@ def _tests(number: int, names: tuple[str, ...]) -> Piece:
     files = [f"tests/{name}" for name in names]
     rooms = ", ".join(sorted({name.partition("/")[0] for name in names}))
     command = ("pytest", "-m", "gpu", "-q")
-    answers = f"do the tests that need a GPU pass ({rooms})"
-    # Without a GPU they are collected and skip: one file is enough to show that.
+    answers = f"Do the tests marked `gpu` pass? ({rooms})"
+    # Without a GPU the tests are collected and skipped. One file shows that this works.
     return Piece(f"tests-{number}", answers, (*command, *files), (*command, files[-1]))
 
 
 def _bench(name: str, answers: str, *arguments: str, minutes: float = 4.0, bench: str = "") -> Piece:
     module = f"bench.{bench or name}"
-    # A dry run keeps what it measures nowhere; its records are of no GPU.
+    # A dry run keeps no results, since they are not from a GPU.
     kept = arguments.index("--results") if "--results" in arguments else len(arguments)
     dry = (*arguments[:kept], *arguments[kept + 2 :])
     return Piece(name, answers, (module, *arguments), (module, *dry, "--quick"), minutes)
@@ -76,18 +76,37 @@ def _bench(name: str, answers: str, *arguments: str, minutes: float = 4.0, bench
 
 PIECES = (
     *(_tests(number, names) for number, names in enumerate(TESTS, 1)),
-    _bench("optim", "what an optimizer step costs beside torch's fused ones: at most 1.5 times"),
-    _bench("loop", "what the Trainer's loop adds to a hand-written one", minutes=2.0),
-    _bench("device-resnet50", "images/s beside a plain loop, and the share of the peak", bench="device", minutes=6.0),
-    _bench("device-alexnet", "the same of AlexNet", "--network", "alexnet", bench="device"),
-    _bench("device-vit", "the same of ViT-S/16", "--network", "vit_small", bench="device", minutes=6.0),
-    _bench("precision", "what bf16, fp16 and half weights give, and what they cost in accuracy", "--seeds", "1"),
-    _bench("compile", "what compiling and CUDA graphs give, by network and batch", minutes=6.0),
-    _bench("input", "images/s of the input beside DALI, also where that decodes on the GPU", minutes=7.5),
-    _bench("regimes", "does the doctor tell a device-limited run from a host-limited one", "--regimes", bench="doctor"),
+    _bench("optim", "How much does a step of LARS and LAMB cost beside torch's fused SGD and AdamW?"),
+    _bench("loop", "How much time does the Trainer add to a hand-written loop?", minutes=2.0),
+    _bench(
+        "device-resnet50", "How many images/s does ResNet-50 train, beside a plain loop?", bench="device", minutes=6.0
+    ),
+    _bench(
+        "device-alexnet",
+        "How many images/s does AlexNet train, beside a plain loop?",
+        "--network",
+        "alexnet",
+        bench="device",
+    ),
+    _bench(
+        "device-vit",
+        "How many images/s does ViT-S/16 train, beside a plain loop?",
+        "--network",
+        "vit_small",
+        bench="device",
+        minutes=6.0,
+    ),
+    _bench(
+        "precision", "How fast are bf16, fp16 and half weights, and how much accuracy do they cost?", "--seeds", "1"
+    ),
+    _bench("compile", "How much faster are compiled networks and CUDA graphs?", minutes=6.0),
+    _bench("input", "How many images/s does the input deliver, beside DALI?", minutes=7.5),
+    _bench(
+        "regimes", "Does the doctor tell a device-limited run from a host-limited one?", "--regimes", bench="doctor"
+    ),
     _bench(
         "time_to_accuracy",
-        "time to accuracy on CIFAR-10 beside a port of the published record",
+        "How long is the time to accuracy on CIFAR-10, beside a port of the published record?",
         "--results",
         "{out}/gpu-time_to_accuracy.jsonl",
         minutes=7.5,
@@ -95,6 +114,6 @@ PIECES = (
 )
 
 
-def filled(command: tuple[str, ...], out: Path) -> list[str]:
-    """A command with the folder of the records in it."""
+def fill_command(command: tuple[str, ...], out: Path) -> list[str]:
+    """Returns a command with the folder of the records in it."""
     return [one.replace("{out}", str(out)) for one in command]

@@ -1,4 +1,4 @@
-"""Records of pieces, one JSON file each: what was run already, and what is next."""
+"""Records of pieces, one JSON file each, and the order of the pieces that are still to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one piece in a process of its own, within its time, and reads what it found."""
+"""Runs one piece in a process of its own, within its time limit, and reads its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from bench._gpu.pieces import ROOT, Piece, filled
+from bench._gpu.pieces import ROOT, Piece, fill_command
 
 OUTPUT_CHARACTERS = 20_000
 """Of what a piece printed, in its record: the end, where the table stands."""
@@ -29,7 +29,7 @@ def run_piece(piece: Piece, out: Path, seconds: float, *, dry: bool) -> dict[str
     begun = monotonic()
     with tempfile.TemporaryDirectory(prefix="headway-bench-gpu-") as name:
         found, log = Path(name) / "found", Path(name) / "log"
-        command = [sys.executable, "-m", *filled(piece.dry if dry else piece.command, out)]
+        command = [sys.executable, "-m", *fill_command(piece.dry if dry else piece.command, out)]
         command += [f"--junitxml={found}", "-o", "junit_family=xunit2"] if piece.is_tests else ["--json", str(found)]
         environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
         if dry:

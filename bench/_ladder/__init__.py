@@ -1,1 +1,1 @@
-"""The tuning ladder: its contestants, its rungs, and what slides on the same subject claim."""
+"""Parts of the tuning ladder: its contestants, its rungs, and claims of published slides on the same subject."""

@@ -1,4 +1,4 @@
-"""The ladder's contestants: the commands that start them, and what they did."""
+"""Starts the ladder's contestants and reads their results."""
 
 from __future__ import annotations
 

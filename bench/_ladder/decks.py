@@ -1,4 +1,4 @@
-"""What slides claim of the same steps, and whether it is so here.
+"""Claims of published slides about the same steps, and if they hold here.
 
 STEADY: C. M. Vahid, "The Steady State: Reduce Spikiness from GPU Utilization with Apache MXNet", AWS 2019; one to four
 V100. SHORTER: "Making DL training times shorter", NVIDIA; a DGX-1 with eight of them.

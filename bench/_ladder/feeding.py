@@ -1,4 +1,4 @@
-"""What the slides claim of the input: workers, prefetching, binary files, data in memory, the size of images."""
+"""Claims of the slides about the input: workers, prefetching, binary files, data in memory, image sizes."""
 
 from __future__ import annotations
 

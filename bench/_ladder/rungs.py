@@ -1,4 +1,4 @@
-"""The rungs of the ladder: a tutorial's loop, and what is changed of it, one thing after the other."""
+"""The rungs of the ladder: a tutorial's loop, then one change after another."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What the slides claim of a step: graphs, 16 bit, large batches; on random images that lie on the device."""
+"""Claims of the slides about a step: graphs, 16 bit, large batches. Measured with random images on the device."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -18,9 +17,10 @@ from bench._common import median, table, take_turns
 from bench._ladder.contestants import BATCH
 from bench._ladder.decks import Found, Ratio, quotient
 from bench._ladder.rungs import CIFAR_NET, LENET, Network, times
+from headway.core.messages import mute_messages
 from headway.setup.precision import list_candidates
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 SIDE = 32
 WARM_STEPS = 4
@@ -136,14 +136,10 @@ def rates(network: Network, cases: Mapping[str, Case], folder: Path, sizes: Size
 
 def _trainer(network: Network, case: Case, folder: Path, stack: ExitStack) -> Trainer:
     folder.mkdir(parents=True)
-    setup = synthetic.setup(network.factory, (SIDE, SIDE), case.batch, folder, *case.overrides, say=_said)
+    with mute_messages():  # they would be the same for every case; later ones name graph breaks
+        setup = synthetic.setup(network.factory, (SIDE, SIDE), case.batch, folder, *case.overrides)
     stack.enter_context(closing(setup.inputs))
     return stack.enter_context(closing(synthetic.trainer(setup, folder, SilentDisplay())))
-
-
-def _said(text: str) -> None:
-    if text.startswith("torch.compile"):  # the rest would be said of every case
-        print(f"  {text}", file=sys.stderr)
 
 
 def _show(network: Network, cases: Mapping[str, Case], found: Mapping[str, list[float]]) -> None:

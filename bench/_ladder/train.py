@@ -1,4 +1,4 @@
-"""`headway train` of a recipe that never ends, as a contestant: the Trainer's own loop, whatever the recipe says."""
+"""A contestant that runs `headway train` without end: the Trainer's own loop with any recipe."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 BIG = 10**9
 ENDLESS = ("data.eval=null", f"epochs={BIG}", f"checkpoint={{every_steps: {BIG}}}")
@@ -27,7 +27,7 @@ PACE_S = 0.1
 
 def endless(recipe: Path, overrides: tuple[str, ...]) -> Trainer:
     """The Trainer of a recipe that neither evaluates nor saves nor ends; its run folder is a temporary one."""
-    setup = build_setup(read_recipe(recipe, (*overrides, *ENDLESS), TrainRecipe), say=print)
+    setup = build_setup(read_recipe(recipe, (*overrides, *ENDLESS), TrainRecipe))
     return Trainer(setup, RunFolder.create(Path(tempfile.mkdtemp()) / "run"), SilentDisplay())
 
 

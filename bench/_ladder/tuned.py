@@ -1,4 +1,4 @@
-"""What `headway tune` makes of the tutorial's loop: both recipes side by side, by this bench's own clock."""
+"""The result of `headway tune` on the tutorial's loop: both recipes side by side, by the clock of this bench."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where most people begin, as a contestant: a Dataset of loose image files, a DataLoader, a plain loop; PyTorch alone.
+"""The usual first training script, as a contestant: a Dataset of loose image files, a DataLoader, a plain loop.
 
-Files are opened by Pillow and made float, one sample at a time in the DataLoader's worker; the loop is eager fp32 with
-SGD, and adds up its loss with `item()`, as tutorials do. Without a network it only takes batches.
+It uses PyTorch alone. Pillow opens the files in the DataLoader's worker, and each sample becomes float there. The loop
+is eager fp32 with SGD, and adds up its loss with `item()`, as tutorials do. Without a network it only takes batches.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What bench.network measures with: processes on several hosts that take turns with several ways to reduce."""
+"""Parts of bench.network: processes on several hosts that measure several ways to reduce, in turns."""

@@ -1,4 +1,4 @@
-"""What a rank can be asked to do steps of."""
+"""Arms: the kinds of steps that a rank can run."""
 
 from __future__ import annotations
 

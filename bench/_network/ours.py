@@ -1,4 +1,4 @@
-"""This project's side: one World beside DDP's group, its links measured once, and a Reducer for every arm."""
+"""Headway's side: one World beside DDP's group, links measured once, and a Reducer for every arm."""
 
 from __future__ import annotations
 

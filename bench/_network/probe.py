@@ -1,4 +1,4 @@
-"""Gradients without a network: a backward that takes no time, and parameters of the sizes of a ResNet-18's."""
+"""Gradients without a network: a backward pass that takes no time, and parameters with the sizes of a ResNet-18."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Probing:
     def step(self) -> None:
         self._forward.zero_grad(set_to_none=True)
         if self._reducer is not None:
-            self._reducer.arm()
+            self._reducer.prepare_for_backward()
         self._forward().backward()
         if self._reducer is not None:
             self._reducer.finish()

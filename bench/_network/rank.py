@@ -1,4 +1,4 @@
-"""One rank: has every arm ready, and does steps of the one whose turn it is."""
+"""One rank: holds all arms, and runs steps of the one whose turn it is."""
 
 from __future__ import annotations
 

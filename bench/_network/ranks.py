@@ -1,7 +1,8 @@
-"""The ranks of a layout, one process each, told over pipes whose turn it is: no message of the bench is on the network.
+"""Starts the ranks of a layout, one process each, and gives them their turns over pipes: the bench itself sends nothing
+over the network.
 
-All of them run on one machine, so one clock is everyone's: a turn begins at the same instant on all ranks, and ends
-when the last one is done.
+All ranks run on one machine and share its clock: a turn starts at the same instant on all of them, and ends when the
+last one has finished.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Training:
         images, labels = self._batches[self._step % BATCHES]
         self._step += 1
         if self._reducer is not None:
-            self._reducer.arm()
+            self._reducer.prepare_for_backward()
         loss = F.cross_entropy(self._forward(images), labels)
         (loss * self._share).backward()
         if self._reducer is not None:

@@ -1,4 +1,4 @@
-"""DALI: file reader, decoding of the crop alone, resize, flip; on the CPU, or on the GPU from the decoder on."""
+"""DALI: reads files, decodes only the crop, resizes, flips; on the CPU, or on the GPU from the decoder on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FFCV: original files (or files made for it) out of a .beton, or raw pixels of CIFAR's size."""
+"""FFCV: original files (or files made for it) in a .beton, or raw pixels in the size of CIFAR."""
 
 from __future__ import annotations
 

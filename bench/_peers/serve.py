@@ -1,6 +1,7 @@
-"""A contestant's side of a bench: it is ready, waits for `go SECONDS`, iterates for so long, and says how far it came.
+"""The contestant's side of a bench: reports that it is ready, waits for `go SECONDS`, iterates for that time, and
+reports the number of images.
 
-Runs in any virtual environment: imports nothing but the standard library.
+Runs in any virtual environment: imports the standard library only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What raw pixels cost at least in numpy: one `take` a batch into a buffer that is used again, on one thread."""
+"""A lower bound for raw pixels in NumPy: one `take` per batch into a reused buffer, on one thread."""
 
 from __future__ import annotations
 

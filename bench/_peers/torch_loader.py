@@ -1,4 +1,4 @@
-"""PyTorch's DataLoader with worker processes, each image by OpenCV or by Pillow: what most people run."""
+"""PyTorch's DataLoader with worker processes, each image decoded by OpenCV or by Pillow: the usual setup."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Trainer
 
 BIG = 10**9
 STEPS = 4
@@ -45,7 +45,7 @@ def batches(asked: dict[str, Any]) -> Iterator[int]:
         f"batch: {asked['batch']}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"
     )
     trainer = Trainer(
-        build_setup(read_recipe(recipe, (), TrainRecipe), say=print), RunFolder.create(folder / "run"), SilentDisplay()
+        build_setup(read_recipe(recipe, (), TrainRecipe)), RunFolder.create(folder / "run"), SilentDisplay()
     )
     while True:
         trainer.run(STEPS)

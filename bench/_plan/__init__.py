@@ -1,1 +1,1 @@
-"""Parts of `bench.plan`: published measurements, and what the planner predicts of them."""
+"""Parts of `bench.plan`: published measurements, and the planner's predictions for them."""

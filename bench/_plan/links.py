@@ -1,5 +1,5 @@
-"""All-reduces of this machine, between hosts that are network namespaces: latency and bandwidth from every second size,
-the others predicted."""
+"""All-reduces on this machine, between hosts that are network namespaces. Latency and bandwidth are fitted to every
+second size; the other sizes are predicted."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""From the doctor to a plan, on this machine: profiles of one process and of two, a plan for four on two hosts at 200
+"""From the doctor to a plan, on this machine: profiles of one and of two processes, a plan for four on two hosts at 200
 Mbit/s, and the run itself.
 
-The network is a wide perceptron with 12.6 MB of gradients, so that on such links most of a step is their exchange. The
-plan knows the links' rate and the share of it that TCP leaves to messages; what a step takes, and what processes of one
-host can tell each other, is the doctor's.
+The network is a wide perceptron with 12.6 MB of gradients, so that their exchange is most of a step on such links. The
+plan knows the rate of the links and the share of it that TCP leaves to messages. The time of a step, and the exchange
+between processes of one host, come from the doctor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Published runs on one to thousands of devices: those of role `calibrate` tell what a device takes, and of those of
-role `predict` it is predicted what was measured.
+"""Published runs on one to thousands of devices: rows of role `calibrate` give the speed of a device, and rows of role
+`predict` are predicted and compared with the measurement.
 
-A row says what its publication says: device, devices of a node, link between nodes, precision. All else is the
-catalog's: one rule for each kind of link, and none for a row or a series.
+A row holds only what its publication gives: device, devices per node, link between nodes, precision. Everything else
+comes from the catalog: one rule for each kind of link, none for a single row or series.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One rank: sums of fp32 over all ranks, of every size by every algorithm in turn; rank 0 prints their medians."""
+"""One rank: sums fp32 over all ranks, of every size by every algorithm in turn; rank 0 prints the medians."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published all-reduces over sizes: latency and seconds a byte from every second size, the others predicted."""
+"""Published all-reduces by size: latency and seconds per byte from every second size, the others predicted."""
 
 from __future__ import annotations
 

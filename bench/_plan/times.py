@@ -1,5 +1,5 @@
-"""Published minutes to 75.9 % of ResNet-50 on ImageNet, at scales whose images/s are predicted: from those, and from
-the epochs that official runs took by their batch."""
+"""Published minutes to 75.9 % of ResNet-50 on ImageNet, at scales whose images/s are predicted: computed from these and
+the epochs that official runs took at their batch."""
 
 from __future__ import annotations
 

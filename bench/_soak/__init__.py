@@ -1,1 +1,1 @@
-"""What bench.soak is made of: a network that is watched, faults from outside, and what they left behind."""
+"""Parts of bench.soak: a network that records its weights, faults from outside, and their traces."""

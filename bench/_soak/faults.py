@@ -1,4 +1,5 @@
-"""Faults from outside: draws moments, victims and kinds, and watches the run go on. The run knows nothing of it."""
+"""Faults from outside: draws moments, victims and kinds, and watches the run continue. The run does not know of
+them."""
 
 from __future__ import annotations
 

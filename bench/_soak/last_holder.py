@@ -1,8 +1,8 @@
-"""The last process that holds the state of a run is lost while its successors join.
+"""Kills the last process that holds the state of a run while its successors join.
 
-Of two processes one is killed. While another one takes its place, the one that is left is killed too: when the newcomer
-has reached the launcher, when it has reached the store, or when it is said to have joined, and a time drawn by chance
-after that. The run goes on by itself then, or ends with a sentence that says how to go on, which is done.
+The run has two processes. One is killed. While another one takes its place, the last one is killed too: when the
+newcomer has reached the launcher, when it has reached the store, or when it is reported to have joined, plus a random
+time. Then the run either continues by itself, or ends with a message that tells how to continue, and the bench does so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The network of the soak: in each training step every process writes down a checksum of the weights it begins with."""
+"""The network of the soak: in each training step every process records a checksum of its weights before the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run left behind: positions that did not come once, weights that were not the same, steps begun again."""
+"""Reads the traces of a run: positions not trained exactly once, differing weights, repeated steps."""
 
 from __future__ import annotations
 

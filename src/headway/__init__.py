@@ -12,6 +12,9 @@ from headway.core.lazy_exports import build_lazy_exports
 if TYPE_CHECKING:
     from headway import optim as optim
     from headway import watch as watch
+    from headway.api.run import Run as Run
+    from headway.api.training import resume as resume
+    from headway.api.training import train as train
     from headway.checkpoint.checkpoints import Checkpoints as Checkpoints
     from headway.checkpoint.checkpoints import restore as restore
     from headway.checkpoint.checkpoints import state_of as state_of
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from headway.data.augment import Augment as Augment
     from headway.data.augment_recipe import AugmentRecipe as AugmentRecipe
     from headway.data.batch import Batch as Batch
+    from headway.data.collated_batch import CollatedBatch as CollatedBatch
     from headway.data.data_recipe import CropRecipe as CropRecipe
     from headway.data.dataset import Dataset as Dataset
     from headway.data.loader import Loader as Loader
@@ -28,25 +32,29 @@ if TYPE_CHECKING:
     from headway.data.pack import pack as pack
     from headway.data.resolution import ProgressiveRecipe as ProgressiveRecipe
     from headway.data.verify import verify as verify
-    from headway.train.trainer import Trainer as Trainer
+    from headway.training.trainer import Trainer as Trainer
 
 _HOMES = {
     "Augment": "data.augment",
     "AugmentRecipe": "data.augment_recipe",
     "Batch": "data.batch",
     "Checkpoints": "checkpoint.checkpoints",
+    "CollatedBatch": "data.collated_batch",
     "CropRecipe": "data.data_recipe",
     "Dataset": "data.dataset",
     "Loader": "data.loader",
     "Order": "data.order",
     "ProgressiveRecipe": "data.resolution",
-    "Trainer": "train.trainer",
+    "Run": "api.run",
+    "Trainer": "training.trainer",
     "flip_and_translate": "data.ops.move",
     "make_keys": "core.random_keys",
     "open": "data.opening",
     "pack": "data.pack",
     "restore": "checkpoint.checkpoints",
+    "resume": "api.training",
     "state_of": "checkpoint.checkpoints",
+    "train": "api.training",
     "verify": "data.verify",
 }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests._support import read_newest
 
 from headway.checkpoint import locations
 from headway.checkpoint.background_saver import BackgroundSaver
@@ -59,7 +60,7 @@ def stored(folder: Path) -> list[str]:
 def test_the_copy_is_taken_at_once_and_training_goes_on(tmp_path: Path, gate: Gate) -> None:
     checkpoints, tensors = Checkpoints(tmp_path), state(7)
     with closing(BackgroundSaver(checkpoints)) as saver:
-        saver.meet(gate)
+        saver.set_exchange(gate)
         saver.save(7, tensors, {"position": 5})
         assert gate.reached.wait(60)
         for tensor in tensors.values():
@@ -67,7 +68,7 @@ def test_the_copy_is_taken_at_once_and_training_goes_on(tmp_path: Path, gate: Ga
         assert checkpoints.paths() == []
         gate.opened.set()
         saver.wait()
-        found = checkpoints.newest(pytest.fail)
+        found = read_newest(checkpoints)
     assert found is not None
     assert (found.step, found.scalars) == (7, {"position": 5})
     assert all(torch.equal(found.tensors[name], value) for name, value in state(7).items())
@@ -89,7 +90,7 @@ def test_asynchronous_or_not_the_bytes_are_the_same(tmp_path: Path) -> None:
 
 def test_a_second_save_waits_for_the_first(tmp_path: Path, gate: Gate) -> None:
     with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
-        saver.meet(gate)
+        saver.set_exchange(gate)
         saver.save(1, state(1), {})
         second = threading.Thread(target=saver.save, args=(2, state(2), {}))
         second.start()
@@ -150,7 +151,7 @@ def test_scalars_are_copied_too_and_have_to_be_json(tmp_path: Path, gate: Gate) 
     with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         with pytest.raises(TypeError, match="not JSON serializable"):
             saver.save(1, state(1), {"odd": object()})
-        saver.meet(gate)
+        saver.set_exchange(gate)
         saver.save(2, state(2), scalars)
         scalars["seconds"]["forward"] = 9.9
         gate.opened.set()
@@ -186,7 +187,7 @@ def test_whoever_was_declared_lost_publishes_nothing(tmp_path: Path, gate: Gate)
 
     gate.opened.set()
     with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
-        saver.meet(gate, confirm)
+        saver.set_exchange(gate, confirm)
         saver.save(1, state(1), {})
         with pytest.raises(FencedError, match="declared lost"):
             saver.wait()
@@ -200,11 +201,11 @@ def test_where_the_generation_is_over_the_save_ends_quietly(tmp_path: Path, gate
 
     gate.opened.set()
     with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
-        saver.meet(gate, confirm)
+        saver.set_exchange(gate, confirm)
         saver.save(1, state(1), {})
         saver.wait()
         assert stored(tmp_path) == []
-        saver.meet(gate)
+        saver.set_exchange(gate)
         saver.save(2, state(2), {})
         saver.wait()
     assert stored(tmp_path) == ["latest", "step-00000002"]
@@ -215,10 +216,10 @@ def test_what_a_former_generation_has_not_finished_never_opens(tmp_path: Path, g
     other = Gate()
     other.opened.set()
     with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
-        saver.meet(gate)
+        saver.set_exchange(gate)
         saver.save(1, state(1), {})
         assert gate.reached.wait(60)
-        saver.meet(other)
+        saver.set_exchange(other)
         assert any(thread.name == "headway-checkpoint" for thread in threading.enumerate())
         gate.opened.set()
         saver.save(2, state(2), {})
@@ -236,7 +237,7 @@ def test_what_others_save_meanwhile_stays(tmp_path: Path, gate: Gate) -> None:
     with closing(BackgroundSaver(Checkpoints(tmp_path, keep=1))) as saver:
         saver.save(1, state(1), {})
         saver.wait()
-        saver.meet(gate, others_go_on)
+        saver.set_exchange(gate, others_go_on)
         saver.save(2, state(2), {})
         saver.wait()
     assert stored(tmp_path) == ["latest", "step-00000002", "step-00000009"]
@@ -250,7 +251,7 @@ def test_what_others_saved_meanwhile_is_not_replaced(tmp_path: Path, gate: Gate)
 
     gate.opened.set()
     with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
-        saver.meet(gate, others_save)
+        saver.set_exchange(gate, others_save)
         saver.save(2, state(2), {"by": "the one that slept"})
         with pytest.raises(HeadwayError, match="the checkpoint of step 2 could not be written"):
             saver.wait()
@@ -276,7 +277,7 @@ def test_who_sleeps_between_two_renames_leaves_what_others_saved(
     gate.opened.set()
     monkeypatch.setattr(locations.os, "replace", slowly)
     with closing(BackgroundSaver(Checkpoints(folder))) as saver:
-        saver.meet(gate)
+        saver.set_exchange(gate)
         saver.save(2, state(2), {"by": "the one that slept"})
         with pytest.raises(HeadwayError, match="the checkpoint of step 2 could not be written"):
             saver.wait()
@@ -294,7 +295,7 @@ def test_it_knows_whether_the_newest_save_has_come_about(tmp_path: Path, gate: G
 
     with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         assert (saver.is_pending, saver.is_writing) == (False, False)
-        saver.meet(gate, confirm)
+        saver.set_exchange(gate, confirm)
         saver.save(1, state(1), {})
         assert (saver.is_pending, saver.is_writing) == (True, True)
         gate.opened.set()
@@ -316,13 +317,13 @@ def test_that_former_ranks_cannot_be_reached_is_no_news(tmp_path: Path, gate: Ga
 
     with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         gate.opened.set()
-        saver.meet(gate, confirm)
+        saver.set_exchange(gate, confirm)
         for again in (False, True):
             saver.save(1, state(1), {})
             while any(thread.name == "headway-checkpoint" for thread in threading.enumerate()):
                 time.sleep(0.005)
             if again:
-                saver.meet(Gate())
+                saver.set_exchange(Gate())
                 saver.wait()
             else:
                 with pytest.raises(CommunicationError, match="the store is gone"):
@@ -332,7 +333,7 @@ def test_that_former_ranks_cannot_be_reached_is_no_news(tmp_path: Path, gate: Ga
 
 def test_closing_lets_a_save_of_one_process_finish(tmp_path: Path, gate: Gate) -> None:
     saver = BackgroundSaver(Checkpoints(tmp_path))
-    saver.meet(gate)
+    saver.set_exchange(gate)
     saver.save(1, state(1), {})
     assert gate.reached.wait(60)
     gate.opened.set()

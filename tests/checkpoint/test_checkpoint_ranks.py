@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests._support import collect_messages, read_newest
 from tests.comm._ranks import Rank, run_ranks
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
@@ -44,19 +45,19 @@ def same(tensors: dict[str, torch.Tensor], step: int) -> bool:
     return tensors.keys() == expected.keys() and all(torch.equal(tensors[name], expected[name]) for name in expected)
 
 
-def saver_of(rank: Rank, folder: Path, keep: int = 9, **more: Any) -> tuple[BackgroundSaver, list[str]]:
-    """A Saver that has met all ranks, and what it says."""
-    said: list[str] = []
-    saver = BackgroundSaver(Checkpoints(folder, keep), say=said.append)
-    saver.meet(StoreExchange(rank.store, rank.rank, rank.size), **more)
-    return saver, said
+def saver_of(rank: Rank, folder: Path, keep: int = 9, **more: Any) -> BackgroundSaver:
+    """A Saver that has met all ranks."""
+    saver = BackgroundSaver(Checkpoints(folder, keep))
+    saver.set_exchange(StoreExchange(rank.store, rank.rank, rank.size), **more)
+    return saver
 
 
 def saves(rank: Rank, folder: Path, steps: tuple[int, ...]) -> list[str]:
-    saver, said = saver_of(rank, folder)
-    for step in steps:
-        saver.save(step, state(step, rank.rank), {"position": 7 * step, "by": rank.rank})
-    saver.wait()
+    saver = saver_of(rank, folder)
+    with collect_messages() as said:
+        for step in steps:
+            saver.save(step, state(step, rank.rank), {"position": 7 * step, "by": rank.rank})
+        saver.wait()
     saver.close()
     return said
 
@@ -69,7 +70,7 @@ def loads(rank: Rank, folders: list[Path], step: int) -> dict[int, list[bool]]:
         group.publish("begin", b"")
         group.collect("begin", range(rank.size), lambda: None)
         if rank.rank < size:
-            found = [Checkpoints(folder).newest(lambda text: os._exit(3)) for folder in folders]
+            found = [read_newest(Checkpoints(folder)) for folder in folders]
             out[size] = [one is not None and same(one.tensors, step) and one.step == step for one in found]
     return out
 
@@ -128,7 +129,7 @@ def test_torn_at_every_tenth_of_its_bytes_the_one_before_is_used(
         for tenth in range(10):
             path.write_bytes(damage(whole, tenth))
             warnings: list[str] = []
-            found = Checkpoints(folder).newest(warnings.append)
+            found = Checkpoints(folder).newest(warnings)
             path.write_bytes(whole)
             assert found is not None
             assert found.step == 10
@@ -138,7 +139,7 @@ def test_torn_at_every_tenth_of_its_bytes_the_one_before_is_used(
             assert warning.endswith("The one before it is used.")
             tried += 1
     assert tried == 10 * (size + 1)
-    found = Checkpoints(folder).newest(pytest.fail)
+    found = read_newest(Checkpoints(folder))
     assert found is not None
     assert found.step == 20
 
@@ -154,7 +155,7 @@ def survives(rank: Rank, folder: Path, victim: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     saving = 10
-    saver, _ = saver_of(rank, folder, confirm=killed) if victim == 0 else saver_of(rank, folder)
+    saver = saver_of(rank, folder, confirm=killed) if victim == 0 else saver_of(rank, folder)
     saver.save(10, state(10, rank.rank), {})
     saver.wait()
     saving = 20
@@ -168,7 +169,7 @@ def survives(rank: Rank, folder: Path, victim: int) -> None:
     both = StoreExchange(PrefixStore("next", rank.store), rest.index(rank.rank), len(rest))
     both.publish("seen", b"")
     both.collect("seen", range(len(rest)), lambda: None)
-    saver.meet(both)
+    saver.set_exchange(both)
     saver.save(30, state(30, both.rank), {})
     saver.wait()
     saver.close()
@@ -179,15 +180,15 @@ def test_what_a_lost_rank_left_unfinished_is_abandoned(tmp_path: Path, victim: i
     """Rank 0 is killed right before the rename, rank 2 before it writes anything."""
     run_ranks(3, survives, tmp_path, victim, dying={victim})
     assert stored(tmp_path) == ["latest", "step-00000010", "step-00000030"]
-    found = Checkpoints(tmp_path).newest(pytest.fail)
+    found = read_newest(Checkpoints(tmp_path))
     assert found is not None
     assert same(found.tensors, 30)
     assert stored(tmp_path / "step-00000030") == [MANIFEST, "tensors-0.safetensors", "tensors-1.safetensors"]
 
 
 def closes(rank: Rank, folder: Path) -> None:
-    saver_module.GRACE_S = 0.3
-    saver, _ = saver_of(rank, folder)
+    saver_module.CLOSE_TIMEOUT_S = 0.3
+    saver = saver_of(rank, folder)
     if rank.rank == 0:
         saver.save(10, state(10), {})
     saver.close()
@@ -227,7 +228,7 @@ def test_where_not_all_ranks_see_the_folder_rank_0_writes_alone_and_says_so_once
 
 def moves_away(rank: Rank, root: Path) -> str:
     os.chdir(root)
-    saver, _ = saver_of(rank, Path("checkpoints"))
+    saver = saver_of(rank, Path("checkpoints"))
     saver.save(10, state(10), {})
     saver.wait()
     if rank.rank == 1:
@@ -263,7 +264,7 @@ def _fails(rank: Rank, folder: Path, what: str) -> tuple[str, str]:
 
     failing, step, tensors = False, 20, state(20, rank.rank)
     saver = BackgroundSaver(Checkpoints(folder))
-    saver.meet(StoreExchange(PrefixStore(what, rank.store), rank.rank, rank.size), confirm)
+    saver.set_exchange(StoreExchange(PrefixStore(what, rank.store), rank.rank, rank.size), confirm)
     saver.save(10, state(10, rank.rank), {})
     saver.wait()
     failing, odd = True, rank.rank == 1
@@ -363,7 +364,7 @@ def test_an_answer_from_before_a_restart_is_refused(tmp_path: Path) -> None:
     old = {"token": "another", "file": {"name": "tensors-1.safetensors", "length": 9, "sha256": ""}}
     StoreExchange(store, 1, 2).publish("1/share", json.dumps(old).encode())
     saver = BackgroundSaver(Checkpoints(tmp_path), asynchronous=False)
-    saver.meet(StoreExchange(store, 0, 2))
+    saver.set_exchange(StoreExchange(store, 0, 2))
     with pytest.raises(HeadwayError, match=r"rank 1 answered for another save\. Give the ranks a new store or name"):
         saver.save(10, state(10), {})
     assert stored(tmp_path) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from tests._support import headway, packed_digits, refused, write_recipe
+from tests._support import collect_messages, headway, packed_digits, read_newest, refused, write_recipe
 from tests.checkpoint._bucket import Bucket
 from tests.comm._ranks import Rank, run_ranks
 from torch.distributed import PrefixStore
@@ -38,7 +38,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(remote, "PAUSE_S", 0.001)
+    monkeypatch.setattr(remote, "FIRST_RETRY_PAUSE_S", 0.001)
     yield f"bucket://{tmp_path}/my run"
     Bucket.fault = staticmethod(lambda method, path: None)
 
@@ -74,7 +74,7 @@ def test_saved_there_and_read_back(uri: str) -> None:
             saver.save(step, state(step), {"position": step})
         saver.wait()
     assert stored(uri) == whole(10, 15)
-    found = Checkpoints(uri).newest(pytest.fail)
+    found = read_newest(Checkpoints(uri))
     assert found is not None
     assert (found.step, found.scalars, found.path.name) == (15, {"position": 15}, "step-00000015")
     assert same(found.tensors, 15)
@@ -89,12 +89,12 @@ def test_a_folders_files_need_no_more_than_a_copy(tmp_path: Path, bucket: str) -
     """From a disk to an address and back: the files are the same."""
     Checkpoints(tmp_path / "disk").save(5, state(5), {})
     shutil.copytree(tmp_path / "disk", bucket.removeprefix("bucket://"))
-    found = Checkpoints(bucket).newest(pytest.fail)
+    found = read_newest(Checkpoints(bucket))
     assert found is not None
     assert same(found.tensors, 5)
     Checkpoints(bucket).save(10, state(10), {})
     shutil.copytree(bucket.removeprefix("bucket://"), tmp_path / "again")
-    found = Checkpoints(tmp_path / "again").newest(pytest.fail)
+    found = read_newest(Checkpoints(tmp_path / "again"))
     assert found is not None
     assert same(found.tensors, 10)
 
@@ -105,7 +105,7 @@ def test_the_same_step_again_and_an_earlier_one(uri: str) -> None:
     for step, content in ((5, 5), (10, 10), (10, 11), (7, 7), (8, 8), (8, 9)):
         checkpoints.save(step, state(content), {"content": content})
     assert [path.name for path in checkpoints.paths()] == ["step-00000010", "step-00000008", "step-00000007"]
-    found = checkpoints.newest(pytest.fail)
+    found = read_newest(checkpoints)
     assert found is not None
     assert same(found.tensors, 11)
     assert same(read(checkpoints.paths()[1]).tensors, 9)
@@ -127,7 +127,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(bucket: str, name: st
     if damage == "gone":
         path.unlink()
     warnings: list[str] = []
-    found = checkpoints.newest(warnings.append)
+    found = checkpoints.newest(warnings)
     assert found is not None
     assert found.step == 5
     if (name, damage) == ("manifest", "gone"):  # nobody can tell it from an upload that was not finished
@@ -138,7 +138,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(bucket: str, name: st
     assert warning.endswith("The one before it is used.")
     shutil.rmtree(folder.with_name("step-00000005"))
     with pytest.raises(CheckpointError, match="every checkpoint is damaged"):
-        checkpoints.newest(lambda text: None)
+        checkpoints.newest([])
 
 
 def failing(method: str, after: int, error: Callable[[], Exception], times: int = 10**9) -> Callable[[str, str], None]:
@@ -163,7 +163,7 @@ def test_a_network_that_fails_for_a_while_does_no_harm(bucket: str, method: str)
     assert stored(bucket) == whole(10)
 
 
-@pytest.mark.parametrize("outage", [remote.ATTEMPTS, 10**9])
+@pytest.mark.parametrize("outage", [remote.MAX_ATTEMPTS, 10**9])
 def test_an_upload_that_fails_anywhere_leaves_nothing_that_opens(bucket: str, outage: int) -> None:
     """At every call of a save, and at every piece of an upload, for good or until it is given up; the save after it
     leaves nothing behind."""
@@ -212,11 +212,11 @@ def test_a_store_that_cannot_be_reached_says_nothing_about_the_checkpoint(
         checkpoints.save(step, state(step), {})
     Bucket.fault = staticmethod(failing("ls", 0, lambda: OSError("unreachable")))
     with pytest.raises(HeadwayError, match="the checkpoints cannot be reached: unreachable"):
-        checkpoints.newest(pytest.fail)
-    monkeypatch.setattr(remote_folder, "LONGEST_PAUSE_S", 0.001)
+        read_newest(checkpoints)
+    monkeypatch.setattr(remote_folder, "MAX_PAUSE_S", 0.001)
     Bucket.fault = staticmethod(failing("cat_file", 0, lambda: OSError("unreachable")))
     with pytest.raises(DataError, match="the file cannot be read: unreachable"):
-        checkpoints.newest(pytest.fail)
+        read_newest(checkpoints)
 
 
 def test_what_may_not_be_written_is_said_at_once(bucket: str) -> None:
@@ -335,12 +335,12 @@ def saves(rank: Rank, root: str) -> list[list[str]]:
     """To a bucket that all see, and to memory that is each rank's own."""
     said: list[list[str]] = []
     for number, uri in enumerate((f"bucket://{root}/all", f"memory://{root}")):
-        said.append([])
-        with closing(BackgroundSaver(Checkpoints(uri), say=said[-1].append)) as saver:
-            saver.meet(StoreExchange(PrefixStore(str(number), rank.store), rank.rank, rank.size))
+        with collect_messages() as found, closing(BackgroundSaver(Checkpoints(uri))) as saver:
+            saver.set_exchange(StoreExchange(PrefixStore(str(number), rank.store), rank.rank, rank.size))
             for step in (5, 10, 15):
                 saver.save(step, state(step, rank.rank), {})
             saver.wait()
+        said.append(found)
         if number == 1:
             assert stored(uri) == (whole(10, 15) if rank.rank == 0 else [])
     return said
@@ -351,7 +351,7 @@ def test_ranks_upload_their_shares(tmp_path: Path) -> None:
     sentence = f"memory://{tmp_path} cannot be seen by ranks 1, 2: rank 0 writes the checkpoints alone."
     assert said == [[[], [sentence]], [[], []], [[], []]]
     assert stored(f"bucket://{tmp_path}/all") == whole(10, 15, ranks=3)
-    found = Checkpoints(f"bucket://{tmp_path}/all").newest(pytest.fail)
+    found = read_newest(Checkpoints(f"bucket://{tmp_path}/all"))
     assert found is not None
     assert same(found.tensors, 15)
 
@@ -368,14 +368,14 @@ def sleeps(rank: Rank, uri: str) -> None:
     if rank.rank == 1:
         Bucket.fault = staticmethod(stop)
     saver = BackgroundSaver(Checkpoints(uri))
-    saver.meet(StoreExchange(rank.store, rank.rank, rank.size))
+    saver.set_exchange(StoreExchange(rank.store, rank.rank, rank.size))
     saver.save(5, state(5), {})
     if rank.rank == 1:
         store.collect("saved", [0, 2], lambda: None)
-        saver.meet(StoreExchange(PrefixStore("lost", rank.store), 0, 1))
+        saver.set_exchange(StoreExchange(PrefixStore("lost", rank.store), 0, 1))
     else:
         store.collect("stopped", [1], lambda: None)
-        saver.meet(StoreExchange(PrefixStore("next", rank.store), rank.rank // 2, 2))
+        saver.set_exchange(StoreExchange(PrefixStore("next", rank.store), rank.rank // 2, 2))
         saver.save(5, state(5), {})
         saver.wait()
         store.publish("saved", b"")
@@ -386,7 +386,7 @@ def sleeps(rank: Rank, uri: str) -> None:
 def test_whoever_slept_writes_over_nobodys_files(bucket: str) -> None:
     run_ranks(3, sleeps, bucket)
     assert len([name for name in stored(bucket) if name.endswith("/tensors-1.safetensors")]) == 2
-    found = Checkpoints(bucket).newest(pytest.fail)
+    found = read_newest(Checkpoints(bucket))
     assert found is not None
     assert same(found.tensors, 5)
     Checkpoints(bucket, keep=1).save(10, state(10), {})

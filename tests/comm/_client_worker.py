@@ -69,7 +69,14 @@ def main() -> int:
         while on:
             time.sleep(slow_s)
             found = member.wait_for_generation()
-            say("generation", number=found.number, rank=found.rank, size=found.size, lost=found.lost, why=found.why)
+            say(
+                "generation",
+                number=found.number,
+                rank=found.rank,
+                size=found.size,
+                lost=found.lost_workers,
+                why=found.reason,
+            )
             on, slow_s = stay(member, found, orders)
     except FencedError as error:
         say("fenced", why=str(error))

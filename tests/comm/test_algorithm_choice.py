@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _ranks import Rank, run_ranks
 
 from headway.comm.algorithm_choice import (
-    STANDS_OUT,
+    OUTLIER_RATIO,
     AlgorithmChooser,
     AlgorithmTrial,
     compute_corrections,
@@ -194,7 +194,7 @@ def test_whatever_was_timed_the_factors_are_numbers_to_work_with(times: list[tup
     least = min(trial.factor for trial in found.values())
     assert least >= 0.25
     for name, trial in found.items():
-        assert trial.factor == least or trial.factor > least * STANDS_OUT
+        assert trial.factor == least or trial.factor > least * OUTLIER_RATIO
         assert trial.latency_s == tiny[name]
 
 

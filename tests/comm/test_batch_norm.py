@@ -12,7 +12,7 @@ import torch
 from tests.comm._ranks import Rank, run_ranks
 from torch import Tensor, nn
 
-from headway.comm.batch_norm import SyncBatchNorm, convert_sync
+from headway.comm.batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from headway.core.errors import UsageError
 from headway.core.world import Group, World
 
@@ -77,7 +77,7 @@ def all_cases(rank: Rank) -> list[dict[str, Tensor]]:
     group, out = rank.world.create_group(name="norm"), []
     for kind, options, steps, weights, sizes in cases(rank.size):
         mine = [[whole.split(sizes)[rank.rank] for whole in wholes] for wholes in (steps, weights)]
-        module = convert_sync(filled(kind(5, **options)), group)
+        module = convert_sync_batchnorm(filled(kind(5, **options)), group)
         out.append(passed(module, *mine))
     return out
 
@@ -172,7 +172,7 @@ def test_half_precision_and_far_means() -> None:
 
 def shapes_and_flags(rank: Rank) -> list[Any]:
     group = Spied(rank.world.create_group(name="norm"))
-    model = convert_sync(net(), group)
+    model = convert_sync_batchnorm(net(), group)
     x = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
     y = model[0](x)
     loss = model(x).sum()
@@ -231,7 +231,7 @@ def test_conversion_keeps_everything(alone: Group) -> None:
     model[1].register_forward_hook(lambda module, *_: seen.append(module))
     before = dict(model.state_dict(keep_vars=True))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert convert_sync(model, alone) is model
+    assert convert_sync_batchnorm(model, alone) is model
     assert [type(model[n]) for n in (1, 5)] == [SyncBatchNorm, SyncBatchNorm]
     after = model.state_dict(keep_vars=True)
     assert after.keys() == before.keys()
@@ -248,21 +248,21 @@ def test_conversion_keeps_everything(alone: Group) -> None:
 
 
 def test_conversion_of_the_root_of_shared_ones_and_of_converted_ones(alone: Group) -> None:
-    assert isinstance(convert_sync(nn.BatchNorm3d(2), alone), SyncBatchNorm)
-    assert isinstance(convert_sync(nn.SyncBatchNorm(2), alone), SyncBatchNorm)
+    assert isinstance(convert_sync_batchnorm(nn.BatchNorm3d(2), alone), SyncBatchNorm)
+    assert isinstance(convert_sync_batchnorm(nn.SyncBatchNorm(2), alone), SyncBatchNorm)
     norm = nn.BatchNorm1d(2)
-    model = convert_sync(nn.ModuleDict({"a": norm, "b": nn.Sequential(norm), "c": norm}), alone)
+    model = convert_sync_batchnorm(nn.ModuleDict({"a": norm, "b": nn.Sequential(norm), "c": norm}), alone)
     assert model["a"] is model["b"][0] is model["c"]  # type: ignore[index]
     world = World.create_single(CPU)
     other = world.create_group(name="other")
     was = model["a"]  # type: ignore[index]
-    assert convert_sync(model, other)["a"] is was  # type: ignore[index]
+    assert convert_sync_batchnorm(model, other)["a"] is was  # type: ignore[index]
     assert was.group is other
     world.close()
 
 
 def test_a_copy_shares_the_group(alone: Group) -> None:
-    model = convert_sync(net(), alone)
+    model = convert_sync_batchnorm(net(), alone)
     other = copy.deepcopy(model)
     assert other[1].group is alone
     assert other[1].weight is not model[1].weight
@@ -276,12 +276,12 @@ class Activated(nn.BatchNorm2d):
 
 def test_what_cannot_be_converted_says_so(alone: Group) -> None:
     with pytest.raises(UsageError, match=r"0\.1: Activated is a batch norm with a forward pass of its own"):
-        convert_sync(nn.Sequential(nn.Sequential(nn.ReLU(), Activated(2))), alone)
+        convert_sync_batchnorm(nn.Sequential(nn.Sequential(nn.ReLU(), Activated(2))), alone)
     with pytest.raises(UsageError, match="does not know its number of channels"):
-        convert_sync(nn.Sequential(nn.LazyBatchNorm2d()), alone)
+        convert_sync_batchnorm(nn.Sequential(nn.LazyBatchNorm2d()), alone)
     ran = nn.Sequential(nn.LazyBatchNorm2d())
     ran(torch.randn(2, 3, 4, 4))
-    assert isinstance(convert_sync(ran, alone)[0], SyncBatchNorm)  # type: ignore[index]
+    assert isinstance(convert_sync_batchnorm(ran, alone)[0], SyncBatchNorm)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 4), (2, 4, 5), ()])

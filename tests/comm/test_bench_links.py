@@ -17,7 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _ranks import Rank, run_ranks
 from tests._support import refused, workers_of
 
-from headway.comm.bench_links import SIZES, AlgorithmTiming, BenchLinksResult, run_bench_links, time_all_sizes
+from headway.comm.bench_links import (
+    BENCH_SIZES_BYTES,
+    AlgorithmTiming,
+    BenchLinksResult,
+    run_bench_links,
+    time_all_sizes,
+)
 from headway.comm.communicator import Communicator
 from headway.core.errors import UsageError
 
@@ -51,8 +57,8 @@ def test_every_algorithm_is_timed_at_every_size(hosts: tuple[int, ...]) -> None:
 
 
 def test_the_sizes_are_1_kib_to_128_mib() -> None:
-    assert (SIZES[0], SIZES[-1]) == (1 << 10, 128 << 20)
-    assert sorted(set(SIZES)) == list(SIZES)
+    assert (BENCH_SIZES_BYTES[0], BENCH_SIZES_BYTES[-1]) == (1 << 10, 128 << 20)
+    assert sorted(set(BENCH_SIZES_BYTES)) == list(BENCH_SIZES_BYTES)
 
 
 def test_a_result_is_a_table_and_travels_as_json() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.comm._fleet import SECRET, Fleet, asked, fleet, heard, next_of, until
 
-from headway.comm.coordinator import PURPOSE
+from headway.comm.coordinator import COORDINATOR_PURPOSE
 from headway.comm.coordinator_client import CoordinatorClient
 from headway.core import channel
 from headway.core.errors import CommunicationError, FencedError, GenerationEndedError
@@ -34,7 +34,9 @@ class End:
     """A process that knows the secret, and says whatever it likes."""
 
     def __init__(self, made: Fleet) -> None:
-        self.socket, self.channel = channel.connect("127.0.0.1", made.coordinator.port, SECRET.encode(), PURPOSE)
+        self.socket, self.channel = channel.connect(
+            "127.0.0.1", made.coordinator.port, SECRET.encode(), COORDINATOR_PURPOSE
+        )
         self.socket.settimeout(60)
 
     def __enter__(self) -> End:
@@ -148,8 +150,8 @@ def test_a_worker_that_talks_nonsense_is_lost_and_the_others_go_on(name: str) ->
         good = begun(made, end)
         end.send(BAD_WORDS[name])
         found = next_of(good)[0]
-        assert (found.number, found.size, found.lost) == (1, 1, ("0.1.0",))
-        assert "an invalid message" in found.why
+        assert (found.number, found.size, found.lost_workers) == (1, 1, ("0.1.0",))
+        assert "an invalid message" in found.reason
         assert '"fenced"' in end.answer()
         assert made.left == {"0.1.0": "died"}
 
@@ -159,7 +161,7 @@ def test_bytes_that_are_put_into_a_workers_connection_end_it_unread() -> None:
         good = begun(made, end)
         end.socket.sendall(line(kind="bye", done=True))
         found = next_of(good)[0]
-        assert (found.size, found.lost) == (1, ("0.1.0",))
+        assert (found.size, found.lost_workers) == (1, ("0.1.0",))
         assert made.left == {"0.1.0": "died"}
 
 
@@ -168,7 +170,7 @@ def test_a_message_that_is_repeated_ends_the_connection_unread() -> None:
         good = begun(made, end)
         accusation = end.channel.seal(line(kind="accuse", generation=7, rank=0))
         end.socket.sendall(accusation + accusation)
-        assert "repeated" in next_of(good)[0].why
+        assert "repeated" in next_of(good)[0].reason
 
 
 @settings(max_examples=60, deadline=None)
@@ -303,7 +305,7 @@ def test_a_killed_process_is_lost_though_its_connection_is_open() -> None:
     with fleet([(0, 0), (0, 1)]) as made, End(made) as end:
         member = begun(made, end)
         made.coordinator.mark_dead("0.1.0")
-        assert next_of(member)[0].lost == ("0.1.0",)
+        assert next_of(member)[0].lost_workers == ("0.1.0",)
         end.send(line(kind="bye", done=True))  # too late
         assert '"fenced"' in end.answer()
         assert made.left == {"0.1.0": "died"}
@@ -326,7 +328,7 @@ def test_a_farewell_counts_though_the_process_was_found_dead_first() -> None:
 def test_strangers_and_silent_workers_are_cut_off() -> None:
     with fleet([(0, 0), (0, 1)], timeout_s=2.0) as made, connect(made) as stranger, End(made) as silent:
         found = next_of(begun(made, silent))[0]
-        assert "was silent for 2 s" in found.why
+        assert "was silent for 2 s" in found.reason
         assert made.left == {"0.1.0": "silent"}
         assert '"beat"' in silent.answer()
         assert len(rest(stranger)) == 40
@@ -401,7 +403,7 @@ def test_a_newcomer_that_is_lost_before_its_first_generation_goes_costs_one_more
         generations = next_of(*members)
         thread.join()
         assert [(found.number, found.rank, found.size) for found in generations] == [(2, 0, 2), (2, 1, 2)]
-        assert generations[0].lost == ("0.0.1",)
+        assert generations[0].lost_workers == ("0.0.1",)
         assert made.forms(1) == ["0.0.0", "0.1.0", "0.0.1"]
 
 

@@ -199,7 +199,7 @@ def test_a_cut_link_is_noticed_on_both_sides() -> None:
         with pytest.raises(CommunicationError, match="nothing was heard from the launcher for") as raised:
             far.check()
         assert not isinstance(raised.value, GenerationEndedError)
-        assert next_of(near)[0].lost == ("0.1.0",)
+        assert next_of(near)[0].lost_workers == ("0.1.0",)
         assert made.left == {"0.1.0": "silent"}
 
 

@@ -138,7 +138,7 @@ def measured(rank: Rank) -> tuple[float, list[str]]:
     started(rank)
     communicator = Communicator(rank.world)
     plain, hook = trained(rank, None), build_hook(communicator)
-    choices = [hook[0].choose(1 << bits) for bits in range(8, 26)]
+    choices = [hook[0].choose_algorithm(1 << bits) for bits in range(8, 26)]
     difference = distance(trained(rank, hook), plain)
     communicator.close()
     return difference, choices
@@ -378,7 +378,7 @@ def test_a_hook_refuses() -> None:
     ):
         with pytest.raises(UsageError, match=match):
             build_hook(communicator, **options)  # type: ignore[arg-type]
-    assert build_hook(communicator)[0].choose(1 << 20) == "ring"  # nothing to measure
+    assert build_hook(communicator)[0].choose_algorithm(1 << 20) == "ring"  # nothing to measure
     communicator.close()
     world.close()
 

@@ -22,7 +22,7 @@ from bench._hosts import Hosts, why_not
 
 from headway.comm.hardware import capture_nccl_log, list_gpu_links, list_nics, summarise_nccl_log
 from headway.comm.links import (
-    RAILS,
+    RAIL_COUNTS,
     SIZE_DIVISORS,
     LinkFit,
     MeasuredLinks,
@@ -96,7 +96,7 @@ def test_the_fit_is_of_relative_errors() -> None:
 
 
 def test_more_rails_have_to_be_faster_in_every_round() -> None:
-    assert RAILS == (1, 2, 4)
+    assert RAIL_COUNTS == (1, 2, 4)
     assert choose_rails([[1.0, 1.0], [0.5, 0.5], [0.25, 0.25]]) == 4
     assert choose_rails([[1.0, 1.0], [0.5, 0.5], [0.49, 0.49]]) == 2  # a connection more for 2 % is none too few
     assert choose_rails([[1.0, 1.0], [0.95, 0.95], [1.5, 1.5]]) == 1
@@ -222,8 +222,8 @@ def test_every_rank_learns_the_same_links(hosts: tuple[int, ...]) -> None:
             assert len(found.sizes) == len(found.seconds) >= 6
             assert all(seconds > 0 for seconds in found.seconds)
             assert sorted(set(found.sizes), reverse=True) == list(found.sizes)
-    assert links.rails in RAILS
-    assert set(links.rails_s) <= set(RAILS)
+    assert links.rails in RAIL_COUNTS
+    assert set(links.rails_s) <= set(RAIL_COUNTS)
     assert given == 3
     assert shared
     assert network.hosts == len(set(hosts))

@@ -14,6 +14,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _ranks import Rank, run_ranks
+from tests._support import collect_messages
 
 from headway.comm.buckets import LAST_BUCKET_DIVISOR, GradientBucket, plan_buckets
 from headway.comm.communicator import Communicator
@@ -63,7 +64,7 @@ def train(net: Net, reducer: Reducer | None, rank: int, size: int, accumulate: i
         total = torch.zeros((), dtype=torch.float64)
         for number, (part, wanted) in enumerate(parts):
             if reducer is not None and number == len(parts) - 1:
-                reducer.arm()
+                reducer.prepare_for_backward()
             loss = nn.functional.cross_entropy(net(part, some=step > 0), wanted, reduction="sum") / BATCH
             loss.backward()
             total += loss.detach()
@@ -84,16 +85,16 @@ def ranks_train(rank: Rank, accumulate: int) -> list[tuple[list[float], dict[str
     out = []
     communicator = Communicator(rank.world)
     for algorithm in communicator.algorithms:
-        net, said = network(), []
+        net = network()
         reducer = Reducer(
             net.named_parameters(),
             communicator,
             # wire: float64 goes as it is
             plan=BucketPlan(choose=lambda nbytes, algorithm=algorithm: algorithm, bucket_bytes=600, wire="fp16"),
             flags=1,
-            say=said.append,
         )
-        losses = train(net, reducer, rank.rank, rank.size, accumulate)
+        with collect_messages() as said:
+            losses = train(net, reducer, rank.rank, rank.size, accumulate)
         assert len(reducer.buckets) > 2
         assert reducer.order is not None
         reducer.close()
@@ -165,7 +166,7 @@ def double_statistics(rank: Rank, kind: torch.dtype) -> tuple[torch.Tensor, torc
     for _ in range(2):  # the second time as the gradients came
         mean.copy_(torch.tensor([1 / 3, 1e-9, 1e12 + 1 / 7], dtype=torch.float64) * (rank.rank + 1))
         single.fill_(0.5 + rank.rank)
-        reducer.arm()
+        reducer.prepare_for_backward()
         sum(value.sum() for value in weights).backward()
         reducer.finish()
         assert all(value.grad is not None and (value.grad == 2).all() for value in weights)
@@ -187,14 +188,16 @@ def test_statistics_of_float64_keep_their_precision(kind: torch.dtype) -> None:
 
 def unused_twice(rank: Rank, named: bool) -> tuple[list[str], bool]:
     """Two Reducers, as of two generations."""
-    said: list[str] = []
     net, communicator = network(), Communicator(rank.world)
+    said: list[str] = []
     for _ in range(2):
-        reducer = Reducer(net.named_parameters(), communicator, has_reported_unused=named, say=said.append)
+        reducer = Reducer(net.named_parameters(), communicator, has_reported_unused=named)
         images, labels = batch(0)
-        reducer.arm()
+        reducer.prepare_for_backward()
         nn.functional.cross_entropy(net(images, False), labels).backward()
-        reducer.finish()
+        with collect_messages() as found:
+            reducer.finish()
+        said += found
         net.zero_grad()
         named = reducer.has_reported_unused
         reducer.close()
@@ -219,7 +222,7 @@ def test_what_is_frozen_later_has_no_gradient(waits: bool) -> None:
         net.zero_grad()
         net.conv.requires_grad_(step == 0)
         images, labels = batch(step)
-        reducer.arm()
+        reducer.prepare_for_backward()
         nn.functional.cross_entropy(net(images, True), labels).backward()
         reducer.finish()
         assert (net.conv.weight.grad is None) == (step == 1)
@@ -236,7 +239,7 @@ def uneven(rank: Rank) -> tuple[int, int, dict[str, torch.Tensor]]:
         has = steps < 2 + rank.rank
         if has:
             images, labels = batch(steps)
-            reducer.arm()
+            reducer.prepare_for_backward()
             nn.functional.cross_entropy(net(images, True), labels).backward()
         verdict = reducer.finish(contributes=has)
         assert verdict is not None
@@ -292,20 +295,19 @@ def test_operations_in_another_order_are_named() -> None:
 
 
 def sixteen_bits(rank: Rank) -> tuple[str, list[str], torch.Tensor]:
-    said: list[str] = []
     net, communicator = nn.Linear(1000, 4, bias=False), Communicator(rank.world)
     spare = nn.Parameter(torch.zeros(3))  # the last bucket goes as fp32: give it something else to carry
     reducer = Reducer(
         [("spare", spare), *net.named_parameters()],
         communicator,
         plan=BucketPlan(choose=lambda nbytes: "two_dimensional", bucket_bytes=100, wire="fp16"),
-        say=said.append,
     )
     values = torch.full((4, 1000), 1e-14)
     values[0, ::1000] = 1.0
-    for _ in range(2):  # what a step lost is known in the next one
-        net.weight.grad, spare.grad = values.clone(), torch.ones(3)
-        reducer.finish()
+    with collect_messages() as said:
+        for _ in range(2):  # what a step lost is known in the next one
+            net.weight.grad, spare.grad = values.clone(), torch.ones(3)
+            reducer.finish()
     wire = reducer.wire
     reducer.close()
     communicator.close()

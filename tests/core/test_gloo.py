@@ -52,7 +52,7 @@ def with_a_stranger(rank: Rank, more: bytes, leaves: bool) -> tuple[list[bool], 
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("headway.comm").addHandler(handler)
+    logging.getLogger("headway.core").addHandler(handler)
     raw, times = GlooGroups._create_backend, iter(range(9))
 
     def awaited(self: GlooGroups, *arguments: Any) -> Any:

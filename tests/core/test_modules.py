@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headway.core.modules import preserve_training_state
 from headway.model.layer_profile import profile_layers
-from headway.setup.trial import build_attempt
+from headway.setup.trial import build_trial_pass
 
 
 class Careless(nn.Module):
@@ -41,7 +41,7 @@ def within(model: nn.Module, images: Tensor) -> None:
 PASSES: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "a failure": within,
     "layers": lambda model, images: profile_layers(model, images, nullcontext),
-    "a trial": lambda model, images: build_attempt(model, images, nullcontext)(3),
+    "a trial": lambda model, images: build_trial_pass(model, images, nullcontext)(3),
 }
 
 

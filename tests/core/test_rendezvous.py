@@ -164,7 +164,7 @@ def test_several_hosts_without_a_secret_say_what_that_means(
     agent: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    with caplog.at_level(logging.WARNING, "headway.comm"):
+    with caplog.at_level(logging.WARNING, "headway.core"):
         lead, other = both(agent.port, hosts=2)
     assert [record.getMessage() for record in caplog.records] == [
         "HEADWAY_SECRET is not set: anybody who can reach these hosts over the network can join this run. "

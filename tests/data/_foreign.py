@@ -71,7 +71,7 @@ def looked_at(uri: Path, part: str = "") -> bool:
     root = uri if uri.is_dir() else uri.parent
     try:
         found_columns, description = scan(
-            detect.read_foreign_records(uri, (uri,), part, detect.LABELS[0]), root, str(uri), None
+            detect.read_foreign_records(uri, (uri,), part, detect.LABEL_KINDS[0]), root, str(uri), None
         )
     except (DataError, UsageError) as error:
         where = str(error)

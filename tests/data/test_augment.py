@@ -151,7 +151,7 @@ def by_hand(images: torch.Tensor, labels: torch.Tensor, epoch: int) -> tuple[tor
     kept = np.where(pasted, 1, augment_draws.draw_symmetric_beta(key, 0.2))
     others = images[torch.from_numpy(partner)]
     images = mix.apply_mixup(mix.apply_cutmix(images, others, boxes), others, kept)
-    shares = np.where(pasted, augment_draws.compute_kept_share(boxes, size), kept)
+    shares = np.where(pasted, augment_draws.compute_kept_area(boxes, size), kept)
     out = (images.float() - torch.tensor(MEAN)) / torch.tensor(STD)
     return out.permute(0, 3, 1, 2), mix.mix_labels(labels, partner, shares, CLASSES)
 
@@ -230,7 +230,7 @@ def test_the_parameters_are_what_is_done() -> None:
     assert 5 < mixed.sum() < 27
     own = torch.arange(32) % CLASSES
     differ = own != own[torch.from_numpy(done.partner)]
-    np.testing.assert_allclose(shares[range(32), own][differ], done.kept[differ.numpy()], atol=1e-6)
+    np.testing.assert_allclose(shares[range(32), own][differ], done.label_weight[differ.numpy()], atol=1e-6)
     plain = augment_of({}).draw_parameters(key, (12, 10))
     assert all(getattr(plain, name) is None for name in vars(plain))
 
@@ -243,8 +243,8 @@ def test_nobody_is_mixed_with_a_masked_sample() -> None:
         augment = augment_of(options)
         done = augment.draw_parameters(key, (8, 8), masked=masked)
         alone = masked[done.partner]
-        assert (done.kept[alone] == 1).all(), name
-        assert (done.kept[~alone] < 1).any()
+        assert (done.label_weight[alone] == 1).all(), name
+        assert (done.label_weight[~alone] < 1).any()
         out, shares = augment(images, labels, key, masked=masked)
         assert (out[alone] == augment.normalise(images[alone])).all()
         assert (shares[alone].argmax(dim=1) == labels[alone]).all()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headway.core.errors import UsageError
 from headway.core.random_keys import draw_words, make_keys
 from headway.data.augment_draws import (
-    compute_kept_share,
+    compute_kept_area,
     draw_cutmix_boxes,
     draw_cutout_boxes,
     draw_erasing_boxes,
@@ -139,7 +139,7 @@ def test_a_cutmix_box_lies_inside_and_its_share_is_the_true_one(size: tuple[int,
     assert (boxes >= 0).all()
     assert (left + w <= size[1]).all()
     assert (top + h <= size[0]).all()
-    kept = compute_kept_share(boxes, size)
+    kept = compute_kept_area(boxes, size)
     assert kept == pytest.approx(1 - w * h / (size[0] * size[1]))
     assert (kept >= share - 1e-12).all()  # rounded down, and cut off at the border
     assert (draw_cutmix_boxes(key, np.ones(40), size)[:, 2:] == 0).all()

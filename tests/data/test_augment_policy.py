@@ -16,9 +16,9 @@ from headway.core.random_keys import make_keys
 from headway.data.augment_policy import (
     OPERATIONS,
     apply_operations,
+    build_affine_matrices,
     draw_rand_augment,
     draw_trivial_augment,
-    make_affine_matrices,
 )
 from headway.data.ops.colour import adjust_brightness, adjust_contrast, adjust_saturation, adjust_sharpness
 
@@ -163,7 +163,7 @@ def test_impossible_numbers_are_refused() -> None:
 
 def test_a_quarter_turn_and_back() -> None:
     images = some(1, 9, 9)
-    turn = make_affine_matrices(np.array([OPERATIONS.index("rotate")]), np.array([90.0]), (9, 9))
+    turn = build_affine_matrices(np.array([OPERATIONS.index("rotate")]), np.array([90.0]), (9, 9))
     assert turn[0] == pytest.approx([0, -1, 9, 1, 0, 0])
     angles = np.array([[90.0], [-90.0]])
     both = np.full((2, 1), OPERATIONS.index("rotate"))

@@ -199,9 +199,17 @@ def test_a_wrong_state_is_refused(data: Dataset, state: dict[str, Any], message:
 # What a Loader is given
 
 
-@pytest.mark.parametrize("wrong", [3, [1, 2], torch.zeros(3), torch.utils.data.TensorDataset(torch.zeros(3)), None])
-def test_a_wrong_first_argument_is_a_sentence(wrong: Any) -> None:
-    with pytest.raises(UsageError, match=r"a Loader serves a data set of Headway, and this is a \w+\. Give the path"):
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (3, "this int has no __len__ and __getitem__"),
+        (None, "this NoneType has no"),
+        (torch.utils.data.TensorDataset, "TensorDataset is a class, not an object of it"),
+        (torch.utils.data.DataLoader([1, 2]), "a DataLoader makes batches already: give its dataset"),
+    ],
+)
+def test_a_wrong_first_argument_is_a_sentence(wrong: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=f"a Loader serves a data set, and {why}.*Give the path"):
         Loader(wrong, batch=4)
 
 

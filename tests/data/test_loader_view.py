@@ -259,12 +259,12 @@ def test_a_cache_is_told_what_its_host_takes(
     data: Dataset, monkeypatch: pytest.MonkeyPatch, rank: int, ranks: str, slots: tuple[int, int] | None
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    found = loader(data, batch=10, rank=rank, world=4)._find_host_slots()
+    found = loader(data, batch=10, rank=rank, world=4)._decoding._find_host_slots()
     if slots is None:
         assert found is None
     else:
         assert found is not None
-        assert np.flatnonzero(found.find_taken(np.arange(30))).tolist() == [
+        assert np.flatnonzero(found.select_owned(np.arange(30))).tolist() == [
             step + slot for step in (0, 10, 20) for slot in range(*slots)
         ]
 

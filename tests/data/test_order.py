@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
 from headway.core.random_keys import MASK
-from headway.data.order import BLOCKS_PER_WINDOW, SMALL_RANGE, Order, count_rounds, get_rank_slots, permute, unpermute
+from headway.data.order import (
+    BLOCKS_PER_WINDOW,
+    SMALL_RANGE_SIZE,
+    Order,
+    count_rounds,
+    get_rank_slots,
+    permute,
+    unpermute,
+)
 
 sizes = st.integers(1, 5000)
 seeds = st.integers(0, 2**63 - 1)
@@ -36,7 +44,9 @@ def test_every_epoch_is_a_permutation(n: int, seed: int, epoch: int, window: int
 
 
 @pytest.mark.thin(12)
-@pytest.mark.parametrize("n", [*range(1, 70), SMALL_RANGE - 1, SMALL_RANGE, SMALL_RANGE + 1, 2**16, 2**16 + 1])
+@pytest.mark.parametrize(
+    "n", [*range(1, 70), SMALL_RANGE_SIZE - 1, SMALL_RANGE_SIZE, SMALL_RANGE_SIZE + 1, 2**16, 2**16 + 1]
+)
 def test_sizes_at_the_edges_are_permuted_too(n: int) -> None:
     for window in (None, 1, 2, 7, n - 1, n, n + 1):
         if window != 0:
@@ -237,7 +247,7 @@ def test_neighbouring_seeds_give_unrelated_permutations() -> None:
 
 
 def test_small_ranges_get_more_rounds() -> None:
-    assert [count_rounds(n) for n in (1, SMALL_RANGE - 1, SMALL_RANGE, 2**62)] == [20, 20, 6, 6]
+    assert [count_rounds(n) for n in (1, SMALL_RANGE_SIZE - 1, SMALL_RANGE_SIZE, 2**62)] == [20, 20, 6, 6]
 
 
 @given(n=st.integers(2, 500), key=st.integers(0, MASK), salts=st.lists(st.integers(0, 2**32), min_size=2, max_size=2))

@@ -277,7 +277,7 @@ def test_all_bad_files_are_named_and_nothing_is_packed(
     assert caught.value.exit_status == 1
     lines = str(caught.value).splitlines()
     assert lines[0] == (
-        f"{spoilt}: 6 of 14 files are no usable image. Mend or remove them, or leave them out with --skip-bad:"
+        f"{spoilt}: 6 of 14 files are not readable images. Repair or remove them, or skip with --skip-bad:"
     )
     assert len(lines) == 7
     for name, reason in REASONS.items():
@@ -344,7 +344,7 @@ def test_a_place_that_is_taken_is_left_alone(pets: Path, tmp_path: Path) -> None
     assert sources(dst) == before
     (tmp_path / "bad/cat").mkdir(parents=True)
     (tmp_path / "bad/cat/a.jpg").touch()
-    with pytest.raises(DataError, match="1 of 1 file is no usable image"):
+    with pytest.raises(DataError, match="1 of 1 file is not a readable image"):
         pack(tmp_path / "bad", dst, overwrite=True)
     assert sources(dst) == before
     assert pack(pets, dst, overwrite=True, split=0.1).samples == 200
@@ -394,7 +394,7 @@ def test_impossible_numbers_are_refused(pets: Path, tmp_path: Path, monkeypatch:
         pack(pets, tmp_path / "dst", shard_bytes=0)
     few = folder(tmp_path / "few", {"cat": 9})
     assert len(opening.open(pack(few, tmp_path / "dst", shard_bytes=100).folders[0]).description.shards) == 9
-    monkeypatch.setattr(pack_set, "SHARD_LIMIT", 8)
+    monkeypatch.setattr(pack_set, "MAX_SHARDS", 8)
     with pytest.raises(UsageError, match="shards of 100 bytes are too many"):
         pack(few, tmp_path / "other", shard_bytes=100)
     assert not (tmp_path / "other").exists()

@@ -381,7 +381,7 @@ def test_a_failing_transform_is_the_users_own(user: Path, tmp_path: Path) -> Non
     assert isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(UserCodeError, match="it returned int, not an image, bytes or None"):
         pack(user, tmp_path / "dst", transform="mine.py:number")
-    with pytest.raises(DataError, match="6 of 6 files are no usable image"):
+    with pytest.raises(DataError, match="6 of 6 files are not readable images"):
         pack(user, tmp_path / "dst", transform="mine.py:broken")
     with pytest.raises(UsageError, match=r"--transform: 'mine\.py:text' is not a function"):
         pack(user, tmp_path / "dst", transform="mine.py:text")

@@ -11,24 +11,24 @@ from pathlib import Path
 from zlib import crc32
 
 from headway.core.run_folder import RunFolder
-from headway.doctor.measurement_job import MEASURED, MeasurementJob, say_nothing, with_values
+from headway.doctor.measurement_job import MEASURED, MeasurementJob, with_values
 from headway.doctor.rank_examination import examine_surroundings
 from headway.doctor.rank_exchange import measure_exchange, measure_together, try_alternatives
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
-from headway.train.progress import SilentDisplay
-from headway.train.runs import load_recipe
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.runs import load_recipe
+from headway.training.trainer import Trainer
 
 
 def main(recipe: str, out: str, seconds: str) -> None:
     loaded = with_values(load_recipe(Path(recipe), ()), MEASURED, "as it is measured")
-    ranks = Ranks.from_environment(loaded.recipe.comm, say_nothing)
+    ranks = Ranks.from_environment(loaded.recipe.comm)
     assert ranks is not None
     with ranks, tempfile.TemporaryDirectory() as folder:
-        setup = build_setup(loaded, say=say_nothing, ranks=ranks)
+        setup = build_setup(loaded, ranks=ranks)
         where = RunFolder(Path(folder) / "run")
-        if ranks.speaks:
+        if ranks.is_lead:
             RunFolder.create(where.folder)
         with closing(setup.inputs), closing(Trainer(setup, where, SilentDisplay(), ranks)) as trainer:
 
@@ -60,9 +60,9 @@ def main(recipe: str, out: str, seconds: str) -> None:
             after = seen()
             others, late = try_alternatives(trainer, ranks, loaded.recipe.comm, now, limit_s=float(seconds))
             last = seen()
-            with closing(MeasurementJob.from_recipe(loaded, say_nothing)) as job:
+            with closing(MeasurementJob.from_recipe(loaded)) as job:
                 around = examine_surroundings((), job, ranks.world)
-            if ranks.speaks:
+            if ranks.is_lead:
                 found = {
                     "steps": now.steps,
                     "before": before,
@@ -76,7 +76,7 @@ def main(recipe: str, out: str, seconds: str) -> None:
                     "around": [one.what for one in around],
                 }
                 Path(out).write_text(json.dumps(found))
-        ranks.done = True
+        ranks.is_complete = True
 
 
 if __name__ == "__main__":

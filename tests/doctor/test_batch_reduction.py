@@ -12,8 +12,7 @@ from headway.core.profile import Profile
 from headway.doctor.batch_reduction import open_reduced_job
 from headway.doctor.budget import Budget
 from headway.doctor.examination import examine_recipe
-from headway.doctor.measurement_job import say_nothing
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 SLOW = """
 import time
@@ -48,7 +47,7 @@ def batch_of(folder: Path) -> Callable[..., tuple[int, str]]:
     """(batch that is measured, what the job says of it) with some of the recipe's values otherwise."""
 
     def measured(longest_s: float, *overrides: str) -> tuple[int, str]:
-        with open_reduced_job(load_recipe(folder / "plain.yaml", overrides), say_nothing, longest_s) as job:
+        with open_reduced_job(load_recipe(folder / "plain.yaml", overrides), longest_s) as job:
             assert job.batch == job.loaded.recipe.batch == len(job.load_batches()[0].images)
             return job.batch, job.batch_note
 
@@ -88,7 +87,7 @@ def test_it_stays_as_large_as_other_values_want_it(batch_of: Callable[..., tuple
 def test_the_profile_says_which_batch_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = Budget(each=0.2, passes=0.1, side=0.1, whole=0.2, tries=0.2, step=0.4)
     monkeypatch.setattr("headway.doctor.examination.QUICK", short)
-    found: Profile = examine_recipe(folder / "plain.yaml", [EACH, "log_every_steps=50"], say=say_nothing, quick=True)
+    found: Profile = examine_recipe(folder / "plain.yaml", [EACH, "log_every_steps=50"], quick=True)
     assert found.batch <= 32
     assert any(f"batch={found.batch}" in one for one in found.not_measured)
     assert not any(one.override.startswith("batch=") for one in found.knobs), "it is no larger than the recipe's"

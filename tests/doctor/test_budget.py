@@ -17,7 +17,7 @@ from headway.doctor.examination import WANTING, examine_job
 from headway.doctor.measurement_job import MeasurementJob
 from headway.doctor.rank_examination import split_wall_time
 from headway.doctor.rank_exchange import TOGETHER_S
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 PARTS = list(QUICK.list_parts())
 
@@ -81,8 +81,8 @@ def test_without_time_the_doctor_still_concludes(tmp_path: Path) -> None:
     write_recipe(tmp_path / "plain.yaml")
     ticks = itertools.count(0, 10)
     budget = Budget(each=0.2, passes=0.1, side=0.1, whole=0.2, tries=0.2, wall=45.0)
-    with closing(MeasurementJob.from_recipe(load_recipe(tmp_path / "plain.yaml", ("data.cache=none",)), str)) as job:
-        found = examine_job(job, str, budget, quick=True, clock=lambda: float(next(ticks)))
+    with closing(MeasurementJob.from_recipe(load_recipe(tmp_path / "plain.yaml", ("data.cache=none",)))) as job:
+        found = examine_job(job, budget, quick=True, clock=lambda: float(next(ticks)))
     by_name = {one.name: one for one in found.runs}
     assert by_name["warm"].steps > 0
     assert found.measured is not None

@@ -22,7 +22,7 @@ from headway.doctor.loader_measurement import measure_loader
 from headway.doctor.loop_measurement import measure_loop_rate, measure_passes
 from headway.doctor.measurement_job import MeasurementJob, format_override, resize_batch
 from headway.doctor.sync_counter import count_syncs
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 HOLDERS = """
 import time
@@ -63,11 +63,8 @@ SHORT = Budget(each=0.4, passes=0.4, side=0.1, whole=0.4, tries=1.0)
 
 
 def examined(folder: Path, *overrides: str, cold: bool = False) -> Profile:
-    said: list[str] = []
-    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides), said.append)) as job:
-        found = examine_job(job, said.append, SHORT, quick=True, cold=cold)
-    assert said
-    return found
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides))) as job:
+        return examine_job(job, SHORT, quick=True, cold=cold)
 
 
 @pytest.mark.check
@@ -106,7 +103,7 @@ def test_one_value_that_is_read_does_not_make_a_wait_of_all_that_is_done(folder:
 def test_a_slow_loader_is_measured_beside_the_loop(folder: Path) -> None:
     """A batch of it takes many steps of the loop."""
     loaded = load_recipe(folder / "plain.yaml", [*ANY_SIZE, "data.size=128", "data.cache=none"])
-    with closing(MeasurementJob.from_recipe(loaded, str)) as job:
+    with closing(MeasurementJob.from_recipe(loaded)) as job:
         alone = measure_loader(job, limit_s=0.3).rate.value
         loop = measure_loop_rate(job, limit_s=0.3).value
         found = measure_contention(job, 1 / alone, 1 / loop, limit_s=3)
@@ -118,7 +115,7 @@ def test_handing_batches_over_costs_short_steps_alone(folder: Path, monkeypatch:
     """By a thread that takes 0.1 s for each round of a ring of three, which is at least twice in ten steps."""
     monkeypatch.setattr("headway.doctor.contention.PRODUCER_PAUSE_S", 0.1)
     with closing(
-        MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", ["batch=2", "log_every_steps=50"]), str)
+        MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", ["batch=2", "log_every_steps=50"]))
     ) as job:
         assert measure_handover(job, 0.005, limit_s=0) > 0.1 / (10 * 2)
         assert measure_handover(job, 1.0, limit_s=0) == 0
@@ -127,7 +124,7 @@ def test_handing_batches_over_costs_short_steps_alone(folder: Path, monkeypatch:
 
 def test_noise_is_never_learnt(folder: Path) -> None:
     """The same images with other labels each time."""
-    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", []), str)) as job:
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", []))) as job:
         first, *others = job.make_noise()
         assert others
         assert all(torch.equal(first.images, one.images) for one in others)
@@ -139,13 +136,13 @@ def test_noise_is_never_learnt(folder: Path) -> None:
 def test_what_comes_from_an_address_is_measured_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast its records are decoded, a server at so many bytes a second gives no more."""
     monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "columns"))
-    monkeypatch.setattr("headway.data.tiers.prefetch.AHEAD_BYTES", 200_000)
+    monkeypatch.setattr("headway.data.tiers.prefetch.MAX_PREFETCH_BYTES", 200_000)
     pack = make_pack(tmp_path, 400, (96, 96), mode="raw")
     bytes_s = 1_500_000
     write_recipe(tmp_path / "far.yaml", batch=8, data={"eval": None})
     with served(pack, bytes_s) as address:
         there = [f"data.train={address}", "data.cache=none", "data.size=32", *ANY_SIZE]
-        with closing(MeasurementJob.from_recipe(load_recipe(tmp_path / "far.yaml", there), str)) as job:
+        with closing(MeasurementJob.from_recipe(load_recipe(tmp_path / "far.yaml", there))) as job:
             found = measure_loader(job, limit_s=1.5)
     most = bytes_s / (96 * 96 * 3)
     assert found.rate.value < 1.3 * most
@@ -224,7 +221,7 @@ def test_synthetic_data_have_no_input(folder: Path) -> None:
 def test_syncs_are_counted_by_stage_and_by_line(folder: Path) -> None:
     profiling = sys.getprofile()
     loaded = load_recipe(folder / "plain.yaml", ["transform=holders.py:reads", "log_every_steps=50"])
-    job = MeasurementJob.from_recipe(loaded, lambda text: None)
+    job = MeasurementJob.from_recipe(loaded)
     try:
         with job.open_trainer(batches=job.load_batches()) as trainer:
             found = count_syncs(trainer)
@@ -237,7 +234,7 @@ def test_syncs_are_counted_by_stage_and_by_line(folder: Path) -> None:
 
 
 def test_a_clean_step_has_no_syncs(folder: Path) -> None:
-    job = MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", ["log_every_steps=50"]), lambda text: None)
+    job = MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", ["log_every_steps=50"]))
     try:
         with job.open_trainer(batches=job.load_batches()) as trainer:
             assert count_syncs(trainer).count == 0
@@ -248,7 +245,7 @@ def test_a_clean_step_has_no_syncs(folder: Path) -> None:
 
 
 def test_batches_of_another_size_repeat_their_samples(folder: Path) -> None:
-    job = MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", []), lambda text: None)
+    job = MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", []))
     try:
         first = job.load_batches()[0]
         other = resize_batch(first, 70, torch.device("cpu"))

@@ -21,13 +21,13 @@ from headway.doctor.loader_measurement import (
     measure_loader,
 )
 from headway.doctor.loop_measurement import LoopMeasurement
-from headway.doctor.measurement_job import MeasurementJob, say_nothing
+from headway.doctor.measurement_job import MeasurementJob
 from headway.doctor.memory_cache_estimate import fits_in_memory, measure_memory_loader
 from headway.doctor.stalls import Stall, measure_checkpoint, measure_evaluation
 from headway.doctor.sync_counter import SyncCounts
 from headway.doctor.throughput_model import ThroughputModel
 from headway.doctor.tune import parse_changes
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def found(recipe: Path) -> Profile:
         "model.factory=net.py:wide",
     ]
     short = Budget(each=0.4, passes=0.2, side=0.1, whole=0.4, tries=3.0)
-    with closing(MeasurementJob.from_recipe(load_recipe(recipe, slow), say_nothing)) as job:
-        return examine_job(job, say_nothing, short, quick=True)
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, slow))) as job:
+        return examine_job(job, short, quick=True)
 
 
 @pytest.mark.check
@@ -94,10 +94,8 @@ def test_what_stalls_is_offered_rarer_times_and_checkpoints_a_thread(
     )
     loop = LoopMeasurement(stated(1.0), {"compute": 1.0}, {60: 60.0}, SyncCounts())
     waits = ["checkpoint.every_steps=1", "checkpoint.asynchronous=false"]
-    with closing(MeasurementJob.from_recipe(load_recipe(recipe, waits), say_nothing)) as job:
-        offered = KnobSearch(job, model, None, None, None, loop, say_nothing, 0.1, 600).search(
-            torch.device("cpu"), quick=True
-        )
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, waits))) as job:
+        offered = KnobSearch(job, model, None, None, None, loop, 0.1, 600).search(torch.device("cpu"), quick=True)
     assert [(one.override, one.cures, one.measured) for one in offered] == [
         ("evaluate.every_epochs=4.0", "evaluate", False),
         ("checkpoint.asynchronous=true", "checkpoint", True),
@@ -110,7 +108,7 @@ def test_what_stalls_is_offered_rarer_times_and_checkpoints_a_thread(
 
 def test_what_feeds_the_loop_adds_up(recipe: Path) -> None:
     """As it is, and as memory would feed it: records of which nothing is read or decoded."""
-    with closing(MeasurementJob.from_recipe(load_recipe(recipe, []), say_nothing)) as job:
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, []))) as job:
         assert fits_in_memory(job)
         decoded, kept = measure_loader(job, limit_s=0.3), measure_memory_loader(job, limit_s=0.3)
         for found in (decoded, kept):
@@ -134,15 +132,15 @@ def test_memory_is_offered_where_images_are_decoded_again_and_again(
         "stall": {},
     }
     loop = LoopMeasurement(stated(1e9), {"compute": 1e-9}, {60: 6e-8}, SyncCounts())
-    with closing(MeasurementJob.from_recipe(load_recipe(recipe, []), say_nothing)) as job:
-        tried = KnobSearch(job, ThroughputModel(sides, 1.0, 1.0), None, now, None, loop, say_nothing, 0.1, 60)
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, []))) as job:
+        tried = KnobSearch(job, ThroughputModel(sides, 1.0, 1.0), None, now, None, loop, 0.1, 60)
         found = tried.search(torch.device("cpu"), quick=True)
     gains = [one.gain for one in found if one.override == "data.cache=memory"]
     assert gains == pytest.approx(offered)
 
 
 def test_a_set_of_many_sizes_has_no_place_in_memory(recipe: Path) -> None:
-    job = MeasurementJob.from_recipe(load_recipe(recipe, ["data.size=8", "data.scaled=true"]), say_nothing)
+    job = MeasurementJob.from_recipe(load_recipe(recipe, ["data.size=8", "data.scaled=true"]))
     try:
         assert not fits_in_memory(job)
     finally:
@@ -151,7 +149,7 @@ def test_a_set_of_many_sizes_has_no_place_in_memory(recipe: Path) -> None:
 
 def test_stalls_are_of_one_event_and_its_interval(recipe: Path) -> None:
     often = ["checkpoint.every_steps=3", "evaluate.every_epochs=0.5"]
-    job = MeasurementJob.from_recipe(load_recipe(recipe, often), say_nothing)
+    job = MeasurementJob.from_recipe(load_recipe(recipe, often))
     try:
         evaluated, saved = measure_evaluation(job, limit_s=5), measure_checkpoint(job, limit_s=1)
     finally:
@@ -162,7 +160,7 @@ def test_stalls_are_of_one_event_and_its_interval(recipe: Path) -> None:
     assert "all 150 images" in evaluated.how
     assert saved.every == 180
     assert saved.seconds == pytest.approx(saved.once_s / 180)
-    without = MeasurementJob.from_recipe(load_recipe(recipe, ["data.eval=null"]), say_nothing)
+    without = MeasurementJob.from_recipe(load_recipe(recipe, ["data.eval=null"]))
     try:
         assert measure_evaluation(without, limit_s=1) is None
     finally:

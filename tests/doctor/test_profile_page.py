@@ -211,7 +211,7 @@ def test_tables_hold_what_the_profile_holds() -> None:
     cures = [row[1] for row in made["environment"].data["rows"]]
     assert cures == ["Unset it, or set it to 2.", "Set data.cache=disk.", "-", "-"]
     machine = dict(made["machine"].data["rows"])
-    assert machine["memory"] == "8.0 GiB"
+    assert machine["memory"] == "8.59 GB"
     assert machine["versions.torch"] == "2.13.0"
     assert len(made["facts"].data["rows"]) == len(shown.facts) + 1
     assert made["not-measured"].data["rows"] == [[what] for what in shown.not_measured]

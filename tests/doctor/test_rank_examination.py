@@ -16,12 +16,12 @@ from tests._support import finished, packed_digits, write_recipe
 from headway.core.profile import JointTiming, PipelineSide, Profile, StageCeiling, Throughput, Verdict
 from headway.doctor.budget import Budget
 from headway.doctor.examination import examine_job
-from headway.doctor.measurement_job import MeasurementJob, say_nothing
+from headway.doctor.measurement_job import MeasurementJob
 from headway.doctor.rank_examination import join_profiles
 from headway.doctor.rank_exchange import CommTrial, ExchangeMeasurement, JointRate, select_faster
 from headway.launch.hosts import Host, parse_hosts
 from headway.launch.launcher import launch
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 SLOW = """
 import os
@@ -124,8 +124,8 @@ def test_no_rank_drops_files_that_others_read(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("headway.doctor.examination.evict", dropped.append)
     monkeypatch.setattr("headway.doctor.storage.evict", dropped.append)
     short = Budget(each=0.2, passes=0.2, side=0.05, whole=0.2, tries=0.0)
-    with closing(MeasurementJob.from_recipe(load_recipe(recipe, ()), say_nothing)) as job:
-        found = examine_job(job, say_nothing, short, quick=True, barrier=lambda: None)
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, ()))) as job:
+        found = examine_job(job, short, quick=True, barrier=lambda: None)
     assert dropped == []
     assert [one.split(":")[0] for one in found.not_measured if "only one process alone" in one] == ["The first epoch"]
     assert found.runs[-1].name == "cold"

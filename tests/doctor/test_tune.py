@@ -19,11 +19,11 @@ from headway.core.recipe_editor import edit_recipe
 from headway.data.opening import open as open_dataset
 from headway.data.pack_mode import PackMode
 from headway.doctor import tune, tune_packs
-from headway.doctor.measurement_job import MeasurementJob, say_nothing
+from headway.doctor.measurement_job import MeasurementJob
 from headway.doctor.pack_estimate import build_pack_command
 from headway.doctor.tune import parse_changes
 from headway.setup.recipe import TrainRecipe
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_only_a_kept_knob_has_the_job_examined_again(folder: Path, monkeypatch: 
     ]
     first[3] = first[3].model_copy(update={"exact": False})
     bench = Bench(monkeypatch, [first, [knob("data.prefetch_batches=7", 1.2), first[0]]], {"channels_last=True": 1.4})
-    found = tune.tune(recipe, [], say=say_nothing)
+    found = tune.tune(recipe, [])
     assert [one.override for one in found.tries] == [
         "data.prefetch_batches=5",
         "channels_last=true",
@@ -131,17 +131,17 @@ def test_a_tuned_recipe_is_tuned_again_and_says_what_it_lost(folder: Path, monke
     before = recipe.read_text()
     recipe.write_text(f"\ufeff# Why.\n{before}", encoding="utf-8")
     Bench(monkeypatch, [[knob("channels_last=true", 1.4)], []], {"channels_last=True": 1.4})
-    first = tune.tune(recipe, [], say=say_nothing).written.read_text()
+    first = tune.tune(recipe, []).written.read_text()
     assert first.endswith("\n\n# Why.\n" + before.replace("channels_last: false", "channels_last: true"))
     Bench(monkeypatch, [[]], {})
-    again = tune.tune(folder / "some.tuned.yaml", [], say=say_nothing)
+    again = tune.tune(folder / "some.tuned.yaml", [])
     assert again.written.read_text().endswith(f"\n\n{first}")
     assert again.notes == []
     batch = re.search(r"^batch: (.*)$", before, re.M)
     assert batch is not None
     text = before.replace(batch[0], f"batch: &b {batch[1]}  # a value that counts twice\n# Where.\nmicro_batch: *b")
     recipe.write_text(text)
-    lost = tune.tune(recipe, ["batch=60"], say=say_nothing, overwrite=True)
+    lost = tune.tune(recipe, ["batch=60"], overwrite=True)
     assert lost.notes == ["1 comment line of the recipe could not be kept: # Where."]
     assert read_recipe(lost.written, (), TrainRecipe).recipe.micro_batch == int(batch[1])
 
@@ -149,7 +149,7 @@ def test_a_tuned_recipe_is_tuned_again_and_says_what_it_lost(folder: Path, monke
 def test_many_tries_need_no_more_than_one_examination(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many = [knob(f"data.prefetch_batches={number}", 1.5) for number in range(4, 14)]
     bench = Bench(monkeypatch, [many], {})
-    found = tune.tune(write_recipe(folder / "some.yaml"), [], say=say_nothing)
+    found = tune.tune(write_recipe(folder / "some.yaml"), [])
     assert len(found.tries) == 10 > tune.ROUNDS
     assert found.to_text().endswith("some.tuned.yaml is the unchanged recipe, with the trials as comments.")
     assert len(bench.examined) == 1
@@ -162,9 +162,7 @@ def test_more_batches_are_ready_where_the_loop_waits_for_a_loader_that_is_faster
     slower = sides.model_copy(update={"input_beside": 3e-4})
     waits = [one.model_copy(update={"wait_share": 0.2}) if one.name == "warm" else one for one in runs()]
     with closing(
-        MeasurementJob.from_recipe(
-            load_recipe(write_recipe(folder / "some.yaml"), ["data.prefetch_batches=4"]), say_nothing
-        )
+        MeasurementJob.from_recipe(load_recipe(write_recipe(folder / "some.yaml"), ["data.prefetch_batches=4"]))
     ) as job:
         (offered,) = tune.suggest_more_prefetch(job, profile(runs=waits, together=sides))
         assert (offered.override, offered.gain) == ("data.prefetch_batches=8", pytest.approx(1.25))
@@ -175,7 +173,7 @@ def test_more_batches_are_ready_where_the_loop_waits_for_a_loader_that_is_faster
     Bench(
         monkeypatch, [[]], {"data.prefetch_batches=6": 1.2, "data.prefetch_batches=12": 1.2}, runs=waits, together=sides
     )
-    found = tune.tune(folder / "some.yaml", ["data.prefetch_batches=3"], say=say_nothing)
+    found = tune.tune(folder / "some.yaml", ["data.prefetch_batches=3"])
     assert [(one.override, one.kept) for one in found.tries] == [
         ("data.prefetch_batches=6", True),
         ("data.prefetch_batches=12", False),
@@ -185,12 +183,12 @@ def test_more_batches_are_ready_where_the_loop_waits_for_a_loader_that_is_faster
 @pytest.mark.parametrize("gain", [2.0, 0.5])
 def test_a_lossless_pack_stays_where_it_helps(folder: Path, monkeypatch: pytest.MonkeyPatch, gain: float) -> None:
     recipe = write_recipe(folder / "some.yaml", data={"train": "digits", "eval": None})
-    with closing(MeasurementJob.from_recipe(load_recipe(recipe, []), say_nothing)) as job:
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, []))) as job:
         lossless = build_pack_command(job, PackMode(kind="keep")).format_command(job.loaded)
         other = build_pack_command(job, PackMode(kind="encode", side=4)).format_command(job.loaded)
     knobs = [knob(other, 3.0, exact=False, cures="decode"), knob(lossless, 2.0, cures="storage")]
     bench = Bench(monkeypatch, [knobs, []], {"data.train=some.keep": gain})
-    found = tune.tune(recipe, [], say=say_nothing)
+    found = tune.tune(recipe, [])
     assert [one.override for one in found.tries] == [lossless]
     assert "some.keep" in bench.tried
     assert (folder / "some.keep").exists() == (gain > 1)
@@ -204,25 +202,25 @@ def test_a_lossless_pack_stays_where_it_helps(folder: Path, monkeypatch: pytest.
 
 def test_a_pack_that_has_no_room_is_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(folder / "some.yaml", data={"train": "digits", "eval": None})
-    with closing(MeasurementJob.from_recipe(load_recipe(recipe, []), say_nothing)) as job:
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, []))) as job:
         lossless = build_pack_command(job, PackMode(kind="keep")).format_command(job.loaded)
     Bench(monkeypatch, [[knob(lossless, 2.0)]], {"data.train=some.keep": 2.0})
     with monkeypatch.context() as full:
         full.setattr(tune_packs, "read_free_disk_bytes", lambda folder: 10_000)
-        found = tune.tune(recipe, [], say=say_nothing)
+        found = tune.tune(recipe, [])
     assert not found.tries
     assert not (folder / "some.keep").exists()
-    assert any("GB are free" in note and "was not tried" in note for note in found.notes)
+    assert any("are free" in note and "was not tried" in note for note in found.notes)
     (folder / "some.keep").mkdir()
     (folder / "some.keep" / "mine").touch()
-    found = tune.tune(recipe, [], say=say_nothing, overwrite=True)
+    found = tune.tune(recipe, [], overwrite=True)
     assert any("exists already" in note for note in found.notes)
     assert (folder / "some.keep" / "mine").exists()
 
 
 def test_nothing_is_left_of_a_tuning_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(folder / "some.yaml", data={"train": "digits", "eval": None})
-    with closing(MeasurementJob.from_recipe(load_recipe(recipe, []), say_nothing)) as job:
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, []))) as job:
         lossless = build_pack_command(job, PackMode(kind="keep")).format_command(job.loaded)
     bench = Bench(monkeypatch, [[knob(lossless, 2.0)]], {"data.train=some.keep": 2.0})
     turns = bench._in_turns
@@ -235,7 +233,7 @@ def test_nothing_is_left_of_a_tuning_that_fails(folder: Path, monkeypatch: pytes
 
     monkeypatch.setattr(tune, "_run_in_turns", stop)
     with pytest.raises(KeyboardInterrupt):
-        tune.tune(recipe, [], say=say_nothing)
+        tune.tune(recipe, [])
     assert not (folder / "some.keep").exists()
     assert not (folder / "some.tuned.yaml").exists()
 

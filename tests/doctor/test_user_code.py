@@ -17,13 +17,14 @@ from tests._support import packed_digits, write_recipe
 from headway.core.user_code import import_user_object
 from headway.doctor.budget import Budget
 from headway.doctor.examination import examine_job
+from headway.doctor.input_transform import find_transform_lines
 from headway.doctor.loop_measurement import LoopMeasurement, measure_loop
 from headway.doctor.measurement_job import MeasurementJob
 from headway.doctor.stack_sampler import StackSampler
 from headway.doctor.sync_counter import LineCounts, SyncCounts, classify_wait, count_calls
 from headway.doctor.time_attribution import classify
 from headway.doctor.user_code import UserCodeLine, find_owner, find_user_line
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 HOLDERS = """
 import gc
@@ -97,6 +98,27 @@ def hurries(images, labels, keys):
     return images, labels
 
 
+def make_slow():
+    def slowly(image):
+        order = np.sort(np.arange(100_000) % 65_521)  # here: image
+        return image + np.uint8(order[0])
+
+    return slowly
+
+
+def make_lazy():
+    def wait(image):
+        time.sleep(0.003)  # here: lazy
+        return image
+
+    return wait
+
+
+def naps(images, labels, keys):
+    time.sleep(0.02)  # here: naps
+    return images, labels
+
+
 class Slow(Classification):
     def loss(self, outputs, labels):
         time.sleep(0.05)  # here: loss
@@ -128,7 +150,7 @@ def line_of(what: str) -> int:
 
 
 def loop_of(folder: Path, *overrides: str) -> LoopMeasurement:
-    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides), str)) as job:
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides))) as job:
         return measure_loop(job, limit_s=0.6, passes_s=0.2)
 
 
@@ -191,10 +213,8 @@ def test_a_loss_and_a_metric_are_told_from_the_network(
 @pytest.mark.check
 def test_the_verdict_names_the_line_of_a_transform(folder: Path) -> None:
     short = Budget(each=0.4, passes=0.2, side=0.1, whole=0.4, tries=0.2)
-    with closing(
-        MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", ["transform=holders.py:waits"]), str)
-    ) as job:
-        found = examine_job(job, str, short, quick=True)
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", ["transform=holders.py:waits"]))) as job:
+        found = examine_job(job, short, quick=True)
     assert found.verdict.stage == "transform"
     assert f"the recipe's transform (sleep at holders.py:{line_of('waits')} in transform" in found.verdict.sentence
     row = found.find_ceiling("transform")
@@ -204,6 +224,37 @@ def test_the_verdict_names_the_line_of_a_transform(folder: Path) -> None:
     assert row.seconds >= 0.5 * 0.05 / found.batch
     assert found.knobs
     assert any(str(row.code[0]) in knob.name and not knob.override for knob in found.knobs)
+
+
+IMAGE, BYTES = ("data.image_transform=holders.py:make_slow",), ("transform=holders.py:naps", "transform_on=uint8")
+
+
+@pytest.mark.parametrize(("overrides", "what", "line"), [(IMAGE, "python", "image"), (BYTES, "sleep", "naps")])
+def test_the_lines_of_a_transform_beside_the_loop_are_found(
+    folder: Path, overrides: tuple[str, ...], what: str, line: str
+) -> None:
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides))) as job:
+        first, *_ = find_transform_lines(job, stage_s=1.0, limit_s=0.1)
+    assert (Path(first.file).name, first.line, first.within, first.what) == (
+        "holders.py",
+        line_of(line),
+        "transform",
+        what,
+    )
+    assert 0.5 < first.seconds <= 1.01
+
+
+@pytest.mark.check
+def test_the_verdict_names_the_line_of_a_slow_transform_of_images(folder: Path) -> None:
+    short = Budget(each=0.4, passes=0.2, side=0.1, whole=0.4, tries=0.2)
+    overrides = ["data.image_transform=holders.py:make_lazy", "data.transform_workers=1"]
+    with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides))) as job:
+        found = examine_job(job, short, quick=True)
+    assert found.verdict.stage == "transform"
+    assert found.verdict.kind == "host/IO limited"
+    assert f"the recipe's transform (sleep at holders.py:{line_of('lazy')} in transform" in found.verdict.sentence
+    assert [one.side for one in found.ceilings if one.stage == "transform"] == ["input"]
+    assert any(f"holders.py:{line_of('lazy')}" in knob.name for knob in found.knobs)
 
 
 def test_a_transform_that_is_faster_alone_than_in_the_run_makes_no_work_of_others(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.fuzz.damage import damage_bytes, damage_tree, encode
 
-from headway.comm.coordinator import PURPOSE, Coordinator
+from headway.comm.coordinator import COORDINATOR_PURPOSE, Coordinator
 from headway.core import channel
 from headway.core.channel import MAGIC, AuthenticationError, Channel
 
@@ -31,13 +31,13 @@ PATIENCE_S = 60
 def _connected(port: int, random: Random, known: bool) -> tuple[socket.socket, Channel]:
     """A connection of a process of the run, or of a stranger who has seen how one begins."""
     if known:
-        end, spoken = channel.connect(HOST, port, SECRET, PURPOSE, timeout_s=PATIENCE_S)
+        end, spoken = channel.connect(HOST, port, SECRET, COORDINATOR_PURPOSE, timeout_s=PATIENCE_S)
         end.settimeout(PATIENCE_S)
         return end, spoken
     end = socket.create_connection((HOST, port), timeout=PATIENCE_S)
     with contextlib.suppress(ConnectionError):
         end.sendall(damage_bytes(random, MAGIC + random.randbytes(random.choice((0, 31, 64, 200)))))
-    return end, Channel(b"guess", PURPOSE, accepts=False)
+    return end, Channel(b"guess", COORDINATOR_PURPOSE, accepts=False)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.fuzz.damage import damage_bytes, damage_tree, encode
 
-from headway.comm.hvd.connection import LIMIT_BYTES, PURPOSE, Connection
+from headway.comm.hvd.connection import HVD_PURPOSE, MAX_HVD_MESSAGE_BYTES, Connection
 from headway.comm.hvd.negotiator import Negotiator
 from headway.comm.hvd.requests import Request, Response
 from headway.comm.hvd.settings import Settings
@@ -42,7 +42,9 @@ def _asked() -> list[dict[str, Any]]:
 
 def _channels() -> tuple[Channel, Channel]:
     """Both ends of a connection whose processes have proved themselves to each other."""
-    made = [Channel(b"sesame", PURPOSE, accepts=accepts, limit_bytes=LIMIT_BYTES) for accepts in (True, False)]
+    made = [
+        Channel(b"sesame", HVD_PURPOSE, accepts=accepts, limit_bytes=MAX_HVD_MESSAGE_BYTES) for accepts in (True, False)
+    ]
     while not all(channel.ready for channel in made):
         for channel, other in (made, made[::-1]):
             said = bytes(channel.out)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests._support import packed_digits, records, write_recipe
+from tests._support import collect_messages, packed_digits, records, write_recipe
 from tests.comm._ranks import Rank, run_ranks
 
 from headway.checkpoint.checkpoints import Checkpoint, Checkpoints
@@ -26,9 +26,9 @@ from headway.launch.handover import hand_over
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train import runs
-from headway.train.progress import LogLines
-from headway.train.trainer import Trainer
+from headway.training import runs
+from headway.training.progress import LogLines
+from headway.training.trainer import Trainer
 
 BATCH, STEPS = 12, 15
 OPTIONS = ("checkpoint.every_steps=4", "checkpoint.keep=3", "log_ids=true")
@@ -53,26 +53,26 @@ class LauncherSlot:
         self.coordinator = Coordinator([(0, 0)], secret=b"x", timeout_s=30, store_port=store.port, on_event=tell)
         stack.enter_context(closing(self.coordinator))
 
-    def start(self, attempt: int, said: list[str], *options: str) -> tuple[CoordinatorClient, Trainer]:
+    def start(self, attempt: int, *options: str) -> tuple[CoordinatorClient, Trainer]:
         """Starts a training process; all but the first join the run."""
         joins = attempt > 0
         loaded = read_recipe(self._recipe, (*OPTIONS, *options), TrainRecipe)
         member = CoordinatorClient(LOOPBACK, self.coordinator.port, secret="x", worker=f"0.0.{attempt}", joining=joins)
         self._stack.callback(member.close)
-        ranks = Ranks(loaded.recipe.comm, LaunchedProcess(0, 1, 0, 1, None, None, "headway"), member, said.append)
-        setup = build_setup(loaded, say=said.append, ranks=ranks)
+        ranks = Ranks(loaded.recipe.comm, LaunchedProcess(0, 1, 0, 1, None, None, "headway"), member)
+        setup = build_setup(loaded, ranks=ranks)
         self._stack.callback(setup.inputs.close)
         run = RunFolder(self._run) if joins else RunFolder.create(self._run)
         if not joins:
             runs._record_recipe(run, setup, ranks)
         trainer = self._stack.enter_context(closing(Trainer(setup, run, LogLines(), ranks)))
-        self._stack.callback(ranks._leave)
+        self._stack.callback(ranks._close_generation)
         return member, trainer
 
 
 @contextmanager
 def lose_while_joining(
-    folder: Path, run: Path, steps: int, said: list[str], *options: str, harm: Callable[[], object] = lambda: None
+    folder: Path, run: Path, steps: int, *options: str, harm: Callable[[], object] = lambda: None
 ) -> Iterator[Trainer]:
     """Loses the only process of a run after some steps, when it has met its successor and not sent its state yet.
 
@@ -82,10 +82,10 @@ def lose_while_joining(
     """
     with ExitStack() as stack:
         slot = LauncherSlot(folder / "recipe.yaml", run, stack)
-        first, trainer = slot.start(0, [])
+        first, trainer = slot.start(0)
         trainer.meet()
         trainer.run(steps)
-        second, successor = slot.start(1, said, *options)
+        second, successor = slot.start(1, *options)
         second.announce_arrival()
         # Both are in generation 1; the one that trained dies before it can say how far it is.
         at_the_boundary = threading.Thread(target=first.wait_for_generation)
@@ -115,8 +115,8 @@ def list_checkpoints(run: Path) -> list[str]:
 
 
 def test_newcomers_alone_go_on_from_the_newest_checkpoint(folder: Path, tmp_path: Path) -> None:
-    run, said = tmp_path / "run", list[str]()
-    with lose_while_joining(folder, run, 10, said) as trainer:
+    run = tmp_path / "run"
+    with collect_messages() as said, lose_while_joining(folder, run, 10) as trainer:
         assert list_checkpoints(run) == ["step-00000008", "step-00000004"]
         trainer.meet()
         assert trainer.step == 8
@@ -134,7 +134,7 @@ def test_newcomers_alone_go_on_from_the_newest_checkpoint(folder: Path, tmp_path
     whole = tmp_path / "whole"
     with ExitStack() as stack:
         slot = LauncherSlot(folder / "recipe.yaml", whole, stack)
-        _, alone = slot.start(0, [])
+        _, alone = slot.start(0)
         alone.meet()
         alone.run()
     ours, theirs = (Checkpoints(path / "checkpoints").newest() for path in (run, whole))
@@ -145,9 +145,12 @@ def test_newcomers_alone_go_on_from_the_newest_checkpoint(folder: Path, tmp_path
 
 
 def test_a_damaged_checkpoint_is_passed_over(folder: Path, tmp_path: Path) -> None:
-    run, said = tmp_path / "run", list[str]()
+    run = tmp_path / "run"
     newest = run / "checkpoints/step-00000008/tensors-0.safetensors"
-    with lose_while_joining(folder, run, 10, said, harm=lambda: newest.write_bytes(b"torn")) as trainer:
+    with (
+        collect_messages() as said,
+        lose_while_joining(folder, run, 10, harm=lambda: newest.write_bytes(b"torn")) as trainer,
+    ):
         trainer.meet()
         assert trainer.step == 4
         trainer.run(1)
@@ -163,7 +166,7 @@ def refuse_to_continue(
     folder: Path, run: Path, steps: int, *options: str, harm: Callable[[], object] = lambda: None
 ) -> str:
     """Returns the error with which the successor ends the run."""
-    with lose_while_joining(folder, run, steps, [], *options, harm=harm) as trainer:
+    with lose_while_joining(folder, run, steps, *options, harm=harm) as trainer:
         logged = (run / "metrics.jsonl").read_bytes()
         with pytest.raises(HeadwayError) as caught:
             trainer.meet()
@@ -190,7 +193,7 @@ def test_checkpoints_that_are_all_damaged_end_the_run(folder: Path, tmp_path: Pa
 def test_a_run_folder_out_of_sight_ends_the_run(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with (
-        lose_while_joining(folder, run, 5, [], harm=lambda: run.rename(tmp_path / "elsewhere")) as trainer,
+        lose_while_joining(folder, run, 5, harm=lambda: run.rename(tmp_path / "elsewhere")) as trainer,
         pytest.raises(HeadwayError, match="no checkpoint of it can be seen from here"),
     ):
         trainer.meet()
@@ -203,8 +206,8 @@ def test_a_recipe_that_was_changed_meanwhile_ends_the_run(folder: Path, tmp_path
 
 
 def test_a_run_of_which_nothing_was_recorded_begins_anew(folder: Path, tmp_path: Path) -> None:
-    run, said = tmp_path / "run", list[str]()
-    with lose_while_joining(folder, run, 0, said) as trainer:
+    run = tmp_path / "run"
+    with collect_messages() as said, lose_while_joining(folder, run, 0) as trainer:
         trainer.meet()
         trainer.run()
         assert trainer.finished
@@ -223,10 +226,10 @@ class FakeFiles:
     def is_ahead(self, step: int) -> bool:
         return self.step > step
 
-    def look(self) -> dict[str, Any]:
+    def summarise(self) -> dict[str, Any]:
         return {"step": self.step, "seen": True, "recorded": self.recorded, "error": None}
 
-    def read(self) -> tuple[Checkpoint, list[str]]:
+    def read_checkpoint(self) -> tuple[Checkpoint, list[str]]:
         if self.step == 0:
             raise CheckpointError("it is damaged", where="there", fix="Mend it.")
         return Checkpoint(Path("there"), self.step, {}, {}), ["so it is"]
@@ -239,22 +242,22 @@ class FakeCarrier:
     """A carrier whose state is its step."""
 
     def __init__(self, progress: int, step: int, past: FakeFiles) -> None:
-        self.far, self.step, self.past, self.is_saving = progress, step, past, lambda: True
+        self.far, self.step, self.saved_files, self.is_saving = progress, step, past, lambda: True
         self.precision: Any = None
 
-    def identity(self) -> dict[str, Any]:
+    def get_shared_settings(self) -> dict[str, Any]:
         return {}
 
-    def progress(self) -> int:
+    def get_progress(self) -> int:
         return self.far
 
-    def state(self) -> Any:
+    def state_dict(self) -> Any:
         return {"step": self.step, "progress": self.far}, {}
 
-    def take(self, scalars: Any, tensors: Any) -> None:
+    def load_state_dict(self, scalars: Any, tensors: Any) -> None:
         self.step, self.far = scalars["step"], scalars["progress"]
 
-    def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
+    def restart_from(self, checkpoint: Checkpoint | None, progress: int) -> None:
         self.step, self.far = 0 if checkpoint is None else checkpoint.step, progress
 
 
@@ -276,9 +279,10 @@ def hand_over_cases(rank: Rank) -> list[Any]:
     out: list[Any] = []
     for (ranks, led), _ in CASES.values():
         progress, step, saved, recorded = ranks[rank.rank]
-        walker, said = FakeCarrier(progress, step, FakeFiles(saved, recorded)), list[str]()
+        walker = FakeCarrier(progress, step, FakeFiles(saved, recorded))
         try:
-            met = hand_over(rank.world, f"n{rank.rank}", walker, said.append, led=led)
+            with collect_messages() as said:
+                met = hand_over(rank.world, f"n{rank.rank}", walker, led=led)
         except HeadwayError as error:
             out.append((str(error), None, said))
         else:

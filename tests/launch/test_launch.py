@@ -30,8 +30,8 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "BACKOFF_S", 0.01)
-    monkeypatch.setattr(launcher, "GRACE_S", 20.0)  # on a busy machine the others come late
+    monkeypatch.setattr(launcher, "REPLACEMENT_BACKOFF_S", 0.01)
+    monkeypatch.setattr(launcher, "ERROR_GRACE_S", 20.0)  # on a busy machine the others come late
     for name in ("OMP_NUM_THREADS", "HEADWAY_RSH", "HEADWAY_ADDRESS", "HEADWAY_REMOTE_PYTHON"):
         monkeypatch.delenv(name, raising=False)
 
@@ -173,7 +173,7 @@ def test_different_failures_at_the_start_are_all_said(tmp_path: Path, capfd: pyt
 def test_if_one_worker_fails_at_the_start_the_others_are_ended(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_S", 0.2)
+    monkeypatch.setattr(launcher, "ERROR_GRACE_S", 0.2)
     assert launch(build_plan(tmp_path, (0, 3), r1="fail 5 my disk is gone."), parse_local(3)) == 5
     assert capfd.readouterr().err == "[rank 1] headway: my disk is gone.\n"
 
@@ -190,7 +190,7 @@ def test_a_worker_killed_at_the_start_is_replaced_as_if_it_had_never_been(tmp_pa
 def test_a_worker_that_is_killed_again_and_again_at_the_start_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_S", 0.1)
+    monkeypatch.setattr(launcher, "ERROR_GRACE_S", 0.1)
     plan = {"do": {f"0.1.{attempt}": "die" for attempt in range(9)}, "until": (0, 2)}
     with pytest.raises(CommunicationError, match=r"worker 1 on host localhost was ended by SIGKILL"):
         launch([str(SCRIPT), json.dumps(plan), str(tmp_path)], parse_local(2))
@@ -239,7 +239,7 @@ def test_a_worker_may_say_why_it_fails(on_rank_failure: Any, tmp_path: Path, cap
 def test_an_error_of_its_own_ends_the_run_and_is_said_once(
     who: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_S", 5.0 if "r0" in who else 1.0)  # on a busy machine it may be late
+    monkeypatch.setattr(launcher, "ERROR_GRACE_S", 5.0 if "r0" in who else 1.0)  # on a busy machine it may be late
     plan = build_plan(tmp_path, (9, 9), **dict.fromkeys(who, "own 4"))
     assert launch(plan, parse_local(3), timeout_s=200.0, resume_hint="Go on with it.") == 4
     (line,) = (line for line in capfd.readouterr().err.splitlines() if "note" not in line)
@@ -356,7 +356,7 @@ def test_workers_of_other_hosts_go_through_the_remote_shell(
 def test_a_host_that_cannot_be_reached_is_named(
     rsh: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_S", 0.1)
+    monkeypatch.setattr(launcher, "ERROR_GRACE_S", 0.1)
     monkeypatch.setenv("HEADWAY_RSH", rsh)
     monkeypatch.setenv("HEADWAY_ADDRESS", "127.0.0.1")
     with pytest.raises(CommunicationError, match=match):
@@ -366,7 +366,7 @@ def test_a_host_that_cannot_be_reached_is_named(
 def test_a_missing_python_is_reported_with_the_words_of_the_shell(
     shell: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_S", 0.1)
+    monkeypatch.setattr(launcher, "ERROR_GRACE_S", 0.1)
     monkeypatch.setenv("HEADWAY_REMOTE_PYTHON", "/no/such/python")
     with pytest.raises(CommunicationError, match=r"host b cannot be used .*/no/such/python: not found"):
         launch(build_plan(tmp_path, (0, 1)), parse_remote("b:1"))

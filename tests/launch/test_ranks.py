@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import torch
-from tests._support import packed_digits, write_recipe
+from tests._support import collect_messages, packed_digits, write_recipe
 
 from headway.comm.coordinator import Coordinator, CoordinatorEvent, GenerationFormed
 from headway.comm.coordinator_client import CoordinatorClient
@@ -18,8 +18,8 @@ from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import LogLines
-from headway.train.trainer import Trainer
+from headway.training.progress import LogLines
+from headway.training.trainer import Trainer
 
 IDLE = """
 from torch import nn
@@ -32,9 +32,7 @@ def net(num_classes):
 
 
 @contextmanager
-def run_single_member(
-    tmp_path: Path, said: list[str], events: list[CoordinatorEvent], *overrides: str
-) -> Iterator[Trainer]:
+def run_single_member(tmp_path: Path, events: list[CoordinatorEvent], *overrides: str) -> Iterator[Trainer]:
     """Runs the only process of a launcher: 15 steps per epoch, and a new generation at each `meet`."""
     packed_digits(tmp_path)
     write_recipe(tmp_path / "recipe.yaml", batch=12, epochs=4)
@@ -44,18 +42,15 @@ def run_single_member(
     coordinator = Coordinator([(0, 0)], secret=b"x", timeout_s=20, store_port=store.port, on_event=events.append)
     with closing(store), closing(coordinator):
         member = CoordinatorClient(LOOPBACK, coordinator.port, secret="x", worker="0.0.0")
-        with Ranks(
-            loaded.recipe.comm, LaunchedProcess(0, 1, 0, 1, None, None, "headway"), member, said.append
-        ) as ranks:
-            setup = build_setup(loaded, say=said.append, ranks=ranks)
+        with Ranks(loaded.recipe.comm, LaunchedProcess(0, 1, 0, 1, None, None, "headway"), member) as ranks:
+            setup = build_setup(loaded, ranks=ranks)
             with closing(Trainer(setup, RunFolder.create(tmp_path / "run"), LogLines(), ranks)) as trainer:
                 yield trainer
 
 
 def test_parameters_without_a_gradient_are_named_in_one_generation(tmp_path: Path) -> None:
     events: list[CoordinatorEvent] = []
-    said: list[str] = []
-    with run_single_member(tmp_path, said, events) as trainer:
+    with collect_messages() as said, run_single_member(tmp_path, events) as trainer:
         for _ in range(3):
             trainer.meet()
             trainer.run(2)
@@ -67,7 +62,7 @@ def test_parameters_without_a_gradient_are_named_in_one_generation(tmp_path: Pat
 def test_frozen_parameters_stay_frozen_in_the_next_generation(tmp_path: Path) -> None:
     """A newcomer has frozen nothing yet, and all ranks need the same buckets."""
     frozen = "model.freeze_after=[{match: '^1.weight', after_epochs: 0.1}]"
-    with run_single_member(tmp_path, [], [], frozen) as trainer:
+    with run_single_member(tmp_path, [], frozen) as trainer:
         weight = trainer.setup.model.get_parameter("1.weight")
         begun, seen = weight.detach().clone(), []
         for _ in range(3):

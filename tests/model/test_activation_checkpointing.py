@@ -12,7 +12,7 @@ import torch
 from tests.comm._ranks import Rank, run_ranks
 from torch import nn
 
-from headway.comm.batch_norm import convert_sync
+from headway.comm.batch_norm import convert_sync_batchnorm
 from headway.core.errors import UsageError
 from headway.model import cifar_net, cifar_resnet, resnet18, resnet50, small_net
 from headway.model.activation_checkpointing import checkpoint_activations
@@ -93,7 +93,7 @@ def synchronised(rank: Rank) -> list[dict[str, torch.Tensor]]:
     found = []
     for again in (False, True):
         torch.manual_seed(0)
-        model = convert_sync(stages(), rank.world.create_group(name=f"norm {again}"))
+        model = convert_sync_batchnorm(stages(), rank.world.create_group(name=f"norm {again}"))
         if again:
             checkpoint_activations(model, [r"^[123]$"])
         torch.manual_seed(rank.rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,21 +46,24 @@ def fetched(library: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["IMAGENET1K_V1", "Tiny_Weights.IMAGENET1K_V1"])
 @pytest.mark.parametrize("factory", [VISION, "torchvision.models:get_model"])
-def test_torchvision_by_name(factory: str, name: str, state: dict[str, torch.Tensor]) -> None:
+def test_torchvision_by_name(
+    factory: str, name: str, state: dict[str, torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
     """torchvision refuses another number of classes beside weights, so the last layer is replaced."""
     more = {"name": "tiny"} if factory.endswith("get_model") else {}
-    asked, said = recipe(factory, weights=name, **more), list[str]()
+    caplog.set_level(logging.INFO, logger="headway")
+    asked = recipe(factory, weights=name, **more)
     found = find_input_format(asked, base=Path())
     assert found is not None
     assert (found.mean, found.std) == IMAGENET
     assert (found.size, found.share, found.origin) == ((24, 24), 0.75, "torchvision's Tiny_Weights.IMAGENET1K_V1")
-    model = build(asked, say=said.append)
+    model = build(asked)
     assert fetched("torchvision") == ["IMAGENET1K_V1"]
     assert torch.equal(model.get_parameter("conv1.weight"), state["conv1.weight"])
     assert model.get_parameter("fc.weight").shape == (3, 4)
-    assert said == ["The last layer 'fc' of the pretrained network begins anew with 3 outputs."]
+    assert caplog.messages == ["The last layer 'fc' of the pretrained network begins anew with 3 outputs."]
     # As a run is evaluated or resumed: its own weights follow, and nothing is fetched.
-    again = build(asked, loads_weights=False, say=pytest.fail)
+    again = build(asked, loads_weights=False)
     assert fetched("torchvision") == ["IMAGENET1K_V1"]
     assert [(name, value.shape) for name, value in again.named_parameters()] == [
         (name, value.shape) for name, value in model.named_parameters()
@@ -68,7 +72,7 @@ def test_torchvision_by_name(factory: str, name: str, state: dict[str, torch.Ten
 
 def test_torchvision_keeps_a_head_that_fits(state: dict[str, torch.Tensor]) -> None:
     asked = recipe(VISION, weights="DEFAULT")
-    model = build_model(asked, num_outputs=1000, base=Path(), say=pytest.fail)
+    model = build_model(asked, num_outputs=1000, base=Path())
     assert fetched("torchvision") == ["IMAGENET1K_V2"]
     assert torch.equal(model.get_parameter("fc.weight"), state["fc.weight"])
 

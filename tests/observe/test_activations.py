@@ -11,7 +11,7 @@ from tests._waits import counted
 from torch import Tensor, nn
 
 from headway.core.errors import RecipeError
-from headway.observe.activations import MAX_MODULES, PERCENTILES, VALUES_PER_TENSOR, ActivationPercentiles
+from headway.observe.activations import MAX_MODULES, MAX_SAMPLED_VALUES, PERCENTILES, ActivationPercentiles
 
 
 class Net(nn.Module):
@@ -48,7 +48,7 @@ def test_percentiles_are_those_of_the_whole_tensor() -> None:
     given = {"conv": conv, "bn (before)": conv, "bn": model.bn(conv), "relu": model.bn(conv).relu()}
     for name, tensor in given.items():
         values = np.sort(tensor.detach().numpy().ravel())
-        assert len(values) > VALUES_PER_TENSOR
+        assert len(values) > MAX_SAMPLED_VALUES
         share = np.searchsorted(values, found[name], side="right") / len(values)
         for place, percent in enumerate(PERCENTILES):
             assert share[place] >= percent / 100 - 0.02, name

@@ -111,7 +111,7 @@ def test_principal_axes_are_those_of_a_singular_value_decomposition(rows: list[l
     axes = directions.fit_plane({"a": torch.zeros(2).double(), "b": torch.zeros(2).double()}, states, ["a", "b"])
     u, v = (torch.cat([axis["a"], axis["b"]]) for axis in (axes.first, axes.second))
     assert torch.stack([u @ u, v @ v, u @ v]).tolist() == pytest.approx([1, 1, 0], abs=1e-6)
-    found = torch.tensor(axes.places, dtype=torch.float64)
+    found = torch.tensor(axes.coordinates, dtype=torch.float64)
     torch.testing.assert_close(found, torch.stack([matrix @ u, matrix @ v], dim=1), atol=1e-6, rtol=1e-6)
     shares = (values[:2] ** 2 / (values**2).sum()).tolist()
     assert list(axes.shares) == pytest.approx(shares, abs=1e-6)
@@ -121,9 +121,9 @@ def test_a_plane_through_three_states_holds_all_three() -> None:
     torch.manual_seed(0)
     states = [{"a": torch.randn(5, dtype=torch.float64), "b": torch.randn(2, dtype=torch.float64)} for _ in range(3)]
     axes = directions.span_plane(*states, ["a", "b"])  # type: ignore[misc]
-    assert axes.places[0] == (0, 0)
-    assert axes.places[1][1] == 0
-    for state, (x, y) in zip(states, axes.places, strict=True):
+    assert axes.coordinates[0] == (0, 0)
+    assert axes.coordinates[1][1] == 0
+    for state, (x, y) in zip(states, axes.coordinates, strict=True):
         for name in state:
             torch.testing.assert_close(states[0][name] + x * axes.first[name] + y * axes.second[name], state[name])
 

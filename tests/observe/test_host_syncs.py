@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.observe.host_syncs import COUNTED_STEPS, MAX_TRIES, SKIPPED_STEPS, HostSyncCounter
+from headway.observe.host_syncs import COUNTED_STEPS, MAX_LISTENED_STEPS, SKIPPED_STEPS, HostSyncCounter
 
 X = torch.ones(3)
 
@@ -67,7 +67,7 @@ def test_steps_that_do_something_else_do_not_count() -> None:
     assert sum(heard) == 2 * COUNTED_STEPS
     heard.clear()
     assert ran(step, 60, lambda number: True) is None, "there is nothing else than such steps"
-    assert sum(heard) == MAX_TRIES
+    assert sum(heard) == MAX_LISTENED_STEPS
 
 
 def test_a_run_that_is_too_short_is_not_counted() -> None:

@@ -13,7 +13,7 @@ from tests._support import free_port
 from tests.observe.test_prometheus import get, parsed
 
 from headway.observe.metrics_server import MAX_CONNECTIONS, MAX_REQUEST_BYTES
-from headway.observe.prometheus import ADDRESS, PrometheusEndpoint
+from headway.observe.prometheus import DEFAULT_ADDRESS, PrometheusEndpoint
 
 WAIT_S = 60.0
 NUMBERS = {"step": 1.0}
@@ -25,7 +25,7 @@ def port() -> int:
 
 
 @contextmanager
-def served(port: int, address: str = ADDRESS) -> Iterator[None]:
+def served(port: int, address: str = DEFAULT_ADDRESS) -> Iterator[None]:
     with PrometheusEndpoint(address, port, lambda: NUMBERS, {}):
         yield
 
@@ -113,7 +113,7 @@ def test_many_silent_connections_keep_nobody_out(port: int) -> None:
 def test_who_does_not_read_the_answer_holds_nobody_up(port: int) -> None:
     many = {f"number_{number}": 1.0 for number in range(100_000)}
     with ExitStack() as stack:
-        stack.enter_context(PrometheusEndpoint(ADDRESS, port, lambda: many, {}))
+        stack.enter_context(PrometheusEndpoint(DEFAULT_ADDRESS, port, lambda: many, {}))
         deaf = socket.socket()
         stack.enter_context(deaf)
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
@@ -132,7 +132,7 @@ def test_a_page_that_is_never_made_does_not_hold_up_the_end_of_a_run(port: int) 
 
     with ExitStack() as stack:
         begun = time.monotonic()
-        with PrometheusEndpoint(ADDRESS, port, gauges, {}):
+        with PrometheusEndpoint(DEFAULT_ADDRESS, port, gauges, {}):
             client = connected(stack, port)
             client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             assert asked.wait(WAIT_S)
@@ -172,6 +172,6 @@ def test_an_error_in_making_the_page_is_told_and_the_server_goes_on(port: int) -
             raise error
         return NUMBERS
 
-    with PrometheusEndpoint(ADDRESS, port, gauges, {}):
+    with PrometheusEndpoint(DEFAULT_ADDRESS, port, gauges, {}):
         assert get(port)[0] == 500
         assert get(port)[0] == 200

@@ -113,7 +113,7 @@ def test_the_chance_is_that_of_the_rank_sum(ties: bool) -> None:
         here, others, alternative="greater", method="asymptotic", use_continuity=False
     ).pvalue
     assert found.p_value == pytest.approx(4 * known), "of four phases"
-    assert find_recurring(values, 4, tried=10**9) is None, "chance over all that was tried"
+    assert find_recurring(values, 4, num_tests=10**9) is None, "chance over all that was tried"
 
 
 def test_a_period_is_found_and_matched() -> None:

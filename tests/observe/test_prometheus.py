@@ -15,7 +15,7 @@ import pytest
 from tests._support import free_port
 
 from headway.core.errors import UsageError
-from headway.observe.prometheus import ADDRESS, PrometheusEndpoint, format_exposition
+from headway.observe.prometheus import DEFAULT_ADDRESS, PrometheusEndpoint, format_exposition
 
 LINE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)\{((?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} (\S+)')
 
@@ -61,7 +61,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 def test_it_answers_with_what_is_known_now(port: int) -> None:
     gauges = {"step": 3.0, "train_loss": 0.25}
-    with PrometheusEndpoint(ADDRESS, port, lambda: gauges, {"run": "a"}):
+    with PrometheusEndpoint(DEFAULT_ADDRESS, port, lambda: gauges, {"run": "a"}):
         status, kind, page = get(port)
         assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
         assert parsed(page) == {"headway_step": 3, "headway_train_loss": 0.25}
@@ -84,13 +84,13 @@ def test_names_and_labels_that_the_format_cannot_hold() -> None:
 
 
 def test_no_numbers_are_an_empty_page(port: int) -> None:
-    with PrometheusEndpoint(ADDRESS, port, dict, {}):
+    with PrometheusEndpoint(DEFAULT_ADDRESS, port, dict, {}):
         assert get(port)[::2] == (200, "")
 
 
 def test_those_who_connect_and_say_nothing_or_nonsense_hold_it_up_for_a_moment(port: int) -> None:
     address = ("127.0.0.1", port)
-    with PrometheusEndpoint(ADDRESS, port, lambda: {"step": 1.0}, {}):
+    with PrometheusEndpoint(DEFAULT_ADDRESS, port, lambda: {"step": 1.0}, {}):
         with socket.create_connection(address), socket.create_connection(address) as odd:
             odd.sendall(b"\xff\xfe nonsense\r\n\r\n")
             assert parsed(get(port)[2]) == {"headway_step": 1}
@@ -101,7 +101,7 @@ def test_those_who_connect_and_say_nothing_or_nonsense_hold_it_up_for_a_moment(p
 
 def test_many_ask_at_once(port: int) -> None:
     pages: list[str] = []
-    with PrometheusEndpoint(ADDRESS, port, lambda: {"step": 1.0}, {}):
+    with PrometheusEndpoint(DEFAULT_ADDRESS, port, lambda: {"step": 1.0}, {}):
         threads = [threading.Thread(target=lambda: pages.append(get(port)[2])) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -112,16 +112,16 @@ def test_many_ask_at_once(port: int) -> None:
 
 def test_a_port_that_is_taken_is_refused(port: int) -> None:
     with (
-        PrometheusEndpoint(ADDRESS, port, dict, {}),
+        PrometheusEndpoint(DEFAULT_ADDRESS, port, dict, {}),
         pytest.raises(UsageError, match=f"port {port} of 127.*Set another port"),
     ):
-        PrometheusEndpoint(ADDRESS, port, dict, {}).__enter__()
+        PrometheusEndpoint(DEFAULT_ADDRESS, port, dict, {}).__enter__()
 
 
 def test_another_process_takes_over_the_port_of_one_that_is_lost(port: int) -> None:
     leads = False
-    with PrometheusEndpoint(ADDRESS, port, lambda: {"step": 2.0}, {}, leads=lambda: leads):
-        with PrometheusEndpoint(ADDRESS, port, lambda: {"step": 1.0}, {}):
+    with PrometheusEndpoint(DEFAULT_ADDRESS, port, lambda: {"step": 2.0}, {}, leads=lambda: leads):
+        with PrometheusEndpoint(DEFAULT_ADDRESS, port, lambda: {"step": 1.0}, {}):
             assert parsed(get(port)[2]) == {"headway_step": 1}
         leads = True
 
@@ -137,8 +137,8 @@ def test_another_process_takes_over_the_port_of_one_that_is_lost(port: int) -> N
 def test_one_that_cannot_take_over_leaves_the_run_alone(port: int, caplog: pytest.LogCaptureFixture) -> None:
     leads = False
     with (
-        PrometheusEndpoint(ADDRESS, port, dict, {}, leads=lambda: leads) as second,
-        PrometheusEndpoint(ADDRESS, port, lambda: {"step": 1.0}, {}),
+        PrometheusEndpoint(DEFAULT_ADDRESS, port, dict, {}, leads=lambda: leads) as second,
+        PrometheusEndpoint(DEFAULT_ADDRESS, port, lambda: {"step": 1.0}, {}),
     ):
         leads = True
         eventually(lambda: "cannot be used" in caplog.text)

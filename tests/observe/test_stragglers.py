@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from headway.core import row_file
 from headway.core.run_folder import RunFolder
-from headway.observe.stragglers import COLUMNS, KIND, OWN_STAGES, build_panels, describe_stragglers, find_slowest_rank
+from headway.observe.stragglers import (
+    COLUMNS,
+    COMPUTE_STAGES,
+    ROW_FILE_KIND,
+    build_panels,
+    describe_stragglers,
+    find_slowest_rank,
+)
 from headway.page import renderer
 
 Seconds = NDArray[np.float64]
@@ -29,8 +36,8 @@ def steps(own: Seconds, *, sums: float = 0.002) -> Seconds:
 
 def of(*stages: dict[str, float]) -> Seconds:
     """Own seconds of each rank: of some stages, all others the same everywhere."""
-    usual = dict(zip(OWN_STAGES, (0.001, 0.002, 0.01, 0.001, 0.02, 0.003), strict=True))
-    return np.array([[{**usual, **rank}[stage] for stage in OWN_STAGES] for rank in stages])
+    usual = dict(zip(COMPUTE_STAGES, (0.001, 0.002, 0.01, 0.001, 0.02, 0.003), strict=True))
+    return np.array([[{**usual, **rank}[stage] for stage in COMPUTE_STAGES] for rank in stages])
 
 
 def test_one_slow_rank_is_found_with_its_stage() -> None:
@@ -43,7 +50,7 @@ def test_one_slow_rank_is_found_with_its_stage() -> None:
 
 @given(
     st.lists(st.floats(0.001, 0.1), min_size=2, max_size=6),
-    st.sampled_from(OWN_STAGES),
+    st.sampled_from(COMPUTE_STAGES),
     st.floats(0.001, 0.01),
 )
 def test_the_others_wait_as_long_as_it_computes(more: list[float], stage: str, sums: float) -> None:
@@ -91,7 +98,7 @@ def test_what_is_not_known_is_no_verdict() -> None:
 def intervals(slow: list[int | None], ranks: int, by: float = 0.02, noise: float = 0.0) -> Seconds:
     chance = np.random.default_rng(0)
     own = [of(*({"wait": 0.001 + by * (rank == one)} for rank in range(ranks))) for one in slow]
-    return steps(np.array(own) + noise * chance.random((len(slow), ranks, len(OWN_STAGES))))
+    return steps(np.array(own) + noise * chance.random((len(slow), ranks, len(COMPUTE_STAGES))))
 
 
 def test_the_sentence_tells_a_slow_host_from_a_slow_everything() -> None:
@@ -115,7 +122,7 @@ def a_run(folder: Path, seconds: Seconds) -> RunFolder:
     run.write_json("provenance", {"samples": 100})
     names = [str(rank) for rank in range(seconds.shape[1])]
     for place, values in enumerate(seconds.astype(np.float32), 1):
-        row_file.append_row(run.rows_path(KIND), names, COLUMNS, 50 * place, place, values)
+        row_file.append_row(run.rows_path(ROW_FILE_KIND), names, COLUMNS, 50 * place, place, values)
     return run
 
 
@@ -139,7 +146,7 @@ def test_many_ranks_over_many_intervals_stay_a_picture(tmp_path: Path) -> None:
     seconds = intervals([90] * 500, 100)
     run = a_run(tmp_path / "run", seconds)
     row_file.append_row(
-        run.rows_path(KIND), [str(n) for n in range(100)], COLUMNS, 25_000, 500, seconds[-1].astype(np.float32)
+        run.rows_path(ROW_FILE_KIND), [str(n) for n in range(100)], COLUMNS, 25_000, 500, seconds[-1].astype(np.float32)
     )
     bars, grid = build_panels(run)
     assert len(bars.data["names"]) == 64
@@ -153,5 +160,5 @@ def test_many_ranks_over_many_intervals_stay_a_picture(tmp_path: Path) -> None:
 def test_a_run_of_one_rank_has_no_panels(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
     assert build_panels(run) == []
-    row_file.append_row(run.rows_path(KIND), ["0", "1"], ["other"], 1, 1, np.zeros((2, 1), np.float32))
+    row_file.append_row(run.rows_path(ROW_FILE_KIND), ["0", "1"], ["other"], 1, 1, np.zeros((2, 1), np.float32))
     assert build_panels(run) == []

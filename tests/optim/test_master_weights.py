@@ -88,7 +88,7 @@ def test_masters_of_the_same_width_change_nothing(
     name: str, clip: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With float32 for the 16 bits, which a user is refused: state of network and optimizer, bit for bit."""
-    monkeypatch.setattr(masters_module, "KINDS", (torch.float32,))
+    monkeypatch.setattr(masters_module, "HALF_DTYPES", (torch.float32,))
     found = []
     for kind in (None, torch.float32):
         model, optimizer, masters, precision = made(name, kind)
@@ -171,11 +171,11 @@ def test_updates_that_16_bits_round_away_add_up() -> None:
 def test_a_skipped_step_changes_neither_masters_nor_weights_and_nothing_waits(name: str, clip: float | None) -> None:
     model, optimizer, masters, precision = made(name, torch.float16, "fp16")
     assert masters is not None
-    precision.load({**precision.state(), "scale": 128.0})
+    precision.load_state_dict({**precision.state_dict(), "scale": 128.0})
     step(model, optimizer, precision, images(0), clip_norm=clip)
     model.eval()  # running statistics of an infinite batch are no affair of the step
     before = copy.deepcopy((masters.state_dict(), model.state_dict(), optimizer.state_dict()["state"]))
-    scale = precision.state()["scale"]
+    scale = precision.state_dict()["scale"]
     bad = images(1)
     bad[0] = torch.inf
     with counted() as waits:
@@ -185,7 +185,7 @@ def test_a_skipped_step_changes_neither_masters_nor_weights_and_nothing_waits(na
     same(model.state_dict(), before[1])
     for number, state in optimizer.state_dict()["state"].items():
         same(state, before[2][number])
-    assert precision.state()["scale"] == scale / 2
+    assert precision.state_dict()["scale"] == scale / 2
     step(model, optimizer, precision, images(2), clip_norm=clip)
     assert not torch.equal(masters.state_dict()["head.weight"], before[0]["head.weight"])
     assert all(value.isfinite().all() for value in masters.state_dict().values())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headway.core.errors import HeadwayError
 from headway.page import panel
 from headway.page.panel import Panel
-from headway.page.panel_data import LARGEST_CELLS, check_panel
+from headway.page.panel_data import MAX_LISTED_CELLS, check_panel
 
 LINES = {"x_label": "x", "y_label": "y", "series": [{"name": "a", "x": [1], "y": [2]}]}
 BARS = {"x_label": "s", "names": ["a", "b"], "stacks": [{"name": "p", "values": [1, 2]}]}
@@ -112,8 +112,8 @@ def test_gaps_and_single_points_are_drawn() -> None:
 def test_the_largest_cells_off_the_diagonal(values: list[list[int]]) -> None:
     names = [f"c{i}" for i in range(len(values))]
     cells = [(value, y, x) for y, row in enumerate(values) for x, value in enumerate(row) if x != y and value]
-    wanted = sorted(cells, key=lambda cell: (-cell[0], cell[1], cell[2]))[:LARGEST_CELLS]
-    found = check_panel(panel.matrix("m", "M", names, values)).document.data.find_largest()
+    wanted = sorted(cells, key=lambda cell: (-cell[0], cell[1], cell[2]))[:MAX_LISTED_CELLS]
+    found = check_panel(panel.matrix("m", "M", names, values)).document.data.list_largest_cells()
     assert found == [(names[y], names[x], str(value)) for value, y, x in wanted]
 
 

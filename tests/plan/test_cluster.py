@@ -25,6 +25,8 @@ OWN = (
 def test_the_catalog_is_whole() -> None:
     for name, cluster in load_clusters().items():
         assert cluster.device_spec == load_devices()[cluster.device], name
+        if cluster.between is None:
+            continue
         network = cluster.build_network(4)
         assert (network.hosts, network.ranks_per_host) == (4, cluster.devices)
         assert network.between.bandwidth_bytes_s < cluster.between.ports * cluster.between.gbit_s * 1e9 / 8
@@ -114,3 +116,44 @@ def test_what_is_not_finite_is_refused(tmp_path: Path, inside: str) -> None:
     path.write_text(yaml.safe_dump({**example(), "inside": yaml.safe_load(inside)}), encoding="utf-8")
     with pytest.raises(UsageError, match=r"inside\.(gb_s|latency_us): Input should be"):
         find_cluster(str(path))
+
+
+ONE_BOX = "title: mine\ndevice: rtx-4090\ndevices: {devices}\n"
+
+
+def test_a_box_needs_no_link_that_it_does_not_have(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(ONE_BOX.format(devices=4) + "inside: {gb_s: 12, latency_us: 5.7}\n")
+    box = find_cluster(str(path))
+    assert box.most_nodes == 1
+    assert box.build_network(1).inside.bandwidth_bytes_s == 12e9
+    path.write_text(ONE_BOX.format(devices=1))
+    assert find_cluster(str(path)).build_network(1).ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ONE_BOX.format(devices=4), "inside is missing, the link between the 4 devices"),
+        (
+            ONE_BOX.format(devices=4) + "nodes: 3\ninside: {gb_s: 12, latency_us: 5.7}\n",
+            "between is missing, the link from each of the 3 nodes",
+        ),
+    ],
+)
+def test_a_link_that_is_needed_is_asked_for(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        find_cluster(str(path))
+
+
+def test_the_catalog_is_consistent() -> None:
+    for name, cluster in load_clusters().items():
+        assert cluster.device_spec.title, name
+        network = cluster.build_network(1)
+        assert network.inside.bandwidth_bytes_s > 0
+    for name, device in load_devices().items():
+        tf32, mixed = device.tflops.tf32, device.tflops.mixed
+        assert mixed is None or mixed >= (tf32 or 0) >= 0, name
+        assert tf32 is None or tf32 >= device.tflops.fp32, name

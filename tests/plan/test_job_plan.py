@@ -93,7 +93,8 @@ def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Pa
     asked = ("plan", path, "--cluster", "dgx-1", "--nodes", "1..64", "--batch", "65536")
     found = headway(*asked, "--page", tmp_path / "plan.html", "--json").json()
     assert found["nodes_without_room"] == [1, 2, 4]
-    precision, tight = found["warnings"]
+    unmeasured, precision, tight = found["warnings"]
+    assert unmeasured.startswith("No device was measured: ")
     assert precision.startswith("The workload computes in fp32, and V100 SXM2 has 125 TFLOPS in mixed precision: ")
     assert "at 1 to 4 nodes. Plan more nodes" in tight
     assert "Plan more nodes" in (tmp_path / "plan.html").read_text(encoding="utf-8")
@@ -106,11 +107,28 @@ def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Pa
         "More than 2 nodes do not pay: a step would have more samples than the training set.\n" in headway(*small).out
     )
     found = headway(*small, "--json").json()
-    assert found["warnings"][1].startswith("From 4 nodes on a step has 1,024 samples, more than the 1,000")
+    assert found["warnings"][2].startswith("From 4 nodes on a step has 1,024 samples, more than the 1,000")
     mixed = workload().model_copy(update={"step": workload().step.model_copy(update={"precision": "bf16"})})
     mixed.write(tmp_path / "mixed.json")
     asked = ("plan", tmp_path / "mixed.json", "--cluster", "dgx-1", "--nodes", "8", "--json")
-    assert headway(*asked).json()["warnings"] == []
+    assert headway(*asked).json()["warnings"][1:] == []
+
+
+def test_a_plan_without_a_measured_device_says_so_first_and_devices_that_wait_idle(path: Path, tmp_path: Path) -> None:
+    text = headway("plan", path, "--cluster", "box-8x-l40s").out
+    assert text.splitlines()[1].startswith("No device was measured: ")
+    (tmp_path / "mine.yaml").write_text(
+        "title: mine\ndevice: l40s\ndevices: 8\ninside: {gb_s: 24, latency_us: 6}\nnode: {images_s: 10}\n"
+    )
+    plan = headway("plan", path, "--cluster", tmp_path / "mine.yaml")
+    (answer,) = headway("plan", path, "--cluster", tmp_path / "mine.yaml", "--json").json()["answers"]
+    idle = 1 - answer["images_s"] * answer["step_s"] / answer["batch"]
+    assert f"At 1 node loading limits: the devices idle {idle:.0%} of the time.\n" in plan.out
+    assert idle > 0.5
+    assert (
+        "Write --nodes 1, or give the cluster a link"
+        in headway("plan", path, "--cluster", "box-8x-l40s", "--nodes", "2", status=2).err
+    )
 
 
 def test_a_clusters_own_nodes_are_the_default(path: Path, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plan._message_simulation import schedule_messages, simulate_all_reduce, simulate_exchange, simulate_messages
 
 from headway.core import collectives
 from headway.core.collectives import Algorithm, Link, Network
 from headway.core.errors import UsageError
-from headway.plan.message_simulation import schedule_messages, simulate_all_reduce, simulate_exchange, simulate_messages
 from headway.plan.step import ComputeTime, PlannedBucket, make_even_buckets, predict_step
 
 ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "double_tree", "two_dimensional")

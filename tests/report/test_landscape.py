@@ -44,9 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn(folder: Path, *names: str, **options: Any) -> Landscape:
-    return compute_landscape(
-        [folder / name for name in names], LandscapeOptions(**QUICK | options), say=lambda text: None
-    )
+    return compute_landscape([folder / name for name in names], LandscapeOptions(**QUICK | options))
 
 
 @pytest.mark.check
@@ -144,7 +142,7 @@ def test_networks_of_two_kinds_side_by_side(folder: Path) -> None:
 def test_rescaled_weights_have_the_same_curve(folder: Path) -> None:
     """A convolution ten times as large, and what its batch norm takes out again: the curve and the relative eigenvalue
     stay, to what batch norm adds to the variance."""
-    with closing(open_solution("a", RunFolder.open(folder / "a"), "both", 60, 0, say=print)) as solution:
+    with closing(open_solution("a", RunFolder.open(folder / "a"), "both", 60, 0)) as solution:
         names = dict(solution.setup.model.named_buffers())
 
         def measured() -> tuple[list[float], float, float]:
@@ -224,17 +222,16 @@ def test_a_loss_that_is_no_number_is_a_gap(folder: Path) -> None:
     assert "NaN" not in json.dumps(line.curves)
 
 
-def test_damaged_samples_are_left_out(folder: Path, tmp_path: Path) -> None:
+def test_damaged_samples_are_left_out(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from tests._support import damage
 
     packed_digits(tmp_path)
     recipe = write_recipe(tmp_path / "recipe.yaml", data={"max_bad_share": 0.5}, epochs=1)
     headway("train", recipe, "--run", tmp_path / "run")
     damage(tmp_path / "digits.packed/eval", 3, 7)
-    heard: list[str] = []
-    found = compute_landscape([tmp_path / "run"], LandscapeOptions(**QUICK | {"samples": 1000}), say=heard.append)
+    found = compute_landscape([tmp_path / "run"], LandscapeOptions(**QUICK | {"samples": 1000}))
     assert found.runs[0].samples == {"training": 180, "evaluation": 58}
-    assert any("2 of 60 samples of digits.packed/eval are damaged and left out." in text for text in heard)
+    assert any("2 of 60 samples of digits.packed/eval are damaged and left out." in text for text in caplog.messages)
     assert len(opening.open(tmp_path / "digits.packed/eval")) == 60
 
 
@@ -265,7 +262,7 @@ def test_what_cannot_be_drawn_is_a_sentence(folder: Path, tmp_path: Path) -> Non
     ):
         assert sentence in refused("landscape", *arguments, status=2), arguments
     with pytest.raises(UsageError, match="no run was given"):
-        compute_landscape([], LandscapeOptions(), say=print)
+        compute_landscape([], LandscapeOptions())
 
 
 @pytest.mark.check

@@ -58,11 +58,11 @@ def write(run: RunFolder, kind: str, columns: tuple[str, ...], **values: Any) ->
 
 
 def host(run: RunFolder, **values: Any) -> None:
-    write(run, host_load.KIND, host_load.COLUMNS, **values)
+    write(run, host_load.SOURCE_KIND, host_load.COLUMNS, **values)
 
 
 def gpu(run: RunFolder, **values: Any) -> None:
-    write(run, nvml.KIND, nvml.COLUMNS, **values)
+    write(run, nvml.SOURCE_KIND, nvml.COLUMNS, **values)
 
 
 def made(run: RunFolder) -> dict[str, Panel]:

@@ -17,7 +17,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tests._support import free_port, headway, packed_digits, write_recipe
+from tests._support import collect_messages, free_port, headway, packed_digits, write_recipe
 from tests.comm._ranks import Rank, run_ranks
 from torch import nn
 
@@ -30,8 +30,8 @@ from headway.setup.build import build_setup
 from headway.setup.precision import MIN_SPEEDUP, Precision, PrecisionName, choose_fastest, list_candidates
 from headway.setup.recipe import TrainRecipe
 from headway.setup.trial import measure_seconds_per_sample
-from headway.train.progress import LogLines
-from headway.train.trainer import Trainer
+from headway.training.progress import LogLines
+from headway.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 times = st.fixed_dictionaries({"fp32": st.floats(1e-6, 1), "bf16": st.floats(1e-6, 1)})
@@ -114,19 +114,19 @@ def test_the_sentences() -> None:
 def test_who_joins_takes_what_the_others_have_and_nobody_changes_later() -> None:
     fast, slow = {"fp32": 1.0, "bf16": 0.1}, {"fp32": 1.0, "bf16": 9.0}
     one, other = Precision("bf16", CPU, seconds=fast), Precision("fp32", CPU, seconds=slow)  # type: ignore[arg-type]
-    findings = [one.finding(), other.finding()]
-    said = [each.agree(findings) for each in (one, other)]
+    votes = [one.get_vote(), other.get_vote()]
+    said = [each.agree_on_votes(votes) for each in (one, other)]
     assert said == ["Precision: fp32, 9 times as fast as bf16 on the slowest rank.", ""]
     late = Precision("bf16", CPU, seconds={})
-    findings = [late.finding(), one.finding(), other.finding()]
-    assert [each.agree(findings) for each in (late, one, other)] == [
+    votes = [late.get_vote(), one.get_vote(), other.get_vote()]
+    assert [each.agree_on_votes(votes) for each in (late, one, other)] == [
         "Precision: fp32, as the other ranks had agreed.",
         "",
         "",
     ]
     assert {each.name for each in (late, one, other)} == {"fp32"}
     told = Precision("bf16", CPU)
-    assert told.agree([told.finding()] * 2) == ""
+    assert told.agree_on_votes([told.get_vote()] * 2) == ""
     assert told.name == "bf16"
 
 
@@ -140,7 +140,7 @@ def test_until_the_ranks_agree_memory_is_that_of_fp32() -> None:
     fast: dict[PrecisionName, float] = {"fp32": 1.0, "bf16": 0.1}
     chosen = Precision("bf16", CPU, seconds=fast)
     assert not narrow(chosen)
-    chosen.agree([chosen.finding()] * 2)
+    chosen.agree_on_votes([chosen.get_vote()] * 2)
     assert chosen.name == "bf16"
     assert narrow(chosen)
     assert narrow(Precision("bf16", CPU))
@@ -150,9 +150,8 @@ def meets(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port:
     """A rank of a run; the measurement of rank 1 finds that bf16 is slow there, and that of rank 0 that it is fast."""
     seat = LaunchedProcess(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
     loaded = read_recipe(folder / "recipe.yaml", overrides if rank.rank else (), TrainRecipe)
-    said: list[str] = []
-    with Ranks(loaded.recipe.comm, seat, None, said.append) as ranks:
-        setup = build_setup(loaded, say=print, ranks=ranks)
+    with collect_messages() as said, Ranks(loaded.recipe.comm, seat, None) as ranks:
+        setup = build_setup(loaded, ranks=ranks)
         if not overrides:
             found: Any = {"fp32": 1.0, "bf16": 4.0 if rank.rank else 0.5}
             name, _ = choose_fastest([found])
@@ -194,7 +193,7 @@ def test_newcomers_alone_take_what_the_run_has() -> None:
     """They measure nothing; whoever had agreed is gone, and the run folder tells."""
     newcomers = [Precision("fp32", torch.device("cpu"), seconds={}) for _ in range(2)]
     newcomers[1].recorded = "bf16"  # the other one does not see the folder
-    findings = [one.finding() for one in newcomers]
+    votes = [one.get_vote() for one in newcomers]
     for one in newcomers:
-        assert one.agree(findings) == "Precision: bf16, as the other ranks had agreed."
+        assert one.agree_on_votes(votes) == "Precision: bf16, as the other ranks had agreed."
         assert one.name == "bf16"

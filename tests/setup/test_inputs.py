@@ -150,7 +150,7 @@ def test_evaluation_is_refused_without_a_thread_left(remote: Server, folder: Pat
 def test_random_crops_leave_the_evaluation_set_to_the_device(folder: Path, kind: str, expected: type) -> None:
     """Training crops are made on the host, of pixels in memory; evaluation takes whole images, which are gathered."""
     overrides = ("data.crop=random", "data.cache=device", f"device={kind}")
-    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe))
     with closing(setup.inputs):
         assert setup.train is not None
         assert setup.eval is not None
@@ -181,7 +181,7 @@ def test_a_counter_is_a_bar_on_a_terminal() -> None:
     script = (
         "import sys\nfrom headway.core import sample_progress\n"
         "sample_progress.PATIENCE_S = sample_progress.REFRESH_S = 0.0\n"
-        "with sample_progress.SampleProgress('Packing', 'images', print) as count:\n"
+        "with sample_progress.SampleProgress('Packing', 'images') as count:\n"
         "    for done in range(0, 1001, 10):\n        count(done, 1000)\n"
         "assert 'torch' not in sys.modules\n"
     )

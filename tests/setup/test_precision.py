@@ -66,7 +66,7 @@ def test_a_step_with_an_infinite_gradient_changes_nothing_and_halves_the_scale(n
     model, optimizer, precision = scaled(name)
     good, bad = torch.ones(2, 4), torch.full((2, 4), torch.inf)
     step(model, optimizer, precision, good, clip)
-    before, scale = state(model, optimizer), precision.state()["scale"]
+    before, scale = state(model, optimizer), precision.state_dict()["scale"]
     with counted() as found:
         step(model, optimizer, precision, bad, clip)
     assert found == {}
@@ -74,7 +74,7 @@ def test_a_step_with_an_infinite_gradient_changes_nothing_and_halves_the_scale(n
     assert after.keys() == before.keys()
     for key, value in before.items():
         assert torch.equal(after[key], value), key
-    assert precision.state()["scale"] == scale / 2
+    assert precision.state_dict()["scale"] == scale / 2
     step(model, optimizer, precision, good, clip)
     assert not torch.equal(state(model, optimizer)["weight"], before["weight"])
 
@@ -98,13 +98,13 @@ def test_the_scale_is_saved_and_put_back() -> None:
     for _ in range(2):
         step(model, optimizer, precision, torch.full((2, 4), torch.inf))
     step(model, optimizer, precision, torch.ones(2, 4))
-    kept = json.loads(json.dumps(precision.state()))
+    kept = json.loads(json.dumps(precision.state_dict()))
     other = Precision("fp16", CPU)
-    other.load(kept)
-    assert other.state() == precision.state()
+    other.load_state_dict(kept)
+    assert other.state_dict() == precision.state_dict()
     assert kept["scale"] == 65536 / 4
     assert kept["_growth_tracker"] == 1
-    assert Precision("bf16", CPU).state() == {}
+    assert Precision("bf16", CPU).state_dict() == {}
 
 
 def test_forward_runs_in_the_precision_and_the_loss_in_fp32(folder: Path, tmp_path: Path) -> None:

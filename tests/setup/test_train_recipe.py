@@ -305,7 +305,7 @@ def test_micro_batch_auto_is_the_largest_that_fits(
         monkeypatch.setattr(
             micro_batch,
             "read_free_memory_bytes",
-            lambda fits=fits: int(fits * a_sample / micro_batch.SHARE_OF_MEMORY) + 1,
+            lambda fits=fits: int(fits * a_sample / micro_batch.USED_MEMORY_SHARE) + 1,
         )
         run = tmp_path / f"fits-{fits}"
         overrides = ("micro_batch=auto", "model.factory=known.py:net", "epochs=0.1")

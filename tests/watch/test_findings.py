@@ -17,7 +17,7 @@ from headway.watch.findings import conclude_watch
 STEPS = 100
 LOADER = LoopFacts(device="cpu", samples=64, batches=500, torch_loader=True, workers=4, prefetch=2, cores=8, threads=8)
 GPU = dataclasses.replace(LOADER, device="cuda", pinned=True)
-FIRST = LoopStart(first_s=1.0, begins=True, batches=None, end_s=None, before_s=None)
+FIRST = LoopStart(first_s=1.0, is_first_loop=True, batches=None, end_s=None, gap_s=None)
 
 
 def series(steps: int = STEPS, index: NDArray[np.int64] | None = None, **given: Any) -> StepSeries:
@@ -28,9 +28,9 @@ def series(steps: int = STEPS, index: NDArray[np.int64] | None = None, **given: 
             ("reads", 0),
             ("syncs", 0),
             ("sync_s", 0),
-            ("before", np.nan),
-            ("after", np.nan),
-            ("exchanged", np.nan),
+            ("idle_at_request", np.nan),
+            ("idle_at_batch", np.nan),
+            ("has_exchange", np.nan),
             ("updates", 1),
         )
     }
@@ -118,8 +118,8 @@ def test_code_of_its_own() -> None:
 def test_epochs_that_begin_slowly() -> None:
     """5 s at the beginning and 1 s at the end of epochs of 500 steps of 10 ms: 12 ms a step more."""
     starts = (
-        LoopStart(first_s=60.0, begins=True, batches=500, end_s=1.0, before_s=None),
-        LoopStart(first_s=5.0, begins=False, batches=500, end_s=1.0, before_s=30.0),
+        LoopStart(first_s=60.0, is_first_loop=True, batches=500, end_s=1.0, gap_s=None),
+        LoopStart(first_s=5.0, is_first_loop=False, batches=500, end_s=1.0, gap_s=30.0),
     )
     found = seen(series(wait=0, **WORK), starts=starts)
     assert found.kind == "stall limited"
@@ -165,12 +165,12 @@ def test_steps_that_gather_gradients_are_no_stalls() -> None:
 def test_the_exchange_is_told_from_steps_without_one() -> None:
     facts = dataclasses.replace(LOADER, exchange="backward contains the exchange")
     alternating = np.arange(STEPS) % 2
-    found = seen(series(exchanged=alternating, **{**WORK, "backward": 5 + 10 * alternating}), facts)
+    found = seen(series(has_exchange=alternating, **{**WORK, "backward": 5 + 10 * alternating}), facts)
     assert found.kind == "communication limited"
     assert found.gain == pytest.approx(15 / 10)
     assert "no_sync" in changes(found)
     assert any("it takes 33 %" in one for one in found.unknown)
-    always = seen(series(exchanged=1, **WORK), facts)
+    always = seen(series(has_exchange=1, **WORK), facts)
     assert always.kind == "device limited"
     assert "backward contains the exchange" in always.unknown
 
@@ -216,18 +216,26 @@ def test_steps_that_get_longer() -> None:
     ("kind", "gain", "given"),
     [
         # The device has work left whenever a batch comes: waiting for it costs nothing.
-        ("device limited", None, {"wait": 5, "before": 0, "after": 0}),
+        ("device limited", None, {"wait": 5, "idle_at_request": 0, "idle_at_batch": 0}),
         # It runs out of work while the loop waits.
-        ("host/IO limited", 2.5, {"wait": 15, "before": 0, "after": 1}),
+        ("host/IO limited", 2.5, {"wait": 15, "idle_at_request": 0, "idle_at_batch": 1}),
         # It is through before the loop asks for the next batch, which is there.
-        ("launch limited", None, {"wait": 0.1, "before": 1, "after": 1}),
-        ("host/IO limited", 1 + 30 / 9.6, {"wait": 0.1, "before": 1, "after": 1, "other": 30}),
+        ("launch limited", None, {"wait": 0.1, "idle_at_request": 1, "idle_at_batch": 1}),
+        ("host/IO limited", 1 + 30 / 9.6, {"wait": 0.1, "idle_at_request": 1, "idle_at_batch": 1, "other": 30}),
         # One sync a step, half of the time: without it a step would take the other half, or as long as the device.
-        ("sync limited", 2.0, {"wait": 0.1, "other": 10.1, "syncs": 1, "sync_s": 9.85e-3, "before": 1, "after": 1}),
+        (
+            "sync limited",
+            2.0,
+            {"wait": 0.1, "other": 10.1, "syncs": 1, "sync_s": 9.85e-3, "idle_at_request": 1, "idle_at_batch": 1},
+        ),
         # The host only waits for the device.
-        ("device limited", None, {"wait": 0.1, "other": 190.4, "syncs": 1, "sync_s": 190e-3, "before": 1, "after": 1}),
+        (
+            "device limited",
+            None,
+            {"wait": 0.1, "other": 190.4, "syncs": 1, "sync_s": 190e-3, "idle_at_request": 1, "idle_at_batch": 1},
+        ),
         # When it asks, the device is through.
-        ("launch limited", None, {"wait": 0.1, "syncs": 2, "sync_s": 1e-4, "before": 1, "after": 1}),
+        ("launch limited", None, {"wait": 0.1, "syncs": 2, "sync_s": 1e-4, "idle_at_request": 1, "idle_at_batch": 1}),
         # A device that does not say.
         (None, None, {"wait": 0.1}),
         ("host/IO limited", 2.5, {"wait": 15}),
@@ -246,24 +254,26 @@ def test_a_sync_now_and_then_is_no_stall() -> None:
     waited = np.where(logging, 0.2, 0.0)
     other = np.where(logging, 200.5, 0.5)
     empty = np.roll(logging, 1)  # after it the device has nothing left to do
-    found = seen(series(wait=0.1, other=other, syncs=logging, sync_s=waited, before=empty, after=empty), GPU)
+    found = seen(
+        series(wait=0.1, other=other, syncs=logging, sync_s=waited, idle_at_request=empty, idle_at_batch=empty), GPU
+    )
     assert found.kind == "device limited"
-    full = seen(series(wait=0.1, other=other, before=0, after=0), GPU)
+    full = seen(series(wait=0.1, other=other, idle_at_request=0, idle_at_batch=0), GPU)
     assert full.kind == "device limited", "and waiting for room in the queue is none either"
 
 
 def test_advice_for_a_device() -> None:
-    limited = {"wait": 0.1, "before": 0, "after": 0}
+    limited = {"wait": 0.1, "idle_at_request": 0, "idle_at_batch": 0}
     facts = dataclasses.replace(GPU, autocast=False, bf16=True)
     assert 'torch.autocast("cuda", dtype=torch.bfloat16)' in changes(seen(series(**WORK, **limited), facts))
     assert "autocast" not in changes(seen(series(**WORK, **limited), dataclasses.replace(facts, autocast=True)))
-    syncs = {"wait": 0.1, "other": 10, "syncs": 1, "sync_s": 8e-3, "before": 1, "after": 1}
+    syncs = {"wait": 0.1, "other": 10, "syncs": 1, "sync_s": 8e-3, "idle_at_request": 1, "idle_at_batch": 1}
     facts = dataclasses.replace(GPU, pinned=False, places=(("item at train.py:41", 90), ("cpu at train.py:7", 3)))
     found = seen(series(**{**WORK, **syncs}), facts)
     assert "item at train.py:41" in found.advice[0].change
     assert "pin_memory=True" in changes(found)
     assert "1 times a step, mostly item at train.py:41: 41 % of the time" in found.to_text()
-    launch = {"wait": 0.1, "before": 1, "after": 1}
+    launch = {"wait": 0.1, "idle_at_request": 1, "idle_at_batch": 1}
     facts = dataclasses.replace(GPU, fusable=True)
     found = seen(series(**WORK, **launch), facts)
     assert "torch.compile" in changes(found)

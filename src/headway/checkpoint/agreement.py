@@ -14,7 +14,8 @@ from headway.core.torch_c10d import summarise_error
 
 # Pauses between two polls of the store double from the first to the longest: a fast save is noticed within 5 ms, and a
 # slow one costs four polls a second.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.25
+FIRST_POLL_PAUSE_S = 0.005
+MAX_POLL_PAUSE_S = 0.25
 
 
 class SaveExchange(Protocol):
@@ -74,9 +75,9 @@ class StoreExchange:
     """Exchanges messages through a torch.distributed store that all ranks reach.
 
     Args:
-        store: other threads may use it at the same time.
+        store: store of the run; other threads may use it at the same time.
         rank, size: rank of this process, and number of ranks.
-        alive: called at every poll; an exception that it raises (the generation is over) ends the wait.
+        check_alive: called at every poll; an exception that it raises (the generation is over) ends the wait.
         name: prefix of every key. Two savers on one store need two names, and so does a saver whose ranks change.
 
     Raises:
@@ -89,37 +90,39 @@ class StoreExchange:
         rank: int,
         size: int,
         *,
-        alive: Callable[[], None] = lambda: None,
+        check_alive: Callable[[], None] = lambda: None,
         name: str = "checkpoints",
     ) -> None:
-        self._store, self._alive, self._name = store, alive, name
+        self._store, self._check_alive, self._name = store, check_alive, name
         self.rank, self.size = rank, size
 
     def publish(self, key: str, value: bytes) -> None:
-        self._call(self._store.set, self._key(key, self.rank), value)
+        self._call(self._store.set, self._build_key(key, self.rank), value)
 
     def collect(self, key: str, ranks: Sequence[int], check: Callable[[], None]) -> list[bytes]:
         # Poll, never wait inside the store: it has one connection, so a waiting thread would block the training thread.
-        keys, pause_s = [self._key(key, rank) for rank in ranks], FIRST_PAUSE_S
+        keys = [self._build_key(key, rank) for rank in ranks]
+        # Short at first: most saves end at about the same time on all ranks.
+        pause_s = FIRST_POLL_PAUSE_S
         while True:
             check()
-            self._alive()
+            self._check_alive()
             if not keys or self._call(self._store.check, keys):
-                return [self._call(self._store.get, one) for one in keys]
+                return [self._call(self._store.get, rank_key) for rank_key in keys]
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_POLL_PAUSE_S)
 
     def forget(self, key: str, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            self._call(self._store.delete_key, self._key(key, rank))
+            self._call(self._store.delete_key, self._build_key(key, rank))
 
-    def _key(self, key: str, rank: int) -> str:
+    def _build_key(self, key: str, rank: int) -> str:
         # Only this rank writes the key, and the others only read it: no lock is needed.
         return f"{self._name}/{key}/{rank}"
 
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, method: Callable[..., Any], *args: Any) -> Any:
         try:
-            return function(*arguments)
+            return method(*args)
         # torch.distributed.DistError is a RuntimeError too.
         except RuntimeError as error:
             what = f"the ranks' store cannot be reached ({summarise_error(error)})"

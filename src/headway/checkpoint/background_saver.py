@@ -14,10 +14,10 @@ from headway.checkpoint.save import SaveJob, SaveSetting
 from headway.core.errors import CommunicationError
 
 # `close` waits this long for ranks that may have ended already.
-GRACE_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -29,27 +29,19 @@ class BackgroundSaver:
     A checkpoint that a rank did not finish can never be opened.
 
     Args:
-        checkpoints: the folder, and how many checkpoints it keeps.
+        checkpoints: folder of the checkpoints, and how many it keeps.
         asynchronous: if False, `save` writes before it returns, and makes no copy of the state.
-        say: called with a sentence if not all ranks see the folder; rank 0 then writes everything.
         resume_command: command that resumes the training; appended to the message of a failed save.
     """
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        *,
-        asynchronous: bool = True,
-        say: Callable[[str], object] = print,
-        resume_command: str = "",
-    ) -> None:
-        self._checkpoints, self._asynchronous, self._say, self._go_on = checkpoints, asynchronous, say, resume_command
+    def __init__(self, checkpoints: Checkpoints, *, asynchronous: bool = True, resume_command: str = "") -> None:
+        self._checkpoints, self._asynchronous, self._resume_command = checkpoints, asynchronous, resume_command
         self._job: SaveJob | None = None
-        self._newest: SaveJob | None = None
+        self._newest_job: SaveJob | None = None
         self._thread: threading.Thread | None = None
-        self.meet(SingleRankExchange())
+        self.set_exchange(SingleRankExchange())
 
-    def meet(self, exchange: SaveExchange, confirm: Callable[[], None] = _nothing) -> None:
+    def set_exchange(self, exchange: SaveExchange, confirm: Callable[[], None] = _do_nothing) -> None:
         """Saves with these ranks from now on. Returns at once, and gives up an unfinished save of the former ranks.
 
         Args:
@@ -61,11 +53,12 @@ class BackgroundSaver:
         if self._job is not None:
             self._job.give_up()
         self._exchange, self._confirm = exchange, confirm
+        self._save_number = 0
         # With several ranks the first save finds out if all of them see the folder.
-        self._number, self._shared = 0, None if exchange.size > 1 else True
+        self._is_shared = None if exchange.size > 1 else True
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> None:
-        """Saves a step. Every rank calls it with the same tensors.
+        """Saves a step. Every rank calls it with the same tensors. Waits for the save before it.
 
         `scalars`, and tensors with names that begin with `random/`, are taken from rank 0.
 
@@ -74,19 +67,18 @@ class BackgroundSaver:
         """
         # One save at a time: two copies of the state could exceed the host's memory.
         self.wait()
-        self._number += 1
+        self._save_number += 1
         setting = SaveSetting(
             self._checkpoints.folder,
             self._checkpoints.keep,
             self._exchange,
-            self._number,
-            self._shared,
+            self._save_number,
+            self._is_shared,
             self._confirm,
-            self._say,
-            self._go_on,
+            self._resume_command,
         )
         # The copy lets training change the state while the thread writes.
-        self._job = self._newest = SaveJob(setting, step, tensors, scalars, copy=self._asynchronous)
+        self._job = self._newest_job = SaveJob(setting, step, tensors, scalars, copy=self._asynchronous)
         if self._asynchronous:
             # No daemon: at exit the interpreter waits until the checkpoint is whole.
             self._thread = threading.Thread(target=self._job.run, name="headway-checkpoint")
@@ -103,7 +95,7 @@ class BackgroundSaver:
     @property
     def is_writing(self) -> bool:
         """True if the newest save is in flight or was given up, as far as this rank knows."""
-        return self._newest is not None and not self._newest.done
+        return self._newest_job is not None and not self._newest_job.done
 
     def wait(self) -> None:
         """Waits for the save in flight.
@@ -117,20 +109,20 @@ class BackgroundSaver:
         if job is None:
             return
         # After a change of ranks, it is no news that the former ranks cannot be reached.
-        together = job.exchange is self._exchange
-        if job.error is not None and (together or not isinstance(job.error, CommunicationError)):
+        has_same_ranks = job.exchange is self._exchange
+        if job.error is not None and (has_same_ranks or not isinstance(job.error, CommunicationError)):
             raise job.error
-        if together:
+        if has_same_ranks:
             # The ranks find out once if all of them see the folder; that holds until the ranks change.
-            self._shared = job.shared
+            self._is_shared = job.shared
 
     def close(self) -> None:
         """Ends the saver, also after an error elsewhere. Raises nothing: call `wait` before, to learn of a failed save.
 
-        Waits for the save in flight, but only GRACE_S for other ranks.
+        Waits for the save in flight, but only CLOSE_TIMEOUT_S for other ranks.
         """
         if self._job is not None and self._exchange.size > 1:
-            self._job.give_up(after_s=GRACE_S)
+            self._job.give_up(after_s=CLOSE_TIMEOUT_S)
         if self._thread is not None:
             self._thread.join()
         self._job = self._thread = None

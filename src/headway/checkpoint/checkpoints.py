@@ -10,7 +10,7 @@ checkpoints/latest          name of the newest, moved last
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -20,11 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from headway.checkpoint.agreement import SingleRankExchange
-from headway.checkpoint.compatibility import expect_tensors
+from headway.checkpoint.compatibility import expect_tensors, select_by_prefix
 from headway.checkpoint.locations import CheckpointFolder, LocalCheckpointFolder, Location, hold
-from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, FileEntry, Manifest
+from headway.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from headway.checkpoint.random_state import check_random_state, read_random_state, restore_random_state
-from headway.checkpoint.save import SaveJob, SaveSetting
+from headway.checkpoint.save import LOG, SaveJob, SaveSetting
 from headway.core.errors import CheckpointError, UsageError
 from headway.core.files import expect_inside, read_regular
 from headway.optim import MasterWeights
@@ -45,11 +45,11 @@ class Checkpoints:
     """The checkpoints of one folder.
 
     Args:
-        folder: created by the first save; or an address that fsspec can write to, such as s3://bucket/run.
+        folder: folder, created by the first save; or a URL that fsspec can write to, such as s3://bucket/run.
         keep: number of checkpoints to keep, the newest ones.
 
     Raises:
-        UsageError: no installed package writes to such an address.
+        UsageError: no installed package writes to such a URL.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
@@ -63,9 +63,9 @@ class Checkpoints:
         return Checkpoints(folder if "://" in folder else base / folder, keep)
 
     def expect_none(self) -> None:
-        """Checks that a new run would not remove checkpoints of another run. Raises UsageError if there are any."""
-        if found := self.paths():
-            what = f"checkpoints of another run are here already (the newest is {found[0].name})"
+        """Raises UsageError if there are checkpoints: a new run would remove those of another run."""
+        if paths := self.paths():
+            what = f"checkpoints of another run are here already (the newest is {paths[0].name})"
             fix = "Name another checkpoint.folder, or go on with that run: headway train --resume RUN."
             raise UsageError(what, where=self.folder.shown, fix=fix)
 
@@ -74,10 +74,18 @@ class Checkpoints:
 
         `BackgroundSaver` does the same beside the training.
 
+        Args:
+            step: number of steps done; names the checkpoint.
+            tensors: tensors by name.
+            scalars: further state, as JSON.
+
+        Returns:
+            the new checkpoint; `read` reads it.
+
         Raises:
             HeadwayError: for example, the disk is full; the earlier checkpoints stay.
         """
-        setting = SaveSetting(self.folder, self.keep, SingleRankExchange(), 1, True, lambda: None, print)
+        setting = SaveSetting(self.folder, self.keep, SingleRankExchange(), 1, True, lambda: None)
         job = SaveJob(setting, step, tensors, scalars, copy=False)
         job.run()
         if job.error is not None:
@@ -86,40 +94,43 @@ class Checkpoints:
         return job.path
 
     def paths(self) -> list[Location]:
-        """Lists the checkpoints, damaged ones too, the newest first. Each has a `name`; `read` reads it."""
+        """Returns the checkpoints, damaged ones too, the newest first. Each has a `name`; `read` reads it."""
         return self.folder.paths()
 
-    def newest(self, warn: Callable[[str], object] = print) -> Checkpoint | None:
-        """Reads the newest intact checkpoint; returns None if there is no checkpoint at all.
+    def newest(self, warnings: list[str] | None = None) -> Checkpoint | None:
+        """Returns the newest intact checkpoint; None if there is no checkpoint at all.
 
         Args:
-            warn: called with a sentence for each damaged checkpoint that is skipped.
+            warnings: gets a sentence for each damaged checkpoint that is skipped; None: the log gets it.
 
         Raises:
             CheckpointError: there are checkpoints, and all are damaged.
         """
-        damaged: set[str] = set()
-        while fresh := [path for path in self.paths() if path.name not in damaged]:
+        damaged_names: set[str] = set()
+        while candidates := [path for path in self.paths() if path.name not in damaged_names]:
+            newest = candidates[0]
             # A save in this process keeps what is being read. If another process removes it, a newer one exists.
-            with hold(fresh[0]):
+            with hold(newest):
                 try:
-                    return read(fresh[0])
+                    return read(newest)
                 except CheckpointError as error:
-                    if fresh[0].name in (path.name for path in self.paths()):
-                        damaged.add(fresh[0].name)
-                        warn(f"{error} The one before it is used.")
-        if damaged:
+                    # A checkpoint that another process has just removed is not damaged.
+                    if newest.name in (path.name for path in self.paths()):
+                        damaged_names.add(newest.name)
+                        tell = LOG.warning if warnings is None else warnings.append
+                        tell(f"{error} The one before it is used.")
+        if damaged_names:
             raise CheckpointError("every checkpoint is damaged", where=self.folder.shown, fix="Start the run anew.")
         return None
 
 
 def open_folder(folder: str | os.PathLike[str]) -> CheckpointFolder:
-    """Opens a folder, or an address with `://`. Raises UsageError if no installed package writes to it."""
-    scheme, mark, rest = os.fspath(folder).partition("://")
-    if not mark:
+    """Opens a folder, or a URL. Raises UsageError if no installed package writes to it."""
+    scheme, separator, path = os.fspath(folder).partition("://")
+    if not separator:
         return LocalCheckpointFolder(Path(folder))
     if scheme in ("file", "local"):
-        return LocalCheckpointFolder(Path(rest))
+        return LocalCheckpointFolder(Path(path))
     # Imported here: fsspec takes time to import, and most runs write local files.
     from headway.checkpoint.remote import RemoteCheckpointFolder
 
@@ -132,52 +143,57 @@ def read(path: Location) -> Checkpoint:
     Args:
         path: a folder, or an entry of `Checkpoints.paths`.
 
+    Returns:
+        the checkpoint, with its tensors on the CPU.
+
     Raises:
         CheckpointError: it is torn, damaged, or of a later format.
-        DataError: its address cannot be reached.
+        DataError: its URL cannot be reached.
     """
     where = str(path)
     try:
-        manifest = Manifest.from_json(_bytes(path, MANIFEST, where), where)
+        manifest = Manifest.from_json(_read_file(path, MANIFEST, where), where)
         tensors: dict[str, torch.Tensor] = {}
         # Length and sha256 are checked before safetensors parses the bytes.
         for file in manifest.files:
-            data = _bytes(path, file.name, where, file)
+            data = _read_file(path, file.name, where, file)
             file.check(data, where)
-            found = load_tensors(data)
-            if twice := sorted(found.keys() & tensors.keys()):
-                raise CheckpointError(f"{file.name} holds {twice[0]!r}, which another file holds too", where=where)
-            tensors |= found
+            file_tensors = load_tensors(data)
+            if duplicates := sorted(file_tensors.keys() & tensors.keys()):
+                raise CheckpointError(f"{file.name} holds {duplicates[0]!r}, which another file holds too", where=where)
+            tensors |= file_tensors
         return Checkpoint(path, manifest.step, manifest.scalars, tensors)
     # A damaged file can raise any of these from json, safetensors or the file system.
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-        of = f"{Path(error.filename).name}: " if isinstance(error, OSError) and error.filename else ""
-        raise CheckpointError(f"it is damaged ({of}{what})", where=where) from None
+        file_name = f"{Path(error.filename).name}: " if isinstance(error, OSError) and error.filename else ""
+        raise CheckpointError(f"it is damaged ({file_name}{what})", where=where) from None
 
 
-def _bytes(path: Location, name: str, where: str, file: FileEntry | None = None) -> bytes:
-    """Reads a file of a checkpoint. With `file`, its length is checked first."""
+def _read_file(path: Location, name: str, where: str, file: FileEntry | None = None) -> bytes:
+    """Returns the bytes of a checkpoint's file. With `file`, its length is checked first."""
     # A damaged checkpoint may hold a file of any size, so the length is checked before the bytes are read.
     if not isinstance(path, Path):
-        return path.read(name, MANIFEST_BYTES if file is None else file.length)
+        return path.read(name, MAX_MANIFEST_BYTES if file is None else file.length)
     expect_inside(path, name)
     if file is not None and (path / name).is_file():
         file.expect_length((path / name).stat().st_size, where)
-    return read_regular(path / name, MANIFEST_BYTES if file is None else None)
+    return read_regular(path / name, MAX_MANIFEST_BYTES if file is None else None)
 
 
 def state_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: MasterWeights | None = None
 ) -> dict[str, torch.Tensor]:
-    """Collects the tensors of a network, its optimizer and all random generators, named as in the checkpoint format.
+    """Returns the tensors of a network, its optimizer and all random generators, named as in the checkpoint format.
+
+    They are the tensors themselves, not copies.
 
     Args:
         masters: float32 copies of 16-bit weights, saved in their place.
     """
-    whole = model if masters is None else masters
-    tensors = {f"model/{name}": value for name, value in whole.state_dict().items()}
-    for name, parameter in whole.named_parameters():
+    weights = model if masters is None else masters
+    tensors = {f"model/{name}": value for name, value in weights.state_dict().items()}
+    for name, parameter in weights.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             # An entry may be None, and a step count may be a Python number instead of a tensor.
             if value is not None:
@@ -200,15 +216,13 @@ def restore(
         CheckpointError: it belongs to another network or optimizer, or its random states are not valid.
     """
     tensors = checkpoint.tensors
-    whole = model if masters is None else masters
+    weights = model if masters is None else masters
     # Check everything before changing anything: a checkpoint that does not fit leaves all objects as they were.
-    expect_tensors(tensors, str(checkpoint.path), whole, optimizer)
+    expect_tensors(tensors, str(checkpoint.path), weights, optimizer)
     check_random_state(tensors, str(checkpoint.path))
-    saved = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
-    whole.load_state_dict(saved)
-    for name, parameter in whole.named_parameters():
-        prefix = f"optimizer/{name}/"
-        state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+    weights.load_state_dict(select_by_prefix(tensors, "model/"))
+    for name, parameter in weights.named_parameters():
+        state = select_by_prefix(tensors, f"optimizer/{name}/")
         # Frozen parameters, and those before a first step, have no state.
         if state:
             group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))

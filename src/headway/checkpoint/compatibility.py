@@ -14,53 +14,59 @@ from headway.data.batch_plan import BatchPlan
 from headway.optim import MasterWeights
 from headway.optim.state_check import describe_tensor, find_state_fault
 
-Check = Callable[[Any], bool]
+IsValid = Callable[[Any], bool]
 
 # Entries of `data` that checkpoints of older versions do not have.
-ADDED = ("channels", "classes")
+ADDED_DATA_KEYS = ("channels", "classes")
+
+
+def select_by_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Returns the tensors whose names begin with `prefix`, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def expect_tensors(
-    tensors: Mapping[str, Tensor], where: str, whole: torch.nn.Module | MasterWeights, optimizer: torch.optim.Optimizer
+    tensors: Mapping[str, Tensor],
+    where: str,
+    weights: torch.nn.Module | MasterWeights,
+    optimizer: torch.optim.Optimizer,
 ) -> None:
     """Checks the tensors `model/NAME` and `optimizer/PARAMETER/STATE` against the network and optimizer.
 
-    Raises CheckpointError: a tensor is missing, unknown, or has another shape or dtype.
+    Raises CheckpointError if a tensor is missing, unknown, or has another shape or dtype.
     """
-    mine: dict[str, Any] = whole.state_dict()
+    state_dict: dict[str, Any] = weights.state_dict()
     # The network first: a wrong network makes every optimizer state wrong too, and its message is the clearer one.
-    saved = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
-    if fault := find_mismatch(saved, mine):
-        raise CheckpointError(f"this checkpoint belongs to another network: {fault}", where=where)
-    states: dict[str, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("optimizer/"):
-            parameter, _, state = name.removeprefix("optimizer/").rpartition("/")
-            states.setdefault(parameter, {})[state] = value
+    if mismatch := find_mismatch(select_by_prefix(tensors, "model/"), state_dict):
+        raise CheckpointError(f"this checkpoint belongs to another network: {mismatch}", where=where)
+    state_by_parameter: dict[str, dict[str, Tensor]] = {}
+    for name, value in select_by_prefix(tensors, "optimizer/").items():
+        parameter_name, _, key = name.rpartition("/")
+        state_by_parameter.setdefault(parameter_name, {})[key] = value
     # Frozen parameters have no optimizer state, so only those in a parameter group are expected.
-    optimized = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    parameters = {name: one for name, one in whole.named_parameters() if id(one) in optimized}
-    if unknown := sorted(states.keys() - parameters.keys()):
+    optimized_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    parameters = {name: parameter for name, parameter in weights.named_parameters() if id(parameter) in optimized_ids}
+    if unknown := sorted(state_by_parameter.keys() - parameters.keys()):
         what = f"it has the optimizer's state of {unknown[0]!r}, which this run does not train"
         raise CheckpointError(what, where=where)
-    for name, one in parameters.items():
-        if fault := find_state_fault(optimizer, one, states.get(name, {})):
+    for name, parameter in parameters.items():
+        if fault := find_state_fault(optimizer, parameter, state_by_parameter.get(name, {})):
             what = f"the optimizer's state of {name!r} does not fit: {fault}"
             raise CheckpointError(what, where=where, fix="It belongs to another optimizer, or was damaged.")
 
 
-def find_mismatch(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
-    """Describes the first tensor that does not match, or returns an empty string."""
+def find_mismatch(saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """Returns a description of the first tensor that does not match, or an empty string."""
     # Sorted, since the order of a set differs between processes: all ranks name the same tensor.
-    if lacking := sorted(wanted.keys() - saved.keys()):
-        return f"{lacking[0]!r} is missing"
-    if unknown := sorted(saved.keys() - wanted.keys()):
+    if missing := sorted(expected.keys() - saved.keys()):
+        return f"{missing[0]!r} is missing"
+    if unknown := sorted(saved.keys() - expected.keys()):
         return f"{unknown[0]!r} is not known here"
     for name, value in saved.items():
-        like = wanted[name]
+        like = expected[name]
         if value.shape != like.shape or value.dtype != like.dtype:
-            said, wanted_form = (describe_tensor(one.shape, one.dtype) for one in (value, like))
-            return f"{name!r} is {said}, and should be {wanted_form}"
+            forms = [describe_tensor(tensor.shape, tensor.dtype) for tensor in (value, like)]
+            return f"{name!r} is {forms[0]}, and should be {forms[1]}"
     return ""
 
 
@@ -74,18 +80,18 @@ def _is_best(value: Any) -> bool:
 
 
 def _is_seconds(value: Any) -> bool:
-    return isinstance(value, dict) and all(is_number(one, 0, 1e12) for one in value.values())
+    return isinstance(value, dict) and all(is_number(seconds, 0, 1e12) for seconds in value.values())
 
 
 def _is_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(is_number(one) for one in value.values())
+    return isinstance(value, dict) and all(map(is_number, value.values()))
 
 
-def _or_none(check: Check) -> Check:
-    return lambda value: value is None or check(value)
+def _or_none(is_valid: IsValid) -> IsValid:
+    return lambda value: value is None or is_valid(value)
 
 
-SCALARS: Mapping[str, tuple[Check, str]] = {
+SCALARS: Mapping[str, tuple[IsValid, str]] = {
     "position": (is_whole_number, "a whole number of samples"),
     "data": (lambda value: isinstance(value, dict), "an object that says what the data are"),
     "precision": (_is_numbers, "an object of numbers"),
@@ -102,14 +108,14 @@ SCALARS: Mapping[str, tuple[Check, str]] = {
 
 
 def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
-    """Checks the scalars of a manifest. Raises CheckpointError that names the first missing or wrong entry."""
+    """Checks the scalars of a manifest. Raises CheckpointError if an entry is missing or wrong, and names it."""
     # Only a short value is quoted in a message: a hostile manifest may hold megabytes.
-    for name, (check, wanted) in SCALARS.items():
+    for name, (is_valid, description) in SCALARS.items():
         if name not in scalars:
             raise CheckpointError(f"its manifest lacks scalars.{name}", where=where)
-        if not check(scalars[name]):
-            found = scalars[name] if type(scalars[name]) in (int, float, str) else describe_kind(scalars[name])
-            raise CheckpointError(f"its manifest has {found!r:.100} as scalars.{name}, not {wanted}", where=where)
+        if not is_valid(scalars[name]):
+            shown = scalars[name] if type(scalars[name]) in (int, float, str) else describe_kind(scalars[name])
+            raise CheckpointError(f"its manifest has {shown!r:.100} as scalars.{name}, not {description}", where=where)
     observer = scalars.get("observer")
     if observer is not None and not isinstance(observer, dict):
         raise CheckpointError(
@@ -118,24 +124,25 @@ def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
 
 
 def expect_position(position: int, step: int, plan: BatchPlan, where: str) -> None:
-    """Checks that a checkpoint's step begins at its position under the plan of batches. Raises CheckpointError."""
+    """Raises CheckpointError if the plan of batches does not begin the checkpoint's step at its sample `position`."""
     # With another batch the step begins at another sample: samples would be repeated or left out.
-    if (begins := plan.find_position(step)) != position:
-        what = f"it stands at sample {position:,}, and step {step:,} of this recipe begins at {begins:,}"
+    if (planned_position := plan.find_position(step)) != position:
+        what = f"it stands at sample {position:,}, and step {step:,} of this recipe begins at {planned_position:,}"
         raise CheckpointError(what, where=where, fix="Put batch back to what the run began with.")
 
 
-def expect_same_data(recorded: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
-    """Checks that data, seed and decoder are those of the run's start. Raises TrainingError that names the change."""
-    for name, value in now.items():
+def expect_same_data(recorded: Mapping[str, Any], current: Mapping[str, Any], where: str) -> None:
+    """Raises TrainingError if data, seed or decoder are not those of the run's start, and names the difference."""
+    for name, value in current.items():
         # A checkpoint of an older version says nothing of it, so nothing can differ.
-        if name not in recorded and name in ADDED:
+        if name not in recorded and name in ADDED_DATA_KEYS:
             continue
-        if recorded.get(name) != value:
-            of = f"the data's {name}" if name in ("fingerprint", *ADDED) else f"the {name}"
-            more = ""
-            if all(type(one) in (int, str) and len(str(one)) < 20 for one in (value, recorded.get(name))):
-                more = f" ({recorded[name]!r} then, {value!r} now)"
-            verb = "differ" if name in ADDED else "differs"
-            what = "the data, the seed or the decoder is not what this run began with"
-            raise TrainingError(f"{what}: {of} {verb}{more}", where=where, fix="Put the data back, or start a new run.")
+        recorded_value = recorded.get(name)
+        if recorded_value != value:
+            subject = f"the data's {name}" if name in ("fingerprint", *ADDED_DATA_KEYS) else f"the {name}"
+            verb = "differ" if name in ADDED_DATA_KEYS else "differs"
+            values = ""
+            if all(type(shown) in (int, str) and len(str(shown)) < 20 for shown in (value, recorded_value)):
+                values = f" ({recorded_value!r} then, {value!r} now)"
+            what = f"the data, the seed or the decoder is not what this run began with: {subject} {verb}{values}"
+            raise TrainingError(what, where=where, fix="Put the data back, or start a new run.")

@@ -1,4 +1,4 @@
-"""Folders of checkpoints: on a disk here, at an address that fsspec writes to in `remote.py`.
+"""Folders of checkpoints: on a disk here, at a URL that fsspec writes to in `remote.py`.
 
 A checkpoint is a folder `step-NNNNNNNN`. Until it is complete it is a draft, under a name that no reader opens.
 """
@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, final
 
-from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, FileEntry, Manifest
+from headway.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from headway.checkpoint.tensors_file import TensorsFile
 from headway.core.errors import HeadwayError
 from headway.core.files import read_regular, sync_folder, write_and_sync, write_atomically
@@ -26,15 +26,17 @@ if TYPE_CHECKING:
     from headway.checkpoint.remote import CheckpointUrl
 
 LATEST = "latest"
+
 # On a shared file system a rank sees the folder that rank 0 has just made after up to a second (NFS caches names).
-LOOKS, LOOK_S = 5, 0.2
+MAX_DRAFT_LOOKS = 5
+DRAFT_LOOK_PAUSE_S = 0.2
 
 StopCheck = Callable[[], None]
 """A function that raises once the save has been given up."""
 
 
 Location: TypeAlias = "Path | CheckpointUrl"
-"""One checkpoint on a disk or at an address. It has a `name`; `str` gives its full name for messages."""
+"""One checkpoint on a disk or at a URL. It has a `name`; `str` gives its full name for messages."""
 
 
 class CheckpointDraft(ABC):
@@ -45,7 +47,10 @@ class CheckpointDraft(ABC):
 
     @abstractmethod
     def put(self, name: str, tensors: TensorsFile, check: StopCheck) -> FileEntry:
-        """Writes and syncs a file of tensors. Raises OSError or HeadwayError."""
+        """Writes and syncs a file of tensors, and returns its entry in the manifest.
+
+        Raises OSError or HeadwayError if it cannot be written.
+        """
 
     @abstractmethod
     def publish(self, manifest: Manifest, confirm: Callable[[], None]) -> Location:
@@ -53,6 +58,9 @@ class CheckpointDraft(ABC):
 
         Args:
             confirm: called right before the checkpoint becomes visible; if it raises, it never does.
+
+        Returns:
+            the checkpoint.
         """
 
     @abstractmethod
@@ -61,14 +69,14 @@ class CheckpointDraft(ABC):
 
 
 class CheckpointFolder(ABC):
-    """The folder or address that holds the checkpoints of a run."""
+    """The folder or URL that holds the checkpoints of a run."""
 
     shown: str
     """Name of the folder in messages."""
 
     @abstractmethod
     def paths(self) -> list[Location]:
-        """Lists the checkpoints, damaged ones too, the newest first."""
+        """Returns the checkpoints, damaged ones too, the newest first."""
 
     @abstractmethod
     def begin_draft(self, step: int) -> CheckpointDraft:
@@ -96,42 +104,43 @@ def parse_step(name: str) -> int | None:
 
 
 def sort_newest_first(paths: list[Location]) -> list[Location]:
-    """Sorts checkpoints by their steps, the latest first."""
+    """Returns the checkpoints sorted by their steps, the latest first."""
     return sorted(paths, key=lambda path: parse_step(path.name) or 0, reverse=True)
 
 
-def has_later_checkpoint(name: str, names: Collection[str], manifest: Callable[[str], bytes]) -> bool:
-    """Tells whether a later step has a checkpoint with a valid manifest; `latest` then stays with that one.
+def has_later_checkpoint(name: str, names: Collection[str], read_manifest: Callable[[str], bytes]) -> bool:
+    """Returns whether a later step has a checkpoint with a valid manifest; `latest` then stays with that one.
 
     Args:
-        names: names in the folder.
-        manifest: reads the manifest of a name.
+        name: name of a checkpoint.
+        names: names in its folder.
+        read_manifest: returns the manifest of a checkpoint, by name.
     """
     step = parse_step(name) or 0
-    for other in names:
-        if (parse_step(other) or 0) > step:
+    for candidate in names:
+        if (parse_step(candidate) or 0) > step:
             # A damaged checkpoint does not count: `latest` has to name one that can be read.
             with suppress(OSError, ValueError, KeyError, TypeError, HeadwayError):
-                Manifest.from_json(manifest(other), other)
+                Manifest.from_json(read_manifest(candidate), candidate)
                 return True
     return False
 
 
 # Checkpoints that threads of this process are reading, each with the number of its readers.
-_held: Counter[str] = Counter()
-_holding = threading.Lock()
+_reader_counts: Counter[str] = Counter()
+_readers_lock = threading.Lock()
 
 
 @contextmanager
 def hold(path: Location) -> Iterator[None]:
     """Keeps a checkpoint from being removed by this process while it is read."""
-    with _holding:
-        _held[_key(path)] += 1
+    with _readers_lock:
+        _reader_counts[_get_path_key(path)] += 1
     try:
         yield
     finally:
-        with _holding:
-            _held[_key(path)] -= 1
+        with _readers_lock:
+            _reader_counts[_get_path_key(path)] -= 1
 
 
 def prune(folder: CheckpointFolder, before: list[Location], newest: Location, keep: int) -> None:
@@ -140,22 +149,21 @@ def prune(folder: CheckpointFolder, before: list[Location], newest: Location, ke
     Checkpoints of later steps stay: they come from another process, which may be the right one.
 
     Args:
-        before: the checkpoints when the save began. A process that slept in a save does not remove those that others
-            have saved since.
+        before: the checkpoints when the save began, the newest first. A process that slept in a save does not remove
+            those that others have saved since.
+        newest: the checkpoint that the save has written.
     """
     step = parse_step(newest.name) or 0
     earlier = [path for path in before if (parse_step(path.name) or 0) < step]
     # A damaged checkpoint counts like any other, and goes once the run has passed it.
-    kept = {path.name for path in earlier[: keep - 1]}
-    for path in earlier:
-        if path.name not in kept:
-            # Under the lock, so that no reader begins between the check and the removal.
-            with _holding, suppress(FileNotFoundError):
-                if not _held[_key(path)]:
-                    folder.remove(path)
+    for path in earlier[keep - 1 :]:
+        # Under the lock, so that no reader begins between the check and the removal.
+        with _readers_lock, suppress(FileNotFoundError):
+            if not _reader_counts[_get_path_key(path)]:
+                folder.remove(path)
 
 
-def _key(path: Location) -> str:
+def _get_path_key(path: Location) -> str:
     return os.path.abspath(path) if isinstance(path, Path) else str(path)
 
 
@@ -167,27 +175,27 @@ class LocalCheckpointFolder(CheckpointFolder):
         self.folder, self.shown = folder, str(folder)
 
     def paths(self) -> list[Location]:
-        """Lists the checkpoints, the newest first."""
+        """Returns the checkpoints, the newest first."""
         return sort_newest_first([path for path in self.folder.glob("step-*") if parse_step(path.name) is not None])
 
     def begin_draft(self, step: int) -> CheckpointDraft:
         """Begins a new checkpoint and removes unfinished ones."""
         # Drafts of processes that were killed. At most one run writes here.
-        for left in self.folder.glob(".step-*"):
-            shutil.rmtree(left, ignore_errors=True)
-        for left in self.folder.glob(f".{LATEST}.*"):
-            left.unlink(missing_ok=True)
+        for stale_draft in self.folder.glob(".step-*"):
+            shutil.rmtree(stale_draft, ignore_errors=True)
+        for stale_file in self.folder.glob(f".{LATEST}.*"):
+            stale_file.unlink(missing_ok=True)
         draft = _LocalDraft(self.folder, step, secrets.token_hex(8))
-        draft.aside.mkdir(parents=True)
+        draft.draft_folder.mkdir(parents=True)
         return draft
 
     def join_draft(self, step: int, token: str) -> CheckpointDraft | None:
         """Opens the draft that rank 0 began; returns None if this rank cannot see it."""
         draft = _LocalDraft(self.folder, step, token)
-        for look in range(LOOKS):
+        for look in range(MAX_DRAFT_LOOKS):
             if look:
-                time.sleep(LOOK_S)
-            if draft.aside.is_dir():
+                time.sleep(DRAFT_LOOK_PAUSE_S)
+            if draft.draft_folder.is_dir():
                 return draft
         return None
 
@@ -206,30 +214,31 @@ class _LocalDraft(CheckpointDraft):
     def __init__(self, folder: Path, step: int, token: str) -> None:
         self._folder, self.token = folder, token
         self._final = folder / format_name(step)
-        self.aside = folder / f".{self._final.name}.{token}"
+        self.draft_folder = folder / f".{self._final.name}.{token}"
 
     def put(self, name: str, tensors: TensorsFile, check: StopCheck) -> FileEntry:
-        with (self.aside / name).open("wb") as file:
+        with (self.draft_folder / name).open("wb") as file:
             sha256 = tensors.write(file)
             file.flush()
             os.fsync(file.fileno())
         return FileEntry(name, tensors.length, sha256)
 
     def publish(self, manifest: Manifest, confirm: Callable[[], None]) -> Location:
-        for path in self.aside.iterdir():
-            if path.name not in {file.name for file in manifest.files}:
+        file_names = {file.name for file in manifest.files}
+        for path in self.draft_folder.iterdir():
+            if path.name not in file_names:
                 path.unlink()
         # All bytes reach the disk before the rename that makes them a checkpoint.
-        write_and_sync(self.aside / MANIFEST, manifest.to_json())
-        sync_folder(self.aside)
+        write_and_sync(self.draft_folder / MANIFEST, manifest.to_json())
+        sync_folder(self.draft_folder)
         # A run that was resumed further back saves this step again: the old checkpoint moves aside.
-        replaced = self.aside.with_name(f"{self.aside.name}.replaced")
+        replaced = self.draft_folder.with_name(f"{self.draft_folder.name}.replaced")
         # The last moment to stop: after the rename every reader sees the checkpoint.
         confirm()
         if self._final.exists():
             os.replace(self._final, replaced)
         try:
-            os.replace(self.aside, self._final)
+            os.replace(self.draft_folder, self._final)
         except OSError:
             # This process was suspended, and others have removed its draft and saved the step themselves. Theirs stays;
             # if there is none, the checkpoint that was there before comes back.
@@ -240,16 +249,15 @@ class _LocalDraft(CheckpointDraft):
             raise
         sync_folder(self._folder)
         # `latest` only moves forward: a process that was suspended must not point it at its older step.
-        if not has_later_checkpoint(
-            self._final.name, [path.name for path in self._folder.glob("step-*")], self._manifest
-        ):
+        names = [path.name for path in self._folder.glob("step-*")]
+        if not has_later_checkpoint(self._final.name, names, self._read_manifest):
             write_atomically(self._folder / LATEST, self._final.name + "\n")
         shutil.rmtree(replaced, ignore_errors=True)
         return self._final
 
-    def _manifest(self, name: str) -> bytes:
+    def _read_manifest(self, name: str) -> bytes:
         # The file is untrusted: a named pipe would block the save for ever, a sparse file would fill the memory.
-        return read_regular(self._folder / name / MANIFEST, MANIFEST_BYTES)
+        return read_regular(self._folder / name / MANIFEST, MAX_MANIFEST_BYTES)
 
     def discard(self) -> None:
-        shutil.rmtree(self.aside, ignore_errors=True)
+        shutil.rmtree(self.draft_folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Checkpoints at an address that fsspec writes to: s3://, gs://, memory://, ...
+"""Checkpoints at a URL that fsspec writes to: s3://, gs://, memory://, ...
 
 Object stores can neither rename nor sync, but an object appears whole or not at all. So the manifest, written after all
 files that it names, completes a checkpoint. A folder without a manifest is a draft, which the next save removes.
@@ -29,48 +29,48 @@ from headway.checkpoint.locations import (
     parse_step,
     sort_newest_first,
 )
-from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, FileEntry, Manifest
+from headway.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from headway.checkpoint.tensors_file import TensorsFile
 from headway.core.errors import HeadwayError, UsageError
-from headway.storage.addresses import redact_address
+from headway.storage.addresses import redact_url
 from headway.storage.remote_folder import RemoteFolder
 
 # The pause doubles with each attempt: 0.5 + 1 + 2 + 4 + 8 s, so an outage of 15 s does no harm.
-ATTEMPTS = 6
-PAUSE_S = 0.5
+MAX_ATTEMPTS = 6
+FIRST_RETRY_PAUSE_S = 0.5
 
-_DRAFT = ".draft-"
+_DRAFT_PREFIX = ".draft-"
 
 
 @final
 @dataclass(frozen=True)
 class CheckpointUrl:
-    """Address of a checkpoint; `str` shows it without a password."""
+    """URL of a checkpoint; `str` shows it without a password."""
 
     uri: str
 
     @property
     def name(self) -> str:
-        """Name of the checkpoint: the last part of the address."""
+        """Name of the checkpoint: the last part of the URL."""
         return self.uri.rpartition("/")[2]
 
     def __str__(self) -> str:
-        return redact_address(self.uri)
+        return redact_url(self.uri)
 
-    def read(self, name: str, limit: int) -> bytes:
-        """Reads one of the checkpoint's files.
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Returns the bytes of one of the checkpoint's files.
 
         Raises:
             FileNotFoundError: there is no such file.
-            OSError: it has more than `limit` bytes.
-            DataError: the address cannot be reached; the checkpoint may be intact.
+            OSError: it has more than `max_bytes`.
+            DataError: the URL cannot be reached; the checkpoint may be intact.
         """
         remote = RemoteFolder(self.uri)
         try:
             size = remote.read_version(name).size
             # A damaged or hostile object may have any size, so it is checked before the bytes are fetched.
-            if size > limit:
-                raise OSError(errno.EFBIG, f"it has {size:,} bytes, and should have at most {limit:,}", name)
+            if size > max_bytes:
+                raise OSError(errno.EFBIG, f"it has {size:,} bytes, and should have at most {max_bytes:,}", name)
             return remote.read(name, 0, size).tobytes()
         finally:
             remote.close()
@@ -78,67 +78,68 @@ class CheckpointUrl:
 
 @final
 class RemoteCheckpointFolder(CheckpointFolder):
-    """A folder of checkpoints at an address.
+    """A folder of checkpoints at a URL.
 
     Raises:
-        UsageError: no installed package writes to such an address.
+        UsageError: no installed package writes to such a URL.
     """
 
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
-        self.shown = redact_address(self.uri)
+        self.shown = redact_url(self.uri)
         if uri.partition("://")[0].lower() in ("http", "https"):
             fix = "Name a folder, or an address such as s3://bucket/folder."
             raise UsageError("checkpoints cannot be written over HTTP", where=self.shown, fix=fix)
         # Raises the sentence that names a missing package, before fsspec raises its own.
         RemoteFolder(self.uri).close()
-        self._files, root = fsspec.core.url_to_fs(self.uri)
+        self._file_system, root = fsspec.core.url_to_fs(self.uri)
         self._root = str(root).rstrip("/")
 
     def paths(self) -> list[Location]:
-        """Lists the checkpoints that have a manifest, the newest first."""
-        whole = [name for name in self.names() if parse_step(name) is not None and MANIFEST in self.names(name)]
-        return sort_newest_first([CheckpointUrl(f"{self.uri}/{name}") for name in whole])
+        """Returns the checkpoints that have a manifest, the newest first."""
+        names = [name for name in self.list_names() if parse_step(name) is not None]
+        complete = [name for name in names if MANIFEST in self.list_names(name)]
+        return sort_newest_first([CheckpointUrl(f"{self.uri}/{name}") for name in complete])
 
     def begin_draft(self, step: int) -> CheckpointDraft:
         """Begins a new checkpoint and removes unfinished ones."""
         # Markers of drafts and folders without a manifest are left by processes that were killed.
-        for name in self.names():
-            if name.startswith(_DRAFT):
+        for name in self.list_names():
+            if name.startswith(_DRAFT_PREFIX):
                 self.delete(name)
-            elif parse_step(name) is not None and MANIFEST not in self.names(name):
+            elif parse_step(name) is not None and MANIFEST not in self.list_names(name):
                 self.delete_folder(name)
         draft = _RemoteDraft(self, step, secrets.token_hex(8))
         self.call("makedirs", self._root, exist_ok=True)
-        self.write(f"{_DRAFT}{draft.token}", b"")
+        self.write(f"{_DRAFT_PREFIX}{draft.token}", b"")
         return draft
 
     def join_draft(self, step: int, token: str) -> CheckpointDraft | None:
         """Opens the draft that rank 0 began; returns None if this rank cannot see it."""
-        return _RemoteDraft(self, step, token) if f"{_DRAFT}{token}" in self.names() else None
+        return _RemoteDraft(self, step, token) if f"{_DRAFT_PREFIX}{token}" in self.list_names() else None
 
     def remove(self, path: Location) -> None:
         """Removes a checkpoint, its manifest first: without it no reader takes the rest for a checkpoint."""
         self.delete(f"{path.name}/{MANIFEST}")
         self.delete_folder(path.name)
 
-    def names(self, folder: str = "") -> list[str]:
-        """Lists the names in a folder; an empty list if there is no such folder."""
+    def list_names(self, folder: str = "") -> list[str]:
+        """Returns the names in a folder; an empty list if there is no such folder."""
         # fsspec caches listings, and other processes write here too.
-        self._files.invalidate_cache()
+        self._file_system.invalidate_cache()
         try:
-            found = self.call("ls", f"{self._root}/{folder}".rstrip("/"), detail=False)
+            paths = self.call("ls", f"{self._root}/{folder}".rstrip("/"), detail=False)
         except FileNotFoundError:
             return []
-        return [str(path).rstrip("/").rpartition("/")[2] for path in found]
+        return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a small object."""
         self.call("pipe_file", f"{self._root}/{name}", data)
 
     def read_manifest(self, folder: str) -> bytes:
-        """Reads the manifest of a checkpoint, up to its size limit. Raises as `CheckpointUrl.read` does."""
-        return CheckpointUrl(f"{self.uri}/{folder}").read(MANIFEST, MANIFEST_BYTES)
+        """Returns the bytes of a checkpoint's manifest, up to its size limit. Raises as `CheckpointUrl.read` does."""
+        return CheckpointUrl(f"{self.uri}/{folder}").read(MANIFEST, MAX_MANIFEST_BYTES)
 
     def upload(self, path: Path, name: str, check: StopCheck) -> None:
         """Uploads a file; `check` is called before each further attempt."""
@@ -155,30 +156,33 @@ class RemoteCheckpointFolder(CheckpointFolder):
 
     def delete_folder(self, folder: str) -> None:
         """Deletes a folder and the objects in it."""
-        for name in self.names(folder):
+        for name in self.list_names(folder):
             self.delete(f"{folder}/{name}")
         # Some file systems have folders; in object stores this one is gone with its last object.
         with suppress(Exception):
-            self._files.rmdir(f"{self._root}/{folder}")
+            self._file_system.rmdir(f"{self._root}/{folder}")
 
-    def call(self, method: str, *arguments: Any, check: StopCheck = lambda: None, **more: Any) -> Any:
-        """Calls a method of the file system, again while the network fails.
+    def call(self, method: str, *args: Any, check: StopCheck = lambda: None, **kwargs: Any) -> Any:
+        """Calls a method of the file system, again while the network fails, and returns its result.
+
+        Args:
+            check: called before each further attempt.
 
         Raises:
-            FileNotFoundError: as the file system raises it.
-            HeadwayError: no permission, or all attempts failed.
+            FileNotFoundError: there is no such object.
+            HeadwayError: there is no permission, or all attempts failed.
         """
-        attempt, pause_s = 1, PAUSE_S
+        attempt, pause_s = 1, FIRST_RETRY_PAUSE_S
         while True:
             try:
-                return getattr(self._files, method)(*arguments, **more)
+                return getattr(self._file_system, method)(*args, **kwargs)
             except FileNotFoundError:
                 raise
             # Each file system raises errors of its own.
             except Exception as error:
-                if attempt == ATTEMPTS or isinstance(error, PermissionError):
-                    tried = f" ({attempt} attempts)" if attempt > 1 else ""
-                    what = f"the checkpoints cannot be reached: {str(error) or type(error).__name__}{tried}"
+                if attempt == MAX_ATTEMPTS or isinstance(error, PermissionError):
+                    attempts = f" ({attempt} attempts)" if attempt > 1 else ""
+                    what = f"the checkpoints cannot be reached: {str(error) or type(error).__name__}{attempts}"
                     fix = "Check the address, the network and the right to write there."
                     raise HeadwayError(what, where=self.shown, fix=fix) from error
             check()
@@ -194,13 +198,13 @@ class _RemoteDraft(CheckpointDraft):
         self._folder, self.token, self._name = folder, token, format_name(step)
 
     def put(self, name: str, tensors: TensorsFile, check: StopCheck) -> FileEntry:
-        stem, _, ending = name.rpartition(".")
-        name = f"{stem}.{self.token}.{ending}"
+        stem, _, suffix = name.rpartition(".")
+        name = f"{stem}.{self.token}.{suffix}"
         # A temporary file without a name disappears with the process, even with kill -9.
-        with tempfile.TemporaryFile(prefix="headway-") as staged:
+        with tempfile.TemporaryFile(prefix="headway-") as temporary_file:
             try:
-                sha256 = tensors.write(staged)
-                staged.flush()
+                sha256 = tensors.write(temporary_file)
+                temporary_file.flush()
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
@@ -209,28 +213,30 @@ class _RemoteDraft(CheckpointDraft):
                 raise HeadwayError(what, where=tempfile.gettempdir(), fix=fix) from error
             self._folder.make_folder(self._name)
             # `put_file` of fsspec needs a path, which a file without a name has only here.
-            self._folder.upload(Path(f"/proc/self/fd/{staged.fileno()}"), f"{self._name}/{name}", check)
+            self._folder.upload(Path(f"/proc/self/fd/{temporary_file.fileno()}"), f"{self._name}/{name}", check)
         return FileEntry(name, tensors.length, sha256)
 
     def publish(self, manifest: Manifest, confirm: Callable[[], None]) -> Location:
+        # The manifest makes the checkpoint visible, so this is the last moment to stop.
         confirm()
         self._folder.write(f"{self._name}/{MANIFEST}", manifest.to_json())
         # `latest` comes after the manifest: it never names a checkpoint that is not complete.
-        if not has_later_checkpoint(self._name, self._folder.names(), self._folder.read_manifest):
+        if not has_later_checkpoint(self._name, self._folder.list_names(), self._folder.read_manifest):
             self._folder.write(LATEST, f"{self._name}\n".encode())
-        self._clear({MANIFEST, *(file.name for file in manifest.files)})
+        self._delete_files({MANIFEST, *(file.name for file in manifest.files)})
         return CheckpointUrl(f"{self._folder.uri}/{self._name}")
 
     def discard(self) -> None:
         with suppress(HeadwayError, OSError):
-            there = self._folder.names(self._name)
-            if MANIFEST in there and self.token.encode() in self._folder.read_manifest(self._name):
+            names = self._folder.list_names(self._name)
+            if MANIFEST in names and self.token.encode() in self._folder.read_manifest(self._name):
                 # The manifest had arrived before the failure: the checkpoint is complete.
                 return
-            self._clear({name for name in there if f".{self.token}." not in name})
+            self._delete_files({name for name in names if f".{self.token}." not in name})
 
-    def _clear(self, kept: Collection[str]) -> None:
-        for name in self._folder.names(self._name):
+    def _delete_files(self, kept: Collection[str]) -> None:
+        """Deletes all files of the checkpoint's folder but those `kept`, and the marker of the draft."""
+        for name in self._folder.list_names(self._name):
             if name not in kept:
                 self._folder.delete(f"{self._name}/{name}")
-        self._folder.delete(f"{_DRAFT}{self.token}")
+        self._folder.delete(f"{_DRAFT_PREFIX}{self.token}")

@@ -11,35 +11,46 @@ import torch
 from headway.checkpoint.tensors_file import TensorsFile
 
 # Random states differ between the ranks; rank 0 writes its own.
-OF_RANK_0 = "random/"
+LEAD_ONLY_PREFIX = "random/"
 
 
 def assign_owners(tensors: Mapping[str, torch.Tensor], size: int) -> dict[str, int]:
-    """Assigns each tensor to the rank that writes it, with bytes as even as whole tensors allow.
+    """Returns the rank that writes each tensor, with bytes as even as whole tensors allow.
 
     Every rank computes the same assignment. The largest tensor goes first, always to the rank with the fewest bytes:
     longest processing time first, at most 4/3 of the optimum (Graham 1969, doi:10.1137/0117039).
+
+    Args:
+        tensors: tensors by name.
+        size: number of ranks.
     """
-    sizes = {name: 0 if name.startswith(OF_RANK_0) else t.numel() * t.element_size() for name, t in tensors.items()}
-    out, load = {}, [0] * size
-    for name in sorted(tensors, key=lambda name: (-sizes[name], name)):
-        out[name] = 0 if name.startswith(OF_RANK_0) else min(range(size), key=load.__getitem__)
-        load[out[name]] += sizes[name]
-    return out
+    owner_by_name: dict[str, int] = {}
+    nbytes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+    bytes_by_rank = [0] * size
+    for name in sorted(tensors, key=lambda name: (-nbytes[name], name)):
+        if name.startswith(LEAD_ONLY_PREFIX):
+            owner_by_name[name] = 0
+        else:
+            owner_by_name[name] = min(range(size), key=bytes_by_rank.__getitem__)
+            bytes_by_rank[owner_by_name[name]] += nbytes[name]
+    return owner_by_name
 
 
-def compute_layout_digest(tensors: Mapping[str, torch.Tensor], owner: Mapping[str, int]) -> str:
-    """Computes a digest of names, dtypes, shapes and owners, on which all ranks have to agree."""
+def compute_layout_digest(tensors: Mapping[str, torch.Tensor], owner_by_name: Mapping[str, int]) -> str:
+    """Returns a sha256 of names, dtypes, shapes and owners, on which all ranks have to agree."""
     # Random states are rank 0's alone, so they are left out.
-    entries = TensorsFile({name: t for name, t in tensors.items() if not name.startswith(OF_RANK_0)}).entries
-    return hashlib.sha256(json.dumps([(*entry, owner[entry[0]]) for entry in entries]).encode()).hexdigest()
+    shared = {name: tensor for name, tensor in tensors.items() if not name.startswith(LEAD_ONLY_PREFIX)}
+    layout = [(*entry, owner_by_name[entry[0]]) for entry in TensorsFile(shared).entries]
+    return hashlib.sha256(json.dumps(layout).encode()).hexdigest()
 
 
 def copy_to_host(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
-    """Copies tensors to host memory, and returns the copies with a function that waits until they are complete.
+    """Copies tensors to host memory, asynchronously on CUDA.
 
-    On CUDA the host does not wait: the copies to pinned memory are queued on the training stream, so later changes of
-    the tensors come after them.
+    The copies to pinned memory are queued on the training stream, so later changes of the tensors come after them.
+
+    Returns:
+        the copies, and a function that waits until they are complete.
     """
     copies, devices = {}, set()
     for name, tensor in tensors.items():
@@ -54,8 +65,8 @@ def copy_to_host(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.T
     # One event per device marks the end of all of its copies.
     events = [torch.cuda.current_stream(device).record_event() for device in devices]
 
-    def wait() -> None:
+    def synchronize() -> None:
         for event in events:
             event.synchronize()
 
-    return copies, wait
+    return copies, synchronize

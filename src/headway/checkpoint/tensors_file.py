@@ -35,11 +35,11 @@ _DTYPES = (
     (torch.int64, "I64"),
     (torch.uint64, "U64"),
 )
-_NAMES = dict(_DTYPES)
-_ORDER = {dtype: -place for place, (dtype, _) in enumerate(_DTYPES)}
+_DTYPE_NAMES = dict(_DTYPES)
+_SORT_KEYS = {dtype: -index for index, (dtype, _) in enumerate(_DTYPES)}
 # numpy has no bfloat16 and no float8: tensors are viewed as integers of the same width.
-_SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_PIECE_BYTES = 4 << 20
+_INTEGER_BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK_BYTES = 4 << 20
 
 
 @final
@@ -54,18 +54,18 @@ class TensorsFile:
         entries: name, dtype and shape of each tensor, in file order.
 
     Raises:
-        CheckpointError: the format has no such dtype.
+        CheckpointError: the format cannot hold a tensor's dtype, or its layout is not strided.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
-            if tensor.dtype not in _NAMES or tensor.layout != torch.strided:
+            if tensor.dtype not in _DTYPE_NAMES or tensor.layout != torch.strided:
                 what = f"{name} is of {tensor.dtype}, {tensor.layout}, which safetensors files cannot hold"
                 raise CheckpointError(what, fix="Convert it before it is saved.")
         # Sorted, so that every rank computes the same layout, and equal states give equal files.
-        names = sorted(tensors, key=lambda name: (_ORDER[tensors[name].dtype], name))
+        names = sorted(tensors, key=lambda name: (_SORT_KEYS[tensors[name].dtype], name))
         self._tensors = [tensors[name] for name in names]
-        self.entries = [(name, _NAMES[tensors[name].dtype], list(tensors[name].shape)) for name in names]
+        self.entries = [(name, _DTYPE_NAMES[tensors[name].dtype], list(tensors[name].shape)) for name in names]
         header, end = {}, 0
         for (name, dtype, shape), tensor in zip(self.entries, self._tensors, strict=True):
             begin, end = end, end + tensor.numel() * tensor.element_size()
@@ -73,22 +73,22 @@ class TensorsFile:
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         # The data begin at a multiple of 8 bytes.
         text += b" " * (-len(text) % 8)
-        self._head = len(text).to_bytes(8, "little") + text
-        self.length = len(self._head) + end
+        self._header = len(text).to_bytes(8, "little") + text
+        self.length = len(self._header) + end
 
     def write(self, file: BinaryIO) -> str:
         """Writes the file and returns the sha256 of its bytes. The GIL is free for nearly all of the time."""
-        digest = hashlib.sha256(self._head)
-        file.write(self._head)
-        for piece in self._pieces():
-            digest.update(piece)
-            file.write(piece)
+        digest = hashlib.sha256(self._header)
+        file.write(self._header)
+        for chunk in self._iterate_chunks():
+            digest.update(chunk)
+            file.write(chunk)
         return digest.hexdigest()
 
-    def _pieces(self) -> Iterator[memoryview]:
+    def _iterate_chunks(self) -> Iterator[memoryview]:
         for tensor in self._tensors:
             # numpy makes the copy contiguous: torch would start threads beside those that train.
-            same: Any = tensor.detach().resolve_conj().cpu().view(_SAME_WIDTH[tensor.element_size()])
-            data = np.ascontiguousarray(same.numpy()).reshape(-1).data.cast("B")
-            for start in range(0, len(data), _PIECE_BYTES):
-                yield data[start : start + _PIECE_BYTES]
+            integers: Any = tensor.detach().resolve_conj().cpu().view(_INTEGER_BY_WIDTH[tensor.element_size()])
+            data = np.ascontiguousarray(integers.numpy()).reshape(-1).data.cast("B")
+            for start in range(0, len(data), _CHUNK_BYTES):
+                yield data[start : start + _CHUNK_BYTES]

@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.screen import Json, Overrides, can_print, print_result, say
+from headway.cli.screen import LOG, Json, Overrides, can_print, print_result
 from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
-# About the start of the process: the limit of wall time includes the imports.
-STARTED = perf_counter()
+# About the start of the process: the time limit of an examination includes the imports.
+START_S = perf_counter()
 
 
 # Typer reads the options from the signature.
@@ -26,7 +26,7 @@ def doctor(
     out: Annotated[Path | None, typer.Option(help="JSON profile to write. Default: RECIPE.profile.json.")] = None,
     page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Measure in half to two thirds of the time, less exactly.")
+        bool, typer.Option("--quick", help="Take at most 45 s instead of 120 s, and measure less exactly.")
     ] = False,
     cold: Annotated[
         bool, typer.Option("--cold", help="Examine the first epoch, which reads its files from the disk.")
@@ -65,28 +65,28 @@ def doctor(
         if cold:
             fix = "Leave one of them out."
             raise UsageError("--cold measures one process, --procs and --hosts several", where="--cold", fix=fix)
-        found = examine_ranks(Path(recipe), overrides or (), procs=procs, hosts=hosts, say=say, quick=quick)
+        profile = examine_ranks(Path(recipe), overrides or (), procs=procs, hosts=hosts, quick=quick)
     else:
         from headway.doctor.examination import examine_recipe
 
-        found = examine_recipe(Path(recipe), overrides or (), say=say, quick=quick, cold=cold, begun=STARTED)
-    found = found.mark_contradictions()
-    found.write(out)
+        profile = examine_recipe(Path(recipe), overrides or (), quick=quick, cold=cold, begun=START_S)
+    profile = profile.mark_contradictions()
+    profile.write(out)
     if page is not None:
-        from headway.doctor import profile_page as pages
+        from headway.doctor import profile_page
 
-        pages.write_page(found, page)
+        profile_page.write_page(profile, page)
     written = f"Wrote {out}{f' and {page}' if page else ''}."
-    # With --json standard output holds the profile alone; `say` goes to standard error.
+    # With --json standard output holds the profile alone.
     if as_json:
-        say(written)
+        LOG.info(written)
     # A dumb terminal (TERM=dumb, as editors set it) gets plain characters.
     blocks = os.environ.get("TERM") != "dumb" and can_print("█▏")
-    print_result(found.model_dump(mode="json"), as_json, f"{format_profile(found, blocks=blocks)}\n\n{written}")
+    print_result(profile.model_dump(mode="json"), as_json, f"{format_profile(profile, blocks=blocks)}\n\n{written}")
 
 
 def _watch_script(script: str, arguments: Sequence[str], steps: int | None, as_json: bool) -> None:
-    """Watches the training loop of a script, and prints the findings."""
+    """Watches the training loop of a script, and prints the observation."""
     # Without `--` in the command, a recipe as first argument is a mistake, and no argument of the script.
     if arguments and arguments[0].endswith((".yaml", ".yml")) and "--" not in sys.argv:
         fix = "Run headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
@@ -94,8 +94,8 @@ def _watch_script(script: str, arguments: Sequence[str], steps: int | None, as_j
     # Imports stand inside the verbs: torch takes seconds to load, and --help must not.
     from headway.doctor.script_watch import watch_script
 
-    found = watch_script(script, arguments, steps=steps, to_stderr=as_json)
-    print_result(found.to_json(), as_json, found.to_text())
+    observation = watch_script(script, arguments, steps=steps, to_stderr=as_json)
+    print_result(observation.to_json(), as_json, observation.to_text())
 
 
 def tune(
@@ -106,7 +106,7 @@ def tune(
     ] = "",
     out: Annotated[Path | None, typer.Option(help="Recipe to write. Default: RECIPE.tuned.yaml.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Measure in half to two thirds of the time, less exactly.")
+        bool, typer.Option("--quick", help="Examine for at most 45 s a round instead of 120 s, less exactly.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     as_json: Json = False,
@@ -117,7 +117,7 @@ def tune(
     settings that helped. A trial may make a lossless pack of the training set, in a folder beside the recipe
     (RECIPE.seekable or RECIPE.keep). The pack stays if it helps.
     """
-    from headway.doctor.tune import tune as run
+    from headway.doctor.tune import tune as tune_recipe
 
-    found = run(recipe, overrides or (), allow=allow, out=out, say=say, quick=quick, overwrite=overwrite)
-    print_result(found.to_json(), as_json, found.to_text())
+    tuning = tune_recipe(recipe, overrides or (), allow=allow, out=out, quick=quick, overwrite=overwrite)
+    print_result(tuning.to_json(), as_json, tuning.to_text())

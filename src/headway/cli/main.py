@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli import examine, planning, study, training
-from headway.cli.screen import Json, Overrides, can_print, print_result, say
+from headway.cli.screen import LOG, Json, Overrides, can_print, print_result
+from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
+from headway.core.messages import show_messages
 from headway.core.system_errors import expect_address_space, explain_system_error
 
 if TYPE_CHECKING:
@@ -32,14 +34,14 @@ app = typer.Typer(
 )
 
 # Exit status of typer after Ctrl-C.
-CTRL_C = 130
+CTRL_C_STATUS = 130
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file or folder.")]
 
 
-def _print_version(asked: bool) -> None:
-    """Prints the version and leaves. Typer calls it before it looks for a verb (`is_eager`)."""
-    if asked:
+def _print_version(requested: bool) -> None:
+    """Prints the version and exits. Typer calls it before it looks for a verb (`is_eager`)."""
+    if requested:
         from headway import __version__
 
         print(f"headway {__version__}")
@@ -75,14 +77,16 @@ def init(
     from headway.setup.propose import propose
     from headway.storage.addresses import parse_local_path
 
-    # Only local images can be looked at: an address is refused, and the message names the next step.
+    # Only local images can be looked at: a URL is refused, and the message names the next step.
     path = parse_local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")
-    recipe, found, packed = propose(path, out, overwrite=overwrite)
-    split = "" if found.held_out else " --split 0.1"
-    steps = [] if found.packed else [f"headway pack {_quote(path)} {_quote(packed)}{split}"]
+    recipe, findings, packed = propose(path, out, overwrite=overwrite)
+    split = "" if findings.held_out else " --split 0.1"
+    steps = [] if findings.packed else [f"headway pack {_quote(path)} {_quote(packed)}{split}"]
     steps.append(f"headway train {_quote(recipe)}")
     text = "\n  ".join([f"Wrote {recipe}. Next:", *steps])
-    print_result({"recipe": str(recipe), "packed": str(packed), "samples": found.samples, "next": steps}, as_json, text)
+    print_result(
+        {"recipe": str(recipe), "packed": str(packed), "samples": findings.samples, "next": steps}, as_json, text
+    )
 
 
 @app.command()
@@ -117,10 +121,10 @@ def pack(
     from headway.core.sample_progress import SampleProgress
 
     # Imports stand inside the verbs: torch takes seconds to load, and --help must not.
-    from headway.data.pack import pack as run
+    from headway.data.pack import pack as pack_images
 
     with SampleProgress("Packing", "images") as progress:
-        packed = run(
+        pack_result = pack_images(
             src,
             dst,
             format=form,
@@ -134,38 +138,38 @@ def pack(
             overwrite=overwrite,
             progress=progress,
         )
-    for note in packed.notes:
-        say(note)
-    result = {
-        "folders": [str(folder) for folder in packed.folders],
-        "format": packed.format,
-        "mode": packed.mode,
-        "samples": packed.samples,
-        "counts": packed.counts,
-        "left_out": packed.left_out,
-        "bytes": packed.bytes,
-        "skipped": packed.skipped,
-        "seconds": packed.seconds,
+    for note in pack_result.notes:
+        LOG.info(note)
+    summary = {
+        "folders": [str(folder) for folder in pack_result.folders],
+        "format": pack_result.format,
+        "mode": pack_result.mode,
+        "samples": pack_result.samples,
+        "counts": pack_result.counts,
+        "left_out": pack_result.left_out,
+        "bytes": pack_result.bytes,
+        "skipped": pack_result.skipped,
+        "seconds": pack_result.seconds,
     }
-    print_result(result, as_json, _describe_pack(packed))
+    print_result(summary, as_json, _describe_pack(pack_result))
 
 
-def _describe_pack(packed: PackResult) -> str:
+def _describe_pack(result: PackResult) -> str:
     """Describes the result of a pack, for the terminal."""
-    folders = ", ".join(str(folder) for folder in packed.folders)
-    rate = packed.samples / max(packed.seconds, 1e-9)
-    size = f"{packed.bytes / 1e6:,.1f} MB, format {packed.format}, mode {packed.mode}"
+    folders = ", ".join(str(folder) for folder in result.folders)
+    rate = result.samples / max(result.seconds, 1e-9)
+    size = f"{format_bytes(result.bytes)}, format {result.format}, mode {result.mode}"
     # Only a transform leaves samples out; bad images are counted apart, below.
-    if packed.left_out:
-        size += f"; the transform left out {packed.left_out:,}"
-    text = f"Packed {packed.samples:,} images ({size}) into {folders} at {rate:,.0f} images/s"
-    if len(packed.folders) > 1:
-        parts = ", ".join(f"{path.name} {n:,}" for path, n in zip(packed.folders, packed.counts, strict=True))
-        text += f": {parts} images" + (f", {len(packed.classes):,} classes" if packed.classes else "")
+    if result.left_out:
+        size += f"; the transform left out {result.left_out:,}"
+    text = f"Packed {result.samples:,} images ({size}) into {folders} at {rate:,.0f} images/s"
+    if len(result.folders) > 1:
+        parts = ", ".join(f"{path.name} {n:,}" for path, n in zip(result.folders, result.counts, strict=True))
+        text += f": {parts} images" + (f", {len(result.classes):,} classes" if result.classes else "")
     text += "."
-    if packed.skipped:
-        images = "image was left out; it is" if len(packed.skipped) == 1 else "images were left out; they are"
-        text += f"\n{len(packed.skipped):,} bad {images} listed in {packed.skipped_file}."
+    if result.skipped:
+        images = "image was left out; it is" if len(result.skipped) == 1 else "images were left out; they are"
+        text += f"\n{len(result.skipped):,} bad {images} listed in {result.skipped_file}."
     return text
 
 
@@ -176,19 +180,20 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
     Name each damaged record, and leave with status 1 if there is one.
     """
     from headway.core.sample_progress import SampleProgress
-    from headway.data.verify import verify as run
+    from headway.data.verify import verify as verify_folder
 
     with SampleProgress("Verifying", "records") as progress:
-        found = run(folder, progress)
-    damages, counts = found.damages, [f"{count:,}" for count in found.samples.values()]
-    of = f" of {len(counts)} parts" if len(counts) > 1 else ""
+        verification = verify_folder(folder, progress)
+    damages = verification.damages
+    counts = [f"{count:,}" for count in verification.samples.values()]
+    scope = f" of {len(counts)} parts" if len(counts) > 1 else ""
     lines = [
         *map(str, damages),
         f"{len(damages)} damaged place{'s'[: len(damages) > 1]}: pack the data again."
         if damages
-        else f"Every record{of} ({' + '.join(counts)} samples) is intact.",
+        else f"Every record{scope} ({' + '.join(counts)} samples) is intact.",
     ]
-    print_result({"damaged": [asdict(d) for d in damages], "samples": found.samples}, as_json, "\n".join(lines))
+    print_result({"damaged": [asdict(d) for d in damages], "samples": verification.samples}, as_json, "\n".join(lines))
     # Exit status 1 lets a script react to damage.
     if damages:
         raise typer.Exit(1)
@@ -204,9 +209,9 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate the best weights of a run."""
-    from headway.train import runs
+    from headway.training import runs
 
-    metrics = runs.evaluate(run, data, say=say)
+    metrics = runs.evaluate(run, data)
     # Numbers of samples are no metrics; the text names them at its end.
     text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if "samples" not in name)
     print_result(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
@@ -224,9 +229,9 @@ def predict(
 ) -> None:
     """Predict image files with the best weights of a run."""
     from headway.core.run_folder import RunFolder
-    from headway.train import runs
-    from headway.train.predict import list_image_files, write_rows
-    from headway.train.predict import predict as predict_rows
+    from headway.training import runs
+    from headway.training.predict import list_image_files, write_rows
+    from headway.training.predict import predict as predict_rows
 
     expect_writable(out)
     # Listed before the network is loaded: a wrong path is then refused at once.
@@ -236,15 +241,15 @@ def predict(
     def report_bad_image(error: HeadwayError) -> None:
         if not skip_bad:
             raise error
-        say(f"Left out {error.where}: {error.what}.")
+        LOG.warning(f"Left out {error.where}: {error.what}.")
 
     # A generator: rows are printed while others are computed, so `| head` can end the verb early.
-    rows = predict_rows(runs.load_trained(RunFolder.open(run), say=say), files, on_bad=report_bad_image)
+    rows = predict_rows(runs.load_trained(RunFolder.open(run)), files, on_bad=report_bad_image)
     written = write_rows(rows, out, as_json)
     if written < len(files):
-        say(f"Left out {len(files) - written:,} of {len(files):,} files.")
+        LOG.warning(f"Left out {len(files) - written:,} of {len(files):,} files.")
     if out is not None:
-        say(f"Wrote {written:,} rows to {out}.")
+        LOG.info(f"Wrote {written:,} rows to {out}.")
 
 
 @app.command()
@@ -272,9 +277,9 @@ def report(
         from headway.report.comparison import compare_runs
 
         expect_writable(out)
-        found = compare_runs(run, against)
-        page = comparison_page.write_page(found, out)
-        print_result(found.to_json() | {"report": str(page)}, as_json, f"{found.describe()}\nPage: {page}")
+        comparison = compare_runs(run, against)
+        page = comparison_page.write_page(comparison, out)
+        print_result(comparison.to_json() | {"report": str(page)}, as_json, f"{comparison.describe()}\nPage: {page}")
         return
     if out is not None:
         raise UsageError("--out only works with --against", fix="Add --against RUN, or leave it out.")
@@ -310,19 +315,19 @@ def schedule(
     from headway.report.schedule_preview import build_preview
 
     expect_writable(page)
-    found = build_preview(recipe, overrides or (), samples)
-    for warning in found.warnings:
-        say(warning)
+    preview = build_preview(recipe, overrides or (), samples)
+    for warning in preview.warnings:
+        LOG.warning(warning)
     if page is not None:
-        write_atomically(page, schedule_preview_page.render_preview(found))
-        say(f"Wrote {page}.")
+        write_atomically(page, schedule_preview_page.render_preview(preview))
+        LOG.info(f"Wrote {page}.")
     # Wider pictures are hard to read, and narrower terminals would break the lines.
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    result = found.to_json() | {"page": page and str(page)}
+    result = preview.to_json() | {"page": page and str(page)}
     print_result(
         result,
         as_json,
-        schedule_preview_page.format_preview(found, width, blocks=can_print(schedule_preview_page.BLOCKS)),
+        schedule_preview_page.format_preview(preview, width, blocks=can_print(schedule_preview_page.BLOCKS)),
     )
 
 
@@ -340,21 +345,22 @@ def bench_links(
     """
     from headway.comm.bench_links import run_bench_links
 
-    found = run_bench_links(procs, seconds)
+    measurement = run_bench_links(procs, seconds)
     # Under a launcher every rank runs this verb, and only rank 0 gets the result.
-    if found is not None:
-        print_result(asdict(found), as_json, found.to_text())
+    if measurement is not None:
+        print_result(asdict(measurement), as_json, measurement.to_text())
 
 
 @cache
 def build_command() -> Callable[..., Any]:
-    """Builds the command with all its verbs."""
+    """Builds the click command with all its verbs."""
     # Cached for tests that call it many times: it takes 0.06 s.
     return typer.main.get_command(app)
 
 
 def main() -> None:
     """Runs the command line. An error is a sentence and an exit status; --debug also shows its traceback."""
+    show_messages()
     # --debug is accepted before and after the verb, so typer never sees it.
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
@@ -366,29 +372,29 @@ def main() -> None:
         # The user's own code failed: they need the line, with or without --debug.
         if cause is not None:
             traceback.print_exception(cause, file=sys.stderr)
-        _fail(error, error.exit_status, debug)
+        _exit_with_error(error, error.exit_status, debug)
     except HeadwayError as error:
-        _fail(error, error.exit_status, debug)
+        _exit_with_error(error, error.exit_status, debug)
     # A full disk, a missing library or too little memory is no fault of Headway, so it gets a sentence. An
     # error without one is a fault of Headway, and its traceback is shown.
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
         if (sentence := explain_system_error(error)) is None:
             raise
-        _fail(sentence, 1, debug)
-    except SystemExit as left:
+        _exit_with_error(sentence, 1, debug)
+    except SystemExit as exit_request:
         # click takes an option of the script for one of its own.
-        if left.code == UsageError.exit_status and sys.argv[1:2] == ["assess"] and "--" not in sys.argv:
-            say("Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1.")
-        if left.code != CTRL_C:
+        if exit_request.code == UsageError.exit_status and sys.argv[1:2] == ["assess"] and "--" not in sys.argv:
+            LOG.error("Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1.")
+        if exit_request.code != CTRL_C_STATUS:
             raise
         # Exit status 1, as for every other run that did not finish.
-        say("Stopped.")
+        LOG.error("Stopped.")
         sys.exit(1)
 
 
-def _fail(error: Exception, status: int, debug: bool) -> None:
-    """Prints the sentence of an error, and leaves with a status."""
+def _exit_with_error(error: Exception, status: int, debug: bool) -> None:
+    """Prints the sentence of an error, and exits with a status. The traceback is printed only if `debug` is set."""
     if debug:
         traceback.print_exc()
-    say(f"headway: {error}")
+    LOG.error(f"headway: {error}")
     sys.exit(status)

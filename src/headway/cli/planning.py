@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.screen import Json, Overrides, print_result, say
+from headway.cli.screen import LOG, Json, Overrides, print_result
 from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headway.plan.request import PlanRequest
 
 # Gradients of a job in a facility for which no workload is given: ResNet-50's 25.6 million weights in fp32.
-GRADIENT_MB = 102.2
+DEFAULT_GRADIENT_MB = 102.2
 
 WORKLOAD_HELP = "A recipe, or the workload that headway train RECIPE --dry-run wrote."
 PROFILE_HELP = (
@@ -38,13 +38,13 @@ FACILITY_OPTIONS = {
 }  # fmt: skip
 
 
-def _job_option(help_text: str, *names: str, **settings: Any) -> Any:
-    """Declare an option of a job on a cluster."""
-    return typer.Option(*names, help=help_text, rich_help_panel="A job on a cluster", **settings)
+def _job_option(help_text: str, *names: str, **limits: Any) -> Any:
+    """Declares an option of a job on a cluster."""
+    return typer.Option(*names, help=help_text, rich_help_panel="A job on a cluster", **limits)
 
 
 def _facility_option(help_text: str) -> Any:
-    """Declare an option of a facility."""
+    """Declares an option of a facility."""
     return typer.Option(help=help_text, rich_help_panel="A facility")
 
 
@@ -103,7 +103,7 @@ def plan(
 
     # Only options on the command line count: a default must not look like a choice.
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    given_options = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     request = PlanRequest(
         cluster=cluster, nodes=nodes, profile=tuple(profile or ()), runs=runs, per_device=per_device, batch=batch,
         accumulate=accumulate, spread=spread, epochs_at=epochs_at, noise_scale=noise_scale, deadline=deadline,
@@ -112,65 +112,69 @@ def plan(
         images_s=images_s, data_gb=data_gb, pue=pue,
     )  # fmt: skip
     if facility is not None:
-        _refuse_options(given & JOB_OPTIONS, "plans a job on a cluster, and --facility plans a room")
-        known = None if workload is None else _read_workload(workload, overrides or ())
-        _write_facility(known, request, jobs, page, as_json)
+        _refuse_options(given_options & JOB_OPTIONS, "plans a job on a cluster, and --facility plans a room")
+        known_workload = None if workload is None else _read_workload(workload, overrides or ())
+        _write_facility(known_workload, request, jobs, page, as_json)
         return
-    _refuse_options(given & FACILITY_OPTIONS, "plans a room and needs --facility")
+    _refuse_options(given_options & FACILITY_OPTIONS, "plans a room and needs --facility")
     if workload is None or cluster is None:
         fix = "Write headway plan WORKLOAD.json --cluster dgx-1 --nodes 1..64, or headway plan --facility 36."
         raise UsageError("plan needs a job and a cluster, or the nodes of a facility", fix=fix)
     _write_plan(plan_job(_read_workload(workload, overrides or ()), request), page, trace, as_json)
 
 
-def _refuse_options(given: set[str], why: str) -> None:
-    """Refuse options of the other kind of plan."""
-    if given:
-        name = "--" + min(given).replace("_", "-")
+def _refuse_options(options: set[str], reason: str) -> None:
+    """Raises UsageError if there are options of the other kind of plan."""
+    if options:
+        name = "--" + min(options).replace("_", "-")
         fix = "Write headway plan --facility 36, or headway plan WORKLOAD.json --cluster dgx-1."
-        raise UsageError(f"{name} {why}", fix=fix)
+        raise UsageError(f"{name} {reason}", fix=fix)
 
 
 def _write_plan(plan: JobPlan, page: Path | None, trace: Path | None, as_json: bool) -> None:
-    """Show a job plan; write its page and its trace."""
+    """Prints a job plan. Writes its page and its trace if their paths are given."""
     from headway.plan.job_plan_text import format_plan
 
     if page is not None:
         from headway.plan import job_plan_page
 
         job_plan_page.write_page(plan, page)
-        say(f"Wrote {page}.")
+        LOG.info(f"Wrote {page}.")
     if trace is not None:
         from headway.plan.step_simulation import simulate_prediction
 
-        last = plan.predictions[-1]
-        simulate_prediction(plan.job, plan.cluster, last).write_trace(trace)
-        say(f"Wrote {trace}: {last.devices:,} devices, the slowest of them step by step.")
+        largest = plan.predictions[-1]
+        simulate_prediction(plan.job, plan.cluster, largest).write_trace(trace)
+        LOG.info(f"Wrote {trace}: {largest.devices:,} devices, the slowest of them step by step.")
     print_result(plan.to_json(), as_json, format_plan(plan))
 
 
 def _write_facility(
     workload: Workload | None, request: PlanRequest, jobs: str | None, page: Path | None, as_json: bool
 ) -> None:
-    """Plan a facility and show it; write its page."""
+    """Plans a facility and prints the plan. Writes its page if a path is given.
+
+    Args:
+        jobs: jobs to place on the nodes, as NODES[:MB of gradients],...
+    """
     from headway.plan.facility import plan_facility
     from headway.plan.facility_text import format_facility
     from headway.plan.placement import parse_jobs, place_jobs
 
     plan = plan_facility(request.to_facility_request(workload))
-    gradient_bytes = GRADIENT_MB * 1e6 if workload is None else float(workload.step.exchange.gradient_bytes)
+    gradient_bytes = DEFAULT_GRADIENT_MB * 1e6 if workload is None else float(workload.step.exchange.gradient_bytes)
     placement = None if jobs is None else place_jobs(parse_jobs(jobs, gradient_bytes), plan.pods)
     if page is not None:
         from headway.plan import facility_page
 
         facility_page.write_page(plan, page, placement)
-        say(f"Wrote {page}.")
+        LOG.info(f"Wrote {page}.")
     result: dict[str, Any] = plan.to_json() | ({} if placement is None else {"placement": placement.to_json()})
     print_result(result, as_json, format_facility(plan, placement))
 
 
 def _read_workload(path: Path, overrides: Sequence[str]) -> Workload:
-    """Read a workload, or make it from a recipe by a dry run, which builds the network."""
+    """Reads a workload, or builds it from a recipe by a dry run, which builds the network."""
     from headway.core.workload import Workload
 
     if path.suffix not in (".yaml", ".yml"):
@@ -179,6 +183,6 @@ def _read_workload(path: Path, overrides: Sequence[str]) -> Workload:
             raise UsageError("only a recipe has values to override, and this is a workload", where=str(path), fix=fix)
         return Workload.read(path)
     # The planner loads no torch. Only a recipe needs it: the dry run builds its network.
-    from headway.train.dry_run import dry_run
+    from headway.training.dry_run import dry_run
 
-    return dry_run(path, overrides, compiles=False, say=say).workload
+    return dry_run(path, overrides, compiles=False).workload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from typing import Annotated, Any
 
@@ -10,17 +11,13 @@ import typer
 
 from headway.core.printable import escape_controls
 
+LOG = logging.getLogger("headway.cli")
+
 # The option of every verb with a result, and the argument of every verb that takes a recipe.
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="key=value", help="Override recipe values, for example `batch=128`.")
 ]
-
-
-def say(text: str) -> None:
-    """Prints a message on standard error, with control characters escaped."""
-    # Names of files and classes come from the user's data: an escape sequence in them could change the terminal.
-    print(escape_controls(text), file=sys.stderr, flush=True)
 
 
 def print_result(result: Any, as_json: bool, text: str) -> None:

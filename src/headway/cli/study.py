@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.screen import Json, print_result, say
+from headway.cli.screen import LOG, Json, print_result
 from headway.core.files import expect_writable
 
 
@@ -53,8 +53,7 @@ def landscape(
     """
     from headway.core.sample_progress import SampleProgress
     from headway.report import landscape_page
-    from headway.report.landscape import LandscapeOptions
-    from headway.report.landscape import compute_landscape as run
+    from headway.report.landscape import LandscapeOptions, compute_landscape
 
     # Measuring takes minutes: refuse a path that cannot be written before it begins.
     expect_writable(out)
@@ -73,11 +72,11 @@ def landscape(
         statistics=statistics,
     )
     # A line of 31 points passes over all images 31 times, so the user sees how far it is.
-    with SampleProgress("Measuring the loss", "passes over the images", say) as progress:
-        found = run(folders, options, say=say, progress=progress)
-    page = landscape_page.write_page(found, out)
+    with SampleProgress("Measuring the loss", "passes over the images", LOG) as progress:
+        result = compute_landscape(folders, options, progress=progress)
+    page = landscape_page.write_page(result, out)
     print_result(
-        found.to_json() | {"page": str(page)}, as_json, f"{landscape_page.format_numbers(found)}\nPage: {page}"
+        result.to_json() | {"page": str(page)}, as_json, f"{landscape_page.format_numbers(result)}\nPage: {page}"
     )
 
 
@@ -108,17 +107,17 @@ def assess(
     """
     from headway.doctor.accuracy_parser import AccuracyParser
     from headway.doctor.assess import AccuracyGoal, build_command, format_assessment
-    from headway.doctor.assess import assess as run
+    from headway.doctor.assess import assess as run_assessment
 
     goal = AccuracyGoal.from_options(target_train, target_val, minutes)
-    scores = AccuracyParser(train_pattern, val_pattern, scale)
+    parser = AccuracyParser(train_pattern, val_pattern, scale)
 
     # With --json, standard output is for the result: the script's own output moves to standard error.
     def echo(piece: str, error: bool) -> None:
         print(piece, end="", file=sys.stderr if error or as_json else sys.stdout, flush=True)
 
-    found = run(build_command(script, arguments or ()), goal, scores, echo=echo, stop_when_reached=stop)
-    print_result(found.to_json(), as_json, format_assessment(found))
+    assessment = run_assessment(build_command(script, arguments or ()), goal, parser, echo=echo, stop_when_reached=stop)
+    print_result(assessment.to_json(), as_json, format_assessment(assessment))
     # Exit status 1 lets a shell script or CI react to a failed assessment.
-    if not found.passed:
+    if not assessment.passed:
         raise typer.Exit(1)

@@ -10,21 +10,28 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 
-from headway.cli.screen import Json, Overrides, print_result, say
+from headway.cli.screen import Json, Overrides, print_result
 from headway.core.errors import UsageError
 from headway.core.files import expect_writable
 
 if TYPE_CHECKING:
-    from headway.train.runs import RunResult
+    from headway.training.runs import RunResult
 
 
 @final
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of `train`, apart from those of the dry run alone.
+    """The options of `train`, except those that only the dry run has.
 
     Attributes:
-        respawn: None if neither --respawn nor --no-respawn was given.
+        recipe: path of the recipe; None with --resume.
+        overrides: KEY=VALUE for the recipe.
+        folder: run folder to create; None: runs/NAME.
+        repeat: number of runs, each with a seed of its own.
+        resume: folder of the run to resume.
+        procs: number of processes.
+        hosts: hosts of the processes.
+        respawn: replace lost processes; None if neither --respawn nor --no-respawn was given.
     """
 
     recipe: Path | None
@@ -116,36 +123,36 @@ def train(
     if options.has_ranks:
         _train_on_ranks(options, as_json)
     else:
-        _train_here(options, as_json)
+        _train_in_process(options, as_json)
 
 
-def _train_here(options: TrainOptions, as_json: bool) -> None:
+def _train_in_process(options: TrainOptions, as_json: bool) -> None:
     """Trains in this process, alone or as a rank that another launcher started."""
     # Under another launcher torch would print C++ stacks on every rank when one is lost. The variable counts only if it
     # is set before torch is imported.
     if "RANK" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from headway.train import runs
+    from headway.training import runs
 
     if options.resume is not None:
-        _print_run(runs.resume(options.resume, say=say), as_json)
+        _print_run(runs.resume(options.resume), as_json)
         return
     assert options.recipe is not None
     if options.repeat == 1:
-        _print_run(runs.train(options.recipe, options.overrides, options.folder, say=say), as_json)
+        _print_run(runs.train(options.recipe, options.overrides, options.folder), as_json)
     else:
-        results = runs.repeat(options.recipe, options.overrides, options.folder, options.repeat, say=say)
+        results = runs.repeat(options.recipe, options.overrides, options.folder, options.repeat)
         _print_repeats(results, as_json)
 
 
 def _train_on_ranks(options: TrainOptions, as_json: bool) -> None:
     """Trains with Headway's launcher, and exits with its status."""
-    from headway.train import distributed
-    from headway.train.runs import find_finished_run
+    from headway.training import distributed
+    from headway.training.runs import find_finished_run
 
     # A finished run needs no ranks: its result is printed again.
-    if options.resume is not None and (done := find_finished_run(options.resume, say=say)) is not None:
-        _print_run(done, as_json)
+    if options.resume is not None and (finished_run := find_finished_run(options.resume)) is not None:
+        _print_run(finished_run, as_json)
         return
     status = distributed.train_on_ranks(
         options.recipe,
@@ -163,17 +170,17 @@ def _train_on_ranks(options: TrainOptions, as_json: bool) -> None:
 
 def _print_repeats(results: Sequence[RunResult], as_json: bool) -> None:
     """Prints mean and 95 % interval over runs with several seeds."""
-    from headway.train import runs
+    from headway.core.statistics import compute_interval
 
     intervals = {}
     metrics = [name for name in results[0].summary.get("best") or () if name not in ("step", "epoch")]
     # `seconds_to_reach` exists only in recipes with a goal, under `stop_at`.
     for name in (*metrics, "seconds", "images_s", "seconds_to_reach"):
         summaries = [run.summary | run.summary.get("stop_at", {}) for run in results]
-        values = [one[name] for one in summaries if one.get(name) is not None]
+        values = [summary[name] for summary in summaries if summary.get(name) is not None]
         # A goal that some runs did not reach has no mean.
         if len(values) == len(results):
-            intervals[name] = runs.compute_interval(values)
+            intervals[name] = compute_interval(values)
     lines = [f"{name:<10} {mean:.5g} +- {half:.2g}" for name, (mean, half) in intervals.items()]
     text = "\n".join([f"{len(results)} runs in {results[0].run.folder.parent}; mean and 95 % interval:", *lines])
     result = {name: {"mean": mean, "interval": half} for name, (mean, half) in intervals.items()}
@@ -185,15 +192,15 @@ def _print_repeats(results: Sequence[RunResult], as_json: bool) -> None:
 def _dry_run(options: TrainOptions, out: Path | None, as_json: bool, **sizes: Any) -> None:
     """Prints cost and memory of a run, and writes its workload."""
     from headway.report.dry_run_text import format_dry_run
-    from headway.train.dry_run import dry_run
+    from headway.training.dry_run import dry_run
 
     assert options.recipe is not None
     # A dry run of a large network takes seconds: a path that cannot be written is refused first.
     expect_writable(out)
-    found = dry_run(options.recipe, options.overrides, procs=options.procs, hosts=options.hosts, say=say, **sizes)
-    out = out or Path(f"{found.workload.name}.workload.json")
-    found.workload.write(out)
-    print_result(found.to_json() | {"written": str(out)}, as_json, f"{format_dry_run(found)}\n\nWrote {out}.")
+    rehearsal = dry_run(options.recipe, options.overrides, procs=options.procs, hosts=options.hosts, **sizes)
+    out = out or Path(f"{rehearsal.workload.name}.workload.json")
+    rehearsal.workload.write(out)
+    print_result(rehearsal.to_json() | {"written": str(out)}, as_json, f"{format_dry_run(rehearsal)}\n\nWrote {out}.")
 
 
 def _print_run(result: RunResult, as_json: bool) -> None:
@@ -211,21 +218,22 @@ def _describe_run(result: RunResult) -> str:
     if result.was_interrupted:
         return f"Stopped at step {summary['step']} of {summary['steps']}; resume with: {result.run.resume_command}"
     best = dict(summary.get("best") or {})
-    step, _ = best.pop("step", summary["step"]), best.pop("epoch", None)
-    last = [f"{name} {summary[name]:.4f}" for name in best]
+    best_step = best.pop("step", summary["step"])
+    best.pop("epoch", None)
+    last_metrics = [f"{name} {summary[name]:.4f}" for name in best]
     text = "  ".join(
-        [f"Trained {folder}:", *last, f"{summary['seconds']:.1f} s", f"{summary['images_s']:,.0f} images/s"]
+        [f"Trained {folder}:", *last_metrics, f"{summary['seconds']:.1f} s", f"{summary['images_s']:,.0f} images/s"]
     )
     # The weights that are kept may be those of an earlier evaluation.
-    if step != summary["step"]:
-        kept = ", ".join(f"{name} {value:.4f}" for name, value in best.items())
-        text += f"\nThe run keeps the best weights, those of step {step:,}: {kept}"
+    if best_step != summary["step"]:
+        kept_metrics = ", ".join(f"{name} {value:.4f}" for name, value in best.items())
+        text += f"\nThe run keeps the best weights, those of step {best_step:,}: {kept_metrics}"
     if summary["damaged_samples"]:
         text += f"\nDamaged samples occurred {summary['damaged_samples']:,} times: see {folder / 'quarantine.jsonl'}."
     # The time to a goal is less than the wall time, so the text names the parts that are left out.
-    if reached := summary.get("stop_at"):
-        goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())
-        seconds = reached["seconds_to_reach"]
-        text += f"\n{goal} " + (f"after {seconds:.1f} s" if seconds else "was not reached")
+    if stop_result := summary.get("stop_at"):
+        goal = ", ".join(f"{name} {value}" for name, value in stop_result["goal"].items())
+        seconds_to_goal = stop_result["seconds_to_reach"]
+        text += f"\n{goal} " + (f"after {seconds_to_goal:.1f} s" if seconds_to_goal else "was not reached")
         text += f" (the clock leaves out {summary['clock_excludes']})"
     return text

@@ -14,35 +14,42 @@ import torch
 
 from headway.comm.buckets import ALIGNED_ELEMENTS, LAST_BUCKET_DIVISOR
 from headway.comm.communicator import Algorithm, Communicator
-from headway.comm.links import reduce_max
+from headway.comm.links import measure_links, reduce_max
 from headway.comm.wire_codec import Wire
+from headway.core.byte_format import format_bytes
 from headway.core.collectives import LinearCost, Network, choose_bucket_for_cost, predict_cost, predict_phase_costs
 
 # The cost model predicts the bytes on each link. Two timed trials per algorithm add the costs that it does not know
 # (threads, library, copies): one all-reduce of a few bytes and one of some megabytes.
 
 # For the trials of all algorithms together.
-BUDGET_S = 0.4
+TRIALS_BUDGET_S = 0.4
 
-# fp32 numbers in a trial: the small one, and the limits of the large one.
-TINY_NUMBERS, LEAST_NUMBERS, MOST_NUMBERS = 1 << 8, 1 << 15, 1 << 22
+# fp32 elements of the small trial, and limits for the large one.
+SMALL_TRIAL_ELEMENTS = 1 << 8
+MIN_LARGE_TRIAL_ELEMENTS, MAX_LARGE_TRIAL_ELEMENTS = 1 << 15, 1 << 22
 
-ROUNDS = 4
+TRIAL_ROUNDS = 4
 
 # An algorithm's own factor counts if it exceeds the common one (headers, processor time) by this much. A smaller
 # factor is noise: no algorithm sends its bytes faster than the links do.
-STANDS_OUT = 1.1
+OUTLIER_RATIO = 1.1
 
 # No algorithm is four times faster than the links: such a trial took as long for a few bytes as for many.
-LEAST_FACTOR = 0.25
+MIN_FACTOR = 0.25
 
-SHOWN_BYTES = (1 << 16, 1 << 20, 16 << 20)
+TABLE_SIZES_BYTES = (1 << 16, 1 << 20, 16 << 20)
 
 
 @final
 @dataclass(frozen=True)
 class AlgorithmTrial:
-    """The cost of an algorithm beyond the model: its seconds without bytes, and its bytes' time over the model's."""
+    """The measured cost of an algorithm.
+
+    Attributes:
+        latency_s: time of an all-reduce of a few bytes.
+        factor: measured time per byte over the cost model's.
+    """
 
     latency_s: float
     factor: float
@@ -50,64 +57,75 @@ class AlgorithmTrial:
 
 def list_candidates(communicator: Communicator) -> tuple[Algorithm, ...]:
     """Lists the algorithms that differ on this world."""
+    hosts = communicator.world.hosts
     # With one host, or with one rank on each, the hierarchical algorithms are the ring.
-    flat = len(communicator.world.hosts) == 1 or all(len(ranks) == 1 for ranks in communicator.world.hosts)
-    return tuple(name for name in communicator.algorithms if not (flat and name in ("leader", "two_dimensional")))
+    is_flat = len(hosts) == 1 or all(len(ranks) == 1 for ranks in hosts)
+    return tuple(name for name in communicator.algorithms if not (is_flat and name in ("leader", "two_dimensional")))
 
 
 def run_trials(
-    communicator: Communicator, network: Network, *, wire: Wire = "fp32", budget_s: float = BUDGET_S
+    communicator: Communicator, network: Network, *, wire: Wire = "fp32", budget_s: float = TRIALS_BUDGET_S
 ) -> dict[Algorithm, AlgorithmTrial]:
-    """Times each algorithm that differs on this world. Every rank calls it; all get rank 0's numbers.
+    """Times each algorithm that differs on this world. Every rank calls it.
 
     Args:
-        wire: form of the gradients between hosts. budget_s: approximate time that it takes.
+        network: measured links, which predict how large the large trial may be.
+        wire: dtype of the gradients between hosts.
+        budget_s: approximate time that it takes.
+
+    Returns:
+        the cost of each algorithm, the same on all ranks; empty in a world of one rank.
 
     Raises:
-        GenerationEndedError, CommunicationError: a rank did not answer.
+        GenerationEndedError: a rank was lost.
+        CommunicationError: a rank did not answer.
     """
     world, names = communicator.world, list_candidates(communicator)
     if world.size == 1:
         return {}
-    lines = {name: predict_cost(name, network, wire_ratio=get_wire_ratio(wire)) for name in names}
-    per_byte = sum(cost.s_per_byte for cost in lines.values()) + lines[names[0]].s_per_byte
-    # A length whose slices need no padding, as in buckets.
-    even = math.lcm(ALIGNED_ELEMENTS, *(len(ranks) for ranks in world.hosts))
-    large = -(-int(min(max(budget_s / ROUNDS / per_byte / 4, LEAST_NUMBERS), MOST_NUMBERS)) // even) * even
+    costs = {name: predict_cost(name, network, wire_ratio=get_wire_ratio(wire)) for name in names}
+    round_s_per_byte = sum(cost.s_per_byte for cost in costs.values()) + costs[names[0]].s_per_byte
+    affordable = budget_s / TRIAL_ROUNDS / round_s_per_byte / 4
+    # A length whose shards need no padding, as in buckets.
+    multiple = math.lcm(ALIGNED_ELEMENTS, *(len(ranks) for ranks in world.hosts))
+    large = -(-int(min(max(affordable, MIN_LARGE_TRIAL_ELEMENTS), MAX_LARGE_TRIAL_ELEMENTS)) // multiple) * multiple
     buffer = torch.zeros(large, device=world.device)
 
-    def time_all_reduce(name: Algorithm, numbers: int) -> float:
-        began = perf_counter()
-        communicator.all_reduce(buffer[:numbers], algorithm=name, wire=wire, tag="trial").wait()
+    def time_all_reduce(name: Algorithm, numel: int) -> float:
+        start_s = perf_counter()
+        communicator.all_reduce(buffer[:numel], algorithm=name, wire=wire, tag="trial").wait()
         if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)
-        return perf_counter() - began
+        return perf_counter() - start_s
 
     rounds = []
-    for _ in range(ROUNDS):
+    for _ in range(TRIAL_ROUNDS):
         # Not counted: it uses up the burst that a traffic shaper lets pass.
         time_all_reduce(names[0], large)
-        rounds.append([time_all_reduce(name, numbers) for numbers in (large, TINY_NUMBERS) for name in names])
+        rounds.append([time_all_reduce(name, numel) for numel in (large, SMALL_TRIAL_ELEMENTS) for name in names])
     # The first round opens connections. A busy machine only ever adds time: the minimum counts.
     seconds = reduce_max(world, [min(times) for times in zip(*rounds[1:], strict=True)])
-    whole, tiny = (dict(zip(names, seconds[start:], strict=False)) for start in (0, len(names)))
-    modelled = {name: lines[name].s_per_byte * large * 4 for name in names}
-    return compute_corrections(tiny, whole, modelled)
+    large_s, small_s = (dict(zip(names, seconds[start:], strict=False)) for start in (0, len(names)))
+    predicted_s = {name: costs[name].s_per_byte * large * 4 for name in names}
+    return compute_corrections(small_s, large_s, predicted_s)
 
 
 def compute_corrections(
-    tiny: Mapping[Algorithm, float], whole: Mapping[Algorithm, float], modelled: Mapping[Algorithm, float]
+    small_s: Mapping[Algorithm, float], large_s: Mapping[Algorithm, float], predicted_s: Mapping[Algorithm, float]
 ) -> dict[Algorithm, AlgorithmTrial]:
-    """Computes latency and factor of each algorithm.
+    """Returns latency and factor of each algorithm.
 
     Args:
-        tiny, whole: measured seconds for a few bytes, and for many. modelled: predicted seconds for the many bytes.
+        small_s, large_s: measured seconds of the small and of the large trial.
+        predicted_s: predicted seconds of the large trial, without latency.
     """
     # The algorithms share the median of their factors; one that is clearly slower keeps its own.
-    factors = {name: max(whole[name] - tiny[name], LEAST_FACTOR * modelled[name]) / modelled[name] for name in tiny}
+    factors = {
+        name: max(large_s[name] - small_s[name], MIN_FACTOR * predicted_s[name]) / predicted_s[name] for name in small_s
+    }
     common = median_low(factors.values())
     return {
-        name: AlgorithmTrial(tiny[name], factor if factor > common * STANDS_OUT else common)
+        name: AlgorithmTrial(small_s[name], factor if factor > common * OUTLIER_RATIO else common)
         for name, factor in factors.items()
     }
 
@@ -122,15 +140,17 @@ class AlgorithmChooser:
     """Maps the bytes of a bucket to an algorithm; the same on every rank that has the same numbers.
 
     Args:
-        network: as measured. trials: of the algorithms to choose among; empty in a world of one rank.
-        total_bytes: of all gradients.
-        algorithm: use this one for every bucket; `auto`: the one with the least predicted time.
-        wire: form of the gradients between hosts.
+        network: measured links.
+        trials: measured costs of the algorithms to choose among; empty in a world of one rank.
+        total_bytes: bytes of all gradients.
+        algorithm: algorithm for every bucket; `auto`: the one with the least predicted time.
+        wire: dtype of the gradients between hosts.
         bucket_bytes: size of the buckets; default: the best one.
-        phased: buckets are in several phases at the same time, as on a CPU.
+        phased: True if buckets are in several phases at the same time, as on a CPU.
 
     Attributes:
-        bucket_bytes: as given; else the size that all-reduces all gradients soonest (`choose_bucket_for_cost`).
+        bucket_bytes: size of the buckets; by default the one that all-reduces all gradients soonest
+            (`choose_bucket_for_cost`).
     """
 
     def __init__(
@@ -147,29 +167,29 @@ class AlgorithmChooser:
         names: tuple[Algorithm, ...] = tuple(trials) or ("ring",)
         # A bucket that others follow costs the time of its slowest phase, since the others fill the remaining phases.
         # The last bucket, at most a quarter as large, costs all of its phases.
-        self._among = names if algorithm == "auto" else (algorithm,)
-        self._alone: dict[Algorithm, LinearCost] = {}
-        self._followed: dict[Algorithm, LinearCost] = {}
+        self._candidates = names if algorithm == "auto" else (algorithm,)
+        self._unhidden_costs: dict[Algorithm, LinearCost] = {}
+        self._hidden_costs: dict[Algorithm, LinearCost] = {}
         ratio = get_wire_ratio(wire)
-        for name in dict.fromkeys((*names, *self._among)):
+        for name in dict.fromkeys((*names, *self._candidates)):
             model = predict_cost(name, network, wire_ratio=ratio)
             # An algorithm without a trial costs what the model says.
             trial = trials.get(name, AlgorithmTrial(model.latency_s, 1.0))
             first, second, third = (part.s_per_byte for part in predict_phase_costs(name, network, wire_ratio=ratio))
             # The first and the third phase share the links inside a host; the second one has those between hosts.
             slowest = max(second, first + third) if phased else first + second + third
-            self._alone[name] = LinearCost(trial.latency_s, trial.factor * model.s_per_byte)
-            self._followed[name] = LinearCost(trial.latency_s, trial.factor * slowest)
+            self._unhidden_costs[name] = LinearCost(trial.latency_s, trial.factor * model.s_per_byte)
+            self._hidden_costs[name] = LinearCost(trial.latency_s, trial.factor * slowest)
         self.bucket_bytes = bucket_bytes or self._find_best_bucket_bytes(total_bytes)
 
     def __call__(self, nbytes: int) -> Algorithm:
         """Returns the algorithm for a bucket of `nbytes`."""
-        found = self.predict_seconds(nbytes)
-        return min(self._among, key=lambda name: found[name])
+        seconds = self.predict_seconds(nbytes)
+        return min(self._candidates, key=lambda name: seconds[name])
 
     def predict_seconds(self, nbytes: int) -> dict[Algorithm, float]:
-        """Predicts the cost of a bucket by each algorithm."""
-        costs = self._followed if nbytes * LAST_BUCKET_DIVISOR > self.bucket_bytes else self._alone
+        """Returns the predicted seconds of a bucket by each algorithm."""
+        costs = self._hidden_costs if nbytes * LAST_BUCKET_DIVISOR > self.bucket_bytes else self._unhidden_costs
         return {name: cost.seconds(nbytes) for name, cost in costs.items()}
 
     def describe(self, sizes: Sequence[int]) -> str:
@@ -177,25 +197,38 @@ class AlgorithmChooser:
         if not sizes:
             return "There are no gradients to sum."
         counts = Counter(self(size) for size in sizes)
-        many = ", ".join(f"{count} by {name}" for name, count in counts.most_common())
-        largest = max(sizes)
-        costs = sorted(self.predict_seconds(largest).items(), key=lambda cost: cost[1])
-        predicted = ", ".join(f"{taken * 1e3:.3g} ms by {name}" for name, taken in costs)
+        counts_text = ", ".join(f"{count} by {name}" for name, count in counts.most_common())
+        max_size = max(sizes)
+        costs = sorted(self.predict_seconds(max_size).items(), key=lambda cost: cost[1])
+        costs_text = ", ".join(f"{seconds * 1e3:.3g} ms by {name}" for name, seconds in costs)
         return (
-            f"Gradients are summed in {len(sizes)} bucket{'s'[: len(sizes) > 1]} ({many}). "
-            f"Predicted for the largest, {largest / 1e6:.3g} MB: {predicted}."
+            f"Gradients are summed in {len(sizes)} bucket{'s'[: len(sizes) > 1]} ({counts_text}). "
+            f"Predicted for the largest, {format_bytes(max_size)}: {costs_text}."
         )
 
     def build_rows(self) -> list[tuple[str, ...]]:
         """Builds a table of predicted milliseconds, with `*` at the choice; the first row is its heading."""
-        out: list[tuple[str, ...]] = [("predicted ms", *self._alone)]
-        for size in SHOWN_BYTES:
-            found, chosen = self.predict_seconds(size), self(size)
-            cells = (f"{taken * 1e3:.3g}{' *' if name == chosen else '  '}" for name, taken in found.items())
-            out.append((f"{size / 1e6:.3g} MB", *cells))
-        return out
+        rows: list[tuple[str, ...]] = [("predicted ms", *self._unhidden_costs)]
+        for size in TABLE_SIZES_BYTES:
+            chosen = self(size)
+            costs = self.predict_seconds(size).items()
+            cells = (f"{seconds * 1e3:.3g}{' *' if name == chosen else '  '}" for name, seconds in costs)
+            rows.append((format_bytes(size), *cells))
+        return rows
+
+    @staticmethod
+    def measure(communicator: Communicator, bucket_bytes: int, *, wire: Wire = "fp32") -> AlgorithmChooser:
+        """Measures the links, tries the algorithms and builds a chooser for buckets of a given size.
+
+        Takes about 1.5 s. Every rank calls it, and raises as `measure_links` does.
+        """
+        network = measure_links(communicator.world, rails=1).build_network(communicator.world)
+        trials = run_trials(communicator, network, wire=wire)
+        # On CUDA one stream runs the phases of all buckets one after another.
+        is_phased = communicator.world.device.type != "cuda"
+        return AlgorithmChooser(network, trials, 0, wire=wire, bucket_bytes=bucket_bytes, phased=is_phased)
 
     def _find_best_bucket_bytes(self, total_bytes: int) -> int:
         # For the cheapest algorithm at 4 MB: at such sizes the cheapest one hardly depends on the size.
-        name = min(self._among, key=lambda name: self._followed[name].seconds(4e6))
-        return choose_bucket_for_cost(total_bytes, self._alone[name])
+        name = min(self._candidates, key=lambda name: self._hidden_costs[name].seconds(4e6))
+        return choose_bucket_for_cost(total_bytes, self._unhidden_costs[name])

@@ -21,7 +21,7 @@ from headway.core.world import Group
 # when each rank has fewer than about 16 samples, as in detection, segmentation and 3-d images (Wu and He 2018, "Group
 # Normalization", figure 1).
 
-HALF_TYPES = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 @final
@@ -62,17 +62,17 @@ class SyncBatchNorm(_BatchNorm):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
         # Everything but the group: connections cannot be copied.
-        other = memo[id(self)] = SyncBatchNorm.__new__(SyncBatchNorm)
+        clone = memo[id(self)] = SyncBatchNorm.__new__(SyncBatchNorm)
         memo[id(self.group)] = self.group
-        other.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return other
+        clone.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return clone
 
     def forward(self, x: Tensor) -> Tensor:
         if self.group.size == 1 or not self.training:
             return super().forward(x)
         self._check_input_dim(x)
-        arguments = (x, self.weight, self.bias, self.eps, self.group)
-        out, mean, var, count = _SyncBatchNormFunction.apply(*arguments)  # type: ignore[no-untyped-call]
+        args = (x, self.weight, self.bias, self.eps, self.group)
+        out, mean, var, count = _SyncBatchNormFunction.apply(*args)  # type: ignore[no-untyped-call]
         self._update_running_statistics(mean, var, count)
         return out  # type: ignore[no-any-return]
 
@@ -84,16 +84,16 @@ class SyncBatchNorm(_BatchNorm):
     @torch.no_grad()
     def _update_running_statistics(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         # As torch does: with the unbiased variance, and by a plain average if momentum is None.
-        running_mean, running_var, batches = self.running_mean, self.running_var, self.num_batches_tracked
-        if not self.track_running_stats or running_mean is None or running_var is None or batches is None:
+        running_mean, running_var, num_batches = self.running_mean, self.running_var, self.num_batches_tracked
+        if not self.track_running_stats or running_mean is None or running_var is None or num_batches is None:
             return
         # 0 in a step without a sample on any rank, which must change nothing. A tensor: no host-device sync.
         has_samples = (count > 0).to(mean.dtype)
-        batches.add_(has_samples.to(batches.dtype))
-        rate = 1 / batches.clamp(min=1).to(mean.dtype) if self.momentum is None else self.momentum
-        unbiased = var * (count / (count - 1).clamp(min=1))
-        for running, now in ((running_mean, mean), (running_var, unbiased)):
-            running.copy_(torch.lerp(running.to(now.dtype), now, rate * has_samples))
+        num_batches.add_(has_samples.to(num_batches.dtype))
+        momentum = 1 / num_batches.clamp(min=1).to(mean.dtype) if self.momentum is None else self.momentum
+        unbiased_var = var * (count / (count - 1).clamp(min=1))
+        for running, current in ((running_mean, mean), (running_var, unbiased_var)):
+            running.copy_(torch.lerp(running.to(current.dtype), current, momentum * has_samples))
 
 
 class _SyncBatchNormFunction(torch.autograd.Function):
@@ -114,45 +114,46 @@ class _SyncBatchNormFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        x, weight, mean, inverse, count = ctx.saved_tensors
+        x, weight, mean, inv_std, count = ctx.saved_tensors
         sums = torch.zeros(2, len(mean), dtype=mean.dtype, device=mean.device)
         if x.numel():
             # torch's own kernel gives the sums of dy * xhat and of dy over this rank's samples.
             mask = [False, True, True]
-            found = torch.ops.aten.native_batch_norm_backward(grad, x, None, None, None, mean, inverse, True, 0.0, mask)
-            sums[0], sums[1] = found[1], found[2]
-        own = [None, None] if weight is None else [row.to(weight.dtype, copy=True) for row in sums]
+            _, sums[0], sums[1] = torch.ops.aten.native_batch_norm_backward(
+                grad, x, None, None, None, mean, inv_std, True, 0.0, mask
+            )
+        grad_weight, grad_bias = (None if weight is None else row.to(weight.dtype, copy=True) for row in sums)
         if not ctx.needs_input_grad[0]:
-            return None, own[0], own[1], None, None
+            return None, grad_weight, grad_bias, None, None
         ctx.group.all_reduce(sums.view(-1)).wait()
         mean_dy_xhat, mean_dy = sums / count.clamp(min=1)
         # dx = w / sigma * (dy - mean(dy) - xhat * mean(dy * xhat)), as one linear function of dy and x per channel.
         shape = (1, -1) + (1,) * (x.dim() - 2)
-        by_grad = inverse if weight is None else inverse * weight.to(inverse.dtype)
-        by_x = -by_grad * inverse * mean_dy_xhat
-        constant = -by_grad * mean_dy - by_x * mean
-        out = torch.addcmul(constant.view(shape), x, by_x.view(shape)).addcmul_(grad, by_grad.view(shape))
-        return out.to(x.dtype), own[0], own[1], None, None
+        dy_factor = inv_std if weight is None else inv_std * weight.to(inv_std.dtype)
+        x_factor = -dy_factor * inv_std * mean_dy_xhat
+        offset = -dy_factor * mean_dy - x_factor * mean
+        grad_x = torch.addcmul(offset.view(shape), x, x_factor.view(shape)).addcmul_(grad, dy_factor.view(shape))
+        return grad_x.to(x.dtype), grad_weight, grad_bias, None, None
 
 
 def _compute_local_statistics(x: Tensor) -> Tensor:
-    # Mean and sum of squared distances from it per channel, and the number of values: [2 C + 1].
-    wide = x.float() if x.dtype in HALF_TYPES else x
+    """Returns mean and sum of squared deviations per channel, and the number of values per channel: [2 C + 1]."""
+    x = x.float() if x.dtype in HALF_DTYPES else x
     count = x.numel() // x.shape[1]
     if count == 0:
-        return wide.new_zeros(2 * x.shape[1] + 1)
-    var, mean = torch.var_mean(wide, [d for d in range(x.dim()) if d != 1], correction=0)
-    return torch.cat([mean, var * count, wide.new_full((1,), count)])
+        return x.new_zeros(2 * x.shape[1] + 1)
+    var, mean = torch.var_mean(x, [dim for dim in range(x.dim()) if dim != 1], correction=0)
+    return torch.cat([mean, var * count, x.new_full((1,), count)])
 
 
-def _combine_statistics(mine: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
-    # One all-gather for mean, biased variance and count over the group.
-    everyone = mine.new_empty(group.size * len(mine))
-    group.all_gather(everyone, mine).wait()
-    rows, channels = everyone.view(group.size, -1), len(mine) // 2
-    # Means and squared distances do not cancel as raw squares would (Chan, Golub and LeVeque 1979, "Updating Formulae
+def _combine_statistics(local_stats: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns mean [C], biased variance [C] and count over the group, by one all-gather of `local_stats`."""
+    all_stats = local_stats.new_empty(group.size, len(local_stats))
+    group.all_gather(all_stats.view(-1), local_stats).wait()
+    channels = len(local_stats) // 2
+    # Means and squared deviations do not cancel as raw squares would (Chan, Golub and LeVeque 1979, "Updating Formulae
     # and a Pairwise Algorithm", eq. 2.1).
-    means, squares, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1:]
+    means, squares, counts = all_stats[:, :channels], all_stats[:, channels:-1], all_stats[:, -1:]
     count = counts.sum()
     divisor = count.clamp(min=1)
     mean = (means * counts).sum(0) / divisor
@@ -160,7 +161,7 @@ def _combine_statistics(mine: Tensor, group: Group) -> tuple[Tensor, Tensor, Ten
     return mean, var, count
 
 
-def convert_sync(module: nn.Module, group: Group) -> nn.Module:
+def convert_sync_batchnorm(module: nn.Module, group: Group) -> nn.Module:
     """Replaces every BatchNorm1d, 2d, 3d and SyncBatchNorm of a network by a SyncBatchNorm over `group`.
 
     Parameters, buffers, hooks, the training flag and memory formats are kept, and existing optimizers keep working.
@@ -173,11 +174,11 @@ def convert_sync(module: nn.Module, group: Group) -> nn.Module:
         UsageError: a batch norm has its own forward pass, or is a LazyBatchNorm that has seen no batch yet.
     """
     return replace_modules(
-        module, lambda one, name: _convert_one(one, group, name) if isinstance(one, _BatchNorm) else one
+        module, lambda child, name: _convert_batch_norm(child, group, name) if isinstance(child, _BatchNorm) else child
     )
 
 
-def _convert_one(module: _BatchNorm, group: Group, name: str) -> SyncBatchNorm:
+def _convert_batch_norm(module: _BatchNorm, group: Group, name: str) -> SyncBatchNorm:
     kind = type(module)
     if kind.forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward, SyncBatchNorm.forward):
         what = f"{kind.__name__} is a batch norm with a forward pass of its own, which conversion would drop"
@@ -190,7 +191,7 @@ def _convert_one(module: _BatchNorm, group: Group, name: str) -> SyncBatchNorm:
         module.group = group
         return module
     # The new layer shares the dict entries of the old one: an optimizer or hook that holds them keeps working.
-    made = SyncBatchNorm.__new__(SyncBatchNorm)
-    made.__dict__.update(module.__dict__)
-    made.group = group
-    return made
+    converted = SyncBatchNorm.__new__(SyncBatchNorm)
+    converted.__dict__.update(module.__dict__)
+    converted.group = group
+    return converted

@@ -26,15 +26,15 @@ from headway.core.launcher_environment import LOOPBACK, read_launcher_environmen
 from headway.core.rendezvous import new_secret
 from headway.core.world import World
 
-# Bytes: 1 KiB to 64 MiB by factors of 4, and 128 MiB.
-SIZES = (*(1 << 10 + 2 * step for step in range(9)), 128 << 20)
+# 1 KiB to 64 MiB by factors of 4, and 128 MiB.
+BENCH_SIZES_BYTES = (*(1 << 10 + 2 * step for step in range(9)), 128 << 20)
 
-MOST_ROUNDS, FEWEST_ROUNDS = 20, 3
+MAX_BENCH_ROUNDS, MIN_BENCH_ROUNDS = 20, 3
 
-# Times as long as the fastest algorithm, above which the report says that the prediction was wrong.
-CLEARLY_SLOWER = 1.25
+# The report calls a prediction wrong if the chosen algorithm takes this many times as long as the fastest.
+MISPREDICTION_RATIO = 1.25
 
-POLL_S = 0.05
+CHILD_POLL_S = 0.05
 
 
 @final
@@ -43,10 +43,12 @@ class AlgorithmTiming:
     """The measured time of one algorithm at one size.
 
     Attributes:
+        bytes: size of the tensor.
         seconds: median over the rounds of the slowest rank's time.
         bus_bytes_s: bytes / seconds * 2 (N - 1) / N, as nccl-tests defines it: the load of each link if the work is
             spread evenly. Comparable with the link's bandwidth at any N.
-        chosen: a training run would choose it for a bucket of this size, from the measured links.
+        rounds: number of measured all-reduces.
+        chosen: True if a training run would choose it for a bucket of this size, from the measured links.
     """
 
     bytes: int
@@ -63,9 +65,11 @@ class BenchLinksResult:
     """The result of bench-links.
 
     Attributes:
-        report: lines about hosts, links and hardware. predicted: lines of the cost model's table.
-        links: as measured (`MeasuredLinks.to_json`).
-        left_out: sizes that the time budget did not allow.
+        report: lines about hosts, links and hardware.
+        predicted: lines of the cost model's table.
+        links: measured links (`MeasuredLinks.to_json`).
+        rows: timings, by size and algorithm.
+        left_out: sizes in bytes that the time budget did not allow.
     """
 
     report: list[str]
@@ -77,37 +81,40 @@ class BenchLinksResult:
     def to_text(self) -> str:
         """Formats the result as tables for the terminal."""
         names = list(dict.fromkeys(row.algorithm for row in self.rows))
-        by = {(row.bytes, row.algorithm): row for row in self.rows}
-        out: list[tuple[str, ...]] = [("bytes", *(f"{name} {unit}" for name in names for unit in ("ms", "MB/s")))]
+        timings = {(row.bytes, row.algorithm): row for row in self.rows}
+        table: list[tuple[str, ...]] = [("bytes", *(f"{name} {unit}" for name in names for unit in ("ms", "MB/s")))]
         for size in dict.fromkeys(row.bytes for row in self.rows):
-            cells = [by[size, name] for name in names]
-            numbers = [(_format_number(row.seconds * 1e3), _format_number(row.bus_bytes_s / 1e6)) for row in cells]
-            out.append((f"{size:,}", *(number for pair in numbers for number in pair)))
+            numbers = [
+                _format_number(number)
+                for name in names
+                for number in (timings[size, name].seconds * 1e3, timings[size, name].bus_bytes_s / 1e6)
+            ]
+            table.append((f"{size:,}", *numbers))
         lines = [*self.report, "", *self.predicted, "", "All-reduce by algorithm: time and bus bandwidth"]
-        lines += [*format_table(out), *self._describe_mispredictions()]
+        lines += [*format_table(table), *self._describe_mispredictions()]
         if self.left_out:
             sizes = ", ".join(f"{size:,}" for size in self.left_out)
             lines.append(f"The time budget did not suffice for {sizes} bytes. Give more with --seconds.")
         return "\n".join(lines)
 
     def _describe_mispredictions(self) -> list[str]:
-        # The sizes at which another algorithm was clearly faster than the one that a run would choose.
-        found = []
+        """Describes the sizes at which another algorithm was clearly faster than the one that a run would choose."""
+        mispredictions = []
         for chosen in (row for row in self.rows if row.chosen):
             best = min((row for row in self.rows if row.bytes == chosen.bytes), key=lambda row: row.seconds)
-            if chosen.seconds > CLEARLY_SLOWER * best.seconds:
+            if chosen.seconds > MISPREDICTION_RATIO * best.seconds:
                 chosen_text, best_text = (
                     f"{row.algorithm} {_format_number(row.seconds * 1e3)} ms" for row in (chosen, best)
                 )
-                found.append(f"{chosen.bytes:,} bytes ({best_text}; a run would choose {chosen_text})")
-        if not found:
+                mispredictions.append(f"{chosen.bytes:,} bytes ({best_text}; a run would choose {chosen_text})")
+        if not mispredictions:
             return []
-        what = f"Measured otherwise than predicted: {', '.join(found)}."
+        what = f"Measured otherwise than predicted: {', '.join(mispredictions)}."
         return [f"{what} Measure again when the machine is quiet, or set comm.algorithm."]
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> BenchLinksResult:
-        """Reads the dict that `dataclasses.asdict` gave, also after a way through JSON."""
+        """Returns the result of a dict from `dataclasses.asdict`, also after a way through JSON."""
         return BenchLinksResult(**{**data, "rows": [AlgorithmTiming(**row) for row in data["rows"]]})
 
 
@@ -122,29 +129,29 @@ def run_bench_links(procs: int | None, seconds: float) -> BenchLinksResult | Non
         The result; None on ranks other than 0.
 
     Raises:
-        UsageError: neither a launcher nor `procs`, or both. CommunicationError: a process failed.
+        UsageError: there is neither a launcher nor `procs`, or both, or a number is out of range.
+        CommunicationError: a process failed.
     """
     if not 0 < seconds < math.inf:
         fix = "Set the time for all measurements together to a number of seconds above 0."
         raise UsageError(f"--seconds is {seconds:g}", fix=fix)
-    job = read_launcher_environment()
+    launched = read_launcher_environment()
     if procs is not None:
-        if job is not None:
+        if launched is not None:
             fix = "Omit --procs, or run the command without a launcher."
-            raise UsageError(f"this process was started by a launcher ({job.launcher}) and cannot be one", fix=fix)
+            raise UsageError(f"this process was started by a launcher ({launched.launcher}) and cannot be one", fix=fix)
         if procs < 2:
             raise UsageError(f"--procs is {procs}", fix="Links connect processes: set 2 or more.")
         return _run_processes(procs, seconds)
-    if job is None or job.size == 1:
+    if launched is None or launched.size == 1:
         fix = "Run headway bench-links --procs N, or torchrun ... -m headway bench-links."
         raise UsageError("a single process has no links to measure", fix=fix)
-    gpus = torch.cuda.device_count()
-    device = torch.device("cpu")
-    # GPUs only if every process of this host gets its own: on CPU otherwise.
-    if job.local_rank is not None and (job.local_size or job.local_rank + 1) <= gpus:
-        device = torch.device("cuda", job.local_rank)
+    device, local_rank = torch.device("cpu"), launched.local_rank
+    # GPUs only if every process of this host gets its own.
+    if local_rank is not None and (launched.local_size or local_rank + 1) <= torch.cuda.device_count():
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    world = World.join(job, device)
+    world = World.join(launched, device)
     try:
         return _measure_world(world, seconds)
     finally:
@@ -157,7 +164,7 @@ def _measure_world(world: World, seconds: float) -> BenchLinksResult | None:
     communicator = Communicator(world, rails=links.rails)
     try:
         chooser = AlgorithmChooser(network, run_trials(communicator, network), 0, phased=False)
-        rows, left_out = time_all_sizes(communicator, SIZES, seconds)
+        rows, left_out = time_all_sizes(communicator, BENCH_SIZES_BYTES, seconds)
     finally:
         communicator.close()
     if not world.is_lead:
@@ -172,43 +179,49 @@ def time_all_sizes(
     """Times fp32 all-reduces of several sizes by every algorithm that the world supports. Every rank calls it.
 
     Args:
-        sizes: bytes, ascending. seconds: time budget for all of them.
+        sizes: bytes, ascending.
+        seconds: time budget for all sizes together.
 
     Returns:
         The timings, the same on all ranks; and the sizes that the budget did not allow.
     """
     world, names = communicator.world, communicator.algorithms
     rows: list[AlgorithmTiming] = []
-    left = seconds
-    for place, size in enumerate(sizes):
+    remaining_s = seconds
+    for index, size in enumerate(sizes):
         buffer = torch.zeros(size // 4, device=world.device)
-        began = perf_counter()
+        start_s = perf_counter()
         # Not counted: the first all-reduce opens connections and touches the memory.
-        first = time_all_algorithms(communicator, buffer)
-        if rows and FEWEST_ROUNDS * sum(first) > left:
-            return rows, list(sizes[place:])
+        first_round_s = sum(time_all_algorithms(communicator, buffer))
+        if rows and MIN_BENCH_ROUNDS * first_round_s > remaining_s:
+            return rows, list(sizes[index:])
         # Each of the remaining sizes gets the same share of the remaining time.
-        share = left / (len(sizes) - place)
-        rounds = min(max(int(share / max(sum(first), 1e-9)), FEWEST_ROUNDS), MOST_ROUNDS)
+        size_budget_s = remaining_s / (len(sizes) - index)
+        # Every rank computes the same number, from the slowest rank's times.
+        rounds = min(max(int(size_budget_s / max(first_round_s, 1e-9)), MIN_BENCH_ROUNDS), MAX_BENCH_ROUNDS)
         times = [time_all_algorithms(communicator, buffer) for _ in range(rounds)]
-        for name, taken in zip(names, map(median, zip(*times, strict=True)), strict=True):
-            bus = size / taken * 2 * (world.size - 1) / world.size
-            rows.append(AlgorithmTiming(size, name, taken, bus, rounds))
-        left -= reduce_max(world, [perf_counter() - began])[0]
+        for name, median_s in zip(names, map(median, zip(*times, strict=True)), strict=True):
+            bus_bytes_s = size / median_s * 2 * (world.size - 1) / world.size
+            rows.append(AlgorithmTiming(size, name, median_s, bus_bytes_s, rounds))
+        remaining_s -= reduce_max(world, [perf_counter() - start_s])[0]
     return rows, []
 
 
 def time_all_algorithms(communicator: Communicator, buffer: torch.Tensor) -> list[float]:
-    """Times one all-reduce by each algorithm: seconds of the slowest rank. Every rank calls it."""
+    """Times one all-reduce of `buffer`, in place, by each algorithm. Every rank calls it.
+
+    Returns:
+        seconds of the slowest rank by algorithm (`communicator.algorithms`), the same on all ranks.
+    """
     world = communicator.world
-    mine = []
+    times = []
     for name in communicator.algorithms:
-        began = perf_counter()
+        start_s = perf_counter()
         communicator.all_reduce(buffer, algorithm=name, tag="bench").wait()
         if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)
-        mine.append(perf_counter() - began)
-    return reduce_max(world, mine)
+        times.append(perf_counter() - start_s)
+    return reduce_max(world, times)
 
 
 def _format_number(value: float) -> str:
@@ -217,14 +230,15 @@ def _format_number(value: float) -> str:
 
 
 def _run_processes(procs: int, seconds: float) -> BenchLinksResult:
-    # The same verb in every process, under the variables of torchrun; rank 0's output is read.
-    shared = {
+    """Runs the same verb in every process, under the variables of torchrun, and reads rank 0's output."""
+    shared_environ = {
         "WORLD_SIZE": str(procs),
         "LOCAL_WORLD_SIZE": str(procs),
         "MASTER_ADDR": LOOPBACK,
         # All are on one host: rank 0 serves the store at a free port, so this one only names the job.
         "MASTER_PORT": str(1 + secrets.randbelow((1 << 16) - 1)),
         "TORCHELASTIC_RUN_ID": new_secret(),
+        # Without this, each process would start threads for all cores.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // procs)),
     }
     command = [sys.executable, "-m", "headway", "bench-links", "--seconds", str(seconds), "--json"]
@@ -232,7 +246,7 @@ def _run_processes(procs: int, seconds: float) -> BenchLinksResult:
     with tempfile.TemporaryFile() as output:
         try:
             for rank in range(procs):
-                environ = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                environ = {**os.environ, **shared_environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 stdout = output if rank == 0 else subprocess.DEVNULL
                 children.append(subprocess.Popen(command, env=environ, stdout=stdout))
             _wait_for_children(children)
@@ -245,7 +259,7 @@ def _run_processes(procs: int, seconds: float) -> BenchLinksResult:
 
 
 def _wait_for_children(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    # All have to exit with status 0; the first that does not ends the bench, since the others wait for it.
+    """Waits until all have exited with status 0. The first that does not ends the bench: the others wait for it."""
     while True:
         statuses = [child.poll() for child in children]
         for rank, status in enumerate(statuses):
@@ -254,4 +268,4 @@ def _wait_for_children(children: Sequence[subprocess.Popen[bytes]]) -> None:
                 raise CommunicationError(f"rank {rank} of {len(children)} {how}")
         if None not in statuses:
             return
-        sleep(POLL_S)
+        sleep(CHILD_POLL_S)

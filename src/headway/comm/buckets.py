@@ -22,38 +22,38 @@ def plan_buckets(sizes_bytes: Sequence[int], kinds: Sequence[object], bucket_byt
 
     Args:
         sizes_bytes: bytes of each parameter, in the order in which gradients become ready.
-        kinds: a bucket holds parameters of one kind only (the data type and device).
-        bucket_bytes: most bytes of a bucket; a larger parameter gets its own bucket.
+        kinds: kind (dtype and device) of each parameter; a bucket holds parameters of one kind only.
+        bucket_bytes: largest size of a bucket; a larger parameter gets its own bucket.
 
     Returns:
         indices of the parameters of each bucket.
     """
     # One open bucket per kind. A parameter that does not fit closes it; at the end the open ones close in the order of
     # their last gradients.
-    done: list[list[int]] = []
-    open_: dict[object, list[int]] = {}
-    filled: dict[object, int] = {}
-    for number, (size, kind) in enumerate(zip(sizes_bytes, kinds, strict=True)):
-        if kind in open_ and filled[kind] + size > bucket_bytes:
-            done.append(open_.pop(kind))
-        open_.setdefault(kind, []).append(number)
-        filled[kind] = filled[kind] + size if len(open_[kind]) > 1 else size
-    done += sorted(open_.values(), key=lambda numbers: numbers[-1])
-    if done:
-        done[-1:] = _split_tail(done[-1], sizes_bytes, bucket_bytes // LAST_BUCKET_DIVISOR)
-    return done
+    closed_buckets: list[list[int]] = []
+    open_buckets: dict[object, list[int]] = {}
+    open_bytes: dict[object, int] = {}
+    for index, (size, kind) in enumerate(zip(sizes_bytes, kinds, strict=True)):
+        if kind in open_buckets and open_bytes[kind] + size > bucket_bytes:
+            closed_buckets.append(open_buckets.pop(kind))
+        open_buckets.setdefault(kind, []).append(index)
+        open_bytes[kind] = open_bytes[kind] + size if len(open_buckets[kind]) > 1 else size
+    closed_buckets += sorted(open_buckets.values(), key=lambda indices: indices[-1])
+    if closed_buckets:
+        closed_buckets[-1:] = _split_bucket(closed_buckets[-1], sizes_bytes, bucket_bytes // LAST_BUCKET_DIVISOR)
+    return closed_buckets
 
 
-def _split_tail(numbers: list[int], sizes_bytes: Sequence[int], most: int) -> list[list[int]]:
-    """Splits a bucket in two, the second at most `most` bytes; keeps it if it is small or has one parameter."""
-    if sum(sizes_bytes[number] for number in numbers) <= most:
-        return [numbers]
-    tail = sizes_bytes[numbers[-1]]
-    start = len(numbers) - 1
-    while start > 0 and tail + sizes_bytes[numbers[start - 1]] <= most:
+def _split_bucket(indices: list[int], sizes_bytes: Sequence[int], max_tail_bytes: int) -> list[list[int]]:
+    """Splits a bucket in two, the second at most `max_tail_bytes`; keeps it if it is small or has one parameter."""
+    if sum(sizes_bytes[index] for index in indices) <= max_tail_bytes:
+        return [indices]
+    tail_bytes = sizes_bytes[indices[-1]]
+    start = len(indices) - 1
+    while start > 0 and tail_bytes + sizes_bytes[indices[start - 1]] <= max_tail_bytes:
         start -= 1
-        tail += sizes_bytes[numbers[start]]
-    return [numbers[:start], numbers[start:]] if start else [numbers]
+        tail_bytes += sizes_bytes[indices[start]]
+    return [indices[:start], indices[start:]] if start else [indices]
 
 
 @final
@@ -61,15 +61,16 @@ class GradientBucket:
     """The gradients of some parameters in one flat tensor.
 
     Args:
-        parameters: (name, parameter), of one type and device; empty for a bucket that has a tail only.
-        tail: extra elements behind the gradients, for numbers that travel along.
-        ranks: the padded length is a multiple of it.
-        like: gives type and device if there are no parameters.
+        parameters: (name, parameter), of one dtype and device; empty for a bucket that has a tail only.
+        ranks: number of ranks; the padded length is a multiple of it.
+        tail: number of extra elements behind the gradients, for numbers that travel along.
+        like: tensor that gives dtype and device if there are no parameters.
 
     Attributes:
-        flat: all elements, padded with zeros. tail: a view of the extra elements.
+        flat: all elements, padded with zeros.
+        tail: a view of the extra elements.
         views: a view of each gradient, in its parameter's memory format.
-        missing: gradients that are not ready yet in this step.
+        missing: number of gradients that are not ready yet in this step.
     """
 
     def __init__(
@@ -86,14 +87,14 @@ class GradientBucket:
             self.parameters.append(parameter)
         like = self.parameters[0] if self.parameters else like
         assert like is not None
-        numbers = sum(parameter.numel() for parameter in self.parameters)
-        step = math.lcm(ALIGNED_ELEMENTS, ranks)
-        self.flat = torch.zeros(-(-(numbers + tail) // step) * step, dtype=like.dtype, device=like.device)
-        self.views, at = [], 0
+        numel = tail + sum(parameter.numel() for parameter in self.parameters)
+        multiple = math.lcm(ALIGNED_ELEMENTS, ranks)
+        self.flat = torch.zeros(-(-numel // multiple) * multiple, dtype=like.dtype, device=like.device)
+        self.views, offset = [], 0
         for parameter in self.parameters:
-            self.views.append(_view_like(self.flat[at : at + parameter.numel()], parameter))
-            at += parameter.numel()
-        self.tail = self.flat[at : at + tail]
+            self.views.append(_view_like(self.flat[offset : offset + parameter.numel()], parameter))
+            offset += parameter.numel()
+        self.tail = self.flat[offset : offset + tail]
         self.missing = len(self.parameters)
 
     @property
@@ -101,7 +102,7 @@ class GradientBucket:
         return self.flat.numel() * self.flat.element_size()
 
     def describe(self) -> str:
-        """Names its parameters, for error messages."""
+        """Returns the names of its first and last parameter, for error messages."""
         if not self.names:
             return "votes"
         return self.names[0] if len(self.names) == 1 else f"{self.names[0]} ... {self.names[-1]}"
@@ -124,13 +125,12 @@ class GradientBucket:
         self.flat.zero_()
 
 
-def _view_like(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    # In the parameter's strides, too, if these leave no gaps (channels-last filters), as autograd
-    # lays gradients out.
-    dense = sorted(zip(parameter.stride(), parameter.shape, strict=True))
-    expected = 1
-    for stride, side in dense:
-        if side != 1 and stride != expected:
-            return part.view(parameter.shape)
-        expected *= side
-    return part.as_strided(parameter.shape, parameter.stride())
+def _view_like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Views a flat tensor in the parameter's shape, and in its strides if these leave no gaps."""
+    # Autograd lays gradients out in the same way: those of channels-last filters are channels-last.
+    expected_stride = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size != 1 and stride != expected_stride:
+            return flat.view(parameter.shape)
+        expected_stride *= size
+    return flat.as_strided(parameter.shape, parameter.stride())

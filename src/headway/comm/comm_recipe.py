@@ -13,24 +13,26 @@ class CommRecipe(RecipePart):
     """How gradients are summed over ranks, and how a run reacts to a lost rank. No effect with one process."""
 
     algorithm: Literal["auto", "ring", "tree", "leader", "two_dimensional"] = "auto"
-    """All-reduce algorithm of a bucket; auto: by bucket, the one that the measured links predict to be fastest."""
+    """All-reduce algorithm. auto: for each bucket the fastest one, as predicted from the measured links."""
     wire: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Form of gradients between hosts. fp16 and bf16 halve the bytes; sums stay in fp32."""
+    """Dtype of gradients between hosts. fp16 and bf16 halve the bytes; sums stay in fp32."""
     bucket_mb: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = "auto"
-    """Size of a gradient bucket in 1e6 bytes; auto: from the measured links and the size of the network."""
+    """Size of a gradient bucket in MB (10^6 bytes). auto: chosen for the measured links and the size of the network."""
     rails: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
-    """Connections over which a large bucket is striped; auto: the number that was measured to be fastest."""
+    """Number of parallel connections that share a large bucket. auto: the number that was fastest when measured."""
     batch_norm: Literal["per_rank", "sync"] = "per_rank"
-    """Statistics over each rank's own samples, or over all ranks' samples (one more collective per layer)."""
+    """Statistics of batch norm over the samples of each rank, or (`sync`) over those of all ranks, with one more
+    collective per layer."""
     interface: str | None = None
-    """Network interface between hosts; unset: the one that leads to rank 0's host."""
+    """Network interface for traffic between hosts. Unset: the one that leads to the host of rank 0."""
     timeout_s: float = Field(default=10.0, ge=0.5, allow_inf_nan=False)
-    """Silence of a process after which the launcher declares it lost."""
+    """Seconds without a heartbeat after which the launcher declares a process lost."""
     stall_s: float = Field(default=300.0, ge=1, allow_inf_nan=False)
-    """How long ranks wait in a collective for one that is alive and does not come; includes compilation."""
+    """Seconds that ranks wait in a collective for a rank that is alive but has not joined it. Make it longer than your
+    compilation, which counts too."""
     on_rank_failure: Literal["auto", "continue", "restart"] = "auto"
-    """Reaction of the launcher to a lost process: the others continue without it, or all restart from the last
-    checkpoint; auto: continue on CPUs, restart on GPUs."""
+    """Reaction to a lost process: the others `continue` without it, or all `restart` from the last checkpoint. auto:
+    continue on CPUs, restart on GPUs."""
 
     @model_validator(mode="after")
     def _check_timeouts(self) -> CommRecipe:

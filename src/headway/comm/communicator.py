@@ -27,20 +27,26 @@ from headway.core.world import CollectiveWork, Group, World
 Algorithm = Literal["ring", "tree", "leader", "two_dimensional"]
 ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "leader", "two_dimensional")
 
-# Operations that the log keeps.
-LOG_LENGTH = 64
+MAX_LOG_ENTRIES = 64
 
 # Smaller operations use one rail: a second one costs about 0.2 ms of software on either side.
-STRIPED_BYTES = 1 << 20
+MIN_STRIPED_BYTES = 1 << 20
 
 DIGEST_BITS = 24
 
 
 @final
 class LoggedOperation:
-    """One operation of the log."""
+    """One operation of the log.
 
-    # `World` sets `done` on its own entries, too.
+    Attributes:
+        seq: running number, from 1.
+        tag: name of the operation.
+        bytes: size of its tensor.
+        issued_s: time (`monotonic`) of its start.
+        done: True once it has completed without an error; `World` sets it for its own operations.
+    """
+
     __slots__ = ("algorithm", "bytes", "done", "issued_s", "seq", "tag")
 
     def __init__(self, seq: int, tag: str, algorithm: str, nbytes: int) -> None:
@@ -53,9 +59,9 @@ class PendingAllReduce:
     """An all-reduce under way."""
 
     def __init__(self, entry: LoggedOperation) -> None:
-        self._entry, self._ended = entry, threading.Event()
+        self._entry, self._done_event = entry, threading.Event()
         self._error: BaseException | None = None
-        self._event: torch.cuda.Event | None = None
+        self._cuda_event: torch.cuda.Event | None = None
         self._callbacks: list[Callable[[PendingAllReduce], None]] = []
         self._lock = threading.Lock()
 
@@ -63,45 +69,48 @@ class PendingAllReduce:
         """Waits until it has completed; on CUDA only the current stream waits.
 
         Raises:
-            GenerationEndedError: the generation was given up. CommunicationError: it failed or timed out.
+            GenerationEndedError: the generation was given up.
+            CommunicationError: it failed or timed out.
         """
-        self._ended.wait()
+        self._done_event.wait()
         if self._error is not None:
             raise self._error
-        if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
-
-    def is_done(self) -> bool:
-        """Returns whether it has completed or failed; on CUDA: has been issued."""
-        return self._ended.is_set()
+        if self._cuda_event is not None:
+            torch.cuda.current_stream().wait_event(self._cuda_event)
 
     def add_done_callback(self, callback: Callable[[PendingAllReduce], None]) -> None:
         """Calls `callback` on completion, from any thread; at once if it has completed already."""
         with self._lock:
-            if not self._ended.is_set():
+            if not self._done_event.is_set():
                 self._callbacks.append(callback)
                 return
         callback(self)
 
-    def _end(self, error: BaseException | None = None) -> None:
+    def _complete(self, error: BaseException | None = None) -> None:
         self._error, self._entry.done = error, error is None
         with self._lock:
-            self._ended.set()
+            self._done_event.set()
+        # Outside of the lock, which a callback may need.
         for callback in self._callbacks:
             callback(self)
 
 
 @final
 class _AllReduceJob:
-    """One all-reduce on its way through the phases."""
+    """One all-reduce on its way through the phases.
 
-    __slots__ = ("algorithm", "buffer", "codec", "pending", "piece", "works")
+    Attributes:
+        shard: part of the buffer that this rank reduces between hosts.
+        works: collectives under way.
+    """
+
+    __slots__ = ("algorithm", "buffer", "codec", "pending", "shard", "works")
 
     def __init__(
         self, buffer: torch.Tensor, algorithm: Algorithm, codec: WireCodec | None, pending: PendingAllReduce
     ) -> None:
         self.buffer, self.algorithm, self.codec, self.pending = buffer, algorithm, codec, pending
-        self.piece = buffer
+        self.shard = buffer
         self.works: list[CollectiveWork] = []
 
 
@@ -110,10 +119,11 @@ class Communicator:
     """All-reduces of one world. Close it after use; all ranks build, use and close theirs in the same order.
 
     Args:
+        world: its `journal` is set to the log of this object.
         rails: number of groups over which large operations between hosts are striped.
 
     Attributes:
-        algorithms: those that this world supports.
+        algorithms: algorithms that this world supports.
         digest: hash of all operations issued so far, 24 bits: ranks that issued other operations have another one.
         log: the newest operations, oldest first.
     """
@@ -123,33 +133,37 @@ class Communicator:
             raise UsageError(f"{rails} rails", fix="Set 1 or more.")
         self.world = world
         self.digest = self._seq = 0
-        self.log: deque[LoggedOperation] = deque(maxlen=LOG_LENGTH)
+        self.log: deque[LoggedOperation] = deque(maxlen=MAX_LOG_ENTRIES)
         world.journal = self._log_operation
         self._codecs: dict[str, WireCodec] = {}
         self._phases: list[PhaseThread[_AllReduceJob]] = []
-        local, first = world.hosts[world.host], [ranks[0] for ranks in world.hosts]
-        even = len({len(ranks) for ranks in world.hosts}) == 1
-        self.algorithms = ALGORITHMS if even else ALGORITHMS[:3]
+        host_ranks, leader_ranks = world.hosts[world.host], [ranks[0] for ranks in world.hosts]
+        # `two_dimensional` sums a shard over the ranks of one local rank, which every host has to have.
+        has_equal_hosts = len({len(ranks) for ranks in world.hosts}) == 1
+        self.algorithms = ALGORITHMS if has_equal_hosts else ALGORITHMS[:3]
         # Operations of one group run in the order of issue, which has to be the same on all ranks: two ranks that issue
         # collectives of one shape in different orders would sum the wrong tensors without any error. So each phase of
         # an algorithm has a group and a thread of its own, and hands over in order; several buckets are in different
         # phases at the same time.
-        self._rings = [world.create_group(name="ring") for _ in range(rails)]
-        self._steps = world.create_group(name="steps")
-        self._down, self._up = world.create_group(local, name="down"), world.create_group(local, name="up")
-        self._across: list[Group] = []
-        if even:
-            slot = [ranks[world.local_rank] for ranks in world.hosts]
-            self._across = [world.create_group(slot, name="across") for _ in range(rails)]
-        self._leaders = [world.create_group(first, name="leaders") for _ in range(rails)] if world.rank in first else []
+        self._ring_groups = [world.create_group(name="ring") for _ in range(rails)]
+        self._stepwise_group = world.create_group(name="steps")
+        self._scatter_group = world.create_group(host_ranks, name="down")
+        self._gather_group = world.create_group(host_ranks, name="up")
+        self._inter_host_groups: list[Group] = []
+        self._leader_groups: list[Group] = []
+        if has_equal_hosts:
+            same_local_rank = [ranks[world.local_rank] for ranks in world.hosts]
+            self._inter_host_groups = [world.create_group(same_local_rank, name="across") for _ in range(rails)]
+        if world.rank in leader_ranks:
+            self._leader_groups = [world.create_group(leader_ranks, name="leaders") for _ in range(rails)]
         self._stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None
         if self._stream is None and world.size > 1:
-            gather = _build_phase("gather", self._gather_in_host)
-            cross = _build_phase("cross", self._reduce_between_hosts, gather)
-            self._scatter = _build_phase("scatter", self._reduce_in_host, cross)
-            self._flat = _build_phase("flat", self._run_stepwise)
-            self._ring = _build_phase("ring", self._finish_ring)
-            self._phases = [self._scatter, cross, gather, self._flat, self._ring]
+            gather_phase = _build_phase("gather", self._all_gather_intra_host)
+            cross_phase = _build_phase("cross", self._all_reduce_inter_host, gather_phase)
+            self._scatter_phase = _build_phase("scatter", self._reduce_scatter_intra_host, cross_phase)
+            self._stepwise_phase = _build_phase("flat", self._run_stepwise)
+            self._ring_phase = _build_phase("ring", self._wait_for_works)
+            self._phases = [self._scatter_phase, cross_phase, gather_phase, self._stepwise_phase, self._ring_phase]
 
     def all_reduce(
         self, buffer: torch.Tensor, *, algorithm: Algorithm = "ring", wire: Wire = "fp32", tag: str = ""
@@ -159,9 +173,12 @@ class Communicator:
         Args:
             buffer: contiguous; must not be touched before completion. `two_dimensional` saves a copy if the ranks of a
                 host divide its length evenly.
-            wire: form of float32 between hosts (of `ring` and `tree`: between ranks). Sums are computed in fp32,
-                except by `ring`. Other types are sent unchanged.
-            tag: its name in errors and in the digest.
+            wire: dtype of float32 tensors between hosts (of `ring` and `tree`: between ranks). Sums are computed in
+                fp32, except by `ring`. Tensors of other dtypes are sent unchanged.
+            tag: name in errors and in the digest.
+
+        Returns:
+            the all-reduce under way; wait for it before you read `buffer`.
 
         Raises:
             UsageError: the world does not support the algorithm, or the buffer is not contiguous.
@@ -174,25 +191,25 @@ class Communicator:
             raise UsageError(what, fix="Pass tensor.contiguous() and copy the result back.")
         flat = buffer.view(-1)
         entry = self._log_operation(tag, flat.numel() * flat.element_size(), algorithm)
-        # Any difference between ranks in order, size, type, algorithm or wire changes the digest.
-        label = f"{tag}|{flat.numel()}|{flat.dtype}|{algorithm}|{wire}".encode()
-        self.digest = crc32(label, self.digest) & ((1 << DIGEST_BITS) - 1)
+        # Any difference between ranks in order, size, dtype, algorithm or wire changes the digest.
+        signature = f"{tag}|{flat.numel()}|{flat.dtype}|{algorithm}|{wire}".encode()
+        self.digest = crc32(signature, self.digest) & ((1 << DIGEST_BITS) - 1)
         codec = None
         if wire != "fp32" and flat.dtype == torch.float32:
             codec = self._codecs.get(wire) or self._codecs.setdefault(wire, WireCodec(wire, self.world.device))
         job = _AllReduceJob(flat, algorithm, codec, PendingAllReduce(entry))
         if self.world.size == 1:
-            job.pending._end()
+            job.pending._complete()
         elif self._stream is not None:
             self._run_on_stream(job, self._stream)
         elif algorithm in ("leader", "two_dimensional"):
-            self._scatter.put(job)
+            self._scatter_phase.put(job)
         elif algorithm == "ring" and codec is None:
             # Issued by the caller itself, so that Gloo begins at once; the thread only waits.
-            job.works = _start_striped_all_reduce(self._rings, job.buffer)
-            self._ring.put(job)
+            job.works = _start_striped_all_reduce(self._ring_groups, job.buffer)
+            self._ring_phase.put(job)
         else:
-            self._flat.put(job)
+            self._stepwise_phase.put(job)
         return job.pending
 
     def _log_operation(self, tag: str, nbytes: int, algorithm: str = "bytes") -> LoggedOperation:
@@ -207,88 +224,86 @@ class Communicator:
         Returns:
             float32 scalar on the device.
         """
-        total = torch.zeros((), device=self.world.device)
-        for codec in self._codecs.values():
-            total = total + codec.lost_numbers
-        return total
+        return sum((codec.lost_numbers for codec in self._codecs.values()), torch.zeros((), device=self.world.device))
 
     def close(self) -> None:
-        """Ends its threads, after the operations under way have completed or failed."""
+        """Ends its threads after the operations under way have completed or failed."""
         for phase in self._phases:
             phase.close()
         self._phases = []
 
-    def _reduce_in_host(self, job: _AllReduceJob) -> None:
-        # Phase 1: each rank gets its host's sum of one slice; for `leader` its first rank gets the whole sum.
-        group, buffer = self._down, job.buffer
+    def _reduce_scatter_intra_host(self, job: _AllReduceJob) -> None:
+        """Phase 1: each rank gets its host's sum of one shard; for `leader` the first rank gets the whole sum."""
+        group, buffer = self._scatter_group, job.buffer
         if group.size == 1:
             return
         if job.algorithm == "leader":
-            whole, none = [buffer.numel()], [0]
-            leads = group.rank == 0
-            parts = buffer.new_empty(buffer.numel() * group.size if leads else 0)
-            sent, got = whole + none * (group.size - 1), (whole if leads else none) * group.size
-            group.all_to_all(parts, buffer, got, sent).wait()
-            if leads:
-                torch.sum(parts.view(group.size, -1), 0, dtype=buffer.dtype, out=buffer)
+            numel, is_leader = buffer.numel(), group.rank == 0
+            received = buffer.new_empty(numel * group.size if is_leader else 0)
+            receive_splits = [numel if is_leader else 0] * group.size
+            send_splits = [numel] + [0] * (group.size - 1)
+            group.all_to_all(received, buffer, receive_splits, send_splits).wait()
+            if is_leader:
+                torch.sum(received.view(group.size, -1), 0, dtype=buffer.dtype, out=buffer)
             return
-        job.piece = _pad_to_multiple(buffer, group.size)
-        parts = torch.empty_like(job.piece)
-        group.all_to_all(parts, job.piece).wait()
-        job.piece = torch.sum(parts.view(group.size, -1), 0, dtype=buffer.dtype)
+        padded = _pad_to_multiple(buffer, group.size)
+        received = torch.empty_like(padded)
+        group.all_to_all(received, padded).wait()
+        job.shard = torch.sum(received.view(group.size, -1), 0, dtype=buffer.dtype)
 
-    def _reduce_between_hosts(self, job: _AllReduceJob) -> None:
-        # Phase 2: sum of the slice over the hosts; for `leader` of the whole over their first ranks.
-        groups = self._leaders if job.algorithm == "leader" else self._across
+    def _all_reduce_inter_host(self, job: _AllReduceJob) -> None:
+        """Phase 2: sums the shard over the hosts; for `leader` the whole buffer over their first ranks."""
+        groups = self._leader_groups if job.algorithm == "leader" else self._inter_host_groups
         if groups and groups[0].size > 1:
-            self._sum_over(groups, job.piece, job.codec)
+            self._all_reduce_encoded(groups, job.shard, job.codec)
 
-    def _gather_in_host(self, job: _AllReduceJob) -> None:
-        # Phase 3: every rank of the host gets the whole sum.
-        group, buffer = self._up, job.buffer
+    def _all_gather_intra_host(self, job: _AllReduceJob) -> None:
+        """Phase 3: every rank of the host gets the whole sum."""
+        group, buffer = self._gather_group, job.buffer
         if group.size == 1:
             return
         if job.algorithm == "leader":
             group.broadcast(buffer).wait()
             return
-        whole = buffer
-        if job.piece.numel() * group.size != buffer.numel():
-            whole = buffer.new_empty(job.piece.numel() * group.size)
-        group.all_gather(whole, job.piece).wait()
-        if whole is not buffer:
-            buffer.copy_(whole[: buffer.numel()])
+        padded = buffer
+        # If the ranks do not divide the length, the shards are those of a padded buffer.
+        if job.shard.numel() * group.size != buffer.numel():
+            padded = buffer.new_empty(job.shard.numel() * group.size)
+        group.all_gather(padded, job.shard).wait()
+        if padded is not buffer:
+            buffer.copy_(padded[: buffer.numel()])
 
-    def _sum_over(self, groups: list[Group], values: torch.Tensor, codec: WireCodec | None) -> None:
+    def _all_reduce_encoded(self, groups: list[Group], values: torch.Tensor, codec: WireCodec | None) -> None:
         if codec is None:
             for work in _start_striped_all_reduce(groups, values):
                 work.wait()
             return
-        # With 16-bit messages each rank sums one part in fp32: the library would sum in 16 bits.
+        # With 16-bit messages each rank sums one shard in fp32: the library would sum in 16 bits.
         group = groups[0]
         padded = _pad_to_multiple(values, group.size)
-        parts = padded.view(group.size, padded.numel() // group.size)
-        sent = torch.empty(group.size, parts.shape[1] + 1, dtype=codec.type, device=values.device)
-        for part, message in zip(parts, sent, strict=True):
-            codec.encode(part, message)
-        got = torch.empty_like(sent)
-        group.all_to_all(got.view(-1), sent.view(-1)).wait()
-        mine = parts[group.rank]
-        codec.decode(got[0], mine)
-        for message in got[1:]:
-            codec.decode(message, mine, add=True)
-        codec.encode(mine, sent[0])
-        group.all_gather(got.view(-1), sent[0]).wait()
-        for part, message in zip(parts, got, strict=True):
-            codec.decode(message, part)
+        shards = padded.view(group.size, padded.numel() // group.size)
+        sent = torch.empty(group.size, shards.shape[1] + 1, dtype=codec.dtype, device=values.device)
+        for shard, message in zip(shards, sent, strict=True):
+            codec.encode(shard, message)
+        received = torch.empty_like(sent)
+        group.all_to_all(received.view(-1), sent.view(-1)).wait()
+        own_shard = shards[group.rank]
+        codec.decode(received[0], own_shard)
+        for message in received[1:]:
+            codec.decode(message, own_shard, add=True)
+        codec.encode(own_shard, sent[0])
+        group.all_gather(received.view(-1), sent[0]).wait()
+        for shard, message in zip(shards, received, strict=True):
+            codec.decode(message, shard)
         if padded is not values:
             values.copy_(padded[: values.numel()])
 
-    def _finish_ring(self, job: _AllReduceJob) -> None:
+    def _wait_for_works(self, job: _AllReduceJob) -> None:
         for work in job.works:
             work.wait()
 
     def _run_stepwise(self, job: _AllReduceJob) -> None:
-        # The algorithms of several steps over all ranks: the tree, and the ring of 16-bit numbers.
+        """Runs an algorithm of several steps over all ranks: the tree, or the ring of 16-bit numbers."""
         if job.algorithm == "tree":
             self._reduce_by_tree(job.buffer, job.codec)
         else:
@@ -297,27 +312,27 @@ class Communicator:
 
     def _reduce_by_encoded_ring(self, values: torch.Tensor, codec: WireCodec) -> None:
         # The library sums the messages themselves: they need one common scale, and room for the sum.
-        group = self._steps
-        largest = values.abs().amax()
-        group.all_reduce(largest, "max").wait()
+        group = self._stepwise_group
+        max_abs = values.abs().amax()
+        group.all_reduce(max_abs, "max").wait()
         message = codec.allocate_message(values.numel(), values.device)
-        codec.encode_with_largest(values, message, largest * group.size)
+        codec.encode(values, message, max_abs * group.size)
         exponent = message[-1].clone()
         group.all_reduce(message[:-1]).wait()
         message[-1] = exponent
         codec.decode(message, values)
 
     def _reduce_by_tree(self, values: torch.Tensor, codec: WireCodec | None) -> None:
-        group, rank = self._steps, self._steps.rank
-        got = codec.allocate_message(values.numel(), values.device) if codec else torch.empty_like(values)
+        group, rank = self._stepwise_group, self._stepwise_group.rank
+        received = codec.allocate_message(values.numel(), values.device) if codec else torch.empty_like(values)
         # Up: add the sums of the children.
         distance = 1
         while distance < group.size and rank % (2 * distance) == 0:
             if rank + distance < group.size:
-                group.recv(got, rank + distance).wait()
-                codec.decode(got, values, add=True) if codec else values.add_(got)
+                group.recv(received, rank + distance).wait()
+                codec.decode(received, values, add=True) if codec else values.add_(received)
             distance *= 2
-        message = got if codec else values
+        message = received if codec else values
         if codec and (rank or group.size > 1):
             codec.encode(values, message)
         # A rank's parent is the rank without its lowest bit.
@@ -339,34 +354,37 @@ class Communicator:
         stream.wait_stream(torch.cuda.current_stream(self.world.device))
         with torch.cuda.stream(stream):
             if job.algorithm in ("leader", "two_dimensional"):
-                self._reduce_in_host(job)
-                self._reduce_between_hosts(job)
-                self._gather_in_host(job)
+                self._reduce_scatter_intra_host(job)
+                self._all_reduce_inter_host(job)
+                self._all_gather_intra_host(job)
             elif job.algorithm == "ring" and job.codec is None:
-                job.works = _start_striped_all_reduce(self._rings, job.buffer)
-                self._finish_ring(job)
+                job.works = _start_striped_all_reduce(self._ring_groups, job.buffer)
+                self._wait_for_works(job)
             else:
                 self._run_stepwise(job)
             # The caching allocator must not reuse the buffer while the side stream works on it.
             job.buffer.record_stream(stream)
-            job.pending._event = stream.record_event()
-        job.pending._end()
+            job.pending._cuda_event = stream.record_event()
+        job.pending._complete()
 
 
 def _build_phase(
-    name: str, work: Callable[[_AllReduceJob], None], after: PhaseThread[_AllReduceJob] | None = None
+    name: str, run_phase: Callable[[_AllReduceJob], None], next_phase: PhaseThread[_AllReduceJob] | None = None
 ) -> PhaseThread[_AllReduceJob]:
-    then = after.put if after is not None else lambda job: job.pending._end()
-    return PhaseThread(f"comm-{name}", work, then=then, on_error=lambda job, error: job.pending._end(error))
+    on_done = next_phase.put if next_phase is not None else lambda job: job.pending._complete()
+    return PhaseThread(
+        f"comm-{name}", run_phase, on_done=on_done, on_error=lambda job, error: job.pending._complete(error)
+    )
 
 
 def _start_striped_all_reduce(groups: list[Group], values: torch.Tensor) -> list[CollectiveWork]:
-    if len(groups) == 1 or values.numel() * values.element_size() < STRIPED_BYTES:
+    """Starts an all-reduce of `values`, in place; a large one is split over all groups."""
+    if len(groups) == 1 or values.numel() * values.element_size() < MIN_STRIPED_BYTES:
         return [groups[0].all_reduce(values)]
     return [group.all_reduce(part) for group, part in zip(groups, values.tensor_split(len(groups)), strict=True)]
 
 
-def _pad_to_multiple(values: torch.Tensor, ranks: int) -> torch.Tensor:
-    # The tensor itself if `ranks` divide its length already.
-    missing = -values.numel() % ranks
+def _pad_to_multiple(values: torch.Tensor, divisor: int) -> torch.Tensor:
+    """Returns a zero-padded copy whose length is a multiple of `divisor`; the tensor itself if its length is one."""
+    missing = -values.numel() % divisor
     return torch.nn.functional.pad(values, (0, missing)) if missing else values

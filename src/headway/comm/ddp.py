@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from headway.comm.algorithm_choice import AlgorithmChooser, run_trials
+from headway.comm.algorithm_choice import AlgorithmChooser
 from headway.comm.communicator import Algorithm, Communicator
-from headway.comm.links import measure_links
 from headway.comm.wire_codec import Wire
 from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
@@ -28,7 +27,7 @@ Future = torch.futures.Future
 Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
 
 # torch's own for Gloo: a rank may evaluate alone for long while the others wait for its gradients.
-TIMEOUT_S = 1800.0
+DDP_TIMEOUT_S = 1800.0
 
 # DDP's default. Its last bucket may be smaller; it is not hidden behind others.
 DDP_BUCKET_BYTES = 25 << 20
@@ -40,7 +39,7 @@ class AveragingState:
     """The state of the hook `average_bucket`; see `build_hook`."""
 
     communicator: Communicator
-    choose: Callable[[int], Algorithm]
+    choose_algorithm: Callable[[int], Algorithm]
     wire: Wire
 
 
@@ -48,7 +47,7 @@ def build_communicator(
     process_group: dist.ProcessGroup | None = None,
     *,
     device: torch.device | None = None,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = DDP_TIMEOUT_S,
     rails: int = 1,
 ) -> Communicator:
     """Builds a Communicator over the ranks of an existing process group, with connections of its own.
@@ -57,8 +56,8 @@ def build_communicator(
 
     Args:
         process_group: default: that of torch.distributed.init_process_group.
-        device: of the gradients; default: the current CUDA device if the group uses NCCL, else the CPU.
-        timeout_s: of every operation.
+        device: device of the gradients; default: the current CUDA device if the group uses NCCL, else the CPU.
+        timeout_s: time limit of every operation.
         rails: number of groups over which large operations between hosts are striped.
 
     Raises:
@@ -76,26 +75,24 @@ def build_communicator(
         cuda = "nccl" in str(dist.get_backend_config(process_group)) and torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
     secret = read_secret()
-    gathered = gather_json([identify_host(), secret is not None], process_group)
-    identities, have_secret = [one[0] for one in gathered], {bool(one[1]) for one in gathered}
-    if len(have_secret) > 1:
+    identities, has_secret = zip(*gather_json([identify_host(), secret is not None], process_group), strict=True)
+    if len(set(has_secret)) > 1:
         fix = "Set it to the same text on every host, or on none."
         raise UsageError("HEADWAY_SECRET is set on some ranks and not on others", fix=fix)
     # Rank 0 serves a store of its own, and the user's group carries its address to the others.
-    meeting: list[Any] = []
+    endpoint: list[Any] = []
     server: StoreServer | None = None
     if rank == 0:
-        alone = len(set(identities)) == 1
-        address = LOOPBACK if alone else find_own_address(os.environ.get("MASTER_ADDR") or ANYWHERE[0])
-        made = "" if secret else new_secret()
-        server = StoreServer(secret or made.encode(), address)
-        meeting = [address, server.port, made]
+        is_single_host = len(set(identities)) == 1
+        address = LOOPBACK if is_single_host else find_own_address(os.environ.get("MASTER_ADDR") or ANYWHERE[0])
+        generated_secret = "" if secret else new_secret()
+        server = StoreServer(secret or generated_secret.encode(), address)
+        endpoint = [address, server.port, generated_secret]
     # Without HEADWAY_SECRET the user's group carries a new one: the connections are as safe as that group's.
-    address, port, made = gather_json(meeting, process_group)[0]
-    client = StoreClient(secret or made.encode(), address, port)
-    store = build_store(client)
+    address, port, generated_secret = gather_json(endpoint, process_group)[0]
+    client = StoreClient(secret or generated_secret.encode(), address, port)
     world = World.create(
-        store,
+        build_store(client),
         Membership(rank, size, identities=identities),
         device,
         master=address,
@@ -113,7 +110,7 @@ def build_hook(
     wire: Wire = "fp32",
     chooser: Callable[[int], Algorithm] | None = None,
 ) -> tuple[AveragingState, Hook]:
-    """Builds state and hook for `ddp.register_comm_hook(state, hook)`: gradients become their mean over the ranks.
+    """Returns state and hook for `ddp.register_comm_hook(state, hook)`: gradients become their mean over the ranks.
 
     Buckets that hold only vectors (biases, scales of norms) are sent as fp32 with every wire. If an all-reduce fails,
     DDP raises RuntimeError in the backward pass with the message of our error.
@@ -124,37 +121,45 @@ def build_hook(
 
     Args:
         communicator: see `build_communicator`.
-        algorithm: for all buckets; `auto`: the chooser's.
-        wire: form of float32 between hosts.
-        chooser: bytes of a bucket -> algorithm; default: all ranks measure their links now, in about 1.5 s.
+        algorithm: algorithm of all buckets; `auto`: the chooser's.
+        wire: dtype of float32 gradients between hosts.
+        chooser: returns the algorithm for a bucket of so many bytes; default: all ranks measure their links now, in
+            about 1.5 s.
 
     Raises:
         UsageError: this world does not support the algorithm, the wire is unknown, or both an algorithm and a chooser
-            are given. CommunicationError: a rank did not answer while links were measured.
+            are given.
+        CommunicationError: a rank did not answer while links were measured.
     """
-    known = communicator.algorithms
-    if algorithm != "auto" and algorithm not in known:
-        raise UsageError(f"{algorithm!r} is no algorithm here", fix=f"Take {', '.join(known)} or auto.")
+    supported = communicator.algorithms
+    if algorithm != "auto" and algorithm not in supported:
+        raise UsageError(f"{algorithm!r} is no algorithm here", fix=f"Take {', '.join(supported)} or auto.")
     if wire not in get_args(Wire):
         raise UsageError(f"{wire!r} is no form of messages", fix=f"Take {', '.join(get_args(Wire))}.")
     if algorithm != "auto":
         if chooser is not None:
             raise UsageError(f"both a chooser and {algorithm!r} for all buckets", fix="Leave one of them out.")
         return AveragingState(communicator, lambda nbytes: algorithm, wire), average_bucket
-    return AveragingState(communicator, chooser or _measure_chooser(communicator, wire), wire), average_bucket
+    # DDP has planned its buckets already, so their size is given.
+    chooser = chooser or AlgorithmChooser.measure(communicator, DDP_BUCKET_BYTES, wire=wire)
+    return AveragingState(communicator, chooser, wire), average_bucket
 
 
 def average_bucket(state: AveragingState, bucket: GradBucket) -> Future[torch.Tensor]:
-    """Averages a bucket over the ranks, in place. This is the hook."""
+    """Starts to average a bucket over the ranks, in place. This is the hook.
+
+    Returns:
+        a future of the bucket's buffer, flat.
+    """
     buffer = bucket.buffer()
     # Buckets of biases and scales of norms alone have few numbers: they stay fp32.
-    vectors = all(parameter.dim() <= 1 for parameter in bucket.parameters())
+    has_only_vectors = all(parameter.dim() <= 1 for parameter in bucket.parameters())
     # Divided before the sum, as DDP does: the sum of fp16 gradients could overflow.
     buffer.div_(state.communicator.world.size)
     pending = state.communicator.all_reduce(
         buffer,
-        algorithm=state.choose(buffer.numel() * buffer.element_size()),
-        wire="fp32" if vectors else state.wire,
+        algorithm=state.choose_algorithm(buffer.numel() * buffer.element_size()),
+        wire="fp32" if has_only_vectors else state.wire,
         tag=f"bucket {bucket.index()}",
     )
 
@@ -164,29 +169,29 @@ def average_bucket(state: AveragingState, bucket: GradBucket) -> Future[torch.Te
         return buffer
 
     # An exception that is set on a Future does not reach DDP; one that a callback of `then` raises does.
-    ended: Future[None] = Future(devices=[buffer.device] if buffer.is_cuda else None)
-    averaged = ended.then(collect_result)
-    pending.add_done_callback(lambda _: ended.set_result(None))
+    completed: Future[None] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+    averaged = completed.then(collect_result)
+    pending.add_done_callback(lambda _: completed.set_result(None))
     return averaged
 
 
 def build_powersgd_hook(
     process_group: dist.ProcessGroup | None = None, *, rank: int = 1, warmup_steps: int = 1000
 ) -> tuple[Any, Hook]:
-    """Builds state and hook of torch's PowerSGD: gradients are sent as two low-rank factors, with error feedback.
+    """Returns state and hook of torch's PowerSGD: gradients are sent as two low-rank factors, with error feedback.
 
     A matrix n x m is sent as rank (n + m) numbers if these are at most half of n m. It pays off on slow links and costs
     accuracy (Vogels et al. 2019, "PowerSGD: Practical Low-Rank Gradient Compression"). Its error memory keeps an
     overflow forever: train in bf16 or fp32, not with fp16's loss scaling.
 
     Args:
-        process_group: that of the DDP model.
-        rank: of the factors: 1, 2 or 4 are usual.
+        process_group: process group of the DDP model.
+        rank: rank of the factors: 1, 2 or 4 are usual.
         warmup_steps: steps with uncompressed gradients at the start; at least the learning rate's warm-up, about a
             tenth of the run.
 
     Raises:
-        UsageError: a rank below 1, fewer than two warm-up steps, or a torch without PowerSGD.
+        UsageError: the rank is below 1, the warm-up steps below 2, or this torch has no PowerSGD.
     """
     if rank < 1:
         raise UsageError(f"factors of rank {rank}", fix="Set 1 or more: 1, 2 and 4 are usual.")
@@ -200,12 +205,3 @@ def build_powersgd_hook(
         raise UsageError(what, fix="Use another build of torch, or build_hook with wire='fp16'.") from error
     state = powerSGD_hook.PowerSGDState(process_group, matrix_approximation_rank=rank, start_powerSGD_iter=warmup_steps)
     return state, powerSGD_hook.powerSGD_hook
-
-
-def _measure_chooser(communicator: Communicator, wire: Wire) -> AlgorithmChooser:
-    world = communicator.world
-    network = measure_links(world, rails=1).build_network(world)
-    trials = run_trials(communicator, network, wire=wire)
-    # On CUDA one stream runs the phases of all buckets one after another.
-    on_cpu = world.device.type != "cuda"
-    return AlgorithmChooser(network, trials, 0, wire=wire, bucket_bytes=DDP_BUCKET_BYTES, phased=on_cpu)

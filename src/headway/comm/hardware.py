@@ -15,42 +15,45 @@ from typing import Any
 import psutil
 import torch
 
-INFINIBAND = Path("/sys/class/infiniband")
+INFINIBAND_FOLDER = Path("/sys/class/infiniband")
 
-# Of a GPU (Hopper, Blackwell).
-MOST_NVLINKS = 18
+# A Hopper or Blackwell GPU has this many.
+MAX_NVLINKS = 18
 
 
-def list_nics(interface: str, *, infiniband: bool, ports: Path = INFINIBAND) -> list[str]:
+def list_nics(interface: str, *, infiniband: bool, ports: Path = INFINIBAND_FOLDER) -> list[str]:
     """Describes the network interface in use, with its speed if the driver knows it; empty for a loopback.
 
     Args:
-        infiniband: add the InfiniBand ports: NCCL uses them, Gloo does not.
+        interface: name of the interface, such as eth0.
+        infiniband: if True, adds the InfiniBand ports: NCCL uses them, Gloo does not.
+        ports: sysfs folder of the ports.
     """
     # psutil has the interface; the rates of InfiniBand ports are in sysfs.
-    found = []
+    lines = []
     state = psutil.net_if_stats().get(interface)
     if state is not None and "loopback" not in state.flags:
         speed = f"{state.speed} Mbit/s" if state.speed else "unknown speed"
-        found.append(f"{interface} {speed}, MTU {state.mtu}")
+        lines.append(f"{interface} {speed}, MTU {state.mtu}")
     for rate in sorted(ports.glob("*/ports/*/rate")) if infiniband else ():
         try:
             layer, speed = (rate.with_name(name).read_text().strip() for name in ("link_layer", "rate"))
         # The port went away.
         except OSError:
             continue
-        found.append(f"{rate.parts[-4]} port {rate.parts[-2]} {layer} {speed}")
-    return found
+        lines.append(f"{rate.parts[-4]} port {rate.parts[-2]} {layer} {speed}")
+    return lines
 
 
 def list_gpu_links() -> list[str]:
-    """Describes NVLink and PCIe of each GPU of this host; empty without nvidia-ml-py or a working driver."""
+    """Describes NVLink and PCIe of each GPU of this host, a line each; empty without nvidia-ml-py or a driver."""
     try:
         nvml: Any = import_module("pynvml")
     except ImportError:
         return []
     try:
         nvml.nvmlInit()
+    # There is no driver, or no GPU.
     except nvml.NVMLError:
         return []
     try:
@@ -69,17 +72,17 @@ def capture_nccl_log() -> Iterator[Callable[[], str]]:
         yield str
         return
     with tempfile.NamedTemporaryFile(prefix="headway-nccl-", mode="r", errors="replace") as log:
-        ours = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": log.name}
-        os.environ.update(ours)
+        variables = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": log.name}
+        os.environ.update(variables)
         try:
             yield lambda: Path(log.name).read_text(errors="replace")
         finally:
-            for name in ours:
+            for name in variables:
                 del os.environ[name]
 
 
 def summarise_nccl_log(log: str) -> str:
-    """Extracts NCCL's version, network, transports and number of channels from its log at level INFO."""
+    """Returns a line with NCCL's version, network, transports and number of channels, from its log at level INFO."""
     # The log has no fixed format: a line that is not found is left out.
     version = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else ""
     network = re.findall(r"Using network (\S+)", log)
@@ -98,17 +101,17 @@ def summarise_nccl_log(log: str) -> str:
 def _describe_gpu(nvml: Any, number: int) -> str:
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
 
-    def query(name: str, *which: int) -> Any:
+    def query(function: str, *args: int) -> Any:
         try:
-            return getattr(nvml, name)(handle, *which)
-        # A GPU without such a thing.
+            return getattr(nvml, function)(handle, *args)
+        # This GPU does not support the query.
         except nvml.NVMLError:
             return None
 
-    up = sum(query("nvmlDeviceGetNvLinkState", link) == 1 for link in range(MOST_NVLINKS))
-    version = query("nvmlDeviceGetNvLinkVersion", 0) if up else None
+    num_links = sum(query("nvmlDeviceGetNvLinkState", link) == 1 for link in range(MAX_NVLINKS))
+    version = query("nvmlDeviceGetNvLinkVersion", 0) if num_links else None
     parts = [f"GPU {number} {query('nvmlDeviceGetName') or 'unnamed'}"]
-    parts.append(f"{up} NVLinks" + (f" of version {version}" if version else "") if up else "no NVLink")
+    parts.append(f"{num_links} NVLinks" + (f" of version {version}" if version else "") if num_links else "no NVLink")
     generation, width = query("nvmlDeviceGetCurrPcieLinkGeneration"), query("nvmlDeviceGetCurrPcieLinkWidth")
     if generation and width:
         parts.append(f"PCIe {generation} x{width}")

@@ -22,36 +22,42 @@ from headway.core.world import Group, World
 # since a busy machine only ever adds time. All ranks do the same number of steps: it follows from shared numbers.
 
 # For all measurements together. A link on which six messages take longer takes longer.
-BUDGET_S = 0.9
+LINKS_BUDGET_S = 0.9
 
-# Bytes. Below ENOUGH_BYTES only a very slow link stops the trial of larger messages: a busy machine is late, too.
-FIRST_BYTES, ENOUGH_BYTES, LARGEST_BYTES = 1 << 10, 256 << 10, 64 << 20
+# Below TRUSTED_MESSAGE_BYTES only a very slow link stops the trial of larger messages: a busy machine is late, too.
+FIRST_MESSAGE_BYTES = 1 << 10
+TRUSTED_MESSAGE_BYTES = 256 << 10
+MAX_MESSAGE_BYTES = 64 << 20
 
 # The measured sizes are the largest one over these: dense at the sizes of buckets.
 SIZE_DIVISORS = (1, 2, 4, 16, 64, 256, 1024)
 
-ROUNDS = range(3, 12)
+MIN_LINK_ROUNDS, MAX_LINK_ROUNDS = 3, 12
 
 # More rails have to be 10 % faster: each costs a connection to every rank, and threads.
-RAILS = (1, 2, 4)
-RAIL_GAIN = 1.1
+RAIL_COUNTS = (1, 2, 4)
+MIN_RAIL_SPEEDUP = 1.1
 
 # Rails are tried on at most this many hosts.
-RAIL_HOSTS = 4
+MAX_RAIL_HOSTS = 4
 
 # Relative error above which the fitted line says nothing about the link.
-NOISE_RESIDUAL = 0.5
+MAX_RESIDUAL = 0.5
 
 # 4 MiB of fp32, as large as a bucket.
-SUMMED_ELEMENTS = 1 << 20
+REDUCED_ELEMENTS = 1 << 20
 
 
 @final
 @dataclass(frozen=True)
 class LinkFit:
-    """The line that fits the measured steps best: `link` has latency and bandwidth of a rank.
+    """The line that fits the measured steps best.
 
-    `residual` is the root mean square of (fitted - measured) / measured.
+    Attributes:
+        link: latency and bandwidth of a rank.
+        residual: root mean square of (fitted - measured) / measured.
+        sizes: bytes of the measured messages.
+        seconds: measured time of each.
     """
 
     link: Link
@@ -60,26 +66,27 @@ class LinkFit:
     seconds: tuple[float, ...]
 
     def format_cells(self) -> tuple[str, str, str]:
-        """Formats latency, bandwidth and residual; bounds from the steps themselves if the line says nothing."""
-        latency, bandwidth, fits = self.link.latency_s, self.link.bandwidth_bytes_s, f"{self.residual:.0%}"
-        speeds = {size: size / max(took, SHORTEST_S) for size, took in zip(self.sizes, self.seconds, strict=True)}
-        noise = self.residual > NOISE_RESIDUAL
+        """Formats latency, bandwidth and residual; bounds from the steps themselves if the line does not fit."""
+        bandwidth = self.link.bandwidth_bytes_s
+        step_s = [max(seconds, SHORTEST_S) for seconds in self.seconds]
+        speed_by_size = {size: size / seconds for size, seconds in zip(self.sizes, step_s, strict=True)}
+        is_noise = self.residual > MAX_RESIDUAL
         # At the fit's upper bound the line hardly rises: the bandwidth is at least that of the fastest step.
-        if noise or bandwidth > 0.99 * FASTER * speeds[max(speeds)]:
-            speed = f"> {max(speeds.values()) / 1e6:,.0f} MB/s"
+        if is_noise or bandwidth > 0.99 * FASTER * speed_by_size[max(speed_by_size)]:
+            bandwidth_text = f"> {max(speed_by_size.values()) / 1e6:,.0f} MB/s"
         else:
-            speed = f"{bandwidth / 1e6:,.0f} MB/s"
-        if noise:
-            return f"< {min(self.seconds) * 1e6:,.0f} us", speed, "nothing: noise"
-        return f"{latency * 1e6:,.0f} us", speed, fits
+            bandwidth_text = f"{bandwidth / 1e6:,.0f} MB/s"
+        if is_noise:
+            return f"< {min(self.seconds) * 1e6:,.0f} us", bandwidth_text, "nothing: noise"
+        return f"{self.link.latency_s * 1e6:,.0f} us", bandwidth_text, f"{self.residual:.0%}"
 
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> LinkFit:
-    """Fits latency and bandwidth to measured steps, see `headway.core.line_fit.fit_line`."""
+    """Fits latency and bandwidth to the time of messages of several sizes (bytes), see `line_fit.fit_line`."""
     # The residual is relative: small messages count as much as large ones.
     line = fit_line(list(zip(map(float, sizes), seconds, strict=True)))
-    off = [line.seconds(size) / max(took, SHORTEST_S) - 1 for size, took in zip(sizes, seconds, strict=True)]
-    residual = math.sqrt(sum(error**2 for error in off) / len(off))
+    errors = [line.seconds(size) / max(step_s, SHORTEST_S) - 1 for size, step_s in zip(sizes, seconds, strict=True)]
+    residual = math.sqrt(sum(error**2 for error in errors) / len(errors))
     return LinkFit(Link(line.latency_s, 1 / line.s_per_byte), residual, tuple(sizes), tuple(seconds))
 
 
@@ -93,7 +100,8 @@ class MeasuredLinks:
         alone: between hosts, one rank of each; None on one host.
         together: between hosts, all ranks at once, with the bandwidth of one rank; None if a host has one rank only.
         reduce_bytes_s: speed of adding one array to another.
-        rails: groups over which large operations are striped. rails_s: measured seconds by number of rails.
+        rails: number of groups over which large operations are striped.
+        rails_s: measured seconds by number of rails; empty if that number was not measured.
         notes: NICs and GPUs of rank 0's host, and NCCL's choices.
     """
 
@@ -107,61 +115,61 @@ class MeasuredLinks:
 
     def build_network(self, world: World) -> Network:
         """Builds the cost model's network, for this world or a later generation, which may have lost a host."""
-        ranks = max(len(ranks) for ranks in world.hosts)
-        # A world of one rank per host has no link inside; a world of one host none between.
-        known = self.inside or self.alone
-        nothing = Link(0.0, math.inf)
-        inside = known.link if known else nothing
-        between = self.alone.link if self.alone else inside
+        host_sizes = [len(ranks) for ranks in world.hosts]
+        # A world of one rank per host has no link inside hosts; a world of one host none between hosts.
+        fit = self.inside or self.alone
+        intra_host = fit.link if fit else Link(0.0, math.inf)
+        inter_host = self.alone.link if self.alone else intra_host
         if self.together:
-            all_at_once = self.together.link.bandwidth_bytes_s * min(len(ranks) for ranks in world.hosts)
-            between = Link(between.latency_s, max(between.bandwidth_bytes_s, all_at_once))
-        return Network(len(world.hosts), ranks, inside, between, self.reduce_bytes_s)
+            all_ranks_bytes_s = self.together.link.bandwidth_bytes_s * min(host_sizes)
+            inter_host = Link(inter_host.latency_s, max(inter_host.bandwidth_bytes_s, all_ranks_bytes_s))
+        return Network(len(host_sizes), max(host_sizes), intra_host, inter_host, self.reduce_bytes_s)
 
     def build_rows(self) -> list[tuple[str, ...]]:
         """Builds a table of link, latency, bandwidth and residual; the first row is its heading."""
-        out = [("link", "latency", "bandwidth a rank", "scatter of the times")]
+        heading = ("link", "latency", "bandwidth a rank", "scatter of the times")
         names = ("inside a host", "between hosts, one rank of each", "between hosts, all ranks")
         fits = zip(names, (self.inside, self.alone, self.together), strict=True)
-        out += [(name, *found.format_cells()) for name, found in fits if found]
-        return [*out, ("sum of two arrays", "", f"{self.reduce_bytes_s / 1e6:,.0f} MB/s", "")]
+        rows = [(name, *fit.format_cells()) for name, fit in fits if fit]
+        return [heading, *rows, ("sum of two arrays", "", f"{self.reduce_bytes_s / 1e6:,.0f} MB/s", "")]
 
     def describe(self, world: World) -> list[str]:
         """Formats the report of a run's start: hosts and ranks, the table of links, the rails, and the hardware."""
-        counts = sorted({len(ranks) for ranks in world.hosts})
-        many = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-        hosts = f"{len(world.hosts)} host{'s'[: len(world.hosts) > 1]} with {many} rank{'s'[: counts[-1] > 1]}"
-        tried = ", ".join(f"{taken * 1e3:.3g} ms by {rails}" for rails, taken in self.rails_s.items())
+        host_sizes = sorted({len(ranks) for ranks in world.hosts})
+        size_text = f"{host_sizes[0]} to {host_sizes[-1]}" if len(host_sizes) > 1 else str(host_sizes[0])
+        hosts = f"{len(world.hosts)} host{'s'[: len(world.hosts) > 1]}"
+        ranks = f"{size_text} rank{'s'[: host_sizes[-1] > 1]}"
+        trials = ", ".join(f"{seconds * 1e3:.3g} ms by {rails}" for rails, seconds in self.rails_s.items())
         rails = f", {self.rails} rails" if self.rails > 1 else ""
-        rails += f" (a sum takes {tried} rails)" if tried else ""
+        rails += f" (a sum takes {trials} rails)" if trials else ""
         rows = format_table(self.build_rows())
-        return [f"{hosts}, {world.backend} over {world.interface}{rails}", *rows, *self.notes]
+        return [f"{hosts} with {ranks}, {world.backend} over {world.interface}{rails}", *rows, *self.notes]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns numbers and strings only; `from_json` reads them."""
+        """Returns the fields as a JSON object; `from_json` reads it."""
         return asdict(self)
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> MeasuredLinks:
-        """Reads the dict that `to_json` gave, also after a way through JSON."""
+        """Returns the links of a dict from `to_json`, also after a way through JSON."""
 
-        def read_fit(found: dict[str, Any] | None) -> LinkFit | None:
-            if found is None:
+        def read_fit(tree: dict[str, Any] | None) -> LinkFit | None:
+            if tree is None:
                 return None
-            return LinkFit(Link(**found["link"]), found["residual"], tuple(found["sizes"]), tuple(found["seconds"]))
+            return LinkFit(Link(**tree["link"]), tree["residual"], tuple(tree["sizes"]), tuple(tree["seconds"]))
 
         fits = {name: read_fit(data[name]) for name in ("inside", "alone", "together")}
-        rails_s = {int(rails): taken for rails, taken in data["rails_s"].items()}
+        rails_s = {int(rails): seconds for rails, seconds in data["rails_s"].items()}
         return MeasuredLinks(**{**data, **fits, "rails_s": rails_s, "notes": tuple(data["notes"])})
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats lines with columns of equal width: the first flush left, the others flush right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    """Returns the lines of a table: the first column is aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
@@ -173,177 +181,196 @@ def broadcast_links(world: World, links: MeasuredLinks | None) -> MeasuredLinks:
     return MeasuredLinks.from_json(json.loads(world.control.broadcast_bytes(data)))
 
 
-def measure_links(world: World, *, rails: int | Literal["auto"] = "auto", budget_s: float = BUDGET_S) -> MeasuredLinks:
+def measure_links(
+    world: World, *, rails: int | Literal["auto"] = "auto", budget_s: float = LINKS_BUDGET_S
+) -> MeasuredLinks:
     """Measures the links of a world. Every rank calls it, while the devices are idle.
 
     Args:
-        rails: use this number, without a trial.
+        rails: number of rails; `auto` measures which is fastest.
         budget_s: approximate time that it takes.
 
+    Returns:
+        rank 0's numbers, on every rank.
+
     Raises:
-        GenerationEndedError, CommunicationError: a rank did not answer.
+        GenerationEndedError: a rank was lost.
+        CommunicationError: a rank did not answer.
     """
     with capture_nccl_log() as read_log:
-        found = _measure_all(world, rails, budget_s)
+        fields = _measure_all(world, rails, budget_s)
         notes: list[str] = []
         if world.is_lead:
             notes = [*list_nics(world.interface, infiniband=world.backend == "nccl"), *list_gpu_links()]
         if world.backend == "nccl" and world.is_lead:
             notes.append(summarise_nccl_log(read_log()))
-    return broadcast_links(world, MeasuredLinks(**found, notes=tuple(notes)))
+    return broadcast_links(world, MeasuredLinks(**fields, notes=tuple(notes)))
 
 
 def _measure_all(world: World, rails: int | Literal["auto"], budget_s: float) -> dict[str, Any]:
+    """Returns the fields of MeasuredLinks, except `notes`."""
     # Inside hosts all ranks measure at once; between hosts first one rank of each, then all, since the ranks of a host
     # share its link. Each of the four measurements gets a quarter of the time.
-    hosts, mine = world.hosts, world.hosts[world.host]
-    fewest, most = min(map(len, hosts)), max(map(len, hosts))
+    hosts, host_ranks = world.hosts, world.hosts[world.host]
+    min_host_size, max_host_size = min(map(len, hosts)), max(map(len, hosts))
     inside = alone = together = None
-    if most > 1:
-        inside = _measure_ring(world, mine if len(mine) > 1 else None, budget_s / 4)
+    if max_host_size > 1:
+        inside = _measure_ring(world, host_ranks if len(host_ranks) > 1 else None, budget_s / 4)
     if len(hosts) > 1:
-        first = [ranks[0] for ranks in hosts]
-        alone = _measure_ring(world, first if world.rank in first else None, budget_s / 4)
-        if fewest > 1:
-            slot = world.local_rank
-            together = _measure_ring(world, [r[slot] for r in hosts] if slot < fewest else None, budget_s / 4)
+        first_ranks = [ranks[0] for ranks in hosts]
+        alone = _measure_ring(world, first_ranks if world.rank in first_ranks else None, budget_s / 4)
+        if min_host_size > 1:
+            index = world.local_rank
+            peers = [ranks[index] for ranks in hosts] if index < min_host_size else None
+            together = _measure_ring(world, peers, budget_s / 4)
     rails_s: dict[int, float] = {}
     if rails == "auto":
         rails = 1
-        if alone and world.backend == "gloo" and not (together and _is_saturated_by_one(alone, together, fewest)):
+        is_saturated = alone and together and _is_saturated_by_one(alone, together, min_host_size)
+        if alone and world.backend == "gloo" and not is_saturated:
             rails, rails_s = _measure_rails(world, alone.link, budget_s / 4)
     fits = {"inside": inside, "alone": alone, "together": together}
     return {**fits, "reduce_bytes_s": _measure_reduce_speed(world), "rails": rails, "rails_s": rails_s}
 
 
-def _is_saturated_by_one(alone: LinkFit, together: LinkFit, ranks: int) -> bool:
+def _is_saturated_by_one(alone: LinkFit, together: LinkFit, num_ranks: int) -> bool:
     # If all ranks together are no faster than one alone, one connection fills the host's link: rails cannot help.
-    return together.link.bandwidth_bytes_s * ranks < RAIL_GAIN * alone.link.bandwidth_bytes_s
+    return together.link.bandwidth_bytes_s * num_ranks < MIN_RAIL_SPEEDUP * alone.link.bandwidth_bytes_s
 
 
 @final
 class _LinkRing:
+    """A ring of ranks, each of which sends to the next one and receives from the one before."""
+
     def __init__(self, world: World, ranks: Sequence[int]) -> None:
-        self._world, place = world, ranks.index(world.rank)
-        self._nccl: Group | None = None
+        self._world, index = world, ranks.index(world.rank)
+        self._nccl_group: Group | None = None
         # A group of its own on NCCL: its sends in the world's group would open a connection per pair of ranks.
         if world.backend == "nccl":
-            self._nccl = world.create_group(ranks, name="links", backend="nccl")
-            self._to, self._source = (place + 1) % len(ranks), (place - 1) % len(ranks)
+            self._nccl_group = world.create_group(ranks, name="links", backend="nccl")
+            self._destination, self._source = (index + 1) % len(ranks), (index - 1) % len(ranks)
         else:
             order = world.control.ranks
-            self._to, self._source = (order.index(ranks[(place + step) % len(ranks)]) for step in (1, -1))
-        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+            self._destination, self._source = (order.index(ranks[(index + step) % len(ranks)]) for step in (1, -1))
+        self._buffers: dict[int, torch.Tensor] = {}
 
     def time_step(self, nbytes: int) -> float:
+        """Sends and receives `nbytes`, and returns the time in seconds."""
         if nbytes not in self._buffers:
-            pair = torch.zeros(2, nbytes, dtype=torch.uint8, device=self._world.device)
-            self._buffers[nbytes] = (pair[0], pair[1])
-        out, into = self._buffers[nbytes]
-        began = perf_counter()
-        if self._nccl is not None:
-            size = self._nccl.size
-            splits = [[nbytes * (rank == peer) for rank in range(size)] for peer in (self._source, self._to)]
-            self._nccl.all_to_all(into, out, *splits).wait()
+            self._buffers[nbytes] = torch.zeros(2, nbytes, dtype=torch.uint8, device=self._world.device)
+        send_buffer, receive_buffer = self._buffers[nbytes]
+        start_s = perf_counter()
+        if self._nccl_group is not None:
+            ranks = range(self._nccl_group.size)
+            receive_splits = [nbytes * (rank == self._source) for rank in ranks]
+            send_splits = [nbytes * (rank == self._destination) for rank in ranks]
+            self._nccl_group.all_to_all(receive_buffer, send_buffer, receive_splits, send_splits).wait()
             torch.cuda.synchronize(self._world.device)
         else:
             # Receive first: Gloo's word that a receiver is ready would queue behind what this rank sends, and the two
             # directions would take turns.
-            got = self._world.control.recv(into, self._source)
-            self._world.control.send(out, self._to).wait()
-            got.wait()
-        return perf_counter() - began
+            receive_work = self._world.control.recv(receive_buffer, self._source)
+            self._world.control.send(send_buffer, self._destination).wait()
+            receive_work.wait()
+        return perf_counter() - start_s
 
     def close(self) -> None:
-        if self._nccl is not None:
-            self._nccl.close()
+        if self._nccl_group is not None:
+            self._nccl_group.close()
 
 
-def reduce_max(world: World, mine: Sequence[float]) -> list[float]:
+def reduce_max(world: World, numbers: Sequence[float]) -> list[float]:
     """Returns the maximum of each number over all ranks, on all ranks."""
-    values = torch.tensor(mine, dtype=torch.float64)
+    values = torch.tensor(numbers, dtype=torch.float64)
     world.control.all_reduce(values, "max").wait()
-    found: list[float] = values.tolist()
-    return found
+    maxima: list[float] = values.tolist()
+    return maxima
 
 
 def _measure_ring(world: World, ranks: Sequence[int] | None, budget_s: float) -> LinkFit:
-    # A rank without a ring (`ranks` is None) takes part in the maxima over all ranks.
+    """Measures a ring of `ranks`. A rank without a ring (None) takes part in the maxima over all ranks."""
     ring = None if ranks is None else _LinkRing(world, ranks)
-    began = perf_counter()
+    start_s = perf_counter()
 
     def time_steps(sizes: Sequence[int]) -> list[float]:
         return reduce_max(world, [0.0 if ring is None else ring.time_step(size) for size in sizes])
 
     # Find the largest size: grow by 4 while a step takes at most an eighth of the time. The first message opens
     # connections: it does not count.
-    top = FIRST_BYTES
-    least = took = min(time_steps([top] * 4)[1:])
-    limit_s = budget_s / 8
-    while top < LARGEST_BYTES and took < (
-        limit_s if top < ENOUGH_BYTES else max(budget_s / 20, min(4 * least, limit_s))
+    max_size = FIRST_MESSAGE_BYTES
+    small_step_s = step_s = min(time_steps([max_size] * 4)[1:])
+    small_limit_s = budget_s / 8
+    large_limit_s = max(budget_s / 20, min(4 * small_step_s, small_limit_s))
+    while max_size < MAX_MESSAGE_BYTES and step_s < (
+        small_limit_s if max_size < TRUSTED_MESSAGE_BYTES else large_limit_s
     ):
-        top *= 4
+        max_size *= 4
         # Two: one alone may be late for another reason.
-        took = min(time_steps([top, top]))
-    sizes = [top // divisor for divisor in SIZE_DIVISORS]
+        step_s = min(time_steps([max_size, max_size]))
+    sizes = [max_size // divisor for divisor in SIZE_DIVISORS]
     rounds: list[list[float]] = []
-    while len(rounds) < ROUNDS.stop:
+    while len(rounds) < MAX_LINK_ROUNDS:
         # A traffic shaper lets a burst pass: the first step, which does not count, uses it up, and the largest
         # messages come first.
-        rounds.append(time_steps([top, *sizes])[1:])
-        if len(rounds) >= ROUNDS.start and reduce_max(world, [perf_counter() - began])[0] > budget_s:
+        rounds.append(time_steps([max_size, *sizes])[1:])
+        if len(rounds) >= MIN_LINK_ROUNDS and reduce_max(world, [perf_counter() - start_s])[0] > budget_s:
             break
     if ring is not None:
         ring.close()
-    return fit_link(sizes, [min(taken) for taken in zip(*rounds, strict=True)])
+    return fit_link(sizes, [min(times) for times in zip(*rounds, strict=True)])
 
 
 def _measure_rails(world: World, link: Link, budget_s: float) -> tuple[int, dict[int, float]]:
-    # All-reduces over one rank of some hosts, striped over 1, 2 and 4 groups in turn.
-    ranks = [ranks[0] for ranks in world.hosts[:RAIL_HOSTS]]
-    numbers = int(min(max(budget_s / 16 * link.bandwidth_bytes_s, ENOUGH_BYTES), 16 << 20)) // 4
-    member = world.rank in ranks
-    groups = [world.create_group(ranks, name="rails") for _ in range(max(RAILS))] if member else []
-    values = torch.zeros(numbers if member else 0, device=world.device)
+    """Times all-reduces over one rank of some hosts, striped over 1, 2 and 4 groups in turn.
+
+    Returns:
+        the best number of rails, and the median seconds by number of rails.
+    """
+    ranks = [ranks[0] for ranks in world.hosts[:MAX_RAIL_HOSTS]]
+    nbytes = min(max(budget_s / 16 * link.bandwidth_bytes_s, TRUSTED_MESSAGE_BYTES), 16 << 20)
+    is_member = world.rank in ranks
+    groups = [world.create_group(ranks, name="rails") for _ in range(max(RAIL_COUNTS))] if is_member else []
+    values = torch.zeros(int(nbytes) // 4 if is_member else 0, device=world.device)
     rounds: list[list[float]] = []
-    for _ in range(ROUNDS.start + 1):
-        mine = []
-        for count in RAILS:
-            began = perf_counter()
-            parts = zip(groups[:count], values.tensor_split(count), strict=True) if member else ()
+    for _ in range(MIN_LINK_ROUNDS + 1):
+        times = []
+        for count in RAIL_COUNTS:
+            start_s = perf_counter()
+            parts = zip(groups[:count], values.tensor_split(count), strict=True) if is_member else ()
             for work in [group.all_reduce(part) for group, part in parts]:
                 work.wait()
-            mine.append(perf_counter() - began)
-        rounds.append(reduce_max(world, mine))
+            times.append(perf_counter() - start_s)
+        rounds.append(reduce_max(world, times))
     for group in groups:
         group.close()
     # The first round opens connections: it does not count.
-    taken = list(zip(*rounds[1:], strict=True))
-    return choose_rails(taken), {count: median(times) for count, times in zip(RAILS, taken, strict=True)}
+    seconds = list(zip(*rounds[1:], strict=True))
+    return choose_rails(seconds), {count: median(times) for count, times in zip(RAIL_COUNTS, seconds, strict=True)}
 
 
-def choose_rails(taken: Sequence[Sequence[float]]) -> int:
-    """Chooses the number of rails from seconds by number of rails (`RAILS`) and round."""
+def choose_rails(seconds: Sequence[Sequence[float]]) -> int:
+    """Returns the best number of rails, from the seconds by number of rails (`RAIL_COUNTS`) and round."""
     # More than one rail has to be faster in every round: noise must not choose.
-    faster = {
+    single_rail = seconds[0]
+    median_s_by_count = {
         count: median(times)
-        for count, times in zip(RAILS, taken, strict=True)
-        if count == 1 or all(time * RAIL_GAIN <= one for time, one in zip(times, taken[0], strict=True))
+        for count, times in zip(RAIL_COUNTS, seconds, strict=True)
+        if count == 1 or all(time * MIN_RAIL_SPEEDUP <= single for time, single in zip(times, single_rail, strict=True))
     }
-    return next(count for count, time in faster.items() if time <= min(faster.values()) * RAIL_GAIN)
+    limit_s = min(median_s_by_count.values()) * MIN_RAIL_SPEEDUP
+    return next(count for count, median_s in median_s_by_count.items() if median_s <= limit_s)
 
 
 def _measure_reduce_speed(world: World) -> float:
-    # Bytes per second of adding one array to another. All ranks at once: they share the host's memory bandwidth.
-    one, other = torch.ones(2, SUMMED_ELEMENTS, device=world.device)
-    cuda = world.device.type == "cuda"
+    """Returns the bytes per second of adding one array to another."""
+    # All ranks at once: they share the host's memory bandwidth.
+    target, addend = torch.ones(2, REDUCED_ELEMENTS, device=world.device)
     times = []
-    for _ in range(ROUNDS.start + 1):
+    for _ in range(MIN_LINK_ROUNDS + 1):
         world.control.barrier()
-        began = perf_counter()
-        one.add_(other)
-        if cuda:
+        start_s = perf_counter()
+        target.add_(addend)
+        if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)
-        times.append(perf_counter() - began)
-    return SUMMED_ELEMENTS * 4 / reduce_max(world, [median(times[1:])])[0]
+        times.append(perf_counter() - start_s)
+    return REDUCED_ELEMENTS * 4 / reduce_max(world, [median(times[1:])])[0]

@@ -7,15 +7,15 @@ from typing import Any, final
 
 Message = dict[str, Any]
 
-# The longest line. The one that announces a generation has about 100 bytes per rank.
-LIMIT_BYTES = 1 << 22
+# The message that announces a generation has about 100 bytes per rank.
+MAX_LINE_BYTES = 1 << 22
 
 # Heartbeats that each side sends within the time after which silence counts as loss.
-BEATS = 8
+BEATS_PER_TIMEOUT = 8
 
 
 def encode(kind: str, **fields: Any) -> bytes:
-    """Encodes one message as a line."""
+    """Returns one message as a line, with its newline."""
     return json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode() + b"\n"
 
 
@@ -27,12 +27,15 @@ class LineDecoder:
         limit_bytes: a longer line is an error.
     """
 
-    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, limit_bytes: int = MAX_LINE_BYTES) -> None:
         self._limit = limit_bytes
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Message]:
-        """Returns the messages that `data` completes. ValueError: a line is too long, or no message."""
+        """Returns the messages that `data` completes, and keeps the rest.
+
+        Raises ValueError if a line is too long or no message.
+        """
         *complete, self._rest = (self._rest + data).split(b"\n")
         if any(len(line) > self._limit for line in (*complete, self._rest)):
             raise ValueError(f"a line of more than {self._limit:,} bytes")
@@ -40,10 +43,10 @@ class LineDecoder:
 
 
 def decode(line: bytes) -> Message:
-    """Decodes one line. ValueError: it is no JSON object, or has no `kind`."""
+    """Returns the message of one line. Raises ValueError if it is no JSON object, or has no `kind`."""
     try:
         message = json.loads(line)
-    # A line of thousands of brackets.
+    # Thousands of nested brackets.
     except RecursionError:
         raise ValueError("a line that is nested too deeply") from None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
@@ -52,7 +55,7 @@ def decode(line: bytes) -> Message:
 
 
 def read_int(message: Message, name: str) -> int:
-    """Returns an integer field of a message. ValueError: it has no such field."""
+    """Returns an integer field of a message. Raises ValueError if it has no such field."""
     # A bool is an int in Python.
     value = message.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -61,7 +64,7 @@ def read_int(message: Message, name: str) -> int:
 
 
 def read_text(message: Message, name: str) -> str:
-    """Returns a text field of a message. ValueError: it has no such field."""
+    """Returns a text field of a message. Raises ValueError if it has no such field."""
     value = message.get(name)
     if not isinstance(value, str):
         raise ValueError(f"{message['kind']} without a text {name}")

@@ -15,25 +15,28 @@ class PhaseThread(Generic[T]):
     """Takes jobs in order and runs one phase of each.
 
     Args:
-        work: the phase. then: called after it, for example `put` of the next phase.
-        on_error: called instead of `then` with an exception of `work`.
+        name: name of the thread.
+        run_phase: runs the phase of a job.
+        on_done: called after it, for example `put` of the next phase.
+        on_error: called instead of `on_done` with an exception of `run_phase`.
     """
 
     def __init__(
         self,
         name: str,
-        work: Callable[[T], None],
+        run_phase: Callable[[T], None],
         *,
-        then: Callable[[T], None],
+        on_done: Callable[[T], None],
         on_error: Callable[[T, BaseException], None],
     ) -> None:
-        self._work, self._then, self._on_error = work, then, on_error
+        self._run_phase, self._on_done, self._on_error = run_phase, on_done, on_error
         self._jobs: queue.SimpleQueue[tuple[T] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"headway-{name}", daemon=True)
         self._thread.start()
 
     def put(self, job: T) -> None:
         """Queues a job."""
+        # In a tuple, since None ends the thread.
         self._jobs.put((job,))
 
     def close(self) -> None:
@@ -45,10 +48,11 @@ class PhaseThread(Generic[T]):
 
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
+            (job,) = item
             try:
-                self._work(item[0])
+                self._run_phase(job)
             # BaseException: threads that wait for the job must get the error, whatever it is.
             except BaseException as error:
-                self._on_error(item[0], error)
+                self._on_error(job, error)
                 continue
-            self._then(item[0])
+            self._on_done(job)

@@ -9,8 +9,8 @@ from typing import Any, final
 
 from headway.comm.communicator import Communicator, LoggedOperation
 
-# Between two looks at the log; nothing is written unless a new operation was issued.
-INTERVAL_S = 0.5
+# Nothing is written unless a new operation was issued.
+PUBLISH_INTERVAL_S = 0.5
 
 
 @final
@@ -28,11 +28,11 @@ class StallWatch:
         self._thread.start()
 
     def find_lagging_ranks(self) -> dict[int, str]:
-        """Finds the ranks that have not issued the operation that this rank waits for, with each one's last tag."""
-        waiting = self._find_waiting()
-        if waiting is None:
+        """Returns the ranks that have not issued the operation that this rank waits for, with each one's last tag."""
+        pending = self._find_oldest_pending()
+        if pending is None:
             return {}
-        found = {}
+        last_tags = {}
         # RuntimeError: the store is gone, and nothing can be said.
         with suppress(RuntimeError):
             for rank in range(self._world.size):
@@ -41,37 +41,38 @@ class StallWatch:
                 seq, tag = 0, "nothing yet"
                 if self._store.check([f"ops/{rank}"]):
                     seq, tag = json.loads(self._store.get(f"ops/{rank}"))
-                if seq < waiting.seq:
-                    found[rank] = tag
-        return found
+                if seq < pending.seq:
+                    last_tags[rank] = tag
+        return last_tags
 
     def explain(self) -> str:
         """Returns a sentence that names the lagging ranks; empty if there are none."""
-        lagging, waiting = self.find_lagging_ranks(), self._find_waiting()
-        if not lagging or waiting is None:
+        last_tags, pending = self.find_lagging_ranks(), self._find_oldest_pending()
+        if not last_tags or pending is None:
             return ""
-        who = ", ".join(f"rank {rank} (last: {tag})" for rank, tag in lagging.items())
-        return f"It was {waiting.tag!r}, which never came from {who}"
+        ranks = ", ".join(f"rank {rank} (last: {tag})" for rank, tag in last_tags.items())
+        return f"It was {pending.tag!r}, which never came from {ranks}"
 
     def close(self) -> None:
         """Ends the thread."""
         self._stop.set()
         self._thread.join()
 
-    def _find_waiting(self) -> LoggedOperation | None:
-        """Finds the oldest operation that has not completed."""
+    def _find_oldest_pending(self) -> LoggedOperation | None:
+        """Returns the oldest operation that has not completed; None if there is none."""
+        # A copy of the log, to which other threads append.
         return next((entry for entry in tuple(self._communicator.log) if not entry.done), None)
 
     def _run(self) -> None:
-        published = 0
-        while not self._stop.wait(INTERVAL_S):
+        published_seq = 0
+        while not self._stop.wait(PUBLISH_INTERVAL_S):
             log = self._communicator.log
             newest = log[-1] if log else None
-            if newest is None or newest.seq == published:
+            if newest is None or newest.seq == published_seq:
                 continue
             try:
                 self._store.set(f"ops/{self._world.rank}", json.dumps([newest.seq, newest.tag]))
             # The store is gone, and with it whoever would read.
             except RuntimeError:
                 return
-            published = newest.seq
+            published_seq = newest.seq

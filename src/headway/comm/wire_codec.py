@@ -12,10 +12,10 @@ from typing import Literal, final
 import torch
 
 Wire = Literal["fp32", "fp16", "bf16"]
-TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+WIRE_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
-# fp16's largest number is just below 2^16: sums of two messages' parts still fit.
-TOP_EXPONENT = 15
+# Exponent of the largest number after scaling. fp16 ends just below 2^16: sums of two messages' parts still fit.
+TARGET_EXPONENT = 15
 
 
 @final
@@ -23,49 +23,50 @@ class WireCodec:
     """Encodes and decodes messages, and counts the numbers that they lose.
 
     Args:
-        wire: fp16 or bf16. device: of the tensors.
+        wire: dtype of the messages, fp16 or bf16.
+        device: device of the tensors.
 
     Attributes:
-        lost_numbers: float32 scalar on the device: numbers flushed to zero, and numbers that were not finite.
+        dtype: dtype of the messages.
+        lost_numbers: float32 scalar on the device: numbers flushed to zero, and messages with a non-finite number.
     """
 
     def __init__(self, wire: Literal["fp16", "bf16"], device: torch.device) -> None:
-        self.type, self._scaled = TYPES[wire], wire == "fp16"
+        self.dtype, self._is_scaled = WIRE_DTYPES[wire], wire == "fp16"
         self.lost_numbers = torch.zeros((), device=device)
 
     def allocate_message(self, numbers: int, device: torch.device) -> torch.Tensor:
-        """Allocates an empty message."""
-        return torch.empty(numbers + 1, dtype=self.type, device=device)
+        """Returns an uninitialised message [numbers + 1]."""
+        return torch.empty(numbers + 1, dtype=self.dtype, device=device)
 
-    def encode(self, values: torch.Tensor, message: torch.Tensor, terms: int = 1) -> None:
-        """Encodes float32 values [k] into a message [k + 1].
+    def encode(self, values: torch.Tensor, message: torch.Tensor, max_abs: torch.Tensor | None = None) -> None:
+        """Encodes float32 values [k] into a message [k + 1], in place.
 
         Args:
-            terms: leaves room for a sum of this many messages.
+            max_abs: float32 scalar that fp16 is scaled for; default: the largest magnitude of the values. Give all
+                ranks the same one, times their number, if the messages are to be summed without overflow.
         """
-        largest = values.abs().amax() if values.numel() else values.new_zeros(())
-        self.encode_with_largest(values, message, largest * terms)
-
-    def encode_with_largest(self, values: torch.Tensor, message: torch.Tensor, largest: torch.Tensor) -> None:
-        """Encodes values for a known largest magnitude (float32 scalar), for example one that ranks agreed on."""
+        if max_abs is None:
+            max_abs = values.abs().amax() if values.numel() else values.new_zeros(())
         body = message[:-1]
-        if self._scaled:
-            exponent = TOP_EXPONENT - torch.frexp(largest).exponent
+        if self._is_scaled:
+            exponent = TARGET_EXPONENT - torch.frexp(max_abs).exponent
             # A sum with infinity in it stays infinite at any scale; 2^126 is the largest that is still a normal number.
-            exponent = torch.where(torch.isfinite(largest) & (largest > 0), exponent.clamp(-126, 126), 0)
-            torch.mul(values, torch.ldexp(torch.ones_like(largest), exponent), out=body)
+            exponent = torch.where(torch.isfinite(max_abs) & (max_abs > 0), exponent.clamp(-126, 126), 0)
+            torch.mul(values, torch.ldexp(torch.ones_like(max_abs), exponent), out=body)
             message[-1] = exponent
         else:
             body.copy_(values)
             message[-1] = 0
+        # Counted on the device, so that no message waits for the host.
         flushed = torch.count_nonzero(values) - torch.count_nonzero(body)
-        self.lost_numbers += flushed + (~torch.isfinite(largest)).int()
+        self.lost_numbers += flushed + (~torch.isfinite(max_abs)).int()
 
     def decode(self, message: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> None:
-        """Decodes a message [k + 1] into float32 [k], or adds it to `out`."""
-        back = torch.ldexp(torch.ones((), device=out.device), -message[-1].float())
+        """Decodes a message [k + 1] into `out`, float32 [k]; with `add` adds it to `out`."""
+        scale = torch.ldexp(torch.ones((), device=out.device), -message[-1].float())
         if add:
-            out.addcmul_(message[:-1].float(), back)
+            out.addcmul_(message[:-1].float(), scale)
         else:
-            # In two steps: a product of the two would be computed in the message's type.
-            out.copy_(message[:-1]).mul_(back)
+            # In two steps: a product of the two would be computed in the message's dtype.
+            out.copy_(message[:-1]).mul_(scale)

@@ -77,10 +77,10 @@ class Channel:
         self._rest += data
         if not self.ready and not self._shake_hands():
             return []
-        found = []
+        messages = []
         while (message := self._read_message()) is not None:
-            found.append(message)
-        return found
+            messages.append(message)
+        return messages
 
     def _shake_hands(self) -> bool:
         """Advances the handshake and returns True once it is complete.
@@ -136,9 +136,9 @@ class Channel:
             raise AuthenticationError("it does not speak as a process of a run does")
         if len(self._rest) < length:
             return None
-        found = bytes(self._rest[:length])
+        taken = bytes(self._rest[:length])
         del self._rest[:length]
-        return found
+        return taken
 
     def _read_message(self) -> bytes | None:
         if len(self._rest) < HEADER.size:

@@ -275,9 +275,9 @@ def choose_algorithm(
     order: RankOrder = "block",
 ) -> AlgorithmChoice:
     """Chooses the algorithm with the fewest predicted seconds; the first of equal ones."""
-    found = {name: predict_seconds(name, nbytes, network, wire_ratio=wire_ratio, order=order) for name in among}
-    best = min(found, key=lambda name: found[name])
-    return AlgorithmChoice(best, found[best], found)
+    costs = {name: predict_seconds(name, nbytes, network, wire_ratio=wire_ratio, order=order) for name in among}
+    best = min(costs, key=lambda name: costs[name])
+    return AlgorithmChoice(best, costs[best], costs)
 
 
 def choose_bucket_bytes(total_bytes: float, network: Network, algorithm: Algorithm, *, wire_ratio: float = 1.0) -> int:
@@ -361,7 +361,7 @@ def _count_tree_traffic(hosts: int, per_host: int, order: RankOrder) -> tuple[in
         some pairs stay inside a host.
     """
     # Simulated step by step, for any number of hosts and ranks; cached, since planners ask for thousands of sizes.
-    out, found, distance, ranks = np.zeros(hosts, np.int64), [], 1, hosts * per_host
+    out, rounds, distance, ranks = np.zeros(hosts, np.int64), [], 1, hosts * per_host
     while distance < ranks:
         parents = np.arange(0, ranks - distance, 2 * distance)
         ends = np.stack([parents, parents + distance])
@@ -370,9 +370,9 @@ def _count_tree_traffic(hosts: int, per_host: int, order: RankOrder) -> tuple[in
         of_host = [np.bincount(side, minlength=hosts) for side in crossing]
         # A parent sends down, a child sends up.
         out += of_host[0] + of_host[1]
-        found.append((int(max(counts.max() for counts in of_host)), crossing.shape[1] < len(parents)))
+        rounds.append((int(max(counts.max() for counts in of_host)), crossing.shape[1] < len(parents)))
         distance *= 2
-    return int(out.max()), tuple(found)
+    return int(out.max()), tuple(rounds)
 
 
 def _cost_halving_doubling(network: Network, wire_ratio: float, order: RankOrder) -> LinearCost:

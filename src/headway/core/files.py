@@ -101,12 +101,12 @@ def is_plain_name(name: object) -> bool:
     )
 
 
-def _expect_regular(found: os.stat_result, path: str | bytes | os.PathLike[str]) -> None:
-    if stat.S_ISREG(found.st_mode):
+def _expect_regular(status: os.stat_result, path: str | bytes | os.PathLike[str]) -> None:
+    if stat.S_ISREG(status.st_mode):
         return
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(path))
-    kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "nothing known")
+    kind = next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "nothing known")
     raise OSError(errno.EINVAL, f"it is {kind}, and no file", os.fsdecode(path))
 
 

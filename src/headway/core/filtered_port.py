@@ -48,10 +48,10 @@ class FilteredPort:
         for _ in range(DEVICES):
             before = {end.inode for end in list_sockets()}
             self.device: Any = load_c10d().ProcessGroupGloo.create_device(interface=interface)
-            found = [(end, address) for end in list_new_sockets(before) if (address := end.read_listening_address())]
-            self.addresses = [address for _, address in found]
-            if len(found) == 1:
-                self._listener = found[0][0]
+            ports = [(end, address) for end in list_new_sockets(before) if (address := end.read_listening_address())]
+            self.addresses = [address for _, address in ports]
+            if len(ports) == 1:
+                self._listener = ports[0][0]
                 break
         self.refuse_all()
 
@@ -75,8 +75,8 @@ class FilteredPort:
 def list_own_addresses() -> list[str]:
     """Returns the addresses of all network interfaces: packets to another host may leave from any of them."""
     families = (socket.AF_INET, socket.AF_INET6)
-    found = (one for entries in psutil.net_if_addrs().values() for one in entries if one.family in families)
-    return sorted({one.address.partition("%")[0] for one in found})
+    addresses = (one for entries in psutil.net_if_addrs().values() for one in entries if one.family in families)
+    return sorted({one.address.partition("%")[0] for one in addresses})
 
 
 def _build_rule(source: str | Address) -> list[Instruction]:

@@ -27,7 +27,7 @@ from headway.core.torch_c10d import load_c10d, summarise_error
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-LOG = logging.getLogger("headway.comm")
+LOG = logging.getLogger("headway.core")
 
 # Time-out of one attempt once all ranks are present; a group connects in hundredths of a second.
 ATTEMPT_S = 30.0
@@ -114,9 +114,9 @@ class GlooGroups:
             # 1. Every rank publishes its port and addresses.
             if self._door is None:
                 self._door = FilteredPort(self._interface)
-            told = talk("listens", [self._door.addresses, list_own_addresses()])
+            answers = talk("listens", [self._door.addresses, list_own_addresses()])
             with _BUILDING:
-                made, sockets, why = self._try_build(part, members, told, talk, is_exact=attempt > 0)
+                made, sockets, why = self._try_build(part, members, answers, talk, is_exact=attempt > 0)
             # All ranks take the same decision: one mismatch anywhere means that all of them retry.
             verdicts = talk("verdict", why)
             if not any(verdicts):
@@ -144,7 +144,7 @@ class GlooGroups:
         self,
         store: Any,
         members: Sequence[int],
-        told: Sequence[Any],
+        answers: Sequence[Any],
         talk: Callable[[str, Any], list[Any]],
         *,
         is_exact: bool,
@@ -155,12 +155,12 @@ class GlooGroups:
         # The ports of the other ranks: a new connection to one of them is this rank's own.
         others = {
             normalise_address(one)
-            for rank, (listens, _) in zip(members, told, strict=True)
+            for rank, (listens, _) in zip(members, answers, strict=True)
             if rank != self._rank
             for one in listens
         }
         before = {end.inode for end in list_sockets()}
-        door.admit([] if is_exact else sorted({host for _, hosts in told for host in hosts}))
+        door.admit([] if is_exact else sorted({host for _, hosts in answers for host in hosts}))
         # No rank connects before all have opened their filters.
         talk("open", None)
         raw, why = None, ""
@@ -182,14 +182,14 @@ class GlooGroups:
         came = [end for end in list_sockets() if end.inode not in self._known and end.was_accepted_at(door.addresses)]
         # Every accepted connection has to be one that a member has opened.
         token = secrets.token_bytes(TOKEN_BYTES)
-        said = talk("made", [[end.read_endpoints() for end in mine], token.hex()])
+        endpoints = talk("made", [[end.read_endpoints() for end in mine], token.hex()])
         if not why:
-            why = _find_stranger(came, [ends for made, _ in said for ends in made], door.addresses)
+            why = _find_stranger(came, [ends for made, _ in endpoints for ends in made], door.addresses)
         if why:
             for end in (*mine, *came):
                 end.shut_down()
         else:
-            why = _verify_peers(raw, token, [bytes.fromhex(text) for _, text in said], members.index(self._rank))
+            why = _verify_peers(raw, token, [bytes.fromhex(text) for _, text in endpoints], members.index(self._rank))
         if not why:
             self._known |= {end.inode for end in came}
         return raw, [*mine, *came], why
@@ -223,16 +223,16 @@ class _PortExchange:
         self._thread.join()
 
     def _run(self) -> None:
-        told: set[Address] = set()
+        announced: set[Address] = set()
         admitted: set[Address] = set()
         # A RuntimeError means that the store is gone; the group then fails by itself.
         with suppress(RuntimeError):
             self._store.set(f"knocks/{self._rank}", "[]")
             while not self._over.wait(KNOCK_S):
                 mine = {end.read_source_address() for end in list_sockets() if end.inode not in self._before} - {None}
-                if not mine <= told:
-                    told |= {one for one in mine if one}
-                    self._store.set(f"knocks/{self._rank}", json.dumps(sorted(told)))
+                if not mine <= announced:
+                    announced |= {one for one in mine if one}
+                    self._store.set(f"knocks/{self._rank}", json.dumps(sorted(announced)))
                 if not self._others or not self._store.check(self._others):
                     continue
                 theirs = {
@@ -263,11 +263,11 @@ def _gather_values(
             wait_s = max(0.01, min(SLICE_S, left_s))
             # Headway's store waits and answers in one request, torch's needs two.
             if hasattr(store, "open_prefix"):
-                found = store.multi_get(keys, wait_s)
+                values = store.multi_get(keys, wait_s)
             else:
                 store.wait(keys, timedelta(seconds=wait_s))
-                found = store.multi_get(keys)
-            return [json.loads(text) for text in found]
+                values = store.multi_get(keys)
+            return [json.loads(text) for text in values]
         except RuntimeError as error:
             # Any other error means that the store is lost.
             if "timeout" not in str(error).lower():
@@ -280,13 +280,13 @@ def _gather_values(
 def _find_stranger(came: Sequence[ProcessSocket], made: Sequence[Any], listens: Sequence[Address]) -> str:
     """Compares accepted connections with those that members opened; returns the mismatch, or an empty text."""
     expected = {normalise_address(source) for source, target in made if normalise_address(target) in listens}
-    found = [end.read_peer_address() for end in came]
-    foreign = [one for one in found if one not in expected]
+    peers = [end.read_peer_address() for end in came]
+    foreign = [one for one in peers if one not in expected]
     port = listens[0][1] if listens else 0
     if foreign:
         who = next((f" from {host}" for host, _ in filter(None, foreign)), "")
         return f"a connection{who} to port {port} was made by no rank of this run"
-    return "" if len(found) == len(expected) else f"a rank's connection to port {port} is not there"
+    return "" if len(peers) == len(expected) else f"a rank's connection to port {port} is not there"
 
 
 def _verify_peers(raw: Any, token: bytes, tokens: Sequence[bytes], rank: int) -> str:

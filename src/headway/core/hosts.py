@@ -49,10 +49,10 @@ def find_own_address(towards: str) -> str:
     """
     fix = "Is the address right, and is the network up? Set the option `interface` if the route is the wrong one."
     try:
-        found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as error:
         raise CommunicationError(f"this name has no address here ({error})", where=towards, fix=fix) from error
-    sources = [source for info in found if (source := _find_source_address(info[0], info[4]))]
+    sources = [source for info in addresses if (source := _find_source_address(info[0], info[4]))]
     if not sources:
         raise CommunicationError("there is no route to this address", where=towards, fix=fix)
     # A hostname that leads to the loopback: prefer the source of the default route, per family.

@@ -253,16 +253,16 @@ class StoreClient:
                     if not (data := self._end.recv(1 << 16)):
                         raise ConnectionResetError("its connection has ended")
                     self._inbox += self._channel.feed(data)
-                said, *found = unpack(self._inbox.pop())
+                status, *values = unpack(self._inbox.pop())
             except (OSError, AuthenticationError) as error:
                 # Close: an answer that came late would be taken for that of the next request.
                 self._end.close()
                 raise RuntimeError(f"the store of the ranks is gone ({error})") from error
-        if said == b"late":
+        if status == b"late":
             # "timeout" is how torch's code, and `gloo`, tell this from a lost store.
             names = b", ".join(parts[1:]).decode(errors="replace")
             raise RuntimeError(f"wait timeout after {wait_s:g} s, keys: {names}")
-        return found
+        return values
 
 
 def build_store(client: StoreClient) -> Any:

@@ -69,17 +69,17 @@ def read_launcher_environment(environ: Mapping[str, str] | None = None) -> Launc
         UsageError: the variables are incomplete, are no numbers, or contradict each other.
     """
     environ = os.environ if environ is None else environ
-    found = _read_torchrun(environ) or _read_openmpi(environ) or _read_pmi(environ) or _read_slurm(environ)
-    if found is None:
+    launched = _read_torchrun(environ) or _read_openmpi(environ) or _read_pmi(environ) or _read_slurm(environ)
+    if launched is None:
         return None
     address, port = environ.get("MASTER_ADDR") or None, _read_number(environ, "MASTER_PORT")
     if port is not None and not 0 < port < 1 << 16:
         raise UsageError(f"MASTER_PORT={port} is no port", fix="Ports are 1 to 65535.")
-    found = replace(found, address=address or found.address, port=found.port if port is None else port)
-    if found.launcher == "torchrun" and found.size > 1 and (found.address is None or found.port is None):
-        what = f"WORLD_SIZE is {found.size}, but {'MASTER_ADDR' if address is None else 'MASTER_PORT'} is not set"
+    launched = replace(launched, address=address or launched.address, port=launched.port if port is None else port)
+    if launched.launcher == "torchrun" and launched.size > 1 and (launched.address is None or launched.port is None):
+        what = f"WORLD_SIZE is {launched.size}, but {'MASTER_ADDR' if address is None else 'MASTER_PORT'} is not set"
         raise UsageError(what, fix="Set both: MASTER_ADDR to the address of rank 0's host, MASTER_PORT to a free port.")
-    return found
+    return launched
 
 
 def _read_torchrun(environ: Mapping[str, str]) -> LaunchedProcess | None:
@@ -89,13 +89,15 @@ def _read_torchrun(environ: Mapping[str, str]) -> LaunchedProcess | None:
 
 def _read_openmpi(environ: Mapping[str, str]) -> LaunchedProcess | None:
     world = "OMPI_COMM_WORLD_"
-    found = _read_variables(environ, "openmpi", *(world + end for end in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
-    if found is None:
+    launched = _read_variables(
+        environ, "openmpi", *(world + end for end in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    )
+    if launched is None:
         return None
     # Rank 0 runs on mpirun's own host unless a host file moves it; MASTER_ADDR is needed then. PMIX_SERVER_URI does not
     # help: it names the daemon of each process's own host.
     return _add_rendezvous(
-        environ, found, _find_first_slurm_host(environ) or _find_orte_host(environ) or _find_prte_host(environ)
+        environ, launched, _find_first_slurm_host(environ) or _find_orte_host(environ) or _find_prte_host(environ)
     )
 
 
@@ -104,8 +106,8 @@ def _read_pmi(environ: Mapping[str, str]) -> LaunchedProcess | None:
     local = (
         ("MPI_LOCALRANKID", "MPI_LOCALNRANKS") if "MPI_LOCALRANKID" in environ else ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
     )
-    found = _read_variables(environ, "pmi", "PMI_RANK", "PMI_SIZE", *local)
-    return found and _add_rendezvous(environ, found, _find_first_slurm_host(environ))
+    launched = _read_variables(environ, "pmi", "PMI_RANK", "PMI_SIZE", *local)
+    return launched and _add_rendezvous(environ, launched, _find_first_slurm_host(environ))
 
 
 def _read_slurm(environ: Mapping[str, str]) -> LaunchedProcess | None:
@@ -113,10 +115,10 @@ def _read_slurm(environ: Mapping[str, str]) -> LaunchedProcess | None:
         return None
     # SLURM_NTASKS may be that of the job around the step.
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    found = _read_variables(environ, "slurm", "SLURM_PROCID", size, "SLURM_LOCALID", None)
-    if found is not None and environ.get("SLURM_STEP_NUM_NODES") == "1":
-        found = replace(found, local_size=found.size)
-    return found and _add_rendezvous(environ, found, _find_first_slurm_host(environ))
+    launched = _read_variables(environ, "slurm", "SLURM_PROCID", size, "SLURM_LOCALID", None)
+    if launched is not None and environ.get("SLURM_STEP_NUM_NODES") == "1":
+        launched = replace(launched, local_size=launched.size)
+    return launched and _add_rendezvous(environ, launched, _find_first_slurm_host(environ))
 
 
 def _read_variables(
@@ -152,18 +154,18 @@ def _read_number(environ: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _add_rendezvous(environ: Mapping[str, str], found: LaunchedProcess, host: str | None) -> LaunchedProcess:
+def _add_rendezvous(environ: Mapping[str, str], launched: LaunchedProcess, host: str | None) -> LaunchedProcess:
     """Adds the rendezvous: a host of the job, and a port derived from the job's name."""
-    name = next((environ[name] for name in JOB_NAMES[found.launcher] if environ.get(name)), None)
-    here = found.local_size == found.size
-    if name is None and here and found.launcher == "pmi":
+    name = next((environ[name] for name in JOB_NAMES[launched.launcher] if environ.get(name)), None)
+    here = launched.local_size == launched.size
+    if name is None and here and launched.launcher == "pmi":
         name = _find_hydra_pid()
     port = None
     # All processes derive the same port without talking to each other; two jobs on a host rarely share one.
     if name is not None:
-        step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") if found.launcher == "slurm" else None
+        step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") if launched.launcher == "slurm" else None
         port = PORTS[zlib.crc32(f"{name}.{step or 0}".encode()) % len(PORTS)]
-    return replace(found, address=LOOPBACK if here else host, port=port)
+    return replace(launched, address=LOOPBACK if here else host, port=port)
 
 
 def _find_hydra_pid() -> str | None:
@@ -177,14 +179,14 @@ def _find_hydra_pid() -> str | None:
 
 def _find_orte_host(environ: Mapping[str, str]) -> str | None:
     """Returns mpirun's address under Open MPI 2 to 4, from `1531576320.0;tcp://10.96.0.1,10.148.0.1:34911`."""
-    found = re.search(r"tcp6?://(?:\[([^]]+)\]|([^:;]+)):\d", environ.get("OMPI_MCA_orte_hnp_uri", ""))
-    return (found[1] or found[2]).split(",")[0] if found else None
+    match = re.search(r"tcp6?://(?:\[([^]]+)\]|([^:;]+)):\d", environ.get("OMPI_MCA_orte_hnp_uri", ""))
+    return (match[1] or match[2]).split(",")[0] if match else None
 
 
 def _find_prte_host(environ: Mapping[str, str]) -> str | None:
     """Returns mpirun's host under Open MPI 5, from the job name `prterun-HOST-PID@1`."""
-    found = re.fullmatch(r"prterun-(.+)-\d+@\d+", environ.get("PMIX_NAMESPACE", ""))
-    return found[1] if found else None
+    match = re.fullmatch(r"prterun-(.+)-\d+@\d+", environ.get("PMIX_NAMESPACE", ""))
+    return match[1] if match else None
 
 
 def _find_first_slurm_host(environ: Mapping[str, str]) -> str | None:
@@ -200,7 +202,7 @@ def parse_first_host(nodes: str) -> str:
         UsageError: the brackets do not match.
     """
     # A host name with any number of bracketed ranges; the first number of each range counts.
-    found = re.match(r"(?:[^\[\],]|\[[0-9][0-9,-]*\])+", nodes)
-    if found is None or (found.end() < len(nodes) and nodes[found.end()] != ","):
+    match = re.match(r"(?:[^\[\],]|\[[0-9][0-9,-]*\])+", nodes)
+    if match is None or (match.end() < len(nodes) and nodes[match.end()] != ","):
         raise UsageError(f"{nodes!r} is no Slurm node list", fix="Set MASTER_ADDR.")
-    return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", found[0])
+    return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", match[0])

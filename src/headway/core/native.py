@@ -46,11 +46,11 @@ def load_library(signatures: Signatures, *, loss: str) -> ctypes.CDLL | None:
     # Read on every call, so that it can change within a process.
     if os.environ.get("HEADWAY_NATIVE") == "0":
         return None
-    found = _load()
-    if isinstance(found, str):
-        logging.getLogger("headway").warning(f"The native core {found}: {loss}. To have it, {FIX}.")
+    loaded = _load()
+    if isinstance(loaded, str):
+        logging.getLogger("headway.core").warning(f"The native core {loaded}: {loss}. To have it, {FIX}.")
         return None
     for name, (result, arguments) in signatures.items():
-        function = getattr(found, name)
+        function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
-    return found
+    return loaded

@@ -21,8 +21,8 @@ def escape_controls(text: str, *, lines: bool = True) -> str:
     Args:
         lines: keep tabs and newlines; False for a name, which has to stay on one line.
     """
-    found = _CONTROL.sub(_escape, text)
-    return found if lines else _LINE_CONTROL.sub(_escape, found)
+    escaped = _CONTROL.sub(_escape, text)
+    return escaped if lines else _LINE_CONTROL.sub(_escape, escaped)
 
 
 def _escape(match: re.Match[str]) -> str:

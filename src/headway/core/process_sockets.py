@@ -58,8 +58,8 @@ class ProcessSocket:
 
     def is_connected_to(self, others: Container[Address]) -> bool:
         """Returns True if its peer is one of these addresses."""
-        found = self.read_endpoints()
-        return found is not None and found[1] in others
+        endpoints = self.read_endpoints()
+        return endpoints is not None and endpoints[1] in others
 
     def was_accepted_at(self, own: Container[Address]) -> bool:
         """Returns True if it was accepted at one of these own addresses, even if the peer has left since."""
@@ -71,16 +71,16 @@ class ProcessSocket:
 
     def read_peer_address(self) -> Address | None:
         """Returns its peer's address; None if it is no (longer a) connection."""
-        found = self.read_endpoints()
-        return found and found[1]
+        endpoints = self.read_endpoints()
+        return endpoints and endpoints[1]
 
     def read_source_address(self) -> Address | None:
         """Returns the own address of a connection, also while it is being established."""
         if end := self._duplicate():
             with end, suppress(OSError):
                 listens = _is_tcp(end) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if _is_tcp(end) and not listens and (found := normalise_address(end.getsockname()))[1]:
-                    return found
+                if _is_tcp(end) and not listens and (address := normalise_address(end.getsockname()))[1]:
+                    return address
         return None
 
     def attach_filter(self, program: Sequence[Instruction]) -> bool:
@@ -118,7 +118,7 @@ class ProcessSocket:
 
 def list_sockets() -> list[ProcessSocket]:
     """Returns all open sockets of this process."""
-    found = []
+    sockets = []
     for name in os.listdir("/proc/self/fd"):
         try:
             inode = _read_inode(int(name))
@@ -126,8 +126,8 @@ def list_sockets() -> list[ProcessSocket]:
         except OSError:
             continue
         if inode.startswith("socket:"):
-            found.append(ProcessSocket(int(name), inode))
-    return found
+            sockets.append(ProcessSocket(int(name), inode))
+    return sockets
 
 
 def list_new_sockets(before: Container[str]) -> list[ProcessSocket]:

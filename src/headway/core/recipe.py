@@ -98,9 +98,38 @@ def read_recipe(
         what = f"the {kind} cannot be read ({describe_os_error(error)})"
         known = isinstance(error, FileNotFoundError | IsADirectoryError)
         raise RecipeError(what, where=str(path), fix=fix if known else "") from None
-    # Overrides edit the tree before validation, so that they pass the same checks as the file.
     tree, lines = parse_recipe(text, str(path), kind)
-    origins = {key: f"{path.name}:{line}" for key, line in lines.items()}
+    return _validate(tree, {key: f"{path.name}:{line}" for key, line in lines.items()}, overrides, model, path)
+
+
+def build_recipe(tree: Mapping[str, Any], overrides: Sequence[str], model: type[P]) -> LoadedRecipe[P]:
+    """Builds a recipe from a mapping of Python values, in place of a file. Its paths start at the current folder.
+
+    Raises:
+        RecipeError: as `read_recipe`.
+    """
+    try:
+        # Through YAML and back: a mapping means what a file with its values would mean.
+        text = yaml.dump(_simplify(tree), Dumper=RecipeDumper)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"a recipe holds numbers, texts, lists and mappings ({error})", where="recipe") from None
+    plain, lines = parse_recipe(text, "recipe")
+    return _validate(plain, dict.fromkeys(lines, "Python"), overrides, model, Path("recipe"))
+
+
+def _simplify(value: Any) -> Any:
+    """Returns mappings as dicts, tuples as lists, and paths as texts."""
+    if isinstance(value, Mapping):
+        return {str(key): _simplify(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_simplify(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _validate(
+    tree: dict[str, Any], origins: dict[str, str], overrides: Sequence[str], model: type[P], path: Path
+) -> LoadedRecipe[P]:
+    # Overrides edit the tree before validation, so that they pass the same checks as the file.
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:

@@ -200,10 +200,10 @@ def _suggest_key(key: str, prefix: str, part: type[BaseModel] | None, model: typ
         if not close:
             return suggest_nearest(key, own, prefix=prefix) if own else ""
         key = close[0]
-    found = elsewhere[key]
+    places = elsewhere[key]
     # The key nearest to the top is the likeliest: `batch` before `evaluate.batch`.
-    level = min(dotted.count(".") for dotted in found)
-    return f"Did you mean {' or '.join(repr(one) for one in found if one.count('.') == level)}?"
+    level = min(dotted.count(".") for dotted in places)
+    return f"Did you mean {' or '.join(repr(one) for one in places if one.count('.') == level)}?"
 
 
 def _own_fields_first(part: type[BaseModel]) -> list[str]:
@@ -239,14 +239,14 @@ def _alternatives(annotation: Any) -> list[Any]:
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
     """All parts that may stand at a place, or in a list or mapping there."""
-    found = []
+    models = []
     for one in _alternatives(annotation):
         # Parts inside lists, tuples and mappings.
         if typing.get_origin(one) is not None:
-            found += [model for inner in typing.get_args(one) for model in _models(inner)]
+            models += [model for inner in typing.get_args(one) for model in _models(inner)]
         elif isinstance(one, type) and issubclass(one, BaseModel):
-            found.append(one)
-    return found
+            models.append(one)
+    return models
 
 
 def _first_model(annotation: Any) -> type[BaseModel] | None:

@@ -30,7 +30,7 @@ from headway.core.launcher_environment import LOOPBACK, LaunchedProcess
 from headway.core.torch_c10d import load_c10d
 from headway.core.untrusted_json import parse_value
 
-LOG = logging.getLogger("headway.comm")
+LOG = logging.getLogger("headway.core")
 
 # How long ranks wait for rank 0 at the start.
 CONNECT_S = 300.0
@@ -268,8 +268,8 @@ def _create_private_folder() -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     # `lstat`: a link to a folder of this user would pass the checks below.
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         what = "other users can access this folder, so no secret can be stored in it"
         raise CommunicationError(what, where=str(folder), fix="Remove it, or set XDG_RUNTIME_DIR to a private folder.")
     return folder

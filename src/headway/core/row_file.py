@@ -65,10 +65,10 @@ def append_row(
 
 def read_rows(path: Path) -> RowTable | None:
     """Reads a file up to its last whole row; None if there is no file or its header is damaged."""
-    found = _open_rows(path)
-    if found is None:
+    opened = _open_rows(path)
+    if opened is None:
         return None
-    head, rows = found
+    head, rows = opened
     return RowTable(
         names=tuple(head["names"]),
         columns=tuple(head["columns"]),
@@ -81,9 +81,9 @@ def read_rows(path: Path) -> RowTable | None:
 def truncate_rows(path: Path, position: int) -> None:
     """Removes the rows after a position."""
     # Resuming from an older checkpoint writes the later rows again.
-    found = _open_rows(path)
-    if found is not None:
-        head, rows = found
+    opened = _open_rows(path)
+    if opened is not None:
+        head, rows = opened
         kept = rows[rows["position"] <= position]
         write_atomically(path, _encode_header(head["names"], head["columns"]) + kept.tobytes())
 

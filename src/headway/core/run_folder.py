@@ -186,13 +186,13 @@ class RunFolder:
         Raises:
             HeadwayError: the file is missing or damaged, or lacks an entry.
         """
-        found: dict[str, Any] = self.read_json("provenance")
+        provenance: dict[str, Any] = self.read_json("provenance")
         # A run folder may have been copied from another machine, or edited.
         for name, kind in wanted.items():
-            if type(found.get(name)) is not kind:
-                what = f"provenance.json has {describe_kind(found.get(name))} as {name}"
+            if type(provenance.get(name)) is not kind:
+                what = f"provenance.json has {describe_kind(provenance.get(name))} as {name}"
                 raise HeadwayError(what, where=str(self.folder), fix="Copy the run folder again.")
-        return found
+        return provenance
 
     def read_recipe_text(self) -> str:
         """Returns the YAML of the resolved recipe. Raises HeadwayError if it cannot be read."""
@@ -209,8 +209,8 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """Returns summary.json; empty before the run has ended or stopped."""
-        found: dict[str, Any] = self.read_json("summary") if (self.folder / "summary.json").exists() else {}
-        return found
+        summary: dict[str, Any] = self.read_json("summary") if (self.folder / "summary.json").exists() else {}
+        return summary
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
         """Yields the records of metrics.jsonl in order, without an incomplete last line that a kill has left."""

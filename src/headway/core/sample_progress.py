@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, final
@@ -22,18 +22,18 @@ LINE_S = 5.0
 
 @final
 class SampleProgress:
-    """Shows a bar on a terminal, or a line every few seconds through `say`.
+    """Shows a bar on a terminal, or a message every few seconds.
 
     Call it with (samples done, total) from one thread, inside a `with` block, which removes the bar at its end.
 
     Args:
         what: name of the work, such as "Packing".
         unit: the counted things, such as "images".
-        say: prints a line if there is no terminal; None: print nothing then.
+        log: gets the messages if there is no terminal; None: there are none.
     """
 
-    def __init__(self, what: str, unit: str, say: Callable[[str], object] | None = None) -> None:
-        self._what, self._unit, self._say = what, unit, say
+    def __init__(self, what: str, unit: str, log: logging.Logger | None = None) -> None:
+        self._what, self._unit, self._log = what, unit, log
         self._next = perf_counter() + PATIENCE_S
         self._bar: Progress | None = None
 
@@ -46,8 +46,8 @@ class SampleProgress:
             self._bar = self._start_bar()
         if not self._bar.disable:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total, refresh=True)
-        elif self._say is not None:
-            self._say(f"{self._what}: {done:,} of {total:,} {self._unit}.")
+        elif self._log is not None:
+            self._log.info(f"{self._what}: {done:,} of {total:,} {self._unit}.")
         self._next = now + (LINE_S if self._bar.disable else REFRESH_S)
 
     def __enter__(self) -> SampleProgress:

@@ -28,3 +28,11 @@ def compute_median_interval(values: Sequence[float]) -> tuple[float, float, floa
     reach = 1.96 * math.sqrt(n) / 2
     low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach) - 1)
     return statistics.median(ordered), ordered[low], ordered[max(low, high)]
+
+
+def compute_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the mean and the half width of its 95 % interval by Student's t; for one value the half width is NaN."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, math.nan
+    return mean, compute_student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))

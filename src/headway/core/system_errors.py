@@ -59,8 +59,8 @@ def explain_system_error(error: BaseException) -> HeadwayError | None:
     if isinstance(error, OSError) and not _is_out_of_memory(error):
         return _explain_os_error(error)
     if _is_out_of_memory(error):
-        said = str(error).strip().splitlines()
-        detail = f" ({said[0][:200]})" if said else ""
+        lines = str(error).strip().splitlines()
+        detail = f" ({lines[0][:200]})" if lines else ""
         return HeadwayError(f"there is not enough memory{detail}", fix=MORE_MEMORY)
     return None
 

@@ -35,10 +35,10 @@ def parse_object(text: str | bytes | bytearray, *, depth: int = DEPTH) -> dict[s
     Raises:
         JsonError: it is no JSON, no object, nested too deeply, or has a key twice.
     """
-    found = parse_value(text, depth=depth)
-    if not isinstance(found, dict):
-        raise JsonError(f"it holds {describe_kind(found)}, not an object")
-    return found
+    value = parse_value(text, depth=depth)
+    if not isinstance(value, dict):
+        raise JsonError(f"it holds {describe_kind(value)}, not an object")
+    return value
 
 
 def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
@@ -49,7 +49,7 @@ def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
     try:
         # `json.loads` on bytes would also accept UTF-16 and UTF-32.
         whole = text if isinstance(text, str) else bytes(text).decode("utf-8")
-        found = json.loads(whole, object_pairs_hook=_refuse_duplicates)
+        value = json.loads(whole, object_pairs_hook=_refuse_duplicates)
     except JsonError:
         raise
     except UnicodeDecodeError as error:
@@ -59,8 +59,8 @@ def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
     # JSONDecodeError, and Python's limit of 4,300 digits for a number.
     except ValueError as error:
         raise JsonError(f"it is no JSON ({error})") from None
-    _expect_shallow(found, depth)
-    return found
+    _expect_shallow(value, depth)
+    return value
 
 
 def describe_kind(value: Any) -> str:
@@ -89,17 +89,17 @@ def is_sha256(value: Any) -> bool:
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise JsonError(f"it has {twice[:100]!r} twice")
-    return found
+    return values
 
 
-def _expect_shallow(found: Any, depth: int) -> None:
+def _expect_shallow(tree: Any, depth: int) -> None:
     """Raises JsonError beyond `depth` levels; level by level, since recursion would overflow first."""
-    level = [found]
+    level = [tree]
     for _ in range(depth + 1):
         containers = [value for value in level if isinstance(value, dict | list)]
         if not containers:

@@ -7,12 +7,19 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
 
 from headway.core.errors import RecipeError, UserCodeError, suggest_nearest
+
+GIVEN = "python:"
+"""Beginning of the path of an object that a Python program gave, and that no import finds."""
+
+_given: ContextVar[Mapping[str, Any]] = ContextVar("headway_given_objects", default=MappingProxyType({}))
 
 FORM = "Write 'package.module:attribute' or 'path/to/file.py:attribute'."
 
@@ -32,6 +39,8 @@ def import_user_object(path: str, *, base: Path, what: str) -> Any:
         RecipeError: the path is malformed, or there is no such module, file or attribute.
         UserCodeError: the module failed while it was imported; the cause carries its traceback.
     """
+    if path.startswith(GIVEN):
+        return _find_given_object(path, what)
     # From the right: a file's path may contain colons.
     source, _, attribute = path.rpartition(":")
     if not source or not all(part.isidentifier() for part in attribute.split(".")):
@@ -44,17 +53,35 @@ def import_user_object(path: str, *, base: Path, what: str) -> Any:
         raise RecipeError(f"{path!r} is no import path", where=what, fix=FORM)
 
     # Attribute by attribute, so that the message names the first one that is missing.
-    found: Any = module
+    value: Any = module
     for part in attribute.split("."):
         try:
-            found = getattr(found, part)
+            value = getattr(value, part)
         except AttributeError:
-            public = [name for name in dir(found) if not name.startswith("_")]
+            public = [name for name in dir(value) if not name.startswith("_")]
             raise RecipeError(f"{source!r} has no {part!r}", where=what, fix=_suggest(part, public)) from None
         # A package with lazy imports runs code on attribute access.
         except (Exception, SystemExit) as error:
             _raise_user_error(source, what, error)
-    return found
+    return value
+
+
+@contextmanager
+def give_objects(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Makes objects of the running program importable by paths that begin with `GIVEN`, inside the block."""
+    token = _given.set({**_given.get(), **objects})
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def _find_given_object(path: str, what: str) -> Any:
+    if path not in _given.get():
+        name = path.removeprefix(GIVEN)
+        fix = "Give it again: headway.resume(run, model=...), headway.Run(run, model=...)."
+        raise RecipeError(f"{name} was given by a Python program and cannot be imported", where=what, fix=fix)
+    return _given.get()[path]
 
 
 def _import_module(name: str, what: str) -> ModuleType:

@@ -78,12 +78,12 @@ class WeightCopies:
         """Loads the copies from a checkpoint, in place. Raises CheckpointError if they are missing or do not fit."""
         # Compare everything before the first copy, so that a wrong checkpoint changes nothing.
         size = len(self._prefix)
-        found = {name[size:]: value for name, value in tensors.items() if name.startswith(self._prefix)}
-        kinds = {name: (value.shape, value.dtype) for name, value in found.items()}
+        copies = {name[size:]: value for name, value in tensors.items() if name.startswith(self._prefix)}
+        kinds = {name: (value.shape, value.dtype) for name, value in copies.items()}
         wanted = {name: (value.shape, value.dtype) for name, value in self._copies.items()}
         if kinds != wanted:
             wrong = sorted(name for name in kinds.keys() | wanted.keys() if kinds.get(name) != wanted.get(name))[0]
             what = f"the {self._what} of this checkpoint are another network's"
             raise CheckpointError(f"{what}: {self._prefix + wrong!r} is missing, unknown, or of another shape or type")
-        for name, value in found.items():
+        for name, value in copies.items():
             self._copies[name].copy_(value)

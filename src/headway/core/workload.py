@@ -193,8 +193,8 @@ class Workload(JsonRecord):
     def order_by_gradient(self) -> list[WorkloadLayer]:
         """Returns the layers with gradients in the order in which these are complete."""
         # `place` breaks ties, so that layers themselves are never compared.
-        found = [(layer.ready, place) for place, layer in enumerate(self.layers) if layer.ready is not None]
-        return [self.layers[place] for _, place in sorted(found)]
+        places = [(layer.ready, place) for place, layer in enumerate(self.layers) if layer.ready is not None]
+        return [self.layers[place] for _, place in sorted(places)]
 
     @staticmethod
     def read(path: Path) -> Workload:

@@ -431,10 +431,10 @@ class World:
         if self._end_reason is not None:
             return GenerationEndedError(self._end_reason)
         # torch raises RuntimeError for everything; only the text tells a time-out.
-        said = summarise_error(error)
-        kind = CollectiveTimeoutError if "Timed out" in said else CommunicationError
+        summary = summarise_error(error)
+        kind = CollectiveTimeoutError if "Timed out" in summary else CommunicationError
         who = self.explain()
-        what = f"a collective failed: {said}"
+        what = f"a collective failed: {summary}"
         return kind(f"{what}. {who}" if who else what, where=f"rank {self.rank} of {self.size}")
 
     def _check_not_ended(self) -> None:

@@ -24,9 +24,8 @@ from headway.data.upload import to_device
 Bool = NDArray[np.bool_]
 Int64 = NDArray[np.int64]
 
-
-# Numbers that the CPU normalises at a time: half a MiB of float32, which fits into the second-level cache.
-NORMALISE_BLOCK = 1 << 17
+NORMALISE_BLOCK_VALUES = 1 << 17
+"""Values that the CPU normalises at a time: half a MiB of float32, which fits into the L2 cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,29 +36,31 @@ class AugmentParameters:
     """
 
     flips: Bool | None = None
-    """[b]"""
+    """bool [b]: samples to mirror."""
     shifts: Int64 | None = None
-    """[b, 2]: down, right, in pixels."""
+    """int64 [b, 2]: down, right, in pixels."""
     operations: Int64 | None = None
-    """[b, n]: numbers of `headway.data.augment_policy.OPERATIONS`."""
+    """int64 [b, n]: indices in `headway.data.augment_policy.OPERATIONS`."""
     strengths: Float64 | None = None
-    """[b, n], in each operation's own unit."""
+    """float64 [b, n], in the unit of each operation."""
     brightness: Float64 | None = None
-    """Factors, [b]."""
+    """float64 [b]: factor of the brightness."""
     contrast: Float64 | None = None
+    """float64 [b]: factor of the contrast."""
     saturation: Float64 | None = None
+    """float64 [b]: factor of the saturation."""
     cutout: Boxes | None = None
-    """int32 [b, 4]"""
+    """int32 [b, 4]: boxes that are filled with the mean."""
     erasing: Boxes | None = None
-    """int32 [b, 4]"""
+    """int32 [b, 4]: boxes of random erasing."""
     partner: Int64 | None = None
-    """[b]: place in the batch of each sample's mixing partner."""
+    """int64 [b]: index in the batch of the sample that each sample is mixed with."""
     cutmix: Boxes | None = None
     """int32 [b, 4]: the box that comes from the partner."""
     mixup: Float64 | None = None
-    """[b]: share of the sample's own pixels."""
-    kept: Float64 | None = None
-    """[b]: share of the sample's own label."""
+    """float64 [b]: weight of the sample's own pixels (lambda)."""
+    label_weight: Float64 | None = None
+    """float64 [b]: weight of the sample's own label."""
 
 
 @final
@@ -69,15 +70,15 @@ class Augment:
     Args:
         recipe: the augmentations; mean and std must be numbers.
         device: device of the images.
-        channels_last: memory format of the result: channels_last without a copy, or contiguous with one.
+        channels_last: memory format of the result: torch.channels_last, or contiguous, which costs a copy.
         num_classes: number of classes, needed by mixup and cutmix; None if labels are not classes.
-        done_by_loader: of "flip" and "translate", those that the loader has done already.
-        reuse_output: on a CPU, write each result over the one before. For a loop that is done with a batch when it asks
-            for the next.
+        done_by_loader: augmentations that the loader applies already, and that are skipped here: "flip", "translate".
+        reuse_output: on a CPU, write each result into the memory of the previous one. For a loop that does not need a
+            batch any more when it asks for the next.
 
     Attributes:
-        needs_keys: True if training batches need keys.
-        needs_epochs: True if they also need epochs, and the keys of epoch 0.
+        needs_keys: True if a call needs `keys`.
+        needs_epochs: True if a call also needs `epochs` and `first_epoch_keys`.
 
     Raises:
         UsageError: mean or std are unknown; or mixup or cutmix is asked for labels that are not classes.
@@ -112,15 +113,15 @@ class Augment:
         self._translate = 0 if "translate" in done_by_loader else recipe.translate
         self._channels_last = channels_last
         self.needs_epochs = self._flip == "alternating"
-        others = (recipe.policy, recipe.jitter, recipe.cutout, recipe.random_erasing, recipe.cutmix, recipe.mixup)
-        self.needs_keys = self._flip is not None or self._translate > 0 or any(part is not None for part in others)
+        other_parts = (recipe.policy, recipe.jitter, recipe.cutout, recipe.random_erasing, recipe.cutmix, recipe.mixup)
+        self.needs_keys = self._flip is not None or self._translate > 0 or any(part is not None for part in other_parts)
         self._mean = torch.tensor(recipe.mean, dtype=torch.float32, device=device)
-        self._inverse_std = 1 / torch.tensor(recipe.std, dtype=torch.float32, device=device)
+        self._inv_std = 1 / torch.tensor(recipe.std, dtype=torch.float32, device=device)
         # Erased and uncovered pixels get the mean, so they are about 0 after normalisation.
         self._fill = self._mean.round().clamp(0, 255).to(torch.uint8)
         self._reuse_output = reuse_output
-        self._memory = torch.empty(0)
-        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._output_buffer = torch.empty(0)
+        self._mean_inv_std_rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(
         self,
@@ -136,45 +137,48 @@ class Augment:
 
         Args:
             images: uint8 [b, H, W, C]; not changed.
-            labels: [b], or as the data set has them.
+            labels: as the data set has them; class numbers, int64 [b], if the recipe mixes samples.
             keys: uint64 [b], the samples' keys; may be None unless `needs_keys`.
             epochs: int64 [b], for an alternating flip.
             first_epoch_keys: uint64 [b], the samples' keys in epoch 0, for an alternating flip.
             masked: bool [b], masked samples: no other sample is mixed with them.
 
         Returns:
-            images float32 [b, C, H, W]; and the labels, or, if the recipe mixes samples, the shares of the classes,
-            float32 [b, num_classes].
+            images float32 [b, C, H, W]; and the labels, or, if the recipe mixes samples, class probabilities, float32
+            [b, num_classes].
+
+        Raises:
+            UsageError: keys, or keys of the first epoch, are needed and missing.
         """
         if not self.needs_keys:
             return self.normalise(images), labels
         if keys is None:
             raise UsageError("augmentation needs the samples' keys", fix="Give batch.keys().")
-        drawn = self.draw_parameters(
+        parameters = self.draw_parameters(
             keys, (images.shape[1], images.shape[2]), epochs=epochs, first_epoch_keys=first_epoch_keys, masked=masked
         )
         # The order of the recipe's keys: first moves, then colours, erasing, and mixing of finished images.
-        if drawn.flips is not None or drawn.shifts is not None:
-            images = flip_and_translate(images, drawn.flips, drawn.shifts)
-        if drawn.operations is not None and drawn.strengths is not None:
-            images = augment_policy.apply_operations(images, drawn.operations, drawn.strengths, self._fill)
-        if drawn.brightness is not None:
-            images = colour.adjust_brightness(images, drawn.brightness)
-        if drawn.contrast is not None:
-            images = colour.adjust_contrast(images, drawn.contrast)
-        if drawn.saturation is not None:
-            images = colour.adjust_saturation(images, drawn.saturation)
-        if drawn.cutout is not None:
-            images = erase(images, drawn.cutout, self._fill)
-        if drawn.erasing is not None:
-            images = erase(images, drawn.erasing, self._make_erasing_fill(images, keys))
-        if drawn.partner is not None and drawn.kept is not None and self._num_classes is not None:
-            others = images[to_device(drawn.partner, images.device)]
-            if drawn.cutmix is not None:
-                images = mix.apply_cutmix(images, others, drawn.cutmix)
-            if drawn.mixup is not None:
-                images = mix.apply_mixup(images, others, drawn.mixup)
-            labels = mix.mix_labels(labels, drawn.partner, drawn.kept, self._num_classes)
+        if parameters.flips is not None or parameters.shifts is not None:
+            images = flip_and_translate(images, parameters.flips, parameters.shifts)
+        if parameters.operations is not None and parameters.strengths is not None:
+            images = augment_policy.apply_operations(images, parameters.operations, parameters.strengths, self._fill)
+        if parameters.brightness is not None:
+            images = colour.adjust_brightness(images, parameters.brightness)
+        if parameters.contrast is not None:
+            images = colour.adjust_contrast(images, parameters.contrast)
+        if parameters.saturation is not None:
+            images = colour.adjust_saturation(images, parameters.saturation)
+        if parameters.cutout is not None:
+            images = erase(images, parameters.cutout, self._fill)
+        if parameters.erasing is not None:
+            images = erase(images, parameters.erasing, self._make_erasing_fill(images, keys))
+        if parameters.partner is not None and parameters.label_weight is not None and self._num_classes is not None:
+            partner_images = images[to_device(parameters.partner, images.device)]
+            if parameters.cutmix is not None:
+                images = mix.apply_cutmix(images, partner_images, parameters.cutmix)
+            if parameters.mixup is not None:
+                images = mix.apply_mixup(images, partner_images, parameters.mixup)
+            labels = mix.mix_labels(labels, parameters.partner, parameters.label_weight, self._num_classes)
         return self.normalise(images), labels
 
     def draw_parameters(
@@ -186,60 +190,73 @@ class Augment:
         first_epoch_keys: UInt64 | None = None,
         masked: Bool | None = None,
     ) -> AugmentParameters:
-        """Draws the parameters of a call with the same arguments, for images of `size` (height, width)."""
-        recipe, found = self._recipe, dict[str, NDArray[np.generic]]()
+        """Draws the parameters that `__call__` uses for the same arguments and images of `size` (height, width).
+
+        Raises UsageError if the recipe has an alternating flip and `first_epoch_keys` is None.
+        """
+        recipe = self._recipe
+        parameters: dict[str, NDArray[np.generic]] = {}
         if self._flip is not None:
             if self._flip == "alternating" and first_epoch_keys is None:
                 what = "an alternating flip needs the samples' keys in the first epoch"
                 raise UsageError(what, fix="Give first_epoch_keys=headway.make_keys(seed, 0, samples), and epochs.")
-            found["flips"] = draw_flips(
+            parameters["flips"] = draw_flips(
                 keys if first_epoch_keys is None or self._flip == "random" else first_epoch_keys, epochs, self._flip
             )
-        # Each part draws from streams of its own, so removing one changes no other.
+        # Each part draws from other streams, so removing one does not change the others.
         if self._translate:
-            found["shifts"] = draw_shifts(keys, self._translate)
+            parameters["shifts"] = draw_shifts(keys, self._translate)
         if recipe.policy is not None:
-            rand = recipe.policy.name == "rand"
-            chosen = (
-                augment_policy.draw_rand_augment(keys, size, n=recipe.policy.n, m=recipe.policy.m) if rand else None
+            is_rand_augment = recipe.policy.name == "rand"
+            rand_draw = (
+                augment_policy.draw_rand_augment(keys, size, n=recipe.policy.n, m=recipe.policy.m)
+                if is_rand_augment
+                else None
             )
-            found["operations"], found["strengths"] = chosen or augment_policy.draw_trivial_augment(keys, size)
+            parameters["operations"], parameters["strengths"] = rand_draw or augment_policy.draw_trivial_augment(
+                keys, size
+            )
         if recipe.jitter is not None:
             streams = {"brightness": STREAM_BRIGHTNESS, "contrast": STREAM_CONTRAST, "saturation": STREAM_SATURATION}
             for name, stream in streams.items():
                 if spread := getattr(recipe.jitter, name):
-                    found[name] = augment_draws.draw_factors(keys, stream, spread)
+                    parameters[name] = augment_draws.draw_factors(keys, stream, spread)
         if recipe.cutout is not None:
-            found["cutout"] = augment_draws.draw_cutout_boxes(keys, recipe.cutout, size)
+            parameters["cutout"] = augment_draws.draw_cutout_boxes(keys, recipe.cutout, size)
         if (erasing := recipe.random_erasing) is not None:
-            found["erasing"] = augment_draws.draw_erasing_boxes(
+            parameters["erasing"] = augment_draws.draw_erasing_boxes(
                 keys, size, p=erasing.p, scale=erasing.scale, ratio=erasing.ratio
             )
         if recipe.cutmix is not None or recipe.mixup is not None:
-            found |= self._draw_mixing(keys, size, masked)
-        return AugmentParameters(**found)  # type: ignore[arg-type]
+            parameters |= self._draw_mixing_parameters(keys, size, masked)
+        return AugmentParameters(**parameters)  # type: ignore[arg-type]
 
-    def _draw_mixing(self, keys: UInt64, size: tuple[int, int], masked: Bool | None) -> dict[str, NDArray[np.generic]]:
-        """Draws partners and shares of cutmix and mixup."""
-        recipe, partner = self._recipe, augment_draws.draw_partners(keys)
+    def _draw_mixing_parameters(
+        self, keys: UInt64, size: tuple[int, int], masked: Bool | None
+    ) -> dict[str, NDArray[np.generic]]:
+        """Draws partners, boxes and weights of cutmix and mixup; the keys are fields of `AugmentParameters`."""
+        recipe = self._recipe
+        partner = augment_draws.draw_partners(keys)
         # A masked partner would mix zeros into a good sample, so that sample stays as it is.
-        alone = np.zeros(len(keys), bool) if masked is None else masked[partner]
-        # With both in the recipe, each sample takes cutmix or mixup. A share of 1 keeps the whole sample.
-        pasted = np.full(len(keys), recipe.cutmix is not None)
+        has_no_partner = np.zeros(len(keys), bool) if masked is None else masked[partner]
+        # With both in the recipe, each sample takes cutmix or mixup. A weight of 1 keeps the whole sample.
+        uses_cutmix = np.full(len(keys), recipe.cutmix is not None)
         if recipe.cutmix is not None and recipe.mixup is not None:
-            pasted = draw_uniform(keys, STREAM_MIX) < 0.5
-        out: dict[str, NDArray[np.generic]] = {"partner": partner}
-        kept = np.ones(len(keys))
+            uses_cutmix = draw_uniform(keys, STREAM_MIX) < 0.5
+        parameters: dict[str, NDArray[np.generic]] = {"partner": partner}
+        label_weight = np.ones(len(keys))
         if recipe.cutmix is not None:
-            share = augment_draws.draw_symmetric_beta(keys, recipe.cutmix.alpha)
-            boxes = augment_draws.draw_cutmix_boxes(keys, np.where(pasted & ~alone, share, 1), size)
-            kept = augment_draws.compute_kept_share(boxes, size)
-            out["cutmix"] = boxes
+            lam = augment_draws.draw_symmetric_beta(keys, recipe.cutmix.alpha)
+            boxes = augment_draws.draw_cutmix_boxes(keys, np.where(uses_cutmix & ~has_no_partner, lam, 1), size)
+            label_weight = augment_draws.compute_kept_area(boxes, size)
+            parameters["cutmix"] = boxes
         if recipe.mixup is not None:
-            own = np.where(pasted | alone, 1, augment_draws.draw_symmetric_beta(keys, recipe.mixup.alpha))
-            kept = kept * own
-            out["mixup"] = own
-        return out | {"kept": kept}
+            mixup_weight = np.where(
+                uses_cutmix | has_no_partner, 1, augment_draws.draw_symmetric_beta(keys, recipe.mixup.alpha)
+            )
+            label_weight = label_weight * mixup_weight
+            parameters["mixup"] = mixup_weight
+        return parameters | {"label_weight": label_weight}
 
     def _make_erasing_fill(self, images: torch.Tensor, keys: UInt64) -> torch.Tensor:
         assert self._recipe.random_erasing is not None
@@ -256,48 +273,52 @@ class Augment:
         """
         b, height, width, channels = images.shape
         if not self._recipe.normalise:
-            out = images
+            normalised = images
         elif images.device.type == "cpu":
-            out = self._normalise_in_blocks(images)
+            normalised = self._normalise_in_blocks(images)
         else:
-            out = (images.float() - self._mean).mul_(self._inverse_std)
+            normalised = (images.float() - self._mean).mul_(self._inv_std)
         # NHWC memory seen as NCHW is channels_last already; only a contiguous result needs a copy.
-        out = out.view(b, height, width, channels).permute(0, 3, 1, 2)
-        return out if self._channels_last else out.contiguous()
+        normalised = normalised.view(b, height, width, channels).permute(0, 3, 1, 2)
+        return normalised if self._channels_last else normalised.contiguous()
 
     def _normalise_in_blocks(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalises a few images at a time on a CPU, so that all three operations find them in the second cache."""
-        # Rows of pixels as one dimension are six times as fast on a CPU as 3 numbers at a time.
+        """Normalises a few images at a time, so that all three operations find them in the CPU's L2 cache.
+
+        Returns float32 [b, H, W * C].
+        """
+        # A dimension of W * C values is six times as fast on a CPU as one of 3 channels.
         b, height, width, channels = images.shape
         # Widths are few: one, or some with progressive resolution.
-        if width not in self._rows:
-            self._rows[width] = self._mean.repeat(width), self._inverse_std.repeat(width)
-        mean, inverse_std = self._rows[width]
-        out = self._allocate_output(images.numel()).view(b, height, width * channels)
+        if width not in self._mean_inv_std_rows:
+            self._mean_inv_std_rows[width] = self._mean.repeat(width), self._inv_std.repeat(width)
+        mean, inv_std = self._mean_inv_std_rows[width]
+        normalised = self._allocate_output(images.numel()).view(b, height, width * channels)
         rows = images.reshape(b, height, width * channels)
-        step = max(1, NORMALISE_BLOCK // max(1, height * width * channels))
+        block_images = max(1, NORMALISE_BLOCK_VALUES // max(1, height * width * channels))
         # In place on the output: no temporary of the size of the batch.
-        for low in range(0, b, step):
-            out[low : low + step].copy_(rows[low : low + step]).sub_(mean).mul_(inverse_std)
-        return out
+        for low in range(0, b, block_images):
+            normalised[low : low + block_images].copy_(rows[low : low + block_images]).sub_(mean).mul_(inv_std)
+        return normalised
 
-    def _allocate_output(self, numbers: int) -> torch.Tensor:
+    def _allocate_output(self, num_values: int) -> torch.Tensor:
         # New memory costs a page fault every 4 KiB: for 128 images of 224 x 224, more time than the arithmetic.
         if not self._reuse_output:
-            return torch.empty(numbers, dtype=torch.float32)
-        if self._memory.numel() < numbers:
-            self._memory = torch.empty(numbers, dtype=torch.float32)
-        return self._memory[:numbers]
+            return torch.empty(num_values, dtype=torch.float32)
+        if self._output_buffer.numel() < num_values:
+            self._output_buffer = torch.empty(num_values, dtype=torch.float32)
+        return self._output_buffer[:num_values]
 
 
 def measure_mean_std(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measures (mean, std) of each channel of uint8 [n, H, W, C]; a channel without variation gets the std 1."""
-    count, channels = images[..., 0].numel(), images.shape[-1]
+    """Returns (mean, std) of each channel of uint8 [n, H, W, C], in 0 to 255; a constant channel gets the std 1."""
+    count = images[..., 0].numel()
+    channels = images.shape[-1]
     # Sums in int64 are exact. One image at a time, because its int64 copy is 8 times as large.
-    total = torch.zeros(2, channels, dtype=torch.int64)
+    sums = torch.zeros(2, channels, dtype=torch.int64)
     for image in images:
         values = image.reshape(-1, channels).long()
-        total += torch.stack([values.sum(dim=0), values.square().sum(dim=0)]).cpu()
-    mean, square = (total.double() / count).tolist()
-    std = [max(0.0, s - m * m) ** 0.5 for m, s in zip(mean, square, strict=True)]
+        sums += torch.stack([values.sum(dim=0), values.square().sum(dim=0)]).cpu()
+    mean, mean_square = (sums.double() / count).tolist()
+    std = [max(0.0, s - m * m) ** 0.5 for m, s in zip(mean, mean_square, strict=True)]
     return tuple(round(value, 4) for value in mean), tuple(round(value, 4) or 1.0 for value in std)

@@ -24,18 +24,19 @@ from headway.data.random_streams import (
 
 Boxes = NDArray[np.int32]
 
-ERASE_ATTEMPTS = 10
-_S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
+MAX_ERASE_ATTEMPTS = 10
+_SHIFT_32 = np.uint64(32)
+_LOW_32_BITS = np.uint64(0xFFFFFFFF)
 
 
 def draw_factors(keys: UInt64, stream: int, spread: float) -> Float64:
-    """Draws factors of a colour jitter, uniform in [1 - spread, 1 + spread] and never below 0; [k]."""
+    """Draws factors of a colour jitter, uniform in [max(0, 1 - spread), 1 + spread]; float64 [k]."""
     low = max(0.0, 1.0 - spread)
     return low + draw_uniform(keys, stream) * (1.0 + spread - low)
 
 
 def draw_cutout_boxes(keys: UInt64, side: int, size: tuple[int, int]) -> Boxes:
-    """Draws squares around a uniform pixel of each image, clipped at its border; int32 [k, 4].
+    """Draws squares of `side` pixels around a uniform pixel of each image, clipped at its border; int32 [k, 4].
 
     Source: DeVries and Taylor 2017, "Improved regularization of convolutional neural networks with cutout"
     (arXiv 1708.04552).
@@ -53,40 +54,48 @@ def draw_erasing_boxes(
         keys: uint64 [k].
         size: (height, width) of the images.
         p: probability that a sample is erased.
-        scale: smallest and largest share of the image's area.
+        scale: smallest and largest fraction of the image's area.
         ratio: smallest and largest height / width.
 
     Source: Zhong et al. 2017, "Random erasing data augmentation" (arXiv 1708.04896).
     """
-    full = np.ones(len(keys))
-    height, width = full * size[0], full * size[1]
+    ones = np.ones(len(keys))
+    height, width = ones * size[0], ones * size[1]
     # The sides are swapped in this call: the ratio is height / width here and width / height there.
-    box_h, box_w, fitted = draw_first_fitting(
-        keys, STREAM_ERASE_SIDES, height, width, scale, ratio, ERASE_ATTEMPTS, lambda h, w, H, W: (h < H) & (w < W)
+    box_h, box_w, has_fit = draw_first_fitting(
+        keys, STREAM_ERASE_SIDES, height, width, scale, ratio, MAX_ERASE_ATTEMPTS, lambda h, w, H, W: (h < H) & (w < W)
     )
     # One word gives both coordinates: its halves are independent.
     word = draw_words(keys, STREAM_ERASE_PLACE)
-    out = np.stack(
-        [draw_offsets(word >> _S32, width - box_w), draw_offsets(word & _LOW32, height - box_h), box_w, box_h], axis=1
+    boxes = np.stack(
+        [
+            draw_offsets(word >> _SHIFT_32, width - box_w),
+            draw_offsets(word & _LOW_32_BITS, height - box_h),
+            box_w,
+            box_h,
+        ],
+        axis=1,
     )
-    out[~(fitted & (draw_uniform(keys, STREAM_ERASE) < p))] = 0
-    return out.astype(np.int32)
+    boxes[~(has_fit & (draw_uniform(keys, STREAM_ERASE) < p))] = 0
+    return boxes.astype(np.int32)
 
 
 def draw_partners(keys: UInt64) -> NDArray[np.int64]:
-    """Draws the sample that each sample of a batch is mixed with, as places in the batch; int64 [b].
+    """Draws the sample that each sample of a batch is mixed with, as an index in the batch; int64 [b].
 
     The partners form one cycle, so no sample of a larger batch is its own partner.
     """
     # Sorted by a random word of each key: so the pairs depend on the keys in the batch, not on their places in it.
     order = np.argsort(draw_words(keys, STREAM_PARTNER), kind="stable")
-    out = np.empty_like(order)
-    out[order] = np.roll(order, -1)
-    return out
+    partners = np.empty_like(order)
+    partners[order] = np.roll(order, -1)
+    return partners
 
 
 def draw_symmetric_beta(keys: UInt64, alpha: float) -> Float64:
-    """Draws Beta(alpha, alpha) variates, [k]; exact for every alpha above 0, and without rejection.
+    """Draws Beta(alpha, alpha) variates, float64 [k]; exact for every alpha above 0, without rejection.
+
+    Raises UsageError if alpha is not positive.
 
     A polar form of Student's t with 2 alpha degrees of freedom, t = sqrt(2 alpha (u^(-1 / alpha) - 1)) cos(2 pi v)
     (Bailey 1994), put through the identity that 1/2 + t / (2 sqrt(2 alpha + t^2)) is Beta(alpha, alpha) (Devroye 1996,
@@ -95,34 +104,34 @@ def draw_symmetric_beta(keys: UInt64, alpha: float) -> Float64:
     if not alpha > 0:
         raise UsageError(f"a beta distribution with alpha {alpha}", fix="Give a number above 0.")
     cosine = np.cos(2 * np.pi * draw_uniform(keys, STREAM_BETA + 1))
-    # A small alpha overflows to infinity, which correctly gives a 0 or a 1. `square` is t^2 / (2 alpha).
+    # A small alpha overflows to infinity, which correctly gives a 0 or a 1. `squared_ratio` is t^2 / (2 alpha).
     with np.errstate(over="ignore"):
-        square = np.expm1(-np.log1p(-draw_uniform(keys, STREAM_BETA)) / alpha) * (cosine * cosine)
+        squared_ratio = np.expm1(-np.log1p(-draw_uniform(keys, STREAM_BETA)) / alpha) * (cosine * cosine)
     # The identity, rearranged so that it does not subtract two near numbers.
-    smaller = 0.5 / (1 + square + np.sqrt(square) * np.sqrt(1 + square))
-    out: Float64 = np.where(cosine < 0, smaller, 1 - smaller)
-    return out
+    smaller = 0.5 / (1 + squared_ratio + np.sqrt(squared_ratio) * np.sqrt(1 + squared_ratio))
+    variates: Float64 = np.where(cosine < 0, smaller, 1 - smaller)
+    return variates
 
 
-def draw_cutmix_boxes(keys: UInt64, kept: Float64, size: tuple[int, int]) -> Boxes:
+def draw_cutmix_boxes(keys: UInt64, kept_area: Float64, size: tuple[int, int]) -> Boxes:
     """Draws the rectangles that cutmix takes from the partner; int32 [k, 4].
 
-    Each has the image's shape, a share 1 - `kept` of its area, and a uniform pixel as its centre. The border then clips
-    it: `compute_kept_share` returns the share that is really kept.
+    Each has the image's aspect ratio, the fraction 1 - `kept_area` of its area, and a uniform pixel as its centre. It
+    is clipped at the border: `compute_kept_area` returns the fraction that is kept after that.
 
     Source: Yun et al. 2019, "CutMix" (arXiv 1905.04899).
     """
-    # Both sides shrink by the same factor, so it is the root of the area's share.
-    cut = np.sqrt(1 - kept)
-    box_w, box_h = (size[1] * cut).astype(np.int64), (size[0] * cut).astype(np.int64)
+    # Both sides shrink by the same factor: the square root of the fraction of the area.
+    side_ratio = np.sqrt(1 - kept_area)
+    box_w, box_h = (size[1] * side_ratio).astype(np.int64), (size[0] * side_ratio).astype(np.int64)
     x, y = _draw_pixels(keys, STREAM_CUTMIX_PLACE, size)
     return _clip_boxes(x - box_w // 2, y - box_h // 2, box_w, box_h, size)
 
 
-def compute_kept_share(boxes: Boxes, size: tuple[int, int]) -> Float64:
-    """Computes the share of each image's area outside its box, [k]."""
-    out: Float64 = 1 - boxes[:, 2].astype(np.int64) * boxes[:, 3] / (size[0] * size[1])
-    return out
+def compute_kept_area(boxes: Boxes, size: tuple[int, int]) -> Float64:
+    """Returns the fraction of each image's area outside its box; float64 [k]."""
+    kept_area: Float64 = 1 - boxes[:, 2].astype(np.int64) * boxes[:, 3] / (size[0] * size[1])
+    return kept_area
 
 
 def _draw_pixels(keys: UInt64, stream: int, size: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -130,7 +139,9 @@ def _draw_pixels(keys: UInt64, stream: int, size: tuple[int, int]) -> tuple[NDAr
     # Multiply-high on each half of the word: uniform, without a division.
     word = draw_words(keys, stream)
     width, height = np.uint64(size[1]), np.uint64(size[0])
-    return ((word >> _S32) * width >> _S32).astype(np.int64), ((word & _LOW32) * height >> _S32).astype(np.int64)
+    return ((word >> _SHIFT_32) * width >> _SHIFT_32).astype(np.int64), (
+        (word & _LOW_32_BITS) * height >> _SHIFT_32
+    ).astype(np.int64)
 
 
 def _clip_boxes(

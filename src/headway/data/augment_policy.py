@@ -25,16 +25,14 @@ from headway.data.upload import to_device
 
 Int64 = NDArray[np.int64]
 
-MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
-BLENDS = ("brightness", "color", "contrast", "sharpness")
-# The number of an operation is its index here.
-OPERATIONS = ("identity", *MOVES, *BLENDS, "posterize", "solarize", "autocontrast", "equalize")
-# Number of strengths: TrivialAugment draws a level below it, RandAugment's `m` is one.
-LEVELS = 31
+GEOMETRIC_OPERATIONS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+BLEND_OPERATIONS = ("brightness", "color", "contrast", "sharpness")
+OPERATIONS = ("identity", *GEOMETRIC_OPERATIONS, *BLEND_OPERATIONS, "posterize", "solarize", "autocontrast", "equalize")
+"""Names of the operations; the number of an operation is its index."""
+NUM_LEVELS = 31
+"""Number of strengths: TrivialAugment draws one of 0 to 30, RandAugment's `m` is one."""
 
-# Operations other than moves, each on images and strengths of one group. Blends take a factor, and a strength is a
-# factor less 1.
-_APPLY: dict[str, Callable[[torch.Tensor, Float64], torch.Tensor]] = {
+_PIXEL_OPERATIONS: dict[str, Callable[[torch.Tensor, Float64], torch.Tensor]] = {
     "brightness": lambda images, strength: adjust_brightness(images, 1 + strength),
     "color": lambda images, strength: adjust_saturation(images, 1 + strength),
     "contrast": lambda images, strength: adjust_contrast(images, 1 + strength),
@@ -44,10 +42,13 @@ _APPLY: dict[str, Callable[[torch.Tensor, Float64], torch.Tensor]] = {
     "autocontrast": lambda images, _: autocontrast(images),
     "equalize": lambda images, _: equalize(images),
 }
+"""The operations other than geometric ones, as functions of images and strengths. The strength of a blend is its factor
+less 1.
+"""
 
 
 def draw_rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int = 9) -> tuple[Int64, Float64]:
-    """Draws `n` operations a sample, each of level `m` of 0 to 30.
+    """Draws `n` operations for each sample, each of level `m` of 0 to 30.
 
     Args:
         keys: uint64 [b].
@@ -62,9 +63,9 @@ def draw_rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int
 
     Source: Cubuk et al. 2019, "RandAugment" (arXiv 1909.13719).
     """
-    if not 1 <= n <= 99 or not 0 <= m < LEVELS:
-        raise UsageError(f"{n} operations of level {m}", fix=f"Give 1 to 99 of level 0 to {LEVELS - 1}.")
-    return _draw(keys, n, np.full((len(keys), n), m), _make_strength_table("rand", size))
+    if not 1 <= n <= 99 or not 0 <= m < NUM_LEVELS:
+        raise UsageError(f"{n} operations of level {m}", fix=f"Give 1 to 99 of level 0 to {NUM_LEVELS - 1}.")
+    return _draw_signed_strengths(keys, n, np.full((len(keys), n), m), _build_strength_table("rand", size))
 
 
 def draw_trivial_augment(keys: UInt64, size: tuple[int, int]) -> tuple[Int64, Float64]:
@@ -72,38 +73,44 @@ def draw_trivial_augment(keys: UInt64, size: tuple[int, int]) -> tuple[Int64, Fl
 
     Source: Müller and Hutter 2021, "TrivialAugment" (arXiv 2103.10158), the wide space.
     """
-    return _draw(keys, 1, draw_integers(keys, STREAM_LEVEL, 0, LEVELS)[:, None], _make_strength_table("trivial", size))
+    return _draw_signed_strengths(
+        keys, 1, draw_integers(keys, STREAM_LEVEL, 0, NUM_LEVELS)[:, None], _build_strength_table("trivial", size)
+    )
 
 
-def _draw(keys: UInt64, n: int, levels: Int64, strengths: Float64) -> tuple[Int64, Float64]:
-    operations = np.stack([draw_integers(keys, STREAM_OPERATION + k, 0, len(OPERATIONS)) for k in range(n)], axis=1)
-    negative = np.stack([draw_words(keys, STREAM_SIGN + k) >> np.uint64(63) for k in range(n)], axis=1).astype(bool)
-    drawn = strengths[operations, levels]
-    # Moves and blends have two directions; "identity" is number 0 and has none.
-    signed = operations <= len(MOVES + BLENDS)
-    return operations, np.where(signed & negative & (operations > 0), -drawn, drawn)
+def _draw_signed_strengths(keys: UInt64, n: int, levels: Int64, strengths: Float64) -> tuple[Int64, Float64]:
+    operations = np.stack(
+        [draw_integers(keys, STREAM_OPERATION + round, 0, len(OPERATIONS)) for round in range(n)], axis=1
+    )
+    is_negative = np.stack(
+        [draw_words(keys, STREAM_SIGN + round) >> np.uint64(63) for round in range(n)], axis=1
+    ).astype(bool)
+    drawn_strengths = strengths[operations, levels]
+    # Geometric operations and blends have two directions; "identity" is number 0 and has none.
+    has_sign = operations <= len(GEOMETRIC_OPERATIONS + BLEND_OPERATIONS)
+    return operations, np.where(has_sign & is_negative & (operations > 0), -drawn_strengths, drawn_strengths)
 
 
 # Progressive resolution needs a table for each of its few sizes.
 @lru_cache(maxsize=64)
-def _make_strength_table(name: Literal["rand", "trivial"], size: tuple[int, int]) -> Float64:
-    """Makes the table of strengths: one row an operation, one column a level."""
-    wide = name == "trivial"
+def _build_strength_table(name: Literal["rand", "trivial"], size: tuple[int, int]) -> Float64:
+    """Builds the table of strengths: one row for each operation, one column for each level."""
+    is_wide = name == "trivial"
     height, width = size
     # RandAugment's largest translation: the paper's 150 pixels of ImageNet crops of 331.
-    share = 150 / 331
-    largest = {
-        "shear_x": 0.99 if wide else 0.3,
-        "shear_y": 0.99 if wide else 0.3,
-        "translate_x": 32 if wide else share * width,
-        "translate_y": 32 if wide else share * height,
-        "rotate": 135 if wide else 30,
-        **dict.fromkeys(BLENDS, 0.99 if wide else 0.9),
+    translation_ratio = 150 / 331
+    max_strength = {
+        "shear_x": 0.99 if is_wide else 0.3,
+        "shear_y": 0.99 if is_wide else 0.3,
+        "translate_x": 32 if is_wide else translation_ratio * width,
+        "translate_y": 32 if is_wide else translation_ratio * height,
+        "rotate": 135 if is_wide else 30,
+        **dict.fromkeys(BLEND_OPERATIONS, 0.99 if is_wide else 0.9),
     }
-    level = np.linspace(0, 1, LEVELS)
-    table = np.stack([level * largest.get(operation, 0) for operation in OPERATIONS])
+    level = np.linspace(0, 1, NUM_LEVELS)
+    table = np.stack([level * max_strength.get(operation, 0) for operation in OPERATIONS])
     # Posterize and solarize are stronger with fewer bits and a lower threshold.
-    table[OPERATIONS.index("posterize")] = 8 - np.rint(level * (6 if wide else 4))
+    table[OPERATIONS.index("posterize")] = 8 - np.rint(level * (6 if is_wide else 4))
     table[OPERATIONS.index("solarize")] = 255 * (1 - level)
     return table
 
@@ -115,10 +122,10 @@ def apply_operations(images: torch.Tensor, operations: Int64, strengths: Float64
         images: uint8 [b, H, W, C].
         operations: int64 [b, n].
         strengths: float64 [b, n].
-        fill: uint8 [C] on the images' device: colour of pixels that come in from outside.
+        fill: uint8 [C] on the images' device: colour of pixels from outside the image.
 
     Returns:
-        a new tensor.
+        a new tensor of the shape of `images`.
 
     Raises:
         UsageError: the images are not uint8.
@@ -131,41 +138,43 @@ def apply_operations(images: torch.Tensor, operations: Int64, strengths: Float64
 
 
 def _apply_round(images: torch.Tensor, operation: Int64, strength: Float64, fill: torch.Tensor) -> torch.Tensor:
-    out = images.clone()
-    # All moves are affine maps, so one call of `warp` does them together.
-    moved = (operation > 0) & (operation <= len(MOVES))
-    groups = [("move", moved), *((name, operation == OPERATIONS.index(name)) for name in _APPLY)]
-    for name, chosen in groups:
-        # Known on the host, so an empty group costs nothing and no group waits for the device.
-        members = np.flatnonzero(chosen)
-        if not members.size:
+    """Applies one operation to each sample, grouped by operation."""
+    augmented = images.clone()
+    # All geometric operations are affine maps, so one call of `warp` applies them together.
+    is_geometric = (operation > 0) & (operation <= len(GEOMETRIC_OPERATIONS))
+    groups = [("move", is_geometric), *((name, operation == OPERATIONS.index(name)) for name in _PIXEL_OPERATIONS)]
+    for name, mask in groups:
+        # Computed on the host, so an empty group costs nothing, and no group needs a host-device sync.
+        indices = np.flatnonzero(mask)
+        if not indices.size:
             continue
-        places = to_device(members, images.device)
-        some, drawn = images.index_select(0, places), strength[members]
+        device_indices = to_device(indices, images.device)
+        group = images.index_select(0, device_indices)
+        group_strengths = strength[indices]
         if name == "move":
-            some = warp(some, make_affine_matrices(operation[members], drawn, images.shape[1:3]), fill)
+            group = warp(group, build_affine_matrices(operation[indices], group_strengths, images.shape[1:3]), fill)
         else:
-            some = _APPLY[name](some, drawn)
-        out.index_copy_(0, places, some)
-    return out
+            group = _PIXEL_OPERATIONS[name](group, group_strengths)
+        augmented.index_copy_(0, device_indices, group)
+    return augmented
 
 
-def make_affine_matrices(operation: Int64, strength: Float64, size: tuple[int, int] | torch.Size) -> Float64:
-    """Makes the affine matrices of moves for `warp`, float64 [b, 6].
+def build_affine_matrices(operation: Int64, strength: Float64, size: tuple[int, int] | torch.Size) -> Float64:
+    """Builds the affine matrices of geometric operations for `warp`, float64 [b, 6].
 
     A shear fixes the upper left corner and a rotation (counter-clockwise) the centre. A translation moves the image by
     whole pixels, to the right and down.
     """
-    out = np.tile([1.0, 0.0, 0.0, 0.0, 1.0, 0.0], (len(operation), 1))
-    is_ = {name: operation == OPERATIONS.index(name) for name in MOVES}
-    out[:, 1] = np.where(is_["shear_x"], strength, 0)
-    out[:, 3] = np.where(is_["shear_y"], strength, 0)
-    out[:, 2] = np.where(is_["translate_x"], -np.trunc(strength), 0)
-    out[:, 5] = np.where(is_["translate_y"], -np.trunc(strength), 0)
+    matrices = np.tile([1.0, 0.0, 0.0, 0.0, 1.0, 0.0], (len(operation), 1))
+    mask_by_operation = {name: operation == OPERATIONS.index(name) for name in GEOMETRIC_OPERATIONS}
+    matrices[:, 1] = np.where(mask_by_operation["shear_x"], strength, 0)
+    matrices[:, 3] = np.where(mask_by_operation["shear_y"], strength, 0)
+    matrices[:, 2] = np.where(mask_by_operation["translate_x"], -np.trunc(strength), 0)
+    matrices[:, 5] = np.where(mask_by_operation["translate_y"], -np.trunc(strength), 0)
     # Turned around the centre (x, y): shift it to the origin, rotate, shift back.
-    angle = np.deg2rad(strength[is_["rotate"]])
+    angle = np.deg2rad(strength[mask_by_operation["rotate"]])
     cosine, sine = np.cos(angle), np.sin(angle)
     y, x = size[0] / 2, size[1] / 2
-    turned = [cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y]
-    out[is_["rotate"]] = np.stack(turned, axis=1)
-    return out
+    rotations = [cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y]
+    matrices[mask_by_operation["rotate"]] = np.stack(rotations, axis=1)
+    return matrices

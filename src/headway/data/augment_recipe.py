@@ -24,9 +24,9 @@ class ErasingRecipe(RecipePart):
     p: Share = 0.25
     """Probability that a sample is erased."""
     scale: tuple[Share, Share] = (0.02, 0.33)
-    """Smallest and largest share of the image's area."""
+    """Range of the rectangle's share of the image area."""
     ratio: tuple[Positive, Positive] = (0.3, 3.3)
-    """Smallest and largest height / width."""
+    """Range of height / width."""
     fill: Literal["mean", "random"] | Byte = "mean"
     """Fill value: the channels' `mean`, `random` bytes (as in the paper), or a number in 0..255."""
 
@@ -59,14 +59,15 @@ class MixupRecipe(RecipePart):
     """Mixup: blends each sample and its label with another of its batch (Zhang et al. 2017, arXiv 1710.09412)."""
 
     alpha: Positive = 0.2
-    """The own share is drawn from Beta(alpha, alpha): 1 is uniform; a small alpha mostly keeps one of the two."""
+    """The share of the sample itself is drawn from Beta(alpha, alpha). 1 is uniform; a small alpha mostly keeps one of
+    the two samples."""
 
 
 class CutmixRecipe(RecipePart):
     """Cutmix: pastes a box of another sample of the batch (Yun et al. 2019, arXiv 1905.04899)."""
 
     alpha: Positive = 1.0
-    """The share of the area that is kept is drawn from Beta(alpha, alpha); 1 is uniform."""
+    """The share of the area that the sample keeps is drawn from Beta(alpha, alpha). 1 is uniform."""
 
 
 class PolicyRecipe(RecipePart):
@@ -76,7 +77,7 @@ class PolicyRecipe(RecipePart):
     """`trivial`: one operation of a random strength (Müller and Hutter 2021, arXiv 2103.10158; the wide space).
     `rand`: n operations of one strength (Cubuk et al. 2019, arXiv 1909.13719)."""
     n: int = Field(default=2, ge=1, le=99)
-    """Operations for each sample. Used by `rand`."""
+    """Number of operations for each sample. Used by `rand`."""
     m: int = Field(default=9, ge=0, le=30)
     """Strength of the operations, 0 to 30. Used by `rand`."""
 
@@ -104,25 +105,25 @@ class AugmentRecipe(RecipePart):
     """Augmentation of training batches, in the order of these keys, and normalisation of all batches."""
 
     where: Literal["auto", "host", "device"] = "auto"
-    """Place of flip and translate: the loader does them on the `host`, while the device is busy, or the `device` does.
-    auto: the host for a CPU, the device for a GPU. The pixels are the same. The device does everything else."""
+    """Place of flip and translate: on the `host`, by the loader, or on the `device`. auto: the host for a CPU, the
+    device for a GPU. The pixels are the same. All other augmentations run on the device."""
     flip: bool | Literal["random", "alternating"] = False
-    """Mirror left to right. `random` (or true): half of the samples, drawn anew in each epoch. `alternating`: half of
-    them in the first epoch and the others in the next, so two epochs show each sample both ways (Jordan 2024,
-    arXiv 2404.00498)."""
+    """Mirror images left to right. `random` (or true): half of the samples, drawn anew in each epoch. `alternating`:
+    half of them in the first epoch and the others in the next, so that two epochs show each sample both ways (Jordan
+    2024, arXiv 2404.00498)."""
     translate: int = Field(default=0, ge=0)
-    """Most pixels by which each sample is moved, both ways; reflection fills the border."""
+    """Largest shift of a sample in pixels, horizontal and vertical; reflection fills the border."""
     policy: PolicyRecipe | None = None
     """TrivialAugment or RandAugment."""
     jitter: JitterRecipe | None = None
     """Brightness, contrast and saturation."""
     cutout: int | None = Field(default=None, ge=1)
-    """Side in pixels of a square around a random pixel that is filled with the mean in each sample; a part of it may
-    lie outside (DeVries and Taylor 2017, arXiv 1708.04552)."""
+    """Side in pixels of a square that is filled with the mean in each sample. Its centre is a random pixel, so a part
+    of it may lie outside (DeVries and Taylor 2017, arXiv 1708.04552)."""
     random_erasing: ErasingRecipe | None = None
     """Fill a random rectangle of some samples."""
     cutmix: CutmixRecipe | None = None
-    """Paste a box of another sample. Together with mixup, each sample takes one of them, with probability 1/2."""
+    """Paste a box of another sample. With cutmix and mixup, each sample gets one of them, with probability 1/2."""
     mixup: MixupRecipe | None = None
     """Blend with another sample."""
     normalise: bool = True
@@ -150,6 +151,6 @@ class AugmentRecipe(RecipePart):
     def select_host_augmentations(self, device_type: str) -> frozenset[str]:
         """Selects the augmentations that the loader does on the host, for batches on a device of this type."""
         # On a CPU the loader flips and shifts in the pass that decodes; a GPU has time to spare.
-        host = self.where == "host" or (self.where == "auto" and device_type == "cpu")
-        asked = {"flip": self.flip_mode is not None, "translate": self.translate > 0}
-        return frozenset(name for name in HOST_AUGMENTATIONS if host and asked[name])
+        is_on_host = self.where == "host" or (self.where == "auto" and device_type == "cpu")
+        is_used = {"flip": self.flip_mode is not None, "translate": self.translate > 0}
+        return frozenset(name for name in HOST_AUGMENTATIONS if is_on_host and is_used[name])

@@ -16,7 +16,7 @@ from headway.core.random_keys import UInt64, make_keys
 @final
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """A damaged sample: its position, the asked and the served sample (-1: masked), and the reason."""
+    """A damaged sample: its position, the requested (`asked`) and the served sample (-1: masked), and the reason."""
 
     position: int
     asked: int
@@ -34,26 +34,31 @@ class Batch:
     """
 
     images: torch.Tensor
+    """uint8 [b, H, W, C]; with a `transform` of your own, what it returned, stacked."""
     labels: torch.Tensor
     """int64 [b], or float32 [b] or [b, k]."""
     positions: NDArray[np.int64]
+    """Positions in the run, [b]."""
     epochs: NDArray[np.int64]
+    """Epoch of each position, [b]."""
     samples: NDArray[np.int64]
-    """Samples that the Order asked for; random choices come from these."""
+    """Samples that the Order requested, [b]; random parameters come from these."""
     served: NDArray[np.int64]
-    """Samples that were served: a substitute if the asked one is damaged, -1 if it is masked."""
+    """Samples that were served, [b]: a substitute if the requested one is damaged, -1 if it is masked."""
     seed: int
+    """Seed of the run."""
     boxes: NDArray[np.float32] | None = None
-    """Part of each image that was resized to the batch's size: (left, top, width, height), [b, 4]; None: all of it."""
+    """Part of each image that was resized to the batch's size: (left, top, width, height), [b, 4]; None: the whole."""
     flips: NDArray[np.bool_] | None = None
     """Images that the loader mirrored, [b]."""
     shifts: NDArray[np.int64] | None = None
     """Pixels by which the loader moved each image: (down, right), [b, 2]."""
     bad: tuple[BadSample, ...] = field(default=())
+    """Damaged samples of the batch."""
 
-    # The asked samples, not the served ones: a substitute is augmented as the sample it replaces.
     def keys(self, view: int = 0) -> UInt64:
-        """Keys of the samples, uint64 [b]."""
+        """Returns the random keys of the samples, uint64 [b]; each `view` has independent ones."""
+        # A substitute is augmented as the sample that it replaces.
         return make_keys(self.seed, self.epochs, self.samples, view)
 
     def __repr__(self) -> str:
@@ -61,4 +66,5 @@ class Batch:
         return f"Batch of {shape} from position {self.positions[0] if len(self.positions) else 0}"
 
     def __iter__(self) -> Iterator[torch.Tensor]:
+        # What most training loops need: `for images, labels in loader`.
         return iter((self.images, self.labels))

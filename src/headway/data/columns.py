@@ -1,7 +1,7 @@
-"""Columns: one array a sample property, in a file that is mapped and never read as a whole.
+"""Columns: one array for each property of the samples, in a file that is mapped and never read as a whole.
 
-`columns.safetensors` is a plain safetensors file: one tensor a column, and the description of the data set as its
-metadata. Mapping it takes the same time for ten samples as for ten million.
+`columns.safetensors` is a plain safetensors file: one tensor for each column, and the description of the data set as
+its metadata. Mapping it takes the same time for ten samples as for ten million.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from headway.data.mapping import map_file
 COLUMNS_FILE = "columns.safetensors"
 
 FLAG_SPLIT = 1
-"""The record contains RecordIO's magic number, so its bytes lie in several parts."""
+"""The record contains RecordIO's magic number, so it is stored in several parts."""
 FLAG_NOT_JPEG = 2
-"""PNG or another format, which the Pillow reference decodes on every backend."""
+"""PNG or another format, which the Pillow reference decodes with every backend."""
 FLAG_RAW = 4
 """Pixels without a header, uint8 [height, width, channels]; the description has the number of channels."""
 FLAG_PLANAR = 8
@@ -54,11 +54,11 @@ PACK_FORMATS = ("recordio", "tar", "lmdb", "raw")
 
 PACK_AGAIN = "Pack the data again, or copy the folder again."
 
-HEADER_LIMIT_BYTES = 100 << 20
-"""Limit that safetensors sets for its header."""
-SHARD_LIMIT_BYTES = 1 << 47
+MAX_HEADER_BYTES = 100 << 20
+"""Limit of the header in safetensors."""
+MAX_SHARD_BYTES = 1 << 47
 """The cache of remote records sorts them by 47 bits of their offset in the shard."""
-CHANNELS_LIMIT = 1 << 10
+MAX_CHANNELS = 1 << 10
 
 LabelKind = Literal["class", "multi", "value"]
 
@@ -70,16 +70,17 @@ class Shard:
     name: str
     """Path relative to the data set's folder."""
     size: int
+    """Size in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetDescription:
-    """Facts about a data set that need no look at its samples; stored as metadata of the columns file."""
+    """Facts about a whole data set, stored as metadata of the columns file."""
 
     pack_id: int
-    """64 bits that every shard of the pack carries too, so that shards of two packs cannot be mixed."""
+    """64-bit number that is stored in every shard too, so that shards of two packs cannot be mixed."""
     fingerprint: str
-    """sha256 over the columns, in hexadecimal."""
+    """SHA-256 of the columns in hexadecimal; see `compute_fingerprint`."""
     format: str
     """`recordio`, `tar`, `lmdb` or `raw` for a pack; foreign data also `folder`, `npy`, `idx` or `cifar`."""
     mode: str
@@ -92,12 +93,12 @@ class DatasetDescription:
     channels: int
     """1 if every image is gray, else 3; for raw pixels, their number of channels."""
     common_size: tuple[int, int] | None
-    """(width, height) if all images share it."""
+    """(width, height) if all images have the same size, else None."""
     shards: tuple[Shard, ...]
     source: str
     """The source of the pack, as the user named it."""
     parts: tuple[str, ...] = ()
-    """Names of the parts packed together, this one included; empty for a data set packed alone."""
+    """Names of all parts that were packed together, this one included; empty if it was packed alone."""
 
     def to_metadata(self) -> dict[str, str]:
         """Returns the metadata of the columns file, as `from_metadata` reads it."""
@@ -105,14 +106,14 @@ class DatasetDescription:
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, str]) -> DatasetDescription:
-        """Reads the metadata of a columns file. Raises ValueError that names the first wrong entry."""
+        """Parses the metadata of a columns file. Raises ValueError, which names the entry, if one is invalid."""
         fields = parse_object(metadata["headway"])
         # The file may come from anywhere: every entry is checked before it is used.
         shards = fields.get("shards")
         _require(isinstance(shards, list) and all(map(_is_shard, shards)), "shards")
-        for name, check in _ENTRIES.items():
+        for name, check in _ENTRY_CHECKS.items():
             _require(check(fields.get(name, () if name == "parts" else None)), name)
-        # Packs of numbers have names of outputs and no counts.
+        # Packs with numbers as labels have names of outputs and no counts.
         _require(not fields["class_counts"] or len(fields["class_counts"]) == len(fields["classes"]), "class_counts")
         # JSON has no tuples.
         fields["shards"] = tuple(Shard(name=shard["name"], size=shard["size"]) for shard in fields["shards"])
@@ -122,8 +123,8 @@ class DatasetDescription:
         return DatasetDescription(**fields)
 
 
-def _require(right: bool, name: str) -> None:
-    if not right:
+def _require(is_valid: bool, name: str) -> None:
+    if not is_valid:
         raise ValueError(f"its description has no good {name}")
 
 
@@ -133,20 +134,20 @@ def _is_shard(value: Any) -> bool:
         and value.keys() == {"name", "size"}
         and isinstance(value["name"], str)
         and "\0" not in value["name"]
-        and is_whole_number(value["size"], 0, SHARD_LIMIT_BYTES)
+        and is_whole_number(value["size"], 0, MAX_SHARD_BYTES)
     )
 
 
-def _is_list_of(value: Any, kind: type) -> bool:
+def _is_list_of(value: Any, element_type: type) -> bool:
     # `type is`, since True would count as an int.
-    return isinstance(value, list | tuple) and all(type(one) is kind for one in value)
+    return isinstance(value, list | tuple) and all(type(element) is element_type for element in value)
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-_ENTRIES: Mapping[str, Callable[[Any], bool]] = {
+_ENTRY_CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "pack_id": lambda value: is_whole_number(value, 0, (1 << 64) - 1),
     "fingerprint": is_sha256,
     "format": _is_text,
@@ -154,7 +155,7 @@ _ENTRIES: Mapping[str, Callable[[Any], bool]] = {
     "label_kind": lambda value: value in ("class", "multi", "value"),
     "classes": lambda value: _is_list_of(value, str),
     "class_counts": lambda value: _is_list_of(value, int) and all(0 <= count < 1 << 63 for count in value),
-    "channels": lambda value: is_whole_number(value, 1, CHANNELS_LIMIT),
+    "channels": lambda value: is_whole_number(value, 1, MAX_CHANNELS),
     "common_size": lambda value: (
         value is None
         or (_is_list_of(value, int) and len(value) in (0, 2) and all(0 < side < 1 << 31 for side in value))
@@ -162,21 +163,21 @@ _ENTRIES: Mapping[str, Callable[[Any], bool]] = {
     "source": _is_text,
     "parts": lambda value: _is_list_of(value, str),
 }
-"""Checks of the entries of a description."""
+"""Checks of the entries of a description, by name: True if the entry is valid."""
 
 
 def load_columns(path: Path) -> tuple[dict[str, NDArray[Any]], DatasetDescription, dict[str, str]]:
-    """Maps a columns file; returns its columns, its description and all its metadata.
+    """Maps a columns file, and returns its columns, its description and all its metadata.
 
-    Raises DataError if the file is damaged, or is no columns file.
+    Raises DataError if the file is damaged, or is not a columns file.
     """
     try:
         columns, metadata = _map_columns(path)
         return columns, DatasetDescription.from_metadata(metadata), metadata
     except (struct.error, LookupError, ValueError, TypeError, AttributeError, OverflowError, OSError) as error:
         # Only our own ValueErrors and JSON errors have text that helps the user.
-        why = f" ({error})" if type(error) is ValueError or isinstance(error, JsonError) else ""
-        raise DataError(f"the columns file is damaged{why}", where=str(path), fix=PACK_AGAIN) from error
+        reason = f" ({error})" if type(error) is ValueError or isinstance(error, JsonError) else ""
+        raise DataError(f"the columns file is damaged{reason}", where=str(path), fix=PACK_AGAIN) from error
 
 
 def decode_name(columns: Mapping[str, NDArray[Any]], sample: int) -> str:
@@ -184,12 +185,12 @@ def decode_name(columns: Mapping[str, NDArray[Any]], sample: int) -> str:
     if "name" not in columns:
         return str(sample)
     # Names are stored end to end; sample i has bytes [offset[i], offset[i + 1]).
-    low, high = columns["name_offset"][sample], columns["name_offset"][sample + 1]
-    return columns["name"][low:high].tobytes().decode(errors="backslashreplace")
+    begin, end = columns["name_offset"][sample], columns["name_offset"][sample + 1]
+    return columns["name"][begin:end].tobytes().decode(errors="backslashreplace")
 
 
 def compute_fingerprint(columns: Mapping[str, NDArray[Any]]) -> str:
-    """Returns the sha256 over all columns, in order of their names, in hexadecimal."""
+    """Returns the SHA-256 of all columns, sorted by name, in hexadecimal."""
     digest = hashlib.sha256()
     for name in sorted(columns):
         # Name, type and shape are part of the digest: equal bytes of another shape are another data set.
@@ -202,68 +203,73 @@ def compute_fingerprint(columns: Mapping[str, NDArray[Any]]) -> str:
 def find_common_size(columns: Mapping[str, NDArray[Any]]) -> tuple[int, int] | None:
     """Returns (width, height) if all images share it, else None."""
     width, height = columns["width"], columns["height"]
-    alike = bool((width == width[0]).all() and (height == height[0]).all())
-    return (int(width[0]), int(height[0])) if alike else None
+    is_common = bool((width == width[0]).all() and (height == height[0]).all())
+    return (int(width[0]), int(height[0])) if is_common else None
 
 
-def count_classes(kind: LabelKind, labels: NDArray[Any], classes: int) -> tuple[int, ...]:
-    """Returns the samples of each class; a sample with several labels counts for each. Empty for numbers."""
-    if kind == "value":
+def count_classes(label_kind: LabelKind, labels: NDArray[Any], num_classes: int) -> tuple[int, ...]:
+    """Returns the number of samples of each class; a sample with several labels counts for each. Empty for numbers."""
+    if label_kind == "value":
         return ()
-    if kind == "multi":
+    if label_kind == "multi":
         return tuple(np.count_nonzero(labels, axis=0).tolist())
-    return tuple(np.bincount(labels, minlength=classes).tolist())
+    return tuple(np.bincount(labels, minlength=num_classes).tolist())
 
 
 def _check_column(name: str, entry: Any) -> None:
     """Raises ValueError unless the bytes of a column fit its shape and type, so no view reaches beyond them."""
-    kind = np.dtype(NUMPY_TYPES[entry["dtype"]])
-    (low, high), shape = entry["data_offsets"], entry["shape"]
-    numbers = [low, high, *shape]
-    if not all(map(is_whole_number, numbers)) or high - low != math.prod(shape) * kind.itemsize:
-        raise ValueError(f"column {name!r:.50} has bytes {low!r:.30} to {high!r:.30} for the shape {shape!r:.60}")
+    dtype = np.dtype(NUMPY_TYPES[entry["dtype"]])
+    begin, end = entry["data_offsets"]
+    shape = entry["shape"]
+    numbers = [begin, end, *shape]
+    if not all(map(is_whole_number, numbers)) or end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"column {name!r:.50} has bytes {begin!r:.30} to {end!r:.30} for the shape {shape!r:.60}")
 
 
 def _map_columns(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Maps a safetensors file: 8 bytes of header length, a JSON header, then the tensors."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        (length,) = struct.unpack("<Q", file.read(8))
+        (header_bytes,) = struct.unpack("<Q", file.read(8))
         # The length comes from the file: reading only up to the limit keeps a damaged one from filling memory.
-        if length > min(size, HEADER_LIMIT_BYTES):
-            raise ValueError(f"its header has {length:,} bytes")
-        header = parse_object(file.read(length))
+        if header_bytes > min(size, MAX_HEADER_BYTES):
+            raise ValueError(f"its header has {header_bytes:,} bytes")
+        header = parse_object(file.read(header_bytes))
         # safetensors allows only strings as metadata, so the description is JSON.
         metadata = header.pop("__metadata__")
         for name, entry in header.items():
             _check_column(name, entry)
-        end = 8 + length + max(entry["data_offsets"][1] for entry in header.values())
-        # A file that was cut would raise SIGBUS when its last pages are read.
-        if size != end:
-            raise DataError(f"the columns file is cut: {size} of {end} bytes", where=str(path), fix=PACK_AGAIN)
-        mapped = map_file(file, path)
-    # From here on the layout is sound; the checks below are about the content.
-    wrong = [name for name, kind in COLUMN_TYPES.items() if header.get(name, {}).get("dtype") != kind]
-    if wrong or "label" not in header:
-        what = f"columns are missing or of another type: {', '.join(wrong) or 'label'}"
+        expected_bytes = 8 + header_bytes + max(entry["data_offsets"][1] for entry in header.values())
+        # Reading the missing pages of a truncated file would raise SIGBUS.
+        if size != expected_bytes:
+            raise DataError(
+                f"the columns file is cut: {size} of {expected_bytes} bytes", where=str(path), fix=PACK_AGAIN
+            )
+        mapping = map_file(file, path)
+    # The layout is valid; the checks below are about the content.
+    wrong_columns = [name for name, dtype in COLUMN_TYPES.items() if header.get(name, {}).get("dtype") != dtype]
+    if wrong_columns or "label" not in header:
+        what = f"columns are missing or of another type: {', '.join(wrong_columns) or 'label'}"
         raise DataError(what, where=str(path), fix=PACK_AGAIN)
-    deep = [name for name in (*COLUMN_TYPES, "name", "name_offset") if len(header.get(name, {}).get("shape", [0])) != 1]
-    if deep or len(header["label"]["shape"]) not in (1, 2):
-        what = f"columns have the wrong number of dimensions: {', '.join(deep) or 'label'}"
+    wrong_rank = [
+        name for name in (*COLUMN_TYPES, "name", "name_offset") if len(header.get(name, {}).get("shape", [0])) != 1
+    ]
+    if wrong_rank or len(header["label"]["shape"]) not in (1, 2):
+        what = f"columns have the wrong number of dimensions: {', '.join(wrong_rank) or 'label'}"
         raise DataError(what, where=str(path), fix=PACK_AGAIN)
     # Each sample has an entry in every column.
-    samples = {header[name]["shape"][0] for name in (*COLUMN_TYPES, "label")}
-    if len(samples) != 1:
+    lengths = {header[name]["shape"][0] for name in (*COLUMN_TYPES, "label")}
+    if len(lengths) != 1:
         raise DataError("its columns have different lengths", where=str(path), fix=PACK_AGAIN)
     # Names are optional, but `name` and its offsets come together, one offset more than samples.
-    ends = header.get("name_offset", {}).get("shape")
-    if ("name" in header) != (ends is not None) or ends not in (None, [samples.pop() + 1]):
+    offset_shape = header.get("name_offset", {}).get("shape")
+    if ("name" in header) != (offset_shape is not None) or offset_shape not in (None, [lengths.pop() + 1]):
         raise DataError("the samples' names are incomplete", where=str(path), fix=PACK_AGAIN)
     columns = {}
     for name, entry in header.items():
-        low, high = entry["data_offsets"]
-        kind = np.dtype(NUMPY_TYPES[entry["dtype"]])
+        begin, end = entry["data_offsets"]
+        dtype = np.dtype(NUMPY_TYPES[entry["dtype"]])
         # Views of one mapping: a column costs no memory until its pages are read.
-        count = (high - low) // kind.itemsize
-        columns[name] = np.frombuffer(mapped, kind, count, 8 + length + low).reshape(entry["shape"])
+        count = (end - begin) // dtype.itemsize
+        columns[name] = np.frombuffer(mapping, dtype, count, 8 + header_bytes + begin).reshape(entry["shape"])
     return columns, metadata

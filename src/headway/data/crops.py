@@ -20,10 +20,11 @@ from headway.data.random_streams import STREAM_CROP, STREAM_CROP_PLACE, STREAM_D
 Float64 = NDArray[np.float64]
 Sides = NDArray[np.uint32]
 Range = tuple[float, float]
-Fits = Callable[[Float64, Float64, Float64, Float64], NDArray[np.bool_]]
+FitTest = Callable[[Float64, Float64, Float64, Float64], NDArray[np.bool_]]
 
-MOST_ATTEMPTS = 99
-_S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
+MAX_ATTEMPTS = 99
+_SHIFT_32 = np.uint64(32)
+_LOW_32_BITS = np.uint64(0xFFFFFFFF)
 
 
 def compute_center_boxes(width: Sides, height: Sides, out_hw: tuple[int, int]) -> NDArray[np.float32]:
@@ -45,16 +46,16 @@ def draw_random_resized_boxes(
 ) -> NDArray[np.float32]:
     """Draws random boxes of whole pixels, distributed as in torchvision's RandomResizedCrop.
 
-    The area is a uniform share of the image's area, the aspect ratio is log-uniform. The first attempt that fits into
-    the image is placed uniformly. If none fits, the box is the largest centred one within the range of ratios.
+    The area is a uniform fraction of the image's area; the aspect ratio is log-uniform. The first attempt that fits
+    into the image is placed uniformly. If none fits, the box is the largest centred one within the range of ratios.
 
     Args:
         keys: uint64 [k].
         width: widths of the images, [k].
         height: heights of the images, [k].
-        scale: smallest and largest share of the image's area.
+        scale: smallest and largest fraction of the image's area.
         ratio: smallest and largest width / height.
-        attempts: most boxes that are tried, 1 to 99.
+        attempts: number of boxes that are tried, 1 to 99.
 
     Returns:
         float32 [k, 4] (left, top, width, height), whole numbers.
@@ -65,19 +66,20 @@ def draw_random_resized_boxes(
     Source: Szegedy et al. 2015, "Going deeper with convolutions" (arXiv 1409.4842), section 6.
     """
     w, h = width.astype(np.float64), height.astype(np.float64)
-    box_w, box_h, fitted = draw_first_fitting(keys, STREAM_CROP, w, h, scale, ratio, attempts, _fits_inside)
+    box_w, box_h, has_fit = draw_first_fitting(keys, STREAM_CROP, w, h, scale, ratio, attempts, _fits_inside)
     # One word gives both coordinates: its halves are independent.
     word = draw_words(keys, STREAM_CROP_PLACE)
-    left, top = draw_offsets(word >> _S32, w - box_w), draw_offsets(word & _LOW32, h - box_h)
-    # torchvision's fallback: the whole image, cut to the nearest allowed ratio.
-    if not fitted.all():
-        rest = np.flatnonzero(~fitted)
-        box_w[rest] = np.maximum(1, np.minimum(w[rest], np.rint(h[rest] * ratio[1])))
-        box_h[rest] = np.maximum(1, np.minimum(h[rest], np.rint(w[rest] / ratio[0])))
-        left[rest], top[rest] = (w[rest] - box_w[rest]) // 2, (h[rest] - box_h[rest]) // 2
-    out = np.empty((len(keys), 4), np.float32)
-    out[:, 0], out[:, 1], out[:, 2], out[:, 3] = left, top, box_w, box_h
-    return out
+    left = draw_offsets(word >> _SHIFT_32, w - box_w)
+    top = draw_offsets(word & _LOW_32_BITS, h - box_h)
+    # torchvision's fallback: the whole image, cropped to the nearest allowed ratio.
+    if not has_fit.all():
+        unfitted = np.flatnonzero(~has_fit)
+        box_w[unfitted] = np.maximum(1, np.minimum(w[unfitted], np.rint(h[unfitted] * ratio[1])))
+        box_h[unfitted] = np.maximum(1, np.minimum(h[unfitted], np.rint(w[unfitted] / ratio[0])))
+        left[unfitted], top[unfitted] = (w[unfitted] - box_w[unfitted]) // 2, (h[unfitted] - box_h[unfitted]) // 2
+    boxes = np.empty((len(keys), 4), np.float32)
+    boxes[:, 0], boxes[:, 1], boxes[:, 2], boxes[:, 3] = left, top, box_w, box_h
+    return boxes
 
 
 def _fits_inside(box_w: Float64, box_h: Float64, width: Float64, height: Float64) -> NDArray[np.bool_]:
@@ -85,48 +87,61 @@ def _fits_inside(box_w: Float64, box_h: Float64, width: Float64, height: Float64
 
 
 def draw_first_fitting(
-    keys: UInt64, stream: int, width: Float64, height: Float64, scale: Range, ratio: Range, attempts: int, fits: Fits
+    keys: UInt64, stream: int, width: Float64, height: Float64, scale: Range, ratio: Range, attempts: int, fits: FitTest
 ) -> tuple[Float64, Float64, NDArray[np.bool_]]:
-    """Draws box sizes until one `fits`; returns (box widths, box heights, True if one fitted), whole numbers [k]."""
+    """Draws box sizes until one `fits`, as in `draw_random_resized_boxes`.
+
+    Returns:
+        box widths and box heights, whole numbers as float64 [k]; and a mask of the samples for which one fits.
+
+    Raises:
+        UsageError: a range is empty or not positive, or `attempts` is not 1 to MAX_ATTEMPTS.
+    """
     if not 0 < scale[0] <= scale[1] or not 0 < ratio[0] <= ratio[1]:
         raise UsageError(f"a scale of {scale} and a ratio of {ratio}", fix="Give (smallest, largest), both above 0.")
-    if not 1 <= attempts <= MOST_ATTEMPTS:
-        raise UsageError(f"{attempts} attempts", fix=f"Give 1 to {MOST_ATTEMPTS}.")
+    if not 1 <= attempts <= MAX_ATTEMPTS:
+        raise UsageError(f"{attempts} attempts", fix=f"Give 1 to {MAX_ATTEMPTS}.")
     # One random word per attempt, from `stream` and the streams after it: the upper half is the area, the lower half
     # the ratio.
-    low, step = math.log(ratio[0]) / 2, (math.log(ratio[1]) - math.log(ratio[0])) / 2 * 2.0**-32
+    log_ratio_start = math.log(ratio[0]) / 2
+    log_ratio_step = (math.log(ratio[1]) - math.log(ratio[0])) / 2 * 2.0**-32
     area_step = (scale[1] - scale[0]) * 2.0**-32
 
     def compute_sides(word: UInt64, area: Float64) -> tuple[Float64, Float64]:
+        """Returns box widths and heights from one random word for each sample."""
         # In float64 a last bit that another machine computes differently moves a box only once in 1e12 samples.
-        side = np.sqrt(((word >> _S32) * area_step + scale[0]) * area)
+        side = np.sqrt(((word >> _SHIFT_32) * area_step + scale[0]) * area)
         # The square root of the aspect ratio.
-        stretch = np.exp((word & _LOW32) * step + low)
+        stretch = np.exp((word & _LOW_32_BITS) * log_ratio_step + log_ratio_start)
         return np.rint(side * stretch), np.rint(side / stretch)
 
     area = width * height
     box_w, box_h = compute_sides(draw_words(keys, stream), area)
-    fitted = fits(box_w, box_h, width, height)
-    rest = np.flatnonzero(~fitted)
+    has_fit = fits(box_w, box_h, width, height)
+    unfitted = np.flatnonzero(~has_fit)
     # Few samples need more attempts, so all attempts of these are computed at once.
-    if rest.size and attempts > 1:
-        offsets = np.array([((stream + number) * GOLDEN) & MASK for number in range(1, attempts)], np.uint64)
-        more_w, more_h = compute_sides(mix(keys[rest] + offsets[:, None]), area[rest])
-        more = fits(more_w, more_h, width[rest], height[rest])
-        first = more.argmax(axis=0), np.arange(rest.size)
-        box_w[rest], box_h[rest], fitted[rest] = more_w[first], more_h[first], more[first]
-    return box_w, box_h, fitted
+    if unfitted.size and attempts > 1:
+        offsets = np.array([((stream + attempt) * GOLDEN) & MASK for attempt in range(1, attempts)], np.uint64)
+        later_w, later_h = compute_sides(mix(keys[unfitted] + offsets[:, None]), area[unfitted])
+        fits_later = fits(later_w, later_h, width[unfitted], height[unfitted])
+        first_fit = fits_later.argmax(axis=0), np.arange(unfitted.size)
+        box_w[unfitted], box_h[unfitted], has_fit[unfitted] = (
+            later_w[first_fit],
+            later_h[first_fit],
+            fits_later[first_fit],
+        )
+    return box_w, box_h, has_fit
 
 
-def draw_offsets(half: UInt64, room: Float64) -> Float64:
+def draw_offsets(random_bits: UInt64, max_offset: Float64) -> Float64:
     """Draws uniform whole numbers in [0, room] from 32 random bits each; 0 if there is no room."""
-    return np.floor(half * (2.0**-32 * (np.maximum(room, 0) + 1)))
+    return np.floor(random_bits * (2.0**-32 * (np.maximum(max_offset, 0) + 1)))
 
 
 def draw_flips(
     keys: UInt64, epochs: NDArray[np.int64] | None = None, mode: Literal["random", "alternating"] = "random"
 ) -> NDArray[np.bool_]:
-    """Draws the samples that are mirrored left to right.
+    """Draws a mask of the samples that are mirrored left to right.
 
     Args:
         keys: uint64 [k]. For `alternating`, the keys of epoch 0, which stay the same in all epochs:
@@ -144,16 +159,16 @@ def draw_flips(
     Source of `alternating`: Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv 2404.00498).
     """
     # Random: the key of this epoch decides. Alternating: the key of epoch 0 decides once, and odd epochs invert it.
-    mirrored: NDArray[np.bool_] = draw_uniform(keys, STREAM_FLIP) < 0.5
+    flips: NDArray[np.bool_] = draw_uniform(keys, STREAM_FLIP) < 0.5
     if mode == "alternating":
         if epochs is None:
             raise UsageError("an alternating flip needs the epoch of each sample", fix="Give epochs.")
-        mirrored ^= (epochs & 1).astype(bool)
-    return mirrored
+        flips ^= (epochs & 1).astype(bool)
+    return flips
 
 
 def draw_shifts(keys: UInt64, translate: int) -> NDArray[np.int64]:
-    """Draws the shift of each sample's window, int64 [k, 2] (down, right), uniform in [-translate, translate]."""
+    """Draws the shift (down, right) of each sample in pixels, uniform in [-translate, translate]; int64 [k, 2]."""
     # `integers` excludes its upper end.
     low, high = -translate, translate + 1
     return np.stack([draw_integers(keys, STREAM_DOWN, low, high), draw_integers(keys, STREAM_RIGHT, low, high)], axis=1)

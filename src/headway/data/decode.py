@@ -22,16 +22,15 @@ from headway.core.errors import UsageError
 from headway.data import native
 from headway.data.decode_request import DecodeRequest, GatherRequest
 from headway.data.mapping import check_mappings as check_mapped
-from headway.data.reference import DecodeStats, DecodeStatus, RecordKind, copy_moved, decode_record
+from headway.data.reference import DecodeStats, DecodeStatus, RecordKind, copy_raw_image, decode_record
 
 Backend = Literal["auto", "native", "pillow"]
 
-# One batch of so many is timed. Clock reads in every row cost the native core 3 % of a batch; this way, 0.2 %.
 BATCHES_PER_TIMING = 16
+"""One batch of so many is timed. Clock reads for every batch cost the native core 3 % of its time; this way, 0.2 %."""
 
-
-# Status from the native core for a record that is no JPEG, or one it does not support: the reference decodes it.
 _FOREIGN_STATUS = 3
+"""Status from the native core for a record that is not a JPEG, or one it does not support: the reference decodes it."""
 
 
 class Decoder(ABC):
@@ -40,7 +39,7 @@ class Decoder(ABC):
     Attributes:
         backend: part of a run's fingerprint, since backends may differ by 1 in a pixel.
         threads: number of decoding threads.
-        stats: costs of the timed batches, one of 16.
+        stats: sums over the timed batches, one of BATCHES_PER_TIMING.
     """
 
     backend: Literal["native", "pillow"]
@@ -55,15 +54,16 @@ class Decoder(ABC):
         """Decodes a batch into `request.out` and returns each record's `DecodeStatus`, uint8 [k].
 
         Raises:
-            DataError: a mapped file of these records was cut meanwhile.
+            DataError: a mapped file of these records was truncated meanwhile.
         """
-        stats, is_timed = DecodeStats(images=len(request.records)), self._calls % BATCHES_PER_TIMING == 0
+        batch_stats = DecodeStats(images=len(request.records))
+        is_timed = self._calls % BATCHES_PER_TIMING == 0
         self._calls += 1
-        status = self._decode_batch(request, stats, is_timed)
+        status = self._decode_batch(request, batch_stats, is_timed)
         # A truncated mapping reads as zeros, which may decode without an error: only this check reports it.
         check_mapped(request.records.address)
         if is_timed:
-            self.stats.add(stats)
+            self.stats.add(batch_stats)
         return status
 
     @abstractmethod
@@ -71,7 +71,8 @@ class Decoder(ABC):
         """Copies raw images into `request.out` and returns each record's `DecodeStatus`, uint8 [k]."""
 
     @abstractmethod
-    def _decode_batch(self, request: DecodeRequest, stats: DecodeStats, is_timed: bool) -> NDArray[np.uint8]: ...
+    def _decode_batch(self, request: DecodeRequest, stats: DecodeStats, is_timed: bool) -> NDArray[np.uint8]:
+        """Decodes a batch, as `decode`; adds its costs to `stats`, times only if `is_timed`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -96,42 +97,48 @@ class PillowDecoder(Decoder):
 
     def gather(self, request: GatherRequest) -> NDArray[np.uint8]:
         """Copies raw images; see `Decoder.gather`."""
-        status, out, crc = np.zeros(len(request.records), np.uint8), request.out, request.crc
-        for place, data in enumerate(request.records):
-            is_checked = crc is not None and (request.check is None or request.check[place])
-            if crc is not None and is_checked and crc32c(data) != crc[place]:
-                out[place], status[place] = 0, DecodeStatus.CHECKSUM
-            elif len(data) < out[place].size:
-                out[place], status[place] = 0, DecodeStatus.UNDECODABLE
+        status = np.zeros(len(request.records), np.uint8)
+        out, crc = request.out, request.crc
+        for index, data in enumerate(request.records):
+            is_checked = crc is not None and (request.check is None or request.check[index])
+            # A failed record is zeros, as in the native core.
+            if crc is not None and is_checked and crc32c(data) != crc[index]:
+                out[index] = 0
+                status[index] = DecodeStatus.CHECKSUM
+            elif len(data) < out[index].size:
+                out[index] = 0
+                status[index] = DecodeStatus.UNDECODABLE
             else:
-                flip = request.flips is not None and bool(request.flips[place])
-                shift = None if request.shifts is None else request.shifts[place]
-                copy_moved(data, out[place], planar=request.planar, shift=shift, flip=flip)
+                flip = request.flips is not None and bool(request.flips[index])
+                shift = None if request.shifts is None else request.shifts[index]
+                copy_raw_image(data, out[index], planar=request.planar, shift=shift, flip=flip)
         check_mapped(request.records.address)
         return status
 
     def decode_places(
-        self, request: DecodeRequest, places: NDArray[np.intp], status: NDArray[np.uint8], stats: DecodeStats
+        self, request: DecodeRequest, indices: NDArray[np.intp], status: NDArray[np.uint8], stats: DecodeStats
     ) -> None:
-        """Decodes the records at some places of a batch; writes their status and adds to `stats`."""
+        """Decodes the records at `indices` of a batch; writes to `status` at these indices, and adds to `stats`."""
 
-        def decode_some(some: NDArray[np.intp]) -> DecodeStats:
-            mine = DecodeStats()
-            for place in some:
-                status[place] = decode_record(request, int(place), mine)
-            return mine
+        def decode_chunk(chunk: NDArray[np.intp]) -> DecodeStats:
+            """Decodes one thread's records; returns their costs."""
+            chunk_stats = DecodeStats()
+            for index in chunk:
+                status[index] = decode_record(request, int(index), chunk_stats)
+            return chunk_stats
 
-        # One thread works in the caller: a pool would only add a hand-over.
+        # With one thread, the caller decodes: a pool would only add a context switch.
         if self.threads == 1:
-            stats.add(decode_some(places))
+            stats.add(decode_chunk(indices))
             return
-        for mine in self._open_pool().map(decode_some, np.array_split(places, self.threads)):
-            stats.add(mine)
+        for chunk_stats in self._open_pool().map(decode_chunk, np.array_split(indices, self.threads)):
+            stats.add(chunk_stats)
 
     def _open_pool(self) -> ThreadPoolExecutor:
         # A forked child has none of its parent's threads, so it makes its own pool.
         if self._pool is None or self._process != os.getpid():
-            self._pool, self._process = ThreadPoolExecutor(self.threads, "headway-decode"), os.getpid()
+            self._pool = ThreadPoolExecutor(self.threads, "headway-decode")
+            self._process = os.getpid()
         return self._pool
 
     def close(self) -> None:
@@ -149,32 +156,34 @@ class NativeDecoder(Decoder):
     def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
         super().__init__(threads)
         self._pool = native.NativePool(threads, cpus)
+        # It starts its threads only when a record needs it.
         self._reference = PillowDecoder(threads)
 
     def _decode_batch(self, request: DecodeRequest, stats: DecodeStats, is_timed: bool) -> NDArray[np.uint8]:
-        core, kinds = native.NativeStats() if is_timed else None, request.kinds
-        # The core has no kind for other formats: told "JPEG", it looks at the bytes and returns _FOREIGN_STATUS.
+        core_stats = native.NativeStats() if is_timed else None
+        kinds = request.kinds
+        # The core has no kind for other formats: given as JPEG, they get _FOREIGN_STATUS.
         if kinds is not None and (kinds == RecordKind.OTHER).any():
             kinds = np.where(kinds == RecordKind.OTHER, np.uint8(RecordKind.JPEG), kinds)
-            status = self._pool.decode(replace(request, kinds=kinds), core)
+            status = self._pool.decode(replace(request, kinds=kinds), core_stats)
         else:
-            status = self._pool.decode(request, core)
-        foreign = np.flatnonzero(status == _FOREIGN_STATUS)
-        if len(foreign):
+            status = self._pool.decode(request, core_stats)
+        foreign_indices = np.flatnonzero(status == _FOREIGN_STATUS)
+        if len(foreign_indices):
             # The core has compared these checksums and counted these bytes already.
-            others = DecodeStats()
-            self._reference.decode_places(replace(request, crc=None), foreign, status, others)
-            stats.add(replace(others, record_bytes=0))
-        if core is not None:
+            reference_stats = DecodeStats()
+            self._reference.decode_places(replace(request, crc=None), foreign_indices, status, reference_stats)
+            stats.add(replace(reference_stats, record_bytes=0))
+        if core_stats is not None:
             stats.add(
                 DecodeStats(
-                    check_s=core.ns_check * 1e-9,
-                    decode_s=core.ns_decode * 1e-9,
-                    resample_s=core.ns_resample * 1e-9,
-                    record_bytes=core.bytes,
-                    used_bytes=core.bytes_used,
-                    pixels=core.pixels,
-                    direct=core.direct,
+                    check_s=core_stats.ns_check * 1e-9,
+                    decode_s=core_stats.ns_decode * 1e-9,
+                    resample_s=core_stats.ns_resample * 1e-9,
+                    record_bytes=core_stats.bytes,
+                    used_bytes=core_stats.bytes_used,
+                    pixels=core_stats.pixels,
+                    direct=core_stats.direct,
                 )
             )
         return status
@@ -192,7 +201,7 @@ class NativeDecoder(Decoder):
 
 
 def resolve_backend(backend: Backend = "auto") -> Literal["native", "pillow"]:
-    """Returns the decoder that `auto` means here: the native core if it is built."""
+    """Returns `backend`, with `auto` replaced by "native" if the native core is available, else "pillow"."""
     if backend == "auto":
         return "native" if native.is_available() else "pillow"
     return backend
@@ -202,13 +211,13 @@ def build_decoder(threads: int | None = None, backend: Backend = "auto", *, pin:
     """Builds a decoder of batches; close it after use.
 
     Args:
-        threads: number of decoding threads; None: see `choose_thread_count`.
+        threads: number of decoding threads; None: `headway.core.cpu_count.choose_thread_count()`.
         backend: see `resolve_backend`.
         pin: bind each thread of the native core to one of the usable CPUs. It helps on many cores that belong to this
             process alone.
 
     Raises:
-        UsageError: fewer than one thread; or the native core or pinning is asked for and not available.
+        UsageError: `threads` is below 1; or the native core or pinning is requested and not available.
     """
     if threads is not None and threads < 1:
         raise UsageError(f"{threads} decoding threads", fix="Set threads to 1 or more, or leave it out.")

@@ -13,16 +13,15 @@ from headway.data.records import Records
 Pixels = NDArray[np.uint8]
 
 
-# Frozen means that no array is exchanged; the pixels of `out` are written in place.
 @final
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
-    """k records to decode, and the memory that receives their pixels.
+    """k records to decode, and the output array of their pixels.
 
     Attributes:
         records: the bytes to decode.
         boxes: part of each image that is resized to the output, (left, top, width, height) in pixels; float32 [k, 4].
-        out: uint8 [k, H, W, C], with C 1 or 3.
+        out: uint8 [k, H, W, C], with C 1 or 3; written to.
         flips: bool [k], images to mirror left to right; None: none.
         kinds: uint8 [k], `RecordKind` of each record; None: all are image files.
         shapes: uint32 [k, 3], height, width and channels of each raw record.
@@ -49,10 +48,10 @@ class GatherRequest:
 
     Attributes:
         records: the raw pixels.
-        out: uint8 [k, H, W, C].
+        out: uint8 [k, H, W, C]; written to.
         planar: the records are [C, H, W] instead of [H, W, C].
-        shifts: int [k, 2], pixels that each image moves (down, right) after the flip; the border is filled by
-            reflection. None: no image moves.
+        shifts: int [k, 2], pixels (down, right) that each image moves after the flip, with reflection padding. None: no
+            image moves.
         flips: bool [k], images to mirror left to right; None: none.
         crc, check: as in `DecodeRequest`.
     """

@@ -1,4 +1,4 @@
-"""EpochCursor: the epoch that a loader serves, its positions, and how far it has come."""
+"""EpochCursor: the epoch that a loader serves, and its next position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATE_KEYS = ("epoch", "position", "samples", "seed")
 
 @final
 class EpochCursor:
-    """Position of a loader. An epoch is what one iteration serves: by default one pass through the data set.
+    """Position of a loader in its run. An epoch is what one iteration serves: by default one pass through the data set.
 
     Steps are full and continue across the end of a pass. So an epoch begins at the first step that begins in it, and
     all epochs together serve every sample once in each pass. An epoch that is shorter than a step has one step.
@@ -30,19 +30,22 @@ class EpochCursor:
 
     Attributes:
         epoch: the epoch that is served, or that the next iteration serves.
-        position: its next position.
+        position: the next position in the run.
     """
 
     def __init__(
         self, samples: int, order: Order | None, plan: BatchPlan, start: int = 0, stop: float | None = None
     ) -> None:
-        self._samples, self._plan, self._start = samples, plan, start
+        self._samples = samples
+        self._plan = plan
+        self._start = start
         self._seed = None if order is None else order.seed
         pass_end = (start // samples + 1) * samples if order is not None else samples
         self._stop = pass_end if stop is None else stop
         self._length = samples if stop is None else self._stop - start
         self._is_begun = False
-        self.epoch, self.position = 0, start
+        self.epoch = 0
+        self.position = start
 
     @property
     def is_endless(self) -> bool:
@@ -55,7 +58,7 @@ class EpochCursor:
         return self._find_span(self.epoch)[1]
 
     def count_steps(self) -> int:
-        """Counts the steps of the whole current epoch. Raises TypeError if it has no end."""
+        """Returns the number of steps of the whole current epoch. Raises TypeError if it has no end."""
         if self.is_endless:
             raise TypeError("this loader has no end: its stop is infinite")
         first, stop = self._find_span(self.epoch)
@@ -67,13 +70,14 @@ class EpochCursor:
         It serves the rest of a restored epoch, or else a whole one. An epoch that was left early is not continued,
         except one without end.
         """
+        # An endless epoch continues at the next position.
         if self._is_begun and not self.is_endless:
             self.set_epoch(self.epoch + 1)
         self._is_begun = True
         return self.position, self.stop
 
     def advance(self) -> None:
-        """Counts a step as served."""
+        """Moves `position` to the next step."""
         self.position += self._plan.get_batch_size(self.position)
 
     def finish(self) -> None:
@@ -97,8 +101,10 @@ class EpochCursor:
             CheckpointError: the state is damaged, or of another data set or seed.
         """
         epoch, position, samples, seed = (state.get(key) for key in STATE_KEYS)
+        # `type is`, since True would count as an int.
         if not all(type(number) is int and number >= 0 for number in (epoch, position)):
             raise CheckpointError("this is no state of a loader", fix="Give what Loader.state_dict() returned.")
+        # With another data set or seed, the same positions are other samples.
         if (samples, seed) != (self._samples, self._seed):
             what = f"this state is of {samples} samples with seed {seed}, and the loader has {self._samples} samples"
             raise CheckpointError(

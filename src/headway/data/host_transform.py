@@ -1,4 +1,4 @@
-"""HostTransform: the work of the loader's host threads on each image, from stored pixels to the batch's pixels."""
+"""HostTransform: what the loader's host threads do with each image, from stored pixels to those of the batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.core.errors import UsageError
 from headway.core.random_keys import UInt64, make_keys
 from headway.data.crops import compute_center_boxes, draw_flips, draw_random_resized_boxes, draw_shifts
 from headway.data.data_recipe import CropRecipe
-from headway.data.resolution import ProgressiveRecipe, compute_size
+from headway.data.resolution import ProgressiveRecipe, compute_progressive_size
 
 Size = tuple[int, int]
 
@@ -20,16 +20,23 @@ Size = tuple[int, int]
 @final
 @dataclass(slots=True)
 class HostDraws:
-    """Random parameters drawn for k samples; None if the transform does not use them."""
+    """Random parameters of k samples; None if the transform does not use them.
+
+    Attributes:
+        keys: uint64 [k]; empty if nothing is random.
+        flips: bool [k], images to mirror.
+        shifts: int64 [k, 2], (down, right) in pixels.
+    """
 
     keys: UInt64
     flips: NDArray[np.bool_] | None
     shifts: NDArray[np.int64] | None
 
     def select(self, low: int, high: int) -> HostDraws:
-        """Returns the parameters of samples [low, high) of these."""
-        part = slice(low, high)
-        return HostDraws(*(None if array is None else array[part] for array in (self.keys, self.flips, self.shifts)))  # type: ignore[arg-type]
+        """Returns the parameters of entries [low, high)."""
+        # Views: slices of a batch cost no copy.
+        rows = slice(low, high)
+        return HostDraws(*(None if array is None else array[rows] for array in (self.keys, self.flips, self.shifts)))  # type: ignore[arg-type]
 
 
 @final
@@ -41,9 +48,9 @@ class HostTransform:
         size: (height, width) at the end of training.
         channels: 1 or 3.
         crop: box of the image that is resized.
-        flip, translate: as in `AugmentRecipe`; done while decoding.
+        flip, translate: as in `AugmentRecipe`; applied while decoding.
         progressive: smaller sizes in earlier epochs.
-        scaled: allow a smaller decode of large JPEGs.
+        scaled: decode a large JPEG at 1/2, 1/4 or 1/8; see `DecodeRequest`.
 
     Raises:
         UsageError: `translate` is no less than the side of the smallest image.
@@ -57,8 +64,8 @@ class HostTransform:
     progressive: ProgressiveRecipe | None = None
     scaled: bool = False
 
-    # Checked at the smallest size: progressive resolution begins there.
     def __post_init__(self) -> None:
+        # Progressive resolution begins with the smallest size.
         smallest = min(self.compute_size(0))
         if self.translate >= smallest:
             what = f"images of {smallest} pixels cannot be moved by {self.translate}"
@@ -66,7 +73,7 @@ class HostTransform:
 
     @property
     def takes_whole_images(self) -> bool:
-        """True if an image that has the batch's size already is taken as it is."""
+        """True if an image of the batch's size needs no crop and no resize."""
         return not self.crop.is_random and self.crop.share == 1 and self.progressive is None
 
     @property
@@ -76,7 +83,7 @@ class HostTransform:
 
     def compute_size(self, epoch: int) -> Size:
         """Returns (height, width) of the images of an epoch."""
-        return self.size if self.progressive is None else compute_size(self.progressive, self.size, epoch)
+        return self.size if self.progressive is None else compute_progressive_size(self.progressive, self.size, epoch)
 
     def compute_boxes(
         self, sample_keys: UInt64, width: NDArray[np.uint32], height: NDArray[np.uint32], size: Size
@@ -93,13 +100,14 @@ class HostTransform:
         return boxes
 
     def draw(self, seed: int, epochs: NDArray[np.int64], samples: NDArray[np.int64]) -> HostDraws:
-        """Draws the random parameters of some samples, each from its own key."""
-        # Evaluation draws nothing, so it saves the keys.
+        """Draws the random parameters of samples, each from the key of (seed, epoch, sample)."""
+        # Evaluation has no random parameters, so it needs no keys.
         if not self.needs_keys:
             return HostDraws(np.empty(0, np.uint64), None, None)
-        drawn, flips = make_keys(seed, epochs, samples), None
+        keys = make_keys(seed, epochs, samples)
+        flips = None
         if self.flip:
             # An alternating flip needs one choice per sample that stays the same: that of epoch 0.
-            first = drawn if self.flip == "random" else make_keys(seed, 0, samples)
-            flips = draw_flips(first, epochs, self.flip)
-        return HostDraws(drawn, flips, draw_shifts(drawn, self.translate) if self.translate else None)
+            flip_keys = keys if self.flip == "random" else make_keys(seed, 0, samples)
+            flips = draw_flips(flip_keys, epochs, self.flip)
+        return HostDraws(keys, flips, draw_shifts(keys, self.translate) if self.translate else None)

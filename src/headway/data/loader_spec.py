@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from headway.core.errors import UsageError, suggest_nearest
 from headway.data.batch_plan import BatchPlan
@@ -18,12 +19,22 @@ from headway.data.resolution import ProgressiveRecipe
 if TYPE_CHECKING:
     import torch
 
+    from headway.data.batch_transform import BatchTransform
     from headway.data.decode import Backend
     from headway.data.tiers import Tier
+    from headway.data.workers.image_transform import ImageTransform
 
 FLIPS = ("random", "alternating")
 CROPS = ("center", "random")
 BACKENDS = ("auto", "native", "pillow")
+WORKER_KINDS = ("process", "thread")
+
+# Options that only data sets of Headway use, and only data sets of the user's own.
+IMAGE_OPTIONS = (
+    *("size", "channels", "crop", "flip", "translate", "progressive", "scaled", "threads", "backend", "pin"),
+    *("cache", "tier", "on_bad", "verify", "transform", "worker_kind", "batch_transform"),
+)
+SAMPLE_OPTIONS = ("collate",)
 
 
 @final
@@ -52,7 +63,7 @@ class LoaderSpec:
         scaled: decode large JPEGs smaller; see `DataRecipe`.
         threads: decoding threads; None: see `choose_thread_count`.
         backend: the decoder: "auto", "native" or "pillow".
-        prefetch_batches: slots of the ring: so many batches are decoded ahead of need.
+        prefetch_batches: so many batches are made ahead of need; by worker processes, at least two each.
         device: device that receives the batches.
         pin: bind each decoding thread to one CPU; see `build_decoder`.
         cache: storage of the samples while this loader lives: "auto", "device", "memory", "disk" or "none"; see
@@ -61,6 +72,17 @@ class LoaderSpec:
         on_bad: a damaged sample is `substitute`d by the first good one after it in the Order, `mask`ed (zeros, served
             -1), or it `stop`s the iteration with DataError.
         verify: when checksums are compared; see `Dataset.select_unchecked`.
+        transform: a function of your own on each image, after decoding, crop, resize and flip; see
+            `headway.data.workers.image_transform.ImageTransform` for what it is given. It returns an array or tensor,
+            always of one shape and type, and the batch's `images` are these, stacked.
+        workers: processes that run `transform`, or load the samples of a data set of your own; 0: none, the loop does
+            it itself. None: one fewer than this rank's share of the usable cores, at least one; and none if `transform`
+            takes less than a millisecond for a batch.
+        worker_kind: "thread" runs `transform` in threads, for code that releases the GIL and draws no numbers from
+            global generators.
+        batch_transform: a function of your own on each batch of uint8 images; runs in the loader's thread unless the
+            images are kept on the device.
+        collate: makes a batch of the samples of a data set of your own; None: torch's `default_collate`.
 
     Raises:
         UsageError: a value is impossible, or values contradict each other.
@@ -89,6 +111,11 @@ class LoaderSpec:
     tier: Tier | None = None
     on_bad: OnBad = "substitute"
     verify: VerifyMode = "first"
+    transform: Callable[..., Any] | ImageTransform | None = None
+    workers: int | None = None
+    worker_kind: Literal["process", "thread"] = "process"
+    batch_transform: BatchTransform | None = None
+    collate: Callable[[list[Any]], Any] | None = None
 
     # Checks that need the data set are made by `Loader` and `build_transform`.
     def __post_init__(self) -> None:
@@ -108,6 +135,8 @@ class LoaderSpec:
         if self.prefetch_batches < 1:
             what = f"{self.prefetch_batches} batches to prefetch"
             raise UsageError(what, where="prefetch_batches", fix="Set 1 or more.")
+        if self.workers is not None and self.workers < 0:
+            raise UsageError(f"{self.workers} workers", where="workers", fix="Set 0 or more.")
         self._check_size()
         self._check_words()
         # An alternating or random choice needs a seed, and the seed is the order's.
@@ -117,6 +146,25 @@ class LoaderSpec:
                 "random crops, flips and shifts are drawn from a seed, and there is none",
                 fix="Give seed=1 or an order, or leave them out.",
             )
+
+    def refuse_sample_options(self) -> None:
+        """Raises UsageError if an option is set that only data sets of the user's own use."""
+        for name in self._find_changed(SAMPLE_OPTIONS):
+            what = "it is for a data set of your own, and this one is Headway's"
+            raise UsageError(what, where=name, fix="Remove it.")
+        for name in self._find_changed(("workers", "worker_kind")) if self.transform is None else ():
+            what = "it is for a transform or a data set of your own, and there is neither"
+            raise UsageError(what, where=name, fix="Remove it. Decoding has threads=.")
+
+    def refuse_image_options(self) -> None:
+        """Raises UsageError if an option is set that only data sets of Headway use."""
+        for name in self._find_changed(IMAGE_OPTIONS):
+            what = "it is for images that Headway decodes, and this data set is your own"
+            raise UsageError(what, where=name, fix="Remove it, and let your data set do it.")
+
+    def _find_changed(self, names: tuple[str, ...]) -> list[str]:
+        usual = {field.name: field.default for field in fields(self)}
+        return [name for name in names if getattr(self, name) != usual[name]]
 
     @property
     def draws_order(self) -> bool:
@@ -152,6 +200,9 @@ class LoaderSpec:
             raise UsageError(f"{self.crop!r} is no kind of crop", fix=suggest_nearest(self.crop, CROPS))
         if self.backend not in BACKENDS:
             raise UsageError(f"{self.backend!r} is no decoder", fix=suggest_nearest(self.backend, BACKENDS))
+        if self.worker_kind not in WORKER_KINDS:
+            what = f"{self.worker_kind!r} is no kind of worker"
+            raise UsageError(what, fix=suggest_nearest(self.worker_kind, WORKER_KINDS))
 
     # Cached in the instance: a frozen dataclass without slots still has a __dict__.
     @cached_property

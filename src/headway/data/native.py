@@ -20,15 +20,15 @@ from headway.core import native
 from headway.core.errors import DataError, UsageError
 from headway.data.decode_request import DecodeRequest, GatherRequest
 
-# Largest image that is decoded: twice Pillow's MAX_IMAGE_PIXELS, above which Pillow refuses an image too.
 MAX_PIXELS = 178_956_970
-# Most scans of a progressive JPEG. Encoders write about 10, and each costs a pass over the whole image.
+"""Largest image that is decoded: twice Pillow's MAX_IMAGE_PIXELS, above which Pillow refuses an image too."""
 MAX_SCANS = 100
+"""Most scans of a progressive JPEG. Encoders write about 10, and each costs a pass over the whole image."""
 
 Bytes = NDArray[np.uint8]
 
 
-# The four structures mirror those of headway.h, field by field.
+# The next four structures mirror those of headway.h, field by field.
 @final
 class NativeStats(ctypes.Structure):
     """Sums over a batch. Times are thread time in ns: with two threads, up to twice the wall time."""
@@ -72,7 +72,9 @@ class JpegInfo:
     """Facts from the header of a JPEG.
 
     Attributes:
+        width, height: size in pixels.
         components: 1, 3 or 4.
+        progressive: True for a progressive JPEG, False for a baseline one.
         restart: MCUs in a restart interval; 0: no restart markers.
         mcu_width, mcu_height: size of an MCU in pixels.
         orientation: EXIF orientation, 1 to 8; 1 if the file has none.
@@ -110,13 +112,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-_LOSS = "Pillow decodes images, which takes about six times as long, and JPEGs cannot be packed as seekable"
+_FALLBACK_COST = "Pillow decodes images, which takes about six times as long, and JPEGs cannot be packed as seekable"
 
 
 # Loaded at first use, once a process: `import headway` must stay fast, and the log says once if it fails.
 @cache
 def _load_library() -> ctypes.CDLL | None:
-    return native.load_library(_SIGNATURES, loss=_LOSS)
+    return native.load_library(_SIGNATURES, loss=_FALLBACK_COST)
 
 
 def is_available() -> bool:
@@ -132,12 +134,12 @@ def _require_library() -> ctypes.CDLL:
 
 
 def describe_features() -> str:
-    """Names the instruction set in use and the version of libjpeg-turbo: `avx2, libjpeg-turbo 2.1.5`."""
+    """Returns the instruction set in use and the version of libjpeg-turbo, such as `avx2, libjpeg-turbo 2.1.5`."""
     return str(_require_library().hw_features().decode())
 
 
 def guard_file(address: int, length: int) -> int:
-    """Guards a file that is mapped for reading; see `headway.data.mapping`. Returns a ticket, or -1 if it cannot."""
+    """Guards a mapped file against SIGBUS; see `headway.data.mapping`. Returns a ticket, or -1 if the table is full."""
     return int(_require_library().hw_guard(address, length))
 
 
@@ -147,12 +149,12 @@ def unguard_file(ticket: int) -> None:
 
 
 def retake_sigbus() -> None:
-    """Takes SIGBUS back from a handler installed after a file was guarded, such as faulthandler's."""
+    """Installs the SIGBUS handler again, in place of one installed after a file was guarded, such as faulthandler's."""
     _require_library().hw_watch()
 
 
 def count_lost_files(ticket: int = -1) -> int:
-    """Counts the guarded files that have lost bytes which were read; with a ticket, only that file (0 or 1)."""
+    """Returns the number of guarded files of which missing bytes were read; with a ticket, only that file counts."""
     library = _load_library()
     return 0 if library is None else int(library.hw_lost(ticket))
 
@@ -162,15 +164,16 @@ def _to_array(data: bytes | memoryview | Bytes) -> Bytes:
 
 
 def compute_crc32c(data: bytes | memoryview | Bytes) -> int:
-    """Computes the Castagnoli checksum of some bytes."""
+    """Returns the CRC-32C (Castagnoli) of the bytes."""
     array = _to_array(data)
     return int(_require_library().hw_crc32c(array.ctypes.data, array.size))
 
 
 def read_jpeg_header(data: bytes | memoryview | Bytes) -> JpegInfo:
-    """Reads the header of a JPEG. Raises DataError if the bytes are no JPEG or the header is damaged."""
+    """Reads the header of a JPEG. Raises DataError if the bytes are not a JPEG or the header is damaged."""
     # The core returns 0 if it has read the header.
-    array, info = _to_array(data), _Info()
+    array = _to_array(data)
+    info = _Info()
     if _require_library().hw_probe(array.ctypes.data, array.size, info):
         raise DataError("these bytes are no JPEG, or its header is damaged")
     # The structure has the same field names; only the flag is a number there.
@@ -179,8 +182,9 @@ def read_jpeg_header(data: bytes | memoryview | Bytes) -> JpegInfo:
 
 
 def make_seekable(data: bytes | memoryview | Bytes) -> bytes:
-    """Rewrites a JPEG without changing its pixels so that it can be cut: baseline, optimised Huffman tables, restart
-    markers.
+    """Rewrites a JPEG so that parts of it can be decoded: baseline, optimised Huffman tables, restart markers.
+
+    The pixels do not change.
 
     Raises:
         DataError: the file cannot be rewritten; the message gives the reason.
@@ -193,25 +197,26 @@ def make_seekable(data: bytes | memoryview | Bytes) -> bytes:
 
 
 def splice(data: bytes | memoryview | Bytes, region: Sequence[int]) -> tuple[bytes, tuple[int, int, int, int]]:
-    """Cuts a smaller JPEG that holds the pixels of a region out of one with restart markers.
+    """Cuts a region out of a JPEG with restart markers, without decoding it.
 
     Args:
         region: x0, y0, x1, y1 in pixels, half open.
 
     Returns:
-        the smaller JPEG, and the region of the large one that it shows.
+        a smaller JPEG, and the region of the large one that it shows, which contains `region`.
 
     Raises:
-        DataError: it cannot be cut; the message gives the reason.
+        DataError: the region cannot be cut out; the message gives the reason.
     """
-    array, held = _to_array(data), (c_int32 * 4)()
-    call = (_require_library().hw_splice, array.ctypes.data, array.size, (c_int32 * 4)(*region), held)
-    small = _call_with_buffer(array.size + 4096, *call)
-    return small, (held[0], held[1], held[2], held[3])
+    array = _to_array(data)
+    shown_region = (c_int32 * 4)()
+    arguments = (_require_library().hw_splice, array.ctypes.data, array.size, (c_int32 * 4)(*region), shown_region)
+    smaller_jpeg = _call_with_buffer(array.size + 4096, *arguments)
+    return smaller_jpeg, (shown_region[0], shown_region[1], shown_region[2], shown_region[3])
 
 
 def _call_with_buffer(capacity: int, function: Any, *arguments: Any) -> bytes:
-    """Calls a function of the core that writes bytes into a buffer, and returns the bytes."""
+    """Calls a function of the core that writes bytes into a buffer; returns the bytes. Raises DataError if it fails."""
     reason = ctypes.create_string_buffer(200)
     while True:
         out = np.empty(capacity, np.uint8)
@@ -224,8 +229,11 @@ def _call_with_buffer(capacity: int, function: Any, *arguments: Any) -> bytes:
         capacity = -size
 
 
-def _get_pointer(array: NDArray[Any] | None, dtype: type, *shape: int) -> int | None:
-    """Returns the address of an array, after a check that its type, shape and layout are as the core expects."""
+def _get_checked_pointer(array: NDArray[Any] | None, dtype: type, *shape: int) -> int | None:
+    """Returns the address of an array, or None for None.
+
+    Raises ValueError if its dtype, shape or memory layout is not as the core expects.
+    """
     # ctypes would pass any address: a wrong type or stride would be read as garbage, not refused.
     if array is None:
         return None
@@ -235,7 +243,10 @@ def _get_pointer(array: NDArray[Any] | None, dtype: type, *shape: int) -> int | 
 
 
 def _get_output_pointer(out: Bytes) -> tuple[int, int]:
-    """Returns the address of uint8 [n, H, W, C], and the bytes from one image to the next."""
+    """Returns the address of uint8 [n, H, W, C], and the bytes from one image to the next.
+
+    Raises ValueError for another type or number of dimensions, or for images that are not contiguous.
+    """
     if out.dtype != np.uint8 or out.ndim != 4 or not out.flags.writeable:
         raise ValueError(f"{out.dtype} of {out.ndim} dimensions instead of writeable uint8 [n, H, W, C]")
     # Gaps between images are allowed (a slice of a ring), gaps inside one are not.
@@ -250,19 +261,22 @@ def _check_result(result: int) -> None:
 
 
 def _count_images(request: DecodeRequest | GatherRequest) -> int:
-    k, room = len(request.records), len(request.out)
-    if room < k:
-        raise ValueError(f"room for {room} images, but {k} records")
-    return k
+    num_records, num_outputs = len(request.records), len(request.out)
+    if num_outputs < num_records:
+        raise ValueError(f"room for {num_outputs} images, but {num_records} records")
+    return num_records
 
 
 @final
 class NativePool:
-    """Threads of the core. Calls from several Python threads queue; a forked child gets threads of its own.
+    """Thread pool of the core. Calls from several Python threads queue; a forked child starts its own threads.
 
     Args:
-        threads: number of threads that work, the caller included.
+        threads: number of threads that decode, the caller included.
         cpus: CPU numbers; started thread i is bound to the i-th. None: threads are not bound.
+
+    Raises:
+        UsageError: the native core is not available, or cannot start its threads.
     """
 
     def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
@@ -270,63 +284,71 @@ class NativePool:
         self._handle: int | None = None
         self._core = _require_library()
         # The core copies the CPU numbers, so the array need not outlive this call.
-        numbers = np.array(cpus or (), np.int32)
-        self._handle = self._core.hw_pool_create(threads, numbers.ctypes.data, len(numbers))
+        cpu_numbers = np.array(cpus or (), np.int32)
+        self._handle = self._core.hw_pool_create(threads, cpu_numbers.ctypes.data, len(cpu_numbers))
         if not self._handle:
             raise UsageError(f"{threads} decoding threads cannot be had", fix="Ask for fewer.")
 
     def decode(self, request: DecodeRequest, stats: NativeStats | None = None) -> Bytes:
-        """Decodes a batch. Returns its statuses (HW_OK...), uint8 [k].
+        """Decodes a batch into `request.out`.
 
         Args:
-            stats: receives the costs of the batch; None: the core reads no clock.
+            stats: the costs of the batch are added to it; None: the core reads no clock.
+
+        Returns:
+            the status of each record (HW_OK...), uint8 [k].
         """
-        k, out = _count_images(request), request.out
+        num_images = _count_images(request)
+        out = request.out
         items = _Items(
-            address=_get_pointer(request.records.address, np.uint64, k),
-            length=_get_pointer(request.records.length, np.uint64, k),
-            crc=_get_pointer(request.crc, np.uint32, k),
-            check=_get_pointer(request.check, np.bool_, k),
-            kind=_get_pointer(request.kinds, np.uint8, k),
-            shape=_get_pointer(request.shapes, np.uint32, k, 3),
-            box=_get_pointer(request.boxes, np.float32, k, 4),
-            flip=_get_pointer(request.flips, np.bool_, k),
+            address=_get_checked_pointer(request.records.address, np.uint64, num_images),
+            length=_get_checked_pointer(request.records.length, np.uint64, num_images),
+            crc=_get_checked_pointer(request.crc, np.uint32, num_images),
+            check=_get_checked_pointer(request.check, np.bool_, num_images),
+            kind=_get_checked_pointer(request.kinds, np.uint8, num_images),
+            shape=_get_checked_pointer(request.shapes, np.uint32, num_images, 3),
+            box=_get_checked_pointer(request.boxes, np.float32, num_images, 4),
+            flip=_get_checked_pointer(request.flips, np.bool_, num_images),
         )
-        address, stride = _get_output_pointer(out[:k])
+        address, stride = _get_output_pointer(out[:num_images])
         height, width, channels = out.shape[1:]
         # The first field is the struct's size: the core refuses a layout of another version.
         spec = _Spec(ctypes.sizeof(_Spec), height, width, channels, request.scaled, MAX_PIXELS, MAX_SCANS)
-        status = np.empty(k, np.uint8)
+        status = np.empty(num_images, np.uint8)
         _check_result(
-            self._core.hw_decode_batch(self._handle, k, items, spec, address, stride, status.ctypes.data, stats)
+            self._core.hw_decode_batch(
+                self._handle, num_images, items, spec, address, stride, status.ctypes.data, stats
+            )
         )
         return status
 
     def gather(self, request: GatherRequest) -> Bytes:
-        """Copies raw images: pixel (r, c) becomes the mirrored image's pixel (r + down, c + right), reflected at the
-        border. Returns the statuses, uint8 [k].
+        """Copies raw images into `request.out`; returns the status of each record, uint8 [k].
+
+        Pixel (r, c) is the mirrored image's pixel (r + down, c + right), reflected at the border.
         """
-        k = _count_images(request)
-        status, out = np.empty(k, np.uint8), request.out
+        num_images = _count_images(request)
+        status = np.empty(num_images, np.uint8)
+        out = request.out
         # Drawn as int64; the core reads int16.
         shifts = None if request.shifts is None else np.ascontiguousarray(request.shifts, np.int16)
-        address, stride = _get_output_pointer(out[:k])
+        address, stride = _get_output_pointer(out[:num_images])
         height, width, channels = out.shape[1:]
         _check_result(
             self._core.hw_gather(
                 self._handle,
-                k,
-                _get_pointer(request.records.address, np.uint64, k),
-                _get_pointer(request.records.length, np.uint64, k),
-                _get_pointer(request.crc, np.uint32, k),
-                _get_pointer(request.check, np.bool_, k),
+                num_images,
+                _get_checked_pointer(request.records.address, np.uint64, num_images),
+                _get_checked_pointer(request.records.length, np.uint64, num_images),
+                _get_checked_pointer(request.crc, np.uint32, num_images),
+                _get_checked_pointer(request.check, np.bool_, num_images),
                 # HW_RAW_PLANAR or HW_RAW.
                 2 if request.planar else 1,
                 height,
                 width,
                 channels,
-                _get_pointer(shifts, np.int16, k, 2),
-                _get_pointer(request.flips, np.bool_, k),
+                _get_checked_pointer(shifts, np.int16, num_images, 2),
+                _get_checked_pointer(request.flips, np.bool_, num_images),
                 address,
                 stride,
                 status.ctypes.data,
@@ -336,7 +358,7 @@ class NativePool:
 
     def close(self) -> None:
         """Ends the threads. Never call it while another call runs."""
-        # Forgotten first, so that a second close does nothing.
+        # Reset first, so that another `close` does nothing.
         handle, self._handle = self._handle, None
         if handle:
             self._core.hw_pool_destroy(handle)

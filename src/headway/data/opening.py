@@ -26,7 +26,7 @@ from headway.data.formats.pack_source import (
     list_entries,
 )
 from headway.data.tiers.remote_dataset import open_remote
-from headway.storage.addresses import is_address
+from headway.storage.addresses import is_url
 
 
 def open(
@@ -37,7 +37,7 @@ def open(
 ) -> Dataset:
     """Opens a data set: a pack, or foreign data, which are scanned the first time.
 
-    A pack opens in the same time whatever its size. It may lie at an address such as `s3://bucket/imagenet/train`;
+    A pack opens in the same time whatever its size. It may lie at a URL such as `s3://bucket/imagenet/train`;
     foreign data must be on this machine. The scan reads all foreign data once for sizes and checksums, and keeps its
     columns beside the data (see `foreign`), so the next opening is as fast as a pack's. Foreign data are
 
@@ -60,16 +60,18 @@ def open(
         DataError: columns, shards or foreign data are damaged, missing, or from different packs.
     """
     text = os.fspath(uri).removeprefix("file://")
-    if is_address(text):
+    if is_url(text):
         return open_remote(text)
     root = Path(text)
     path = root / COLUMNS_FILE
     if not path.is_file():
-        parts = [part for part in ("train", "eval") if (root / part / COLUMNS_FILE).is_file()]
-        if parts:
-            raise UsageError("this folder holds several packs", where=str(root), fix=f"Name one: {root / parts[0]}.")
+        pack_names = [part for part in ("train", "eval") if (root / part / COLUMNS_FILE).is_file()]
+        if pack_names:
+            raise UsageError(
+                "this folder holds several packs", where=str(root), fix=f"Name one: {root / pack_names[0]}."
+            )
         return open_foreign(text, mapped=mapped, progress=progress)
-    # From here on the folder is a pack. Only its columns are read, so the time does not depend on its size.
+    # Only the columns of a pack are read, so the time does not depend on its size.
     columns, description, _ = load_columns(path)
     if description.format not in PACK_FORMATS:
         raise DataError(f"the pack format {description.format!r} is not known", where=str(path), fix=PACK_AGAIN)
@@ -87,7 +89,7 @@ def _check_shard(path: Path, shard: Shard, description: DatasetDescription) -> N
     # A ValueError is a name that no file can have.
     except (OSError, ValueError) as error:
         raise DataError(f"a shard cannot be opened ({error})", where=str(path.parent), fix=fix) from None
-    # Opening a named pipe would wait for a writer for ever.
+    # Opening a named pipe would block until a process writes to it.
     if not stat.S_ISREG(status.st_mode):
         raise DataError("this shard is not a regular file", where=str(path), fix=fix)
     read_pack_id = recordio.read_pack_id if description.format == "recordio" else trailer.read_pack_id
@@ -118,9 +120,9 @@ def open_split(src: str | os.PathLike[str]) -> tuple[PackSource, PackSource | No
     """Lists the training images and, if `src` has two parts (train and one of EVAL_NAMES), the evaluation images.
 
     The parts are folders of images, packs or foreign data; or parts of one file or folder of foreign data, such as
-    CIFAR-10's train and test. An address holds one pack. Raises as `open_source`.
+    CIFAR-10's train and test. A URL holds one pack. Raises as `open_source`.
     """
-    if is_address(src):
+    if is_url(src):
         return build_pack_source(open(src), remote=True), None
     src = Path(src)
     # Folders of two sets first; then archives such as CIFAR-10, whose parts are inside.
@@ -142,7 +144,10 @@ class _SplitPaths(NamedTuple):
 
 
 def _find_split_folders(src: Path) -> _SplitPaths | None:
-    """Returns the training and the evaluation folder, and the names of the other folders beside them."""
+    """Returns the training and the evaluation folder, and the names of the other folders beside them.
+
+    Returns None if there is no training folder, and raises UsageError if it has no evaluation folder beside it.
+    """
     names = {name.lower(): name for name in sorted(list_entries(str(src))[0])} if src.is_dir() else {}
     if "train" not in names or (src / COLUMNS_FILE).is_file():
         return None
@@ -151,9 +156,11 @@ def _find_split_folders(src: Path) -> _SplitPaths | None:
     if not _is_dataset_folder(train):
         return None
     candidates = [names[name] for name in EVAL_NAMES if name in names]
-    chosen = next((name for name in candidates if _is_dataset_folder(src / name)), None)
-    if chosen is not None:
-        return _SplitPaths(train, src / chosen, [name for name in names.values() if name not in (train.name, chosen)])
+    evaluation = next((name for name in candidates if _is_dataset_folder(src / name)), None)
+    if evaluation is not None:
+        return _SplitPaths(
+            train, src / evaluation, [name for name in names.values() if name not in (train.name, evaluation)]
+        )
     # A folder train without an evaluation set is more likely a mistake than a class.
     if candidates or len(names) == 1:
         what = f"{candidates[0]} has no class folders" if candidates else "train has no evaluation folder beside it"
@@ -173,9 +180,9 @@ def _is_dataset_folder(folder: Path) -> bool:
 def _find_foreign_parts(src: Path) -> _SplitPaths | None:
     """Returns the parts of foreign data, such as CIFAR-10's train and test.
 
-    A query such as that of `cifar-100-python?labels=coarse` is passed on to each part.
+    A query such as that of `cifar-100-python?labels=coarse` is appended to the path of each part.
     """
-    path, mark, query = (str(src), "", "") if src.exists() else str(src).partition("?")
+    path, question_mark, query = (str(src), "", "") if src.exists() else str(src).partition("?")
     # A listing and a folder of images are single sets, which `open_source` handles.
     is_listing = os.path.isfile(path) and Path(path).suffix.lower() in LISTING_EXTENSIONS
     if not os.path.exists(path) or is_listing or (os.path.isdir(path) and detect.is_image_folder(Path(path))):
@@ -186,4 +193,6 @@ def _find_foreign_parts(src: Path) -> _SplitPaths | None:
     if "train" not in names or evaluation is None:
         return None
     unused = [name for name in names if name not in ("train", evaluation)]
-    return _SplitPaths(Path(f"{path}/train{mark}{query}"), Path(f"{path}/{evaluation}{mark}{query}"), unused)
+    return _SplitPaths(
+        Path(f"{path}/train{question_mark}{query}"), Path(f"{path}/{evaluation}{question_mark}{query}"), unused
+    )

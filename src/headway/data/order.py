@@ -19,23 +19,23 @@ from headway.core.random_keys import GOLDEN, MASK, UInt64, mix_int
 
 Int64 = NDArray[np.int64]
 
-# Ranges below it take more half-rounds; see `count_rounds`.
-SMALL_RANGE = 4096
-"""Ranges below it take more half-rounds; see `count_rounds`."""
+SMALL_RANGE_SIZE = 4096
+"""Smaller ranges take more half-rounds; see `count_rounds`."""
 
 
 def count_rounds(n: int) -> int:
     """Returns the Feistel half-rounds for a range of n: small ranges need more."""
     # Over 20,000 keys, chi-square / freedom of all 120 permutations of n = 5 is 78 with 3 half-rounds, 11 with 6, 4
     # with 8, 1.07 with 12. From 4,096 on, 6 give the fixed points and neighbour distances of random permutations.
-    return 20 if n < SMALL_RANGE else 6
+    return 20 if n < SMALL_RANGE_SIZE else 6
 
 
-# Number of blocks in a window; each lies at another place of the data set.
 BLOCKS_PER_WINDOW = 8
+"""Number of blocks in a window; each comes from another place of the data set."""
 
-_M1, _M2 = np.uint64(0xD6E8FEB86659FD93), np.uint64(0xA0761D6478BD642F)
-_S32 = np.uint64(32)
+_MULTIPLIER_1 = np.uint64(0xD6E8FEB86659FD93)
+_MULTIPLIER_2 = np.uint64(0xA0761D6478BD642F)
+_SHIFT_32 = np.uint64(32)
 
 
 def get_rank_slots(total: int, rank: int, world: int) -> tuple[int, int]:
@@ -44,7 +44,7 @@ def get_rank_slots(total: int, rank: int, world: int) -> tuple[int, int]:
 
 
 def permute(x: UInt64, n: int, key: int, salt: UInt64 | None = None) -> UInt64:
-    """Permutes [0, n): returns the image of each x under the permutation that `key` selects.
+    """Returns the image of each x under the pseudo-random permutation of [0, n) that `key` selects.
 
     Args:
         x: uint64 of shape [k], each below n.
@@ -59,55 +59,57 @@ def permute(x: UInt64, n: int, key: int, salt: UInt64 | None = None) -> UInt64:
 
 
 def unpermute(y: UInt64, n: int, key: int, salt: UInt64 | None = None) -> UInt64:
-    """Inverts `permute`: returns the x of each y = permute(x, n, key, salt)."""
+    """Returns the x of each y = permute(x, n, key, salt): the inverse of `permute`."""
     return _walk_cycle(_invert_feistel, y, n, key, salt)
 
 
-def _walk_cycle(step: Callable[..., UInt64], x: UInt64, n: int, key: int, salt: UInt64 | None) -> UInt64:
+def _walk_cycle(feistel: Callable[..., UInt64], x: UInt64, n: int, key: int, salt: UInt64 | None) -> UInt64:
     # The smallest near-square a x b that holds n values.
     a = math.isqrt(n - 1) + 1
     b = -(-n // a)
-    out = step(x, a, b, key, salt)
-    outside = np.flatnonzero(out >= np.uint64(n))
-    # About one in sqrt(n) leaves the range, since a * b < n + sqrt(n) + 1. It walks on along its cycle.
+    image = feistel(x, a, b, key, salt)
+    outside = np.flatnonzero(image >= np.uint64(n))
+    # About one in sqrt(n) leaves the range, since a * b < n + sqrt(n) + 1. It follows its cycle back into the range.
     while outside.size:
-        out[outside] = step(out[outside], a, b, key, None if salt is None else salt[outside])
-        outside = outside[out[outside] >= np.uint64(n)]
-    return out
+        image[outside] = feistel(image[outside], a, b, key, None if salt is None else salt[outside])
+        outside = outside[image[outside] >= np.uint64(n)]
+    return image
 
 
 def _apply_feistel(x: UInt64, a: int, b: int, key: int, salt: UInt64 | None) -> UInt64:
     size = (np.uint64(a), np.uint64(b))
-    half = [x // size[1], x % size[1]]
-    for number in range(count_rounds(a * b)):
-        to = number & 1
-        half[to] = half[to] + _draw_round(half[1 - to], size[to], number, key, salt)
-        np.subtract(half[to], size[to], out=half[to], where=half[to] >= size[to])
-    return half[0] * size[1] + half[1]
+    halves = [x // size[1], x % size[1]]
+    for round in range(count_rounds(a * b)):
+        target = round & 1
+        halves[target] = halves[target] + _draw_round(halves[1 - target], size[target], round, key, salt)
+        np.subtract(halves[target], size[target], out=halves[target], where=halves[target] >= size[target])
+    return halves[0] * size[1] + halves[1]
 
 
 def _invert_feistel(y: UInt64, a: int, b: int, key: int, salt: UInt64 | None) -> UInt64:
     size = (np.uint64(a), np.uint64(b))
-    half = [y // size[1], y % size[1]]
+    halves = [y // size[1], y % size[1]]
     # The rounds of `_apply_feistel` in reverse, each subtracted instead of added.
-    for number in reversed(range(count_rounds(a * b))):
-        to = number & 1
-        half[to] = half[to] + (size[to] - _draw_round(half[1 - to], size[to], number, key, salt))
-        np.subtract(half[to], size[to], out=half[to], where=half[to] >= size[to])
-    return half[0] * size[1] + half[1]
+    for round in reversed(range(count_rounds(a * b))):
+        target = round & 1
+        halves[target] = halves[target] + (
+            size[target] - _draw_round(halves[1 - target], size[target], round, key, salt)
+        )
+        np.subtract(halves[target], size[target], out=halves[target], where=halves[target] >= size[target])
+    return halves[0] * size[1] + halves[1]
 
 
-def _draw_round(half: UInt64, size: np.uint64, number: int, key: int, salt: UInt64 | None) -> UInt64:
-    """Computes the number that a round adds to one half, from the other half."""
-    word = half * _M1 + np.uint64(mix_int(key + (number + 1) * GOLDEN) & MASK)
+def _draw_round(half: UInt64, size: np.uint64, round: int, key: int, salt: UInt64 | None) -> UInt64:
+    """Computes the round function: the number below `size` that a round adds to one half, from the other half."""
+    word = half * _MULTIPLIER_1 + np.uint64(mix_int(key + (round + 1) * GOLDEN) & MASK)
     if salt is not None:
         word += salt
-    word ^= word >> _S32
-    word *= _M2
-    word ^= word >> _S32
-    word *= _M1
+    word ^= word >> _SHIFT_32
+    word *= _MULTIPLIER_2
+    word ^= word >> _SHIFT_32
+    word *= _MULTIPLIER_1
     # Multiply-high maps 32 random bits to [0, size) uniformly, without a division.
-    return ((word >> _S32) * size) >> _S32
+    return ((word >> _SHIFT_32) * size) >> _SHIFT_32
 
 
 @dataclass(frozen=True)
@@ -142,54 +144,58 @@ class Order:
         samples = np.empty_like(slots)
         # Every epoch has its own key; a batch spans one or two of them.
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            samples[here] = self._permute_epoch(int(epoch), slots[here].astype(np.uint64)).astype(np.int64)
+            in_epoch = epochs == epoch
+            samples[in_epoch] = self._permute_epoch(int(epoch), slots[in_epoch].astype(np.uint64)).astype(np.int64)
         return epochs, samples
 
     def find_positions(self, epoch: int, samples: Int64) -> Int64:
         """Finds the position of each sample in an epoch, the inverse of a call; int64 of the shape [k] of `samples`."""
-        found = np.asarray(samples, np.int64).reshape(-1).astype(np.uint64)
-        return self._unpermute_epoch(epoch, found).astype(np.int64) + epoch * self.samples
+        sample_ids = np.asarray(samples, np.int64).reshape(-1).astype(np.uint64)
+        return self._unpermute_epoch(epoch, sample_ids).astype(np.int64) + epoch * self.samples
 
     def _permute_epoch(self, epoch: int, slots: UInt64) -> UInt64:
         key = mix_int(mix_int(self.seed) + (epoch + 1) * GOLDEN)
         if self.window is None or self.window >= self.samples:
             return permute(slots, self.samples, key)
-        inside = self._permute_windows(permute, slots, self.window, key)
-        out = self._permute_blocks(permute, inside, self.window, key)
-        return (out + self._compute_shift(key)) % np.uint64(self.samples)
+        window_slots = self._permute_windows(permute, slots, self.window, key)
+        block_slots = self._permute_blocks(permute, window_slots, self.window, key)
+        return (block_slots + self._compute_shift(key)) % np.uint64(self.samples)
 
     def _unpermute_epoch(self, epoch: int, samples: UInt64) -> UInt64:
         key = mix_int(mix_int(self.seed) + (epoch + 1) * GOLDEN)
         if self.window is None or self.window >= self.samples:
             return unpermute(samples, self.samples, key)
-        n = np.uint64(self.samples)
-        inside = self._permute_blocks(unpermute, (samples + (n - self._compute_shift(key))) % n, self.window, key)
-        return self._permute_windows(unpermute, inside, self.window, key)
+        num_samples = np.uint64(self.samples)
+        window_slots = self._permute_blocks(
+            unpermute, (samples + (num_samples - self._compute_shift(key))) % num_samples, self.window, key
+        )
+        return self._permute_windows(unpermute, window_slots, self.window, key)
 
-    # The blocks are cut from another offset in each epoch, so that neighbours do not always share one.
     def _compute_shift(self, key: int) -> np.uint64:
+        # Blocks begin at another offset in each epoch, so that neighbours do not always share one.
         return np.uint64(mix_int(key + 3) % self.samples)
 
-    def _permute_windows(self, change: Callable[..., UInt64], slots: UInt64, window: int, key: int) -> UInt64:
-        """Applies `change` (`permute` or `unpermute`) inside each window; the last window may be shorter."""
-        out = np.empty_like(slots)
-        number = slots // np.uint64(window)
-        whole = self.samples // window
-        full = number < np.uint64(whole)
-        for mask, size in ((full, window), (~full, self.samples - whole * window)):
+    def _permute_windows(self, permute_range: Callable[..., UInt64], slots: UInt64, window: int, key: int) -> UInt64:
+        """Applies `permute_range` (`permute` or `unpermute`) inside each window; the last window may be shorter."""
+        permuted = np.empty_like(slots)
+        window_index = slots // np.uint64(window)
+        num_full_windows = self.samples // window
+        is_full = window_index < np.uint64(num_full_windows)
+        for mask, size in ((is_full, window), (~is_full, self.samples - num_full_windows * window)):
             if mask.any():
-                start = number[mask] * np.uint64(window)
-                out[mask] = start + change(slots[mask] - start, size, mix_int(key + 1), number[mask])
-        return out
+                start = window_index[mask] * np.uint64(window)
+                permuted[mask] = start + permute_range(slots[mask] - start, size, mix_int(key + 1), window_index[mask])
+        return permuted
 
-    def _permute_blocks(self, change: Callable[..., UInt64], places: UInt64, window: int, key: int) -> UInt64:
-        """Applies `change` (`permute` or `unpermute`) to the blocks of the set."""
-        block = -(-window // BLOCKS_PER_WINDOW)
-        blocks = self.samples // block
-        number, rest = np.divmod(places, np.uint64(block))
+    def _permute_blocks(self, permute_range: Callable[..., UInt64], slots: UInt64, window: int, key: int) -> UInt64:
+        """Applies `permute_range` (`permute` or `unpermute`) to the blocks of the set."""
+        block_size = -(-window // BLOCKS_PER_WINDOW)
+        num_blocks = self.samples // block_size
+        block_index, offset = np.divmod(slots, np.uint64(block_size))
         # The short last block stays last; the epoch's shift moves it.
-        moved = number < np.uint64(blocks)
-        out = places.copy()
-        out[moved] = change(number[moved], blocks, mix_int(key + 2)) * np.uint64(block) + rest[moved]
-        return out
+        is_full = block_index < np.uint64(num_blocks)
+        permuted = slots.copy()
+        permuted[is_full] = (
+            permute_range(block_index[is_full], num_blocks, mix_int(key + 2)) * np.uint64(block_size) + offset[is_full]
+        )
+        return permuted

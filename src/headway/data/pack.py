@@ -24,14 +24,14 @@ from headway.data.pack_plan import PackJob, plan_sets
 from headway.data.pack_set import SetResult, pack_set, use_strict_pillow
 from headway.data.reference import GRAY_MODES
 from headway.data.staging import clear_leftovers, stage_folder
-from headway.storage.addresses import is_address, parse_local_path, redact_address
+from headway.storage.addresses import is_url, parse_local_path, redact_url
 
 SKIPPED_FILE = "skipped.txt"
 
-_LISTED_FILES = 20
+_MAX_LISTED_FILES = 20
 
 PackProgress = Callable[[int, int], None]
-"""Callback that gets (images done, images in all)."""
+"""Callback that gets (images packed, images in all)."""
 
 
 @final
@@ -43,23 +43,24 @@ class PackResult:
     """One packed data set, or two: train and eval."""
     format: str
     mode: str
-    """`keep` if seekable was asked for without the native core."""
+    """Mode that was used: `keep` if seekable was requested and the native core is missing."""
     samples: int
     counts: tuple[int, ...]
     """Samples of each of `folders`."""
     classes: tuple[str, ...]
-    """Empty if labels are numbers."""
+    """Names of the classes; empty if labels are numbers."""
     left_out: int
     """Samples that the transform left out."""
     bytes: int
     """Size of all shards."""
     skipped: list[tuple[str, str]]
-    """(name, reason) of each bad image left out."""
+    """(name, reason) of each bad image that was left out."""
     skipped_file: Path | None
-    """The file that lists them; None if there are none."""
+    """File that lists the bad images; None if there are none."""
     notes: tuple[str, ...]
-    """Sentences about images left out, or stored otherwise than asked for."""
+    """Sentences about images that were left out, or stored in another way than requested."""
     seconds: float
+    """Wall time of the pack."""
 
 
 # Each keyword is a flag of `headway pack`.
@@ -81,7 +82,7 @@ def pack(  # noqa: PLR0913
 ) -> PackResult:
     """Packs `src` (see `open_split`) into the folder `dst`, or its two sets into `dst`/train and `dst`/eval.
 
-    `src` may be the address of one pack, such as http://host/photos/train; `dst` must be on this machine.
+    `src` may be the URL of one pack, such as http://host/photos/train; `dst` must be on this machine.
 
     Every image is decoded, and bad ones are named. `dst` appears only when all of it is on the disk: a pack that is
     killed leaves nothing that opens, and the next pack to `dst` removes its leftovers. Samples are stored in the order
@@ -104,32 +105,36 @@ def pack(  # noqa: PLR0913
     Raises:
         UsageError: a path, number or mode is impossible; `dst` exists.
         DataError: images are bad (all of them are named); no image of the set or of a class is left; the classes of the
-            two sets differ; an address cannot be read.
+            two sets differ; a URL cannot be read.
         UserCodeError: the transform failed; its cause has the traceback.
         HeadwayError: `dst` cannot be written, or the disk is full.
     """
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     dst = parse_local_path(dst, "Pack to a local folder, then copy it there.").resolve()
-    src = src if is_address(src) else parse_local_path(src, "")
-    # A password in an address must not reach the columns file.
-    named = redact_address(os.fspath(src))
-    # All mistakes of the user come before the first file is touched.
+    src = src if is_url(src) else parse_local_path(src, "")
+    # A password in a URL must not reach the columns file.
+    source_name = redact_url(os.fspath(src))
+    # All arguments are checked before the first file is written.
     _check_numbers(split, threads, shard_bytes)
-    wanted = PackMode.parse(mode) if mode is not None else None
+    requested_mode = PackMode.parse(mode) if mode is not None else None
     if isinstance(src, Path):
-        _check_places(src.resolve(), dst)
+        _check_not_nested(src.resolve(), dst)
     # A pack to the same place that was killed may have moved the old data set away: restore it first.
     clear_leftovers(dst)
     _check_target(dst, overwrite)
-    function = _import_transform(transform) if isinstance(transform, str) else transform
+    transform_function = _import_transform(transform) if isinstance(transform, str) else transform
     train, evaluation = open_split(src)
-    pixels = train.images.raw_channels > 0
-    chosen, how = _choose_format_and_mode(format, wanted, raw_source=pixels, transformed=function is not None)
-    encoder, missing = build_encoder(how, function, orient, [train, evaluation] if evaluation else [train])
-    plans = plan_sets(named, train, evaluation, split, seed)
+    has_pixels = train.images.raw_channels > 0
+    chosen_format, chosen_mode = _choose_format_and_mode(
+        format, requested_mode, has_raw_pixels=has_pixels, has_transform=transform_function is not None
+    )
+    encoder, encoder_notes = build_encoder(
+        chosen_mode, transform_function, orient, [train, evaluation] if evaluation else [train]
+    )
+    plans = plan_sets(source_name, train, evaluation, split, seed)
     job = PackJob(
-        source=named,
-        format=chosen,
+        source=source_name,
+        format=chosen_format,
         encoder=encoder,
         transform=transform if isinstance(transform, str) else _get_transform_name(transform),
         threads=threads or count_usable_cores(),
@@ -139,85 +144,94 @@ def pack(  # noqa: PLR0913
     )
     # Progress counts images over both sets.
     total = sum(len(plan.ids) for plan in plans)
-    done = 0
+    num_done = 0
     results: list[SetResult] = []
-    bad: list[tuple[str, str]] = []
-    seen: dict[str, list[str]] = {}
+    bad_images: list[tuple[str, str]] = []
+    names_by_note: dict[str, list[str]] = {}
     # Only bytes that are stored unchanged have a known size; it goes into the message of a full disk.
-    is_unchanged = not function and (how.kind in ("keep", "seekable") or pixels)
+    is_unchanged = not transform_function and (chosen_mode.kind in ("keep", "seekable") or has_pixels)
     needed_bytes = sum(int(plan.sizes.sum()) + plan.labels.nbytes for plan in plans) if is_unchanged else None
     # Everything in the block goes to a temporary folder, which is renamed at its end.
     with stage_folder(dst, needed_bytes=needed_bytes, replace=overwrite) as staging, use_strict_pillow():
         for plan in plans:
             # Each set counts from 0; this adds the images of the sets before.
-            report = functools.partial(_report_progress, progress, done, total)
+            report = functools.partial(_report_progress, progress, num_done, total)
             result = pack_set(plan, staging / plan.name, job, report)
-            done += len(plan.ids)
+            num_done += len(plan.ids)
             results.append(result)
-            bad += result.bad
+            bad_images += result.bad
             for note, names in result.notes.items():
-                seen.setdefault(note, []).extend(names)
+                names_by_note.setdefault(note, []).extend(names)
         # Raised after all images were checked, so one run names every bad one.
-        if bad and not skip_bad:
-            raise _build_bad_files_error(bad, total, named)
-        if bad:
-            lines = [f"{name}\t{reason}\n" for name, reason in bad]
+        if bad_images and not skip_bad:
+            raise _build_bad_files_error(bad_images, total, source_name)
+        if bad_images:
+            lines = [f"{name}\t{reason}\n" for name, reason in bad_images]
             write_and_sync(staging / SKIPPED_FILE, "".join(lines).encode())
     return PackResult(
         folders=tuple(dst / plan.name for plan in plans),
-        format=chosen,
+        format=chosen_format,
         mode=str(encoder.mode),
         samples=sum(result.samples for result in results),
         counts=tuple(result.samples for result in results),
         classes=plans[0].source.classes if train.label_kind != "value" else (),
         left_out=sum(result.left_out for result in results),
         bytes=sum(result.size_bytes for result in results),
-        skipped=bad,
-        skipped_file=dst / SKIPPED_FILE if bad else None,
+        skipped=bad_images,
+        skipped_file=dst / SKIPPED_FILE if bad_images else None,
         notes=(
             *train.notes,
             *(evaluation.notes if evaluation else ()),
-            *missing,
-            *(_describe_pixels(wanted, encoder) if pixels else ()),
-            *summarise_notes(seen, can_turn=function is not None or encoder.mode.kind in ("encode", "raw")),
+            *encoder_notes,
+            *(_describe_pixel_storage(requested_mode, encoder) if has_pixels else ()),
+            *summarise_notes(
+                names_by_note, can_orient=transform_function is not None or encoder.mode.kind in ("encode", "raw")
+            ),
         ),
-        seconds=time.perf_counter() - begun,
+        seconds=time.perf_counter() - start_time,
     )
 
 
 def build_encoder(
-    mode: PackMode, function: Transform | None, orient: bool, sources: Sequence[PackSource]
+    mode: PackMode, transform: Transform | None, orient: bool, sources: Sequence[PackSource]
 ) -> tuple[ImageEncoder, tuple[str, ...]]:
-    """Returns the encoder of a mode, and a sentence if the native core that the mode needs is missing."""
-    kept = mode.kind in ("keep", "seekable")
+    """Builds the encoder of a mode.
+
+    Returns:
+        the encoder, and a sentence for the user if the native core that the mode needs is missing.
+
+    Raises:
+        UsageError: `orient` is set, and the mode stores files unchanged.
+    """
+    is_lossless = mode.kind in ("keep", "seekable")
     # Turning needs new pixels, which lossless modes do not write.
-    if orient and kept and not function:
+    if orient and is_lossless and not transform:
         what = f"mode {mode} keeps the files unchanged, so they cannot be turned"
         raise UsageError(what, fix="Leave --orient out, or choose a mode such as quality=95 or resize=256,quality=90.")
-    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     if mode.kind in ("seekable", "encode") and not native.is_available():
-        missing = ("JPEGs were not made seekable, which needs the native core.",)
+        notes = ("JPEGs were not made seekable, which needs the native core.",)
     with use_strict_pillow():
         # Raw pixels need their number of channels before the first shard is written.
-        gray = mode.kind == "raw" and all(map(_are_all_gray, sources))
+        is_gray = mode.kind == "raw" and all(map(_are_all_gray, sources))
     encoder = ImageEncoder(
-        mode=PackMode(kind="keep") if missing and kept else mode,
-        channels=1 if gray else 3,
-        make_seekable=native.make_seekable if mode.kind in ("seekable", "encode") and not missing else None,
-        transform=function,
+        mode=PackMode(kind="keep") if notes and is_lossless else mode,
+        channels=1 if is_gray else 3,
+        make_seekable=native.make_seekable if mode.kind in ("seekable", "encode") and not notes else None,
+        transform=transform,
         orient=orient,
     )
-    return encoder, missing
+    return encoder, notes
 
 
-def _describe_pixels(wanted: PackMode | None, encoder: ImageEncoder) -> tuple[str, ...]:
-    """Returns a sentence if the pixels of a source are stored otherwise than the mode says."""
+def _describe_pixel_storage(requested_mode: PackMode | None, encoder: ImageEncoder) -> tuple[str, ...]:
+    """Returns a sentence if the raw pixels of a source are stored in another way than the mode says."""
     if encoder.transform or encoder.mode.kind == "encode":
         return ()
     if encoder.mode.kind != "raw":
         return ("The source's pixels are stored as PNG, which is lossless.",)
-    if wanted is not None and wanted.kind != "raw":
-        return (f"Mode {wanted} is for image files: the source's pixels are stored unchanged, in mode raw.",)
+    if requested_mode is not None and requested_mode.kind != "raw":
+        return (f"Mode {requested_mode} is for image files: the source's pixels are stored unchanged, in mode raw.",)
     return ()
 
 
@@ -246,25 +260,25 @@ def _are_all_gray(source: PackSource) -> bool:
                 if image.mode not in GRAY_MODES:
                     return False
         except Exception:
-            # The pack names bad images later.
+            # Bad images are reported by the pack.
             continue
     return True
 
 
 def _choose_format_and_mode(
-    format: str | None, mode: PackMode | None, *, raw_source: bool, transformed: bool
+    format: str | None, mode: PackMode | None, *, has_raw_pixels: bool, has_transform: bool
 ) -> tuple[str, PackMode]:
-    """Returns format and mode, with defaults for those not given."""
+    """Returns format and mode, with defaults for those that are None. Raises UsageError if they do not match."""
     if format is not None and format not in WRITERS:
         raise UsageError(f"{format!r} is not a format that can be written", fix=suggest_nearest(format, WRITERS))
     # Pixels have no file to keep: lossless modes store them raw.
-    lossless = mode is None or mode.kind in ("keep", "seekable")
+    is_lossless = mode is None or mode.kind in ("keep", "seekable")
     if format is None:
-        format = "raw" if (raw_source and lossless) or (mode and mode.kind == "raw") else "recordio"
-    if mode is None or (format == "raw" and raw_source and lossless):
-        mode = PackMode(kind="raw" if format == "raw" else "keep" if raw_source else "seekable")
+        format = "raw" if (has_raw_pixels and is_lossless) or (mode and mode.kind == "raw") else "recordio"
+    if mode is None or (format == "raw" and has_raw_pixels and is_lossless):
+        mode = PackMode(kind="raw" if format == "raw" else "keep" if has_raw_pixels else "seekable")
     # Pixels become PNG in this mode, which has no seekable form.
-    if mode.kind == "seekable" and raw_source and not transformed:
+    if mode.kind == "seekable" and has_raw_pixels and not has_transform:
         mode = PackMode(kind="keep")
     if (format == "raw") != (mode.kind == "raw"):
         fix = "Choose --mode raw or raw,resize=N." if format == "raw" else "Choose --format raw, or another mode."
@@ -272,9 +286,9 @@ def _choose_format_and_mode(
     return format, mode
 
 
-def _report_progress(progress: PackProgress | None, before: int, total: int, done: int) -> None:
+def _report_progress(progress: PackProgress | None, num_before: int, total: int, num_done: int) -> None:
     if progress:
-        progress(before + done, total)
+        progress(num_before + num_done, total)
 
 
 def _check_numbers(split: float, threads: int | None, shard_bytes: int) -> None:
@@ -288,20 +302,20 @@ def _check_numbers(split: float, threads: int | None, shard_bytes: int) -> None:
         raise UsageError(f"a shard cannot have {shard_bytes} bytes", fix="Choose some 100 MB or more.")
 
 
-def _build_bad_files_error(bad: list[tuple[str, str]], total: int, src: str) -> DataError:
+def _build_bad_files_error(bad_images: list[tuple[str, str]], total: int, source_name: str) -> DataError:
     # Twenty names show the pattern; skipped.txt has all of them with --skip-bad.
-    lines = [f"  {name}: {reason}" for name, reason in bad[:_LISTED_FILES]]
-    if len(bad) > _LISTED_FILES:
-        lines.append(f"  and {len(bad) - _LISTED_FILES:,} more")
-    files = f"file{'s'[: total > 1]} {'is' if len(bad) == 1 else 'are'}"
+    lines = [f"  {name}: {reason}" for name, reason in bad_images[:_MAX_LISTED_FILES]]
+    if len(bad_images) > _MAX_LISTED_FILES:
+        lines.append(f"  and {len(bad_images) - _MAX_LISTED_FILES:,} more")
+    what, them = ("is not a readable image", "it") if len(bad_images) == 1 else ("are not readable images", "them")
     return DataError(
-        f"{len(bad):,} of {total:,} {files} no usable image",
-        where=src,
-        fix="\n".join(["Mend or remove them, or leave them out with --skip-bad:", *lines]),
+        f"{len(bad_images):,} of {total:,} file{'s'[: total > 1]} {what}",
+        where=source_name,
+        fix="\n".join([f"Repair or remove {them}, or skip with --skip-bad:", *lines]),
     )
 
 
-def _check_places(src: Path, dst: Path) -> None:
+def _check_not_nested(src: Path, dst: Path) -> None:
     # The next pack of the source would take the folder for a class.
     if src.is_dir() and dst.is_relative_to(src):
         what = "the destination is inside the source, so the next pack would take it for a class"

@@ -19,17 +19,17 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from headway.core.errors import DataError, UsageError, UserCodeError
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW
-from headway.data.reference import FORMATS, GRAY_MODES, convert_mode
+from headway.data.reference import GRAY_MODES, PILLOW_FORMATS, convert_mode
 
-JPEG = b"\xff\xd8\xff"
+JPEG_SIGNATURE = b"\xff\xd8\xff"
 """First bytes of a JPEG."""
-QUALITY = 90
+DEFAULT_QUALITY = 90
 TRANSFORMED_QUALITY = 95
 """Quality of images that a transform returns in modes keep and seekable, which set none."""
 
-_FORM = "Modes are keep, seekable, resize=N,quality=Q (or one of the two), raw, and raw,resize=N."
+_MODES_HINT = "Modes are keep, seekable, resize=N,quality=Q (or one of the two), raw, and raw,resize=N."
 _SUBSAMPLINGS = {"444": "4:4:4", "422": "4:2:2", "420": "4:2:0"}
-_ORIENTATION = 0x0112
+_EXIF_ORIENTATION_TAG = 0x0112
 """Tag of EXIF; 1 is upright."""
 
 Pixels = NDArray[np.uint8]
@@ -47,33 +47,33 @@ class PackMode:
     kind: Literal["keep", "seekable", "encode", "raw"]
     side: int | None = None
     """Limit of the shorter side in pixels."""
-    quality: int = QUALITY
+    quality: int = DEFAULT_QUALITY
     """JPEG quality, 1 to 100; with `encode`."""
     subsampling: str | None = None
     """JPEG colour subsampling: 444, 422 or 420; None is Pillow's 420."""
 
     @staticmethod
     def parse(text: str) -> PackMode:
-        """Parses a mode as written on the command line. Raises UsageError."""
+        """Parses a mode as written on the command line. Raises UsageError if the text is not a mode."""
         # `raw` comes first and takes options; an encoded mode is options only.
-        first, *rest = parts = [part.strip() for part in text.split(",")]
-        if first in ("keep", "seekable") and not rest:
-            return PackMode(kind="keep" if first == "keep" else "seekable")
-        raw = first == "raw"
-        given = rest if raw else parts
-        options = {name: value for name, _, value in (part.partition("=") for part in given)}
+        kind, *kind_options = parts = [part.strip() for part in text.split(",")]
+        if kind in ("keep", "seekable") and not kind_options:
+            return PackMode(kind="keep" if kind == "keep" else "seekable")
+        is_raw = kind == "raw"
+        option_texts = kind_options if is_raw else parts
+        options = {name: value for name, _, value in (part.partition("=") for part in option_texts)}
         # A repeated option would be lost silently.
-        if len(options) != len(given) or not options.keys() <= {"resize", "quality", "subsampling"}:
-            raise UsageError(f"{text!r} is not a mode", fix=_FORM)
-        if raw and options.keys() - {"resize"}:
+        if len(options) != len(option_texts) or not options.keys() <= {"resize", "quality", "subsampling"}:
+            raise UsageError(f"{text!r} is not a mode", fix=_MODES_HINT)
+        if is_raw and options.keys() - {"resize"}:
             raise UsageError(f"{text!r}: raw pixels have no quality", fix="Write raw, or raw,resize=N.")
         side = _parse_number(text, options["resize"], 1, 1 << 16) if "resize" in options else None
-        if raw:
+        if is_raw:
             return PackMode(kind="raw", side=side)
         subsampling = options.get("subsampling")
         if subsampling not in (None, *_SUBSAMPLINGS):
             raise UsageError(f"{subsampling!r} is not a subsampling", fix=f"Choose one of {', '.join(_SUBSAMPLINGS)}.")
-        quality = _parse_number(text, options.get("quality", str(QUALITY)), 1, 100)
+        quality = _parse_number(text, options.get("quality", str(DEFAULT_QUALITY)), 1, 100)
         return PackMode(kind="encode", side=side, quality=quality, subsampling=subsampling)
 
     def __str__(self) -> str:
@@ -85,15 +85,15 @@ class PackMode:
         parts += [f"subsampling={self.subsampling}"] if self.subsampling else []
         return ",".join(parts)
 
-    def follow(self, before: str) -> str:
-        """Returns the mode of a pack made from one in mode `before`: lossless modes leave that as it is."""
-        if self.kind in ("keep", "seekable") and before.partition("=")[0] in ("resize", "quality", "seekable"):
-            return before
+    def follow(self, source_mode: str) -> str:
+        """Returns the mode of a pack made from a pack in `source_mode`, which lossless modes do not change."""
+        if self.kind in ("keep", "seekable") and source_mode.partition("=")[0] in ("resize", "quality", "seekable"):
+            return source_mode
         return str(self)
 
 
 class StoredImage(NamedTuple):
-    """An image as it goes into a shard: the bytes of an image file, or pixels, uint8 [h, w, c]."""
+    """An image as it is written into a shard: the bytes of an image file, or pixels, uint8 [h, w, c]."""
 
     data: bytes | Pixels
     width: int
@@ -102,20 +102,23 @@ class StoredImage(NamedTuple):
     reason: str
     """Why the image cannot be used; empty if it can."""
     note: str
-    """A fact about it for the user, without its name; empty if there is none."""
+    """A remark for the user, such as `NOT_TURNED`; empty if there is none."""
 
     @property
     def payload(self) -> bytes | memoryview:
+        """The bytes that are stored."""
         return self.data if isinstance(self.data, bytes) else self.data.data
 
     @property
     def size_bytes(self) -> int:
+        """Number of the bytes that are stored."""
         return len(self.data) if isinstance(self.data, bytes) else self.data.nbytes
 
     @property
     def flags(self) -> int:
+        """Flags of the record; see `headway.data.columns`."""
         if isinstance(self.data, bytes):
-            return 0 if self.data.startswith(JPEG) else FLAG_NOT_JPEG
+            return 0 if self.data.startswith(JPEG_SIGNATURE) else FLAG_NOT_JPEG
         return FLAG_RAW
 
 
@@ -127,7 +130,7 @@ NOT_SEEKABLE = "not seekable: "
 @final
 @dataclass(frozen=True, kw_only=True)
 class ImageEncoder:
-    """Applies a mode, and the transform before it, to one image."""
+    """Applies the user's transform, then a mode, to one image."""
 
     mode: PackMode
     channels: int
@@ -136,9 +139,13 @@ class ImageEncoder:
     """Rewrites a JPEG, or raises DataError; None without the native core."""
     transform: Transform | None
     orient: bool
+    """Turns images as their EXIF orientation says."""
 
     def __call__(self, image: bytes | Pixels, label: Any, name: str) -> StoredImage:
-        """Returns the image as it is stored. Raises UserCodeError if the transform fails, and nothing else."""
+        """Returns the image as it is stored, or the reason why it cannot be.
+
+        Raises UserCodeError if the transform fails, and nothing else.
+        """
         try:
             return self._encode(image, label, name)
         except UserCodeError:
@@ -151,32 +158,36 @@ class ImageEncoder:
             return refuse_image(_describe_error(error))
 
     def _encode(self, source: bytes | Pixels, label: Any, name: str) -> StoredImage:
+        # Bytes of the image file that are stored as they are; None once the pixels are not those of a file.
         data, image = (source, decode_image(source)) if isinstance(source, bytes) else (None, convert_pixels(source))
         note = ""
         # The decoder ignores EXIF, as torchvision does.
-        if _needs_turning(image):
+        if _needs_exif_transpose(image):
             if self.orient:
                 data, image = None, ImageOps.exif_transpose(image)
             else:
                 note = NOT_TURNED
         if self.transform:
-            made = self._apply_transform(image, label, name)
-            if made is None:
+            transformed = self._apply_transform(image, label, name)
+            if transformed is None:
                 return StoredImage(b"", 0, 0, False, "", LEFT_OUT)
-            data, image = (made, decode_image(made)) if isinstance(made, bytes) else (None, made)
+            if isinstance(transformed, bytes):
+                data, image = transformed, decode_image(transformed)
+            else:
+                data, image = None, transformed
         if self.mode.kind == "raw":
             image = _shrink(convert_mode(image, self.channels), self.mode.side)
             pixels = np.asarray(image).reshape(image.height, image.width, self.channels)
             return StoredImage(np.ascontiguousarray(pixels), image.width, image.height, self.channels == 1, "", note)
         if self.mode.kind == "encode":
             # Shrunk first, then encoded once: every JPEG generation loses quality.
-            image = _shrink(_convert_colour(image), self.mode.side)
+            image = _shrink(_convert_to_gray_or_rgb(image), self.mode.side)
             data = self._encode_jpeg(image)
         elif data is None:
             # A turned file is saved as PNG to lose nothing; a transform changes pixels anyway.
-            data = self._encode_jpeg(_convert_colour(image)) if self.transform else _encode_png(image)
+            data = self._encode_jpeg(_convert_to_gray_or_rgb(image)) if self.transform else _encode_png(image)
         # A JPEG that cannot be rewritten is stored unchanged, with the reason as a note.
-        if self.mode.kind != "keep" and self.make_seekable and data.startswith(JPEG):
+        if self.mode.kind != "keep" and self.make_seekable and data.startswith(JPEG_SIGNATURE):
             try:
                 data = self.make_seekable(data)
             except DataError as error:
@@ -184,8 +195,8 @@ class ImageEncoder:
         return StoredImage(data, image.width, image.height, image.mode in GRAY_MODES, "", note)
 
     def _encode_jpeg(self, image: Image.Image) -> bytes:
-        encoded = self.mode.kind == "encode"
-        options: dict[str, Any] = {"quality": self.mode.quality if encoded else TRANSFORMED_QUALITY}
+        is_encode_mode = self.mode.kind == "encode"
+        options: dict[str, Any] = {"quality": self.mode.quality if is_encode_mode else TRANSFORMED_QUALITY}
         if self.mode.subsampling:
             options["subsampling"] = _SUBSAMPLINGS[self.mode.subsampling]
         buffer = io.BytesIO()
@@ -196,33 +207,36 @@ class ImageEncoder:
     def _apply_transform(self, image: Image.Image, label: Any, name: str) -> Image.Image | bytes | None:
         assert self.transform
         try:
-            made = self.transform(image, label, name)
+            transformed = self.transform(image, label, name)
             # A wrong result is reported as an error of the transform, with the name of the sample.
-            if made is not None and not isinstance(made, Image.Image | bytes):
-                raise TypeError(f"it returned {type(made).__name__}, not an image, bytes or None")
+            if transformed is not None and not isinstance(transformed, Image.Image | bytes):
+                raise TypeError(f"it returned {type(transformed).__name__}, not an image, bytes or None")
         except Exception as error:
             raise UserCodeError(f"the transform failed: {type(error).__name__}: {error}", where=name) from error
-        return made
+        return transformed
 
 
-def summarise_notes(noted: dict[str, list[str]], can_turn: bool) -> list[str]:
-    """Returns sentences for the user about the notes of all images, given the names of the images that have each.
+def summarise_notes(names_by_note: dict[str, list[str]], can_orient: bool) -> list[str]:
+    """Returns one sentence for the user about each note.
 
-    `can_turn`: the same pack with --orient would turn images.
+    Args:
+        names_by_note: the names of the images that have each note.
+        can_orient: the same pack with --orient would turn images.
     """
-    told = []
-    for note, names in sorted(noted.items()):
+    sentences = []
+    for note, names in sorted(names_by_note.items()):
         # A single image is named, many are counted.
-        some = f"{len(names):,} images" if len(names) > 1 else names[0]
+        which = f"{len(names):,} images" if len(names) > 1 else names[0]
         if note == LEFT_OUT:
-            told.append(f"The transform left out {some}.")
+            sentences.append(f"The transform left out {which}.")
         elif note == NOT_TURNED:
-            fix = "--orient does that" + ("" if can_turn else " in modes that encode images anew, or with a transform")
-            told.append(f"EXIF says to turn or mirror {some}, which was not done, as in torchvision; {fix}.")
+            condition = "" if can_orient else " in modes that encode images anew, or with a transform"
+            fix = f"--orient does that{condition}"
+            sentences.append(f"EXIF says to turn or mirror {which}, which was not done, as in torchvision; {fix}.")
         else:
-            such = f" (such as {names[0]})" if len(names) > 1 else ""
-            told.append(f"Stored as it was, not seekable: {some}{such}: {note.removeprefix(NOT_SEEKABLE)}.")
-    return told
+            example = f" (such as {names[0]})" if len(names) > 1 else ""
+            sentences.append(f"Stored as it was, not seekable: {which}{example}: {note.removeprefix(NOT_SEEKABLE)}.")
+    return sentences
 
 
 def _describe_error(error: Exception) -> str:
@@ -240,7 +254,7 @@ def refuse_image(reason: str) -> StoredImage:
 
 
 def decode_image(data: bytes) -> Image.Image:
-    """Returns a decoded image in its own mode; raises any exception of Pillow."""
+    """Decodes an image, in its own mode. Raises ValueError if it is empty or too large, or any error of Pillow."""
     if not data:
         raise ValueError("it is empty")
     image = open_header(data)
@@ -250,49 +264,49 @@ def decode_image(data: bytes) -> Image.Image:
         raise ValueError(f"its {image.width} x {image.height} pixels are more than the limit of {limit:,}")
     # Decodes every pixel, so that truncation shows here and not in training.
     image.load()
-    _convert_colour(image)
+    _convert_to_gray_or_rgb(image)
     return image
 
 
 def open_header(image: bytes | Pixels) -> Image.Image:
-    """Returns an image of which only the header has been read; raises any exception of Pillow."""
-    return Image.open(io.BytesIO(image), formats=FORMATS) if isinstance(image, bytes) else convert_pixels(image)
+    """Returns an image of which only the header has been read. Raises any error of Pillow."""
+    return Image.open(io.BytesIO(image), formats=PILLOW_FORMATS) if isinstance(image, bytes) else convert_pixels(image)
 
 
 def convert_pixels(pixels: Pixels) -> Image.Image:
-    """Returns pixels, uint8 [h, w, 1] or [h, w, 3], as an image."""
+    """Converts pixels, uint8 [h, w, 1] or [h, w, 3], to an image in mode L or RGB."""
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
-def _parse_number(text: str, value: str, low: int, high: int) -> int:
-    if not value.isdecimal() or not low <= int(value) <= high:
-        raise UsageError(f"{text!r}: {value!r} is not a number from {low} to {high:,}", fix=_FORM)
+def _parse_number(mode_text: str, value: str, minimum: int, maximum: int) -> int:
+    if not value.isdecimal() or not minimum <= int(value) <= maximum:
+        raise UsageError(f"{mode_text!r}: {value!r} is not a number from {minimum} to {maximum:,}", fix=_MODES_HINT)
     return int(value)
 
 
-def _convert_colour(image: Image.Image) -> Image.Image:
+def _convert_to_gray_or_rgb(image: Image.Image) -> Image.Image:
     """Returns the image in mode L if it is gray, else in RGB."""
     return convert_mode(image, 1 if image.mode in GRAY_MODES else 3)
 
 
-def _needs_turning(image: Image.Image) -> bool:
+def _needs_exif_transpose(image: Image.Image) -> bool:
     """Returns True if the EXIF block says to turn or mirror the image; a damaged block says nothing."""
     # Reading EXIF of an image without it costs more than this test.
     if not (image.info.get("exif") or image.format == "TIFF"):
         return False
     try:
-        return image.getexif().get(_ORIENTATION, 1) in range(2, 9)
+        return image.getexif().get(_EXIF_ORIENTATION_TAG, 1) in range(2, 9)
     except Exception:
         # A damaged EXIF block raises anything, as damaged images do.
         return False
 
 
-def _shrink(image: Image.Image, side: int | None) -> Image.Image:
-    """Reduces the shorter side to at most `side` with Pillow's antialiased bicubic kernel; never enlarges."""
+def _shrink(image: Image.Image, max_side: int | None) -> Image.Image:
+    """Reduces the shorter side to at most `max_side` with Pillow's antialiased bicubic kernel; never enlarges."""
     shorter = min(image.size)
-    if side is None or shorter <= side:
+    if max_side is None or shorter <= max_side:
         return image
-    width, height = (max(1, round(length * side / shorter)) for length in image.size)
+    width, height = (max(1, round(side * max_side / shorter)) for side in image.size)
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
 

@@ -27,12 +27,12 @@ class PackJob:
     format: str
     encoder: ImageEncoder
     transform: str
-    """Name of the user's function, or empty."""
+    """Name of the user's transform; empty if there is none."""
     threads: int
     shard_bytes: int
     skip_bad: bool
     parts: tuple[str, ...]
-    """Names of the sets, if there are two."""
+    """Names of the sets if there are two, else empty."""
 
 
 @final
@@ -44,56 +44,66 @@ class SetPlan:
     source: PackSource
     ids: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    """Present size of each image in bytes, in the order of `ids`; 0 if it cannot be read."""
+    """Size of each image in its source in bytes, in the order of `ids`; 0 if it cannot be read. int64 [n]."""
     name_prefix: str = ""
     """Prefix of a sample's name in lists of bad images."""
 
     @property
     def names(self) -> list[str]:
+        """Names of the samples, in the order of `ids`."""
         return [self.source.names[sample] for sample in self.ids]
 
     @functools.cached_property
     def labels(self) -> NDArray[Any]:
+        """Labels of the samples, in the order of `ids`."""
         return self.source.labels[self.ids]
 
     def compute_pack_id(self, job: PackJob) -> int:
-        """Returns 64 bits of a hash of the samples and settings, known before any image is read."""
-        how = [str(job.encoder.mode), job.format, job.transform, job.encoder.orient]
-        digest = hashlib.sha256(json.dumps([how, self.source.classes, self.names]).encode())
+        """Returns a 64-bit hash of the samples' names, labels and sizes and of the settings."""
+        settings = [str(job.encoder.mode), job.format, job.transform, job.encoder.orient]
+        digest = hashlib.sha256(json.dumps([settings, self.source.classes, self.names]).encode())
         # Labels and sizes tell packs of the same names apart.
         digest.update(self.labels.tobytes())
         digest.update(self.sizes.tobytes())
         return int.from_bytes(digest.digest()[:8])
 
 
-def plan_sets(src: str, train: PackSource, evaluation: PackSource | None, share: float, seed: int) -> list[SetPlan]:
-    """Returns the sets of a pack: all samples as one set, the given train and eval, or a share split off for eval.
+def plan_sets(
+    src: str, train: PackSource, evaluation: PackSource | None, eval_fraction: float, seed: int
+) -> list[SetPlan]:
+    """Returns the sets of a pack: all samples as one set, the given train and eval, or a fraction split off for eval.
+
+    Args:
+        src: name of the source, for messages.
+        train: the source, or its training set.
+        evaluation: the evaluation set of the source; None if it has none.
+        eval_fraction: fraction of the samples of each class that is split off; 0 splits off nothing.
+        seed: of the order in which the samples are stored.
 
     Raises:
-        UsageError: the share cannot be split off.
+        UsageError: the source has an evaluation set already, or the fraction leaves a class without training images.
         DataError: the two sets have different classes.
     """
     order = _order_by_hash(train, seed)
-    if evaluation is None and share == 0:
+    if evaluation is None and eval_fraction == 0:
         return [_build_plan("", train, order)]
     if evaluation is None:
         # Both parts keep the hashed order, so each stretch of a shard is a fair mixture.
-        chosen = _choose_evaluation(train, order, share, src)
-        return [_build_plan("train", train, order[~chosen]), _build_plan("eval", train, order[chosen])]
+        is_evaluation = _choose_evaluation(train, order, eval_fraction, src)
+        return [_build_plan("train", train, order[~is_evaluation]), _build_plan("eval", train, order[is_evaluation])]
     names = [os.path.basename(part.root) for part in (train, evaluation)]
-    if share > 0:
+    if eval_fraction > 0:
         fix = f"Leave --split out, or pack {train.root} alone."
         raise UsageError(f"the source already has an evaluation set, {names[1]}", where=src, fix=fix)
-    # Numbered classes: one of the sets may lack the last ones.
-    # The larger number of classes holds for both.
+    # If classes are numbers, one of the sets may lack the last ones, so the longer list holds for both.
     if _is_numbered(train.classes) and _is_numbered(evaluation.classes):
-        both = max(train.classes, evaluation.classes, key=len)
-        train, evaluation = replace(train, classes=both), replace(evaluation, classes=both)
+        classes = max(train.classes, evaluation.classes, key=len)
+        train, evaluation = replace(train, classes=classes), replace(evaluation, classes=classes)
     if train.classes != evaluation.classes:
         differences = [
-            f"only in {name}: {', '.join(sorted(set(one.classes) - set(other.classes)))}"
-            for name, one, other in ((names[0], train, evaluation), (names[1], evaluation, train))
-            if set(one.classes) - set(other.classes)
+            f"only in {name}: {', '.join(sorted(set(first.classes) - set(second.classes)))}"
+            for name, first, second in ((names[0], train, evaluation), (names[1], evaluation, train))
+            if set(first.classes) - set(second.classes)
         ]
         raise DataError(
             f"the classes of eval and train differ ({'; '.join(differences)})",
@@ -121,26 +131,31 @@ def _order_by_hash(source: PackSource, seed: int) -> NDArray[np.int64]:
     return np.argsort(np.frombuffer(hashes, "<u8"), kind="stable").astype(np.int64)
 
 
-def _choose_evaluation(source: PackSource, order: NDArray[np.int64], share: float, src: str) -> NDArray[np.bool_]:
-    """Returns a mask of the places of `order` that go to the evaluation set.
+def _choose_evaluation(
+    source: PackSource, order: NDArray[np.int64], eval_fraction: float, src: str
+) -> NDArray[np.bool_]:
+    """Returns a mask of the entries of `order` that go to the evaluation set; bool [n].
 
-    These are the first round(share x n) samples of each class, and at least 1 of a class of 2 or more.
+    These are the first round(eval_fraction x n) samples of each class, and at least 1 of a class of 2 or more.
     """
-    of_class = source.label_kind == "class"
-    groups = source.labels[order] if of_class else np.zeros(len(order), np.int64)
-    counts = np.bincount(groups, minlength=len(source.classes) if of_class else 1)
-    wanted = np.maximum(np.floor(share * counts + 0.5).astype(np.int64), counts >= 2)
-    if (whole := np.flatnonzero((wanted >= counts) & (counts > 0))).size:
-        name = f"class {source.classes[whole[0]]!r}, of {counts[whole[0]]} images," if of_class else "the set"
+    has_classes = source.label_kind == "class"
+    groups = source.labels[order] if has_classes else np.zeros(len(order), np.int64)
+    counts = np.bincount(groups, minlength=len(source.classes) if has_classes else 1)
+    # Halves are rounded up; numpy's rint would round them to even numbers.
+    num_evaluation = np.maximum(np.floor(eval_fraction * counts + 0.5).astype(np.int64), counts >= 2)
+    if (emptied := np.flatnonzero((num_evaluation >= counts) & (counts > 0))).size:
+        name = f"class {source.classes[emptied[0]]!r}, of {counts[emptied[0]]} images," if has_classes else "the set"
         raise UsageError(
-            f"a split of {share:g} would leave {name} without a training image", where=src, fix="Split off less."
+            f"a split of {eval_fraction:g} would leave {name} without a training image",
+            where=src,
+            fix="Split off less.",
         )
     # A class of one image stays in the training set.
-    if not wanted.any():
+    if not num_evaluation.any():
         raise UsageError("no class has two images, so none can be split off", where=src, fix="Leave --split out.")
     by_group = np.argsort(groups, kind="stable")
-    # The rank of a sample within its class, in hashed order.
-    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    chosen = np.zeros(len(order), np.bool_)
-    chosen[by_group] = rank < np.repeat(wanted, counts)
-    return chosen
+    # Index of a sample within its class, in hashed order.
+    rank_in_class = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    is_evaluation = np.zeros(len(order), np.bool_)
+    is_evaluation[by_group] = rank_in_class < np.repeat(num_evaluation, counts)
+    return is_evaluation

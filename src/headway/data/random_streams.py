@@ -1,7 +1,6 @@
 """Stream numbers: a sample's key and one of these numbers give an independent random word.
 
-A number never gets a second meaning, since a run must draw again the values it drew before. Numbers from 1,000 on are
-the user's.
+A number never changes its meaning, so that runs stay reproducible. Numbers from 1,000 on are for users.
 """
 
 STREAM_FLIP, STREAM_DOWN, STREAM_RIGHT = 1, 2, 3

@@ -1,4 +1,4 @@
-"""Records: addresses and lengths of samples' bytes in memory, so a batch passes without a Python object a sample."""
+"""Records: memory addresses and lengths of samples' bytes, so that a batch needs no Python object per sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Records:
     """Bytes of k samples, which stay valid while this object lives.
 
     Attributes:
-        address, length: of the bytes of each record; uint64 [k].
+        address: memory address of each record; uint64 [k].
+        length: bytes of each record; uint64 [k].
         keep: the object that owns the memory.
     """
 
@@ -29,31 +30,32 @@ class Records:
 
     @staticmethod
     def from_buffers(buffers: Sequence[bytes | memoryview]) -> Records:
-        """Returns Records of separate buffers."""
+        """Builds Records of separate buffers."""
+        # The arrays keep the buffers alive.
         arrays: list[NDArray[np.uint8]] = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         address = np.fromiter((array.ctypes.data for array in arrays), np.uint64, len(arrays))
         return Records(address, np.fromiter(map(len, arrays), np.uint64, len(arrays)), arrays)
 
     @staticmethod
     def from_rows(array: NDArray[np.uint8]) -> Records:
-        """Returns Records of the entries of a contiguous array, [k, ...]."""
-        size = array[0].nbytes if len(array) else 0
-        # Addresses by arithmetic, without an object an entry.
-        address = array.ctypes.data + np.arange(len(array), dtype=np.uint64) * np.uint64(size)
-        return Records(address, np.full(len(array), size, np.uint64), array)
+        """Builds Records of the rows of a contiguous array, [k, ...]."""
+        row_bytes = array[0].nbytes if len(array) else 0
+        # Addresses are computed, without a Python object per row.
+        address = array.ctypes.data + np.arange(len(array), dtype=np.uint64) * np.uint64(row_bytes)
+        return Records(address, np.full(len(array), row_bytes, np.uint64), array)
 
     def __len__(self) -> int:
         return len(self.address)
 
-    def __getitem__(self, place: int) -> memoryview:
+    def __getitem__(self, index: int) -> memoryview:
         """Returns one record's bytes, read-only; the view keeps these Records alive."""
-        length = int(self.length[place])
+        length = int(self.length[index])
         if not length:
             return memoryview(b"")
         # A ctypes array can wrap a bare address, and hold a reference to the owner of the memory.
-        array = (ctypes.c_ubyte * length).from_address(int(self.address[place]))
+        array = (ctypes.c_ubyte * length).from_address(int(self.address[index]))
         array.keep = self  # type: ignore[attr-defined]
         return memoryview(array).cast("B").toreadonly()
 
     def __iter__(self) -> Iterator[memoryview]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))

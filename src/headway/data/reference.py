@@ -24,8 +24,8 @@ from headway.data.decode_request import DecodeRequest, Pixels
 if TYPE_CHECKING:
     from headway.data.dataset import Dataset
 
-# The only formats that are opened, whatever a file is called: some of Pillow's formats start programs (EPS).
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
+PILLOW_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
+"""The only formats that are opened, whatever a file is called: some of Pillow's formats start programs (EPS)."""
 GRAY_MODES = frozenset({"1", "L", "LA", "La", "F", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 
 
@@ -89,8 +89,8 @@ class DecodeStats:
 
 
 def decode_image(data: bytes | memoryview, channels: int) -> Image.Image:
-    """Decodes an image file to mode L (1 channel) or RGB (3). A bad file raises any exception of Pillow's."""
-    return convert_mode(Image.open(io.BytesIO(data), formats=FORMATS), channels)
+    """Decodes an image file to mode L (1 channel) or RGB (3). Raises any error of Pillow if the file is damaged."""
+    return convert_mode(Image.open(io.BytesIO(data), formats=PILLOW_FORMATS), channels)
 
 
 def convert_mode(image: Image.Image, channels: int) -> Image.Image:
@@ -99,6 +99,7 @@ def convert_mode(image: Image.Image, channels: int) -> Image.Image:
     # 16-bit gray: Pillow's own conversion clips at 255, so the high byte is taken here.
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    # Pillow warns if a palette with transparency is converted to RGB directly.
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)
@@ -107,7 +108,7 @@ def convert_mode(image: Image.Image, channels: int) -> Image.Image:
 def decode_one(
     data: bytes | memoryview, out: Pixels, box: NDArray[np.float32], *, flip: bool = False, scaled: bool = False
 ) -> DecodeStatus:
-    """Decodes one image file into `out` (uint8 [H, W, C]); arguments as of `DecodeRequest`, for one image."""
+    """Decodes one image file into `out`, uint8 [H, W, C]. The arguments are those of `DecodeRequest`, for one image."""
     return _resize_into(lambda: _open_scaled(data, out.shape, box if scaled else None), out, box, flip, DecodeStats())
 
 
@@ -119,7 +120,7 @@ def _open_scaled(
     Returns:
         the image, and the factor by which it is smaller: 1, 2, 4 or 8.
     """
-    image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+    image: Image.Image = Image.open(io.BytesIO(data), formats=PILLOW_FORMATS)
     scale = 1
     if box is not None and image.format == "JPEG":
         while scale < 8 and box[2] >= 2 * scale * shape[1] and box[3] >= 2 * scale * shape[0]:
@@ -139,13 +140,17 @@ def _open_raw(data: memoryview, shape: NDArray[np.uint32], planar: bool, channel
 
 
 def read_image(dataset: Dataset, sample: int) -> Image.Image:
-    """Reads a sample's whole image in mode L or RGB, by the data set's channels. Raises any exception of Pillow's."""
-    found, flags = dataset.description, int(dataset.flags[sample])
+    """Reads a sample's whole image in mode L or RGB, by the data set's channels.
+
+    Raises DataError if the record cannot be read, or any error of Pillow if it is damaged.
+    """
+    description = dataset.description
+    flags = int(dataset.flags[sample])
     data = dataset.read([sample])[0]
     if flags & FLAG_RAW:
-        shape = np.array([dataset.height[sample], dataset.width[sample], found.channels], np.uint32)
-        return _open_raw(data, shape, bool(flags & FLAG_PLANAR), found.channels)[0]
-    return decode_image(data, found.channels)
+        shape = np.array([dataset.height[sample], dataset.width[sample], description.channels], np.uint32)
+        return _open_raw(data, shape, bool(flags & FLAG_PLANAR), description.channels)[0]
+    return decode_image(data, description.channels)
 
 
 def _resize_into(
@@ -155,12 +160,12 @@ def _resize_into(
     flip: bool,
     stats: DecodeStats,
 ) -> DecodeStatus:
-    start = time.perf_counter()
+    start_time = time.perf_counter()
     try:
         image, scale = open_image()
         image.load()
         stats.pixels += image.width * image.height
-        decoded = time.perf_counter()
+        decode_end = time.perf_counter()
         left, top, width, height = (float(side) / scale for side in box)
         # Pillow holds the corners as float32: the comparison below must see the same numbers.
         right, bottom = float(np.float32(left + width)), float(np.float32(top + height))
@@ -173,8 +178,8 @@ def _resize_into(
             image = image.resize(size, Image.Resampling.BILINEAR, box=(left, top, right, bottom))
         pixels = np.asarray(image).reshape(out.shape)
         out[:] = pixels[:, ::-1] if flip else pixels
-        stats.decode_s += decoded - start
-        stats.resample_s += time.perf_counter() - decoded
+        stats.decode_s += decode_end - start_time
+        stats.resample_s += time.perf_counter() - decode_end
     # Pillow's plugins raise anything from OSError to struct.error on damaged bytes.
     except Exception:
         out[:] = 0
@@ -182,46 +187,47 @@ def _resize_into(
     return DecodeStatus.OK
 
 
-def decode_record(request: DecodeRequest, place: int, stats: DecodeStats) -> DecodeStatus:
-    """Decodes one record of a batch, and adds its cost to `stats`."""
-    data, out, box = request.records[place], request.out[place], request.boxes[place]
+def decode_record(request: DecodeRequest, index: int, stats: DecodeStats) -> DecodeStatus:
+    """Decodes record `index` of a batch into `request.out[index]`, returns its status, and adds its cost to `stats`."""
+    data, out, box = request.records[index], request.out[index], request.boxes[index]
     stats.record_bytes += len(data)
-    if request.crc is not None and (request.check is None or request.check[place]):
+    if request.crc is not None and (request.check is None or request.check[index]):
         start = time.perf_counter()
-        is_good = crc32c(data) == request.crc[place]
+        is_good = crc32c(data) == request.crc[index]
         stats.check_s += time.perf_counter() - start
         if not is_good:
             out[:] = 0
             return DecodeStatus.CHECKSUM
     # Pillow reads a whole record, even for a small box.
     stats.used_bytes += len(data)
-    flip = request.flips is not None and bool(request.flips[place])
-    kind = RecordKind.JPEG if request.kinds is None else request.kinds[place]
+    flip = request.flips is not None and bool(request.flips[index])
+    kind = RecordKind.JPEG if request.kinds is None else request.kinds[index]
     if kind in (RecordKind.RAW, RecordKind.PLANAR):
         assert request.shapes is not None, "raw records need shapes"
-        shape, planar = request.shapes[place], kind == RecordKind.PLANAR
+        shape = request.shapes[index]
+        planar = kind == RecordKind.PLANAR
         return _resize_into(lambda: _open_raw(data, shape, planar, out.shape[2]), out, box, flip, stats)
-    reduced = box if request.scaled else None
-    return _resize_into(lambda: _open_scaled(data, out.shape, reduced), out, box, flip, stats)
+    scaling_box = box if request.scaled else None
+    return _resize_into(lambda: _open_scaled(data, out.shape, scaling_box), out, box, flip, stats)
 
 
-def copy_moved(
+def copy_raw_image(
     data: bytes | memoryview, out: Pixels, *, planar: bool, shift: NDArray[np.int64] | None, flip: bool
 ) -> None:
-    """Copies one raw image, mirrored if `flip`, then moved by `shift` (down, right); reflection fills the border."""
+    """Copies one raw image into `out`, mirrored if `flip`, then moved by `shift` (down, right; reflection padding)."""
     height, width, channels = out.shape
     pixels = np.frombuffer(data, np.uint8, out.size)
     pixels = pixels.reshape(channels, height, width).transpose(1, 2, 0) if planar else pixels.reshape(out.shape)
     if flip:
         pixels = pixels[:, ::-1]
-    # Indices outside the image come back by reflection: a gather instead of a padded copy.
+    # Indices outside the image are reflected: a gather instead of a padded copy.
     if shift is not None:
         down, right = shift
-        rows, columns = (
+        row_index, column_index = (
             _reflect_index(np.arange(height) + down, height),
             _reflect_index(np.arange(width) + right, width),
         )
-        pixels = pixels[rows[:, None], columns]
+        pixels = pixels[row_index[:, None], column_index]
     out[:] = pixels
 
 

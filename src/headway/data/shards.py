@@ -1,4 +1,4 @@
-"""Readers of records in local files: mapped shards, shards read by pread, or files of their own.
+"""Readers of records in local files: mapped shards, shards read by pread, or one file a record.
 
 Each has `read(ids) -> Records` and `close()`. A record whose bytes are incomplete is short or empty, so that its
 checksum fails.
@@ -28,42 +28,46 @@ from headway.data.records import Records
 Ids = NDArray[np.int64]
 Columns = Mapping[str, NDArray[Any]]
 
-_SHARD_LIMIT = 1 << 16
-"""A shard's number is a 16-bit column."""
+_MAX_SHARDS = 1 << 16
+"""The column of shard numbers has 16 bits."""
 NETWORK_FILE_SYSTEMS = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "9p"]
     + [f"fuse.{name}" for name in ("sshfs", "gcsfuse", "s3fs", "juicefs", "glusterfs", "rclone", "mountpoint-s3")]
 )
-"""File systems on which a read may take milliseconds, and another machine may cut a mapped file."""
+"""File systems on which a read may take milliseconds, and another machine may truncate a mapped file."""
 
 
 @final
 class _RecordPlaces:
-    """Offsets and lengths from the columns, which may be damaged: a record outside its shard has length 0."""
+    """Offsets and lengths from the columns, which may be damaged: a record outside its shard gets length 0.
+
+    Attributes:
+        shard_bytes: size of each shard; 0 for numbers without a shard. uint64 [_MAX_SHARDS].
+    """
 
     def __init__(self, shards: Sequence[Shard], columns: Columns) -> None:
         self._columns = columns
         # A shard that does not exist has size 0, so all its records are outside it.
-        self.size = np.zeros(_SHARD_LIMIT, np.uint64)
-        self.size[: len(shards)] = [shard.size for shard in shards]
+        self.shard_bytes = np.zeros(_MAX_SHARDS, np.uint64)
+        self.shard_bytes[: len(shards)] = [shard.size for shard in shards]
 
     def locate(self, ids: Ids, shard: NDArray[np.uint16]) -> tuple[UInt64, UInt64, NDArray[np.bool_]]:
-        """Returns offsets and lengths, and a mask of the split records; each of shape [k]."""
+        """Returns the records' offsets and lengths, and a mask of the split records; each of shape [k]."""
         columns = self._columns
         offset, length = columns["offset"][ids], columns["length"][ids].astype(np.uint64)
-        split = (columns["flags"][ids] & FLAG_SPLIT).view(np.bool_)
+        is_split = (columns["flags"][ids] & FLAG_SPLIT).view(np.bool_)
         # Compared without an addition: offset + length may exceed 64 bits in a damaged file.
-        size = self.size[shard]
-        outside = (offset > size) | (length > size - offset)
-        if outside.any():
-            length[outside] = 0
+        size = self.shard_bytes[shard]
+        is_outside = (offset > size) | (length > size - offset)
+        if is_outside.any():
+            length[is_outside] = 0
         # An empty record may name a shard that does not exist, so nothing must be read for it.
-        split &= length > 0
-        return offset, length, split
+        is_split &= length > 0
+        return offset, length, is_split
 
 
 class RecordReader(Protocol):
-    """Reads the bytes of a data set's samples."""
+    """Interface of the readers of a data set's records."""
 
     def read(self, ids: Ids) -> Records:
         """Reads the records of these samples; a damaged one may be short or empty."""
@@ -74,136 +78,155 @@ class RecordReader(Protocol):
 
 @final
 class MappedShards:
-    """Records in shards that are mapped at first use: a batch is found by arithmetic on the columns alone."""
+    """Records in shards that are mapped at first use; reading a batch takes array operations on the columns only."""
 
     def __init__(self, folder: Path, shards: Sequence[Shard], columns: Columns) -> None:
-        self._folder, self._shards, self._columns = folder, shards, columns
-        self._places = _RecordPlaces(shards, columns)
+        self._folder = folder
+        self._shards = shards
+        self._columns = columns
+        self._record_places = _RecordPlaces(shards, columns)
         self._maps = _ShardMaps()
 
     def read(self, ids: Ids) -> Records:
-        """Finds the records of these samples in the mapped shards; copies only split records."""
-        maps, shard = self._maps, self._columns["shard"][ids]
+        """Returns views of the records in the mapped shards; only split records are copied.
+
+        Raises DataError if a shard cannot be mapped, or a mapped file was truncated.
+        """
+        maps = self._maps
+        shard = self._columns["shard"][ids]
         address = maps.address[shard]
         # Address 0 marks a shard that is not mapped yet.
         if not address.all():
             for number in np.unique(shard).tolist():
-                self._map(maps, number)
+                self._map_shard(maps, number)
             address = maps.address[shard]
         check_mappings(address)
-        offset, length, split = self._places.locate(ids, shard)
+        offset, length, is_split = self._record_places.locate(ids, shard)
         address += offset
         # The usual case: nothing is copied.
-        if not split.any():
+        if not is_split.any():
             return Records(address, length, maps)
-        chosen = np.flatnonzero(split)
-        views = (maps.views[number] for number in shard[chosen].tolist())
-        parts = Records.from_buffers(list(map(_join_record, views, offset[chosen].tolist(), length[chosen].tolist())))
+        split_indices = np.flatnonzero(is_split)
+        views = (maps.views[number] for number in shard[split_indices].tolist())
+        joined = Records.from_buffers(
+            list(map(_join_record_or_empty, views, offset[split_indices].tolist(), length[split_indices].tolist()))
+        )
         check_mappings(address)
-        address[chosen], length[chosen] = parts.address, parts.length
-        return Records(address, length, (maps, parts))
+        address[split_indices], length[split_indices] = joined.address, joined.length
+        return Records(address, length, (maps, joined))
 
     def close(self) -> None:
         """Releases the mappings; each lives as long as Records of it, and a later read maps again."""
         self._maps = _ShardMaps()
 
-    def _map(self, maps: _ShardMaps, number: int) -> None:
-        if number in maps.views or number >= len(self._shards):
+    def _map_shard(self, maps: _ShardMaps, shard_index: int) -> None:
+        if shard_index in maps.views or shard_index >= len(self._shards):
             return
-        view = map_path(self._folder / self._shards[number].name)
+        view = map_path(self._folder / self._shards[shard_index].name)
         # Two threads may both map a shard; the address must be that of the mapping that is kept.
-        view = maps.views.setdefault(number, view)
-        # The shard may have been cut since it was opened.
-        self._places.size[number] = min(len(view), self._shards[number].size)
-        maps.address[number] = np.frombuffer(view, np.uint8).ctypes.data
+        view = maps.views.setdefault(shard_index, view)
+        # The shard may have been truncated since it was opened.
+        self._record_places.shard_bytes[shard_index] = min(len(view), self._shards[shard_index].size)
+        maps.address[shard_index] = np.frombuffer(view, np.uint8).ctypes.data
 
 
 @final
 class _ShardMaps:
-    """The mapped shards, and the address of each."""
+    """The mapped shards, and the memory address of each; 0: not mapped."""
 
     def __init__(self) -> None:
         self.views: dict[int, memoryview] = {}
-        self.address = np.zeros(_SHARD_LIMIT, np.uint64)
+        self.address = np.zeros(_MAX_SHARDS, np.uint64)
 
 
 @final
 class PreadShards:
-    """Records read by pread, for network file systems: a mapped file that is cut there kills the process."""
+    """Records read by pread, for network file systems: a mapped file that is truncated there kills the process."""
 
     def __init__(self, folder: Path, shards: Sequence[Shard], columns: Columns) -> None:
-        self._folder, self._shards, self._columns = folder, shards, columns
-        self._places = _RecordPlaces(shards, columns)
+        self._folder = folder
+        self._shards = shards
+        self._columns = columns
+        self._record_places = _RecordPlaces(shards, columns)
         self._files: dict[int, _OpenFile] = {}
 
     def read(self, ids: Ids) -> Records:
-        """Reads the records of these samples."""
+        """Reads the records of these samples into one buffer. Raises DataError if a shard cannot be opened."""
         shard = self._columns["shard"][ids]
-        offset, length, split = self._places.locate(ids, shard)
-        # One buffer for the batch; records lie end to end in it.
+        offset, length, is_split = self._record_places.locate(ids, shard)
+        # Records lie end to end in the buffer.
         ends = np.cumsum(length)
         begins = ends - length
         buffer = np.empty(int(length.sum()), np.uint8)
-        rows = zip(shard.tolist(), offset.tolist(), begins.tolist(), ends.tolist(), split.tolist(), strict=True)
-        for place, (number, at, low, high, joined) in enumerate(rows):
-            if low == high:
+        rows = zip(shard.tolist(), offset.tolist(), begins.tolist(), ends.tolist(), is_split.tolist(), strict=True)
+        for index, (shard_index, file_offset, begin, end, is_split_record) in enumerate(rows):
+            if begin == end:
                 continue
-            into, file = buffer[low:high].data, self._open_file(number)
-            length[place] = file.read_split(into, at) if joined else file.read_into(into, at)
+            destination = buffer[begin:end].data
+            file = self._open_file(shard_index)
+            read = file.read_split if is_split_record else file.read_into
+            length[index] = read(destination, file_offset)
         return Records(begins + np.uint64(buffer.ctypes.data), length, buffer)
 
     def close(self) -> None:
         """Closes the files; a later read opens them again."""
         self._files = {}
 
-    def _open_file(self, number: int) -> _OpenFile:
-        file = self._files.get(number)
+    def _open_file(self, shard_index: int) -> _OpenFile:
+        file = self._files.get(shard_index)
         if file is None:
-            file = self._files.setdefault(number, _OpenFile(self._folder / self._shards[number].name))
+            file = self._files.setdefault(shard_index, _OpenFile(self._folder / self._shards[shard_index].name))
         return file
 
 
 @final
 class _OpenFile:
-    """An open file, closed with its last user. Its methods fill a buffer and return how many bytes came."""
+    """An open file, closed when it is garbage-collected. Its methods fill a buffer and return the bytes read."""
 
     def __init__(self, path: Path) -> None:
         try:
             with open_regular(path, buffering=0) as file:
-                self._number = os.dup(file.fileno())
+                self._descriptor = os.dup(file.fileno())
         except OSError as error:
             raise build_read_error(path, error) from error
-        weakref.finalize(self, os.close, self._number)
+        weakref.finalize(self, os.close, self._descriptor)
 
-    def read_into(self, into: memoryview, offset: int) -> int:
-        done = 0
-        # A bad block or a server that is gone: the record stays short, and its checksum fails.
+    def read_into(self, destination: memoryview, offset: int) -> int:
+        """Reads bytes from `offset` on until the buffer is full, the file ends, or a read fails."""
+        num_read = 0
+        # After an I/O error the record stays short, and its checksum fails.
         with contextlib.suppress(OSError):
-            while done < len(into) and (count := os.preadv(self._number, [into[done:]], offset + done)):
-                done += count
-        return done
+            while num_read < len(destination) and (
+                count := os.preadv(self._descriptor, [destination[num_read:]], offset + num_read)
+            ):
+                num_read += count
+        return num_read
 
-    def read_split(self, into: memoryview, offset: int) -> int:
+    def read_split(self, destination: memoryview, offset: int) -> int:
+        """Reads the image of the split RecordIO record at `offset`."""
         # A part has 8 bytes of header for 4 of magic number; 1 MiB more holds the record's own header and labels.
-        parts = np.empty(2 * len(into) + (1 << 20), np.uint8)
-        image = _join_record(parts.data[: self.read_into(parts.data, offset)], 0, len(into))
-        into[: len(image)] = image
+        part_bytes = np.empty(2 * len(destination) + (1 << 20), np.uint8)
+        image = _join_record_or_empty(part_bytes.data[: self.read_into(part_bytes.data, offset)], 0, len(destination))
+        destination[: len(image)] = image
         return len(image)
 
 
 @final
 class LooseFiles:
-    """Records that are files of their own, opened by name."""
+    """Records that are one file each, opened by name."""
 
     def __init__(self, folder: Path, columns: Columns) -> None:
-        self._folder, self._columns = os.fsencode(folder), columns
+        self._folder = os.fsencode(folder)
+        self._columns = columns
 
     def read(self, ids: Ids) -> Records:
         """Reads the files of these samples."""
         # Names are bytes here: a file name need not be UTF-8.
-        names, begin, length = self._columns["name"], self._columns["name_offset"], self._columns["length"]
-        rows = zip(begin[ids].tolist(), begin[ids + 1].tolist(), length[ids].tolist(), strict=True)
-        return Records.from_buffers([self._read(names[low:high].tobytes(), size) for low, high, size in rows])
+        names, name_offset, length = self._columns["name"], self._columns["name_offset"], self._columns["length"]
+        rows = zip(name_offset[ids].tolist(), name_offset[ids + 1].tolist(), length[ids].tolist(), strict=True)
+        return Records.from_buffers(
+            [self._read(names[name_begin:name_end].tobytes(), size) for name_begin, name_end, size in rows]
+        )
 
     def close(self) -> None:
         """Does nothing: no file is held open."""
@@ -213,11 +236,11 @@ class LooseFiles:
             with open_regular(os.path.join(self._folder, name), buffering=0) as file:
                 return file.read(min(length, os.fstat(file.fileno()).st_size))
         except (OSError, ValueError):
-            # The file is gone, or its name is damaged: an empty record, whose checksum fails.
+            # The file is missing, or its name is damaged: an empty record, whose checksum fails.
             return b""
 
 
-def _join_record(view: memoryview, offset: int, length: int) -> bytes:
+def _join_record_or_empty(view: memoryview, offset: int, length: int) -> bytes:
     try:
         return recordio.join_record(view, offset, length)
     except DataError:
@@ -225,12 +248,13 @@ def _join_record(view: memoryview, offset: int, length: int) -> bytes:
 
 
 def is_on_network(path: Path) -> bool:
-    """Returns True for a path on a network file system."""
-    # The longest mount point that contains the path is its own.
-    best, kind, inside = "", "", f"{os.path.realpath(path)}/"
+    """Returns True for a path on a network file system; see NETWORK_FILE_SYSTEMS."""
+    resolved_path = f"{os.path.realpath(path)}/"
+    longest_mount_point = file_system = ""
+    # The path lies on the file system of the longest mount point that contains it.
     with open("/proc/self/mounts") as mounts:
         for line in mounts:
-            _, point, name, *_ = line.split()
-            if len(point) >= len(best) and inside.startswith(f"{point.rstrip('/')}/"):
-                best, kind = point, name
-    return kind in NETWORK_FILE_SYSTEMS
+            _, mount_point, mount_type, *_ = line.split()
+            if len(mount_point) >= len(longest_mount_point) and resolved_path.startswith(f"{mount_point.rstrip('/')}/"):
+                longest_mount_point, file_system = mount_point, mount_type
+    return file_system in NETWORK_FILE_SYSTEMS

@@ -22,9 +22,10 @@ def stage_folder(dst: Path, *, needed_bytes: int | None, replace: bool) -> Itera
     Args:
         dst: resolved path; missing or an empty folder, or anything with `replace`.
         needed_bytes: expected size, for the message about a full disk; None if unknown.
-        replace: moves the present `dst` away, and removes it once the new folder is in its place.
+        replace: replaces `dst` if it exists; the old folder is removed once the new one is in its place.
 
-    Raises HeadwayError for every OSError in the block: the disk is full, or cannot be written.
+    Raises:
+        HeadwayError: an OSError occurs in the block: the disk is full, or cannot be written.
     """
     staging = dst.parent / f".{dst.name}.packing-{os.getpid()}"
     try:
@@ -33,7 +34,7 @@ def stage_folder(dst: Path, *, needed_bytes: int | None, replace: bool) -> Itera
         yield staging
         sync_folder(staging)
         # Everything is on the disk before the rename makes it visible.
-        _publish(staging, dst, replace)
+        _move_into_place(staging, dst, replace)
     except OSError as error:
         raise _build_write_error(error, dst, staging, needed_bytes) from error
     finally:
@@ -49,7 +50,7 @@ def clear_leftovers(dst: Path) -> None:
     try:
         for entry in sorted(os.listdir(dst.parent)) if dst.parent.is_dir() else []:
             match = pattern.fullmatch(entry)
-            # Our own process number: a process of an earlier container had it, for nothing is staged yet.
+            # Our own process number: a process of an earlier container had it, since nothing is staged yet.
             if match is None or (int(match[2]) != os.getpid() and _is_alive(int(match[2]))):
                 continue
             if match[1] == "replaced" and not dst.exists():
@@ -60,7 +61,8 @@ def clear_leftovers(dst: Path) -> None:
         raise HeadwayError(f"the folder cannot be written ({error.strerror})", where=str(dst)) from error
 
 
-def _publish(staging: Path, dst: Path, replace: bool) -> None:
+def _move_into_place(staging: Path, dst: Path, replace: bool) -> None:
+    """Renames the staged folder to `dst`; restores the old `dst` if that fails."""
     replaced = dst.parent / f".{dst.name}.replaced-{os.getpid()}"
     if replace and dst.exists():
         # rename(2) cannot replace a folder that has content, so the old one moves away first.

@@ -24,7 +24,7 @@ class SyntheticLoader:
         seed: seed of the pixels, the labels and the keys.
         start: first position.
         device: device of the batches.
-        rank: this rank takes its share of every step.
+        rank: this rank takes its slots of every step; see `get_rank_slots`.
         world: number of ranks.
     """
 
@@ -39,29 +39,38 @@ class SyntheticLoader:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        # A generator of its own: making the data must not move the global random state.
+        # A separate generator, so that the global random state does not change.
         generator = torch.Generator().manual_seed(seed)
         plan = batch if isinstance(batch, BatchPlan) else BatchPlan(batch)
         shape = (plan.largest_batch, *recipe.size, recipe.channels)
         self._images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         self._labels = torch.randint(0, recipe.classes, (plan.largest_batch,), generator=generator)
-        self._samples, self._plan, self._seed, self._start = recipe.samples, plan, seed, start
-        self._device, self._place = device, (rank, world)
+        self._samples = recipe.samples
+        self._plan = plan
+        self._seed = seed
+        self._start = start
+        self._device = device
+        self._rank = rank
+        self._world = world
 
     def __iter__(self) -> Iterator[Batch]:
-        position, size = self._start, 0
+        position = self._start
+        size = 0
         while True:
             # Copied again only if the batch grows: the steps of one size share their tensors.
-            if (found := self._plan.get_batch_size(position)) != size:
-                size = found
-                low, high = get_rank_slots(size, *self._place)
-                images, labels = self._images[low:high].to(self._device), self._labels[low:high].to(self._device)
-                first, zeros = np.arange(low, high), np.zeros(high - low, np.int64)
-            positions = first + position
-            epoch, slot = divmod(position, self._samples)
+            if (new_size := self._plan.get_batch_size(position)) != size:
+                size = new_size
+                first_slot, end_slot = get_rank_slots(size, self._rank, self._world)
+                images = self._images[first_slot:end_slot].to(self._device)
+                labels = self._labels[first_slot:end_slot].to(self._device)
+                slots = np.arange(first_slot, end_slot)
+                zeros = np.zeros(end_slot - first_slot, np.int64)
+            # Positions, epochs and samples advance as in a run in index order.
+            positions = slots + position
+            epoch, epoch_offset = divmod(position, self._samples)
             # Most steps lie inside one epoch; without divisions of arrays they save two numpy calls, 3 us.
-            if slot + high <= self._samples:
-                epochs, samples = zeros + epoch, first + slot
+            if epoch_offset + end_slot <= self._samples:
+                epochs, samples = zeros + epoch, slots + epoch_offset
             else:
                 epochs, samples = positions // self._samples, positions % self._samples
             yield Batch(

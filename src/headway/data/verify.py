@@ -1,4 +1,4 @@
-"""Verify: reads every record of a packed data set and lists the damaged ones.
+"""Verifies a packed data set: reads every record and lists the damaged ones.
 
 RecordIO records are read as other tools read them, frame and label included; in the other formats, only the bytes of
 the images are checked.
@@ -24,8 +24,8 @@ from headway.data.formats import recordio, trailer
 from headway.data.formats.byte_ranges import map_path
 from headway.storage.addresses import parse_local_path
 
-_CHUNK = 1024
-_PARTS = ("", "train", "eval")
+_CHUNK_RECORDS = 1024
+_PART_NAMES = ("", "train", "eval")
 
 
 @final
@@ -56,65 +56,71 @@ class VerifyResult:
     """Number of records checked, and the damage found."""
 
     samples: dict[str, int]
-    """Records of each part; the part of an unsplit pack is called ``."""
+    """Number of records of each part; an unsplit pack is one part, whose name is empty."""
     damages: list[Damage]
 
 
 def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> VerifyResult:
     """Checks a packed folder, or both parts of a split one: files, records, labels and image checksums.
 
-    A part counts as damaged if its columns are gone but its shards or its folder exist, or the other part names it.
+    A part without columns counts as damaged if its shards or its folder exist, or the other part names it.
 
     Args:
+        folder: a local path.
         progress: called with (samples done, samples in all).
 
     Raises:
-        UsageError: the folder is no packed data set, or is an address.
-        DataError: a columns file is so damaged that nothing can be checked with it.
+        UsageError: the folder is not a packed data set, or is a URL.
+        DataError: a columns file is too damaged to check anything with it.
     """
     root = parse_local_path(folder, "Verify the folder before it is copied there, or a local copy.")
     # A split pack has a columns file in each part, an unsplit one in the folder itself.
-    packs = [_PackChecker(root / part, part) for part in _PARTS if (root / part / COLUMNS_FILE).is_file()]
-    damages = _find_lost_parts(root, packs)
-    if not packs and not damages:
+    checkers = [_PackChecker(root / part, part) for part in _PART_NAMES if (root / part / COLUMNS_FILE).is_file()]
+    damages = _find_missing_parts(root, checkers)
+    if not checkers and not damages:
         what = "this is not a packed data set" if root.exists() else "the folder does not exist"
         raise UsageError(what, where=str(root), fix="Pack one: headway pack SRC DST.")
-    total, done = sum(pack.samples for pack in packs), 0
+    num_total = sum(checker.samples for checker in checkers)
+    num_done = 0
     with ThreadPoolExecutor(count_usable_cores(), thread_name_prefix="verify") as pool:
-        for pack in packs:
-            damages += pack.find_damaged_files()
-            chunks = [range(low, min(low + _CHUNK, pack.samples)) for low in range(0, pack.samples, _CHUNK)]
+        for checker in checkers:
+            damages += checker.find_damaged_files()
+            chunks = [
+                range(first, min(first + _CHUNK_RECORDS, checker.samples))
+                for first in range(0, checker.samples, _CHUNK_RECORDS)
+            ]
             # `map` keeps the order, so damage is listed by sample.
-            for chunk, found in zip(chunks, pool.map(pack.find_damaged_records, chunks), strict=True):
-                damages += found
-                done += len(chunk)
+            for chunk, chunk_damages in zip(chunks, pool.map(checker.find_damaged_records, chunks), strict=True):
+                damages += chunk_damages
+                num_done += len(chunk)
                 if progress:
-                    progress(done, total)
-    return VerifyResult(samples={pack.part: pack.samples for pack in packs}, damages=damages)
+                    progress(num_done, num_total)
+    return VerifyResult(samples={checker.part: checker.samples for checker in checkers}, damages=damages)
 
 
-def _find_lost_parts(root: Path, packs: list[_PackChecker]) -> list[Damage]:
-    """Returns the parts whose columns are gone."""
-    there = {pack.part for pack in packs}
-    known = {part for pack in packs if pack.part for part in pack.parts}
-    lost = []
-    for part in _PARTS:
+def _find_missing_parts(root: Path, checkers: list[_PackChecker]) -> list[Damage]:
+    """Returns one damage for each part whose columns are missing."""
+    present_parts = {checker.part for checker in checkers}
+    expected_parts = {part for checker in checkers if checker.part for part in checker.parts}
+    damages = []
+    for part in _PART_NAMES:
         folder = root / part
         # A part without columns is lost only if there is evidence that it existed.
-        beside = bool(there - {""}) and part != "" and folder.is_dir()
-        if part not in there and (part in known or beside or any(folder.glob("shard-[0-9]*"))):
+        has_sibling = bool(present_parts - {""}) and part != "" and folder.is_dir()
+        if part not in present_parts and (part in expected_parts or has_sibling or any(folder.glob("shard-[0-9]*"))):
             what = "the columns are missing" if folder.is_dir() else "the whole part is missing"
             file = os.path.join(part, COLUMNS_FILE if folder.is_dir() else "")
-            lost.append(Damage(index=None, name="", shard=file, offset=0, reason=f"{what}; its samples are lost"))
-    return lost
+            damages.append(Damage(index=None, name="", shard=file, offset=0, reason=f"{what}; its samples are lost"))
+    return damages
 
 
 @final
 class _PackChecker:
-    """One packed folder, read without `opening.open`, which refuses the damage to be reported here."""
+    """Checks one packed folder. `opening.open` is not used, as it raises for the damage to be reported here."""
 
     def __init__(self, folder: Path, part: str) -> None:
-        self._folder, self.part = folder, part
+        self._folder = folder
+        self.part = part
         self._columns, self._description, _ = load_columns(folder / COLUMNS_FILE)
         self.parts = self._description.parts
         self._label = self._columns["label"]
@@ -128,23 +134,23 @@ class _PackChecker:
             damages.append(
                 self._build_file_damage(COLUMNS_FILE, "a column is damaged (the fingerprint does not match)")
             )
-        for number, shard in enumerate(self._description.shards):
-            # A view is kept even if the shard is short: records before the cut may be good.
+        for shard_index, shard in enumerate(self._description.shards):
+            # A view is kept even if the shard is truncated: records before its end may be intact.
             view, reason = self._map_shard(shard)
             if view is None:
                 # The user wants to know how many samples a missing shard costs.
-                lost = np.count_nonzero(self._columns["shard"] == number)
-                reason = f"{reason}; its {lost:,} samples are lost"
+                num_lost = np.count_nonzero(self._columns["shard"] == shard_index)
+                reason = f"{reason}; its {num_lost:,} samples are lost"
             self._views.append(view)
             if reason:
                 damages.append(self._build_file_damage(shard.name, reason))
         return damages
 
     def find_damaged_records(self, samples: range) -> list[Damage]:
-        """Returns the damaged records among `samples`, without those in lost shards."""
-        part = slice(samples.start, samples.stop)
+        """Returns the damaged records among `samples`, without those in missing shards."""
+        rows = slice(samples.start, samples.stop)
         # Lists of Python numbers: faster than indexing arrays record by record.
-        columns = (self._columns[name][part].tolist() for name in ("shard", "offset", "crc32c", "flags"))
+        columns = (self._columns[name][rows].tolist() for name in ("shard", "offset", "crc32c", "flags"))
         damages = []
         for sample, shard, offset, crc, flags in zip(samples, *columns, strict=True):
             # The columns may be damaged themselves.
@@ -158,31 +164,32 @@ class _PackChecker:
         return damages
 
     def _map_shard(self, shard: Shard) -> tuple[memoryview | None, str]:
-        """Returns the bytes of a shard, or None if no record can be read from it; and the reason."""
+        """Returns the bytes of a shard (None if no record can be read from it), and its damage (empty: intact)."""
         try:
             view = map_path(self._folder / shard.name)
         except DataError as error:
             return None, error.what
-        whole = len(view) == shard.size
+        is_complete = len(view) == shard.size
         if self._description.format != "recordio":
-            number = trailer.parse_pack_id(view)
-            if number is None and whole:
+            pack_id = trailer.parse_pack_id(view)
+            if pack_id is None and is_complete:
                 return view, "the end of the shard is damaged"
-        elif whole:
-            # Each record names its pack, so the shard needs no check of its own.
+        elif is_complete:
+            # Each record contains the number of its pack, so the shard itself needs no check.
             return view, ""
         else:
-            number = _read_first_pack_id(view)
-        if number not in (None, self._description.pack_id):
+            pack_id = _read_first_pack_id(view)
+        if pack_id not in (None, self._description.pack_id):
             return None, "the shard belongs to another pack"
-        return view, "" if whole else f"the shard has {len(view):,} bytes and should have {shard.size:,}"
+        return view, "" if is_complete else f"the shard has {len(view):,} bytes and should have {shard.size:,}"
 
     def _check_record(self, view: memoryview, sample: int, offset: int, crc: int, flags: int) -> str:
+        """Returns the damage of a record; empty if it is intact."""
         if self._description.format != "recordio":
-            end = offset + int(self._columns["length"][sample])
-            if end > len(view):
+            image_end = offset + int(self._columns["length"][sample])
+            if image_end > len(view):
                 return "the file ends inside the image"
-            return "" if crc32c(view[offset:end]) == crc else "the image's checksum does not match"
+            return "" if crc32c(view[offset:image_end]) == crc else "the image's checksum does not match"
         label = self._columns["label"][sample]
         # A split record is addressed by its frame, any other by its image.
         start = offset if flags & FLAG_SPLIT else recordio.compute_record_start(offset, label.size if label.ndim else 0)

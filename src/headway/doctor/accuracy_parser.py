@@ -83,14 +83,14 @@ class AccuracyParser:
         plain = TOP.sub(r"top\1", ANSI.sub("", line))
         out = [reading for kind in self._patterns for reading in self._match_pattern(kind, plain)]
         if len(self._patterns) < 2:
-            found = list(_parse_line(plain))
-            named = {kind for kind, _ in found}
+            readings = list(_parse_line(plain))
+            named = {kind for kind, _ in readings}
             bare: AccuracyKind | None = "train" if "val" in named or _is_keras_bar(plain) else None
             # PyTorch's ImageNet example prints validation as ` * Acc@1 ...`.
             bare = "val" if bare is None and plain.lstrip().startswith("* ") else bare
             if None in named and bare is None and self.unclear is None:
                 self.unclear = plain.strip()
-            for kind, one in found:
+            for kind, one in readings:
                 what = kind or bare
                 if what is not None and what not in self._patterns:
                     out.append(replace(one, kind=what))
@@ -145,8 +145,8 @@ def _parse_tree(
 ) -> Iterator[tuple[AccuracyKind | None, AccuracyReading]]:
     """Yields the accuracies of a JSON object; `around` is the kind that the keys above it name."""
     # A value such as `"split": "val"` names the kind of its neighbours.
-    said = [KINDS[value.lower()] for value in tree.values() if isinstance(value, str) and value.lower() in KINDS]
-    around = said[0] if said else around
+    kinds = [KINDS[value.lower()] for value in tree.values() if isinstance(value, str) and value.lower() in KINDS]
+    around = kinds[0] if kinds else around
     for key, value in tree.items():
         kind, is_metric = _parse_name(key)
         kind = kind or around

@@ -154,8 +154,8 @@ def build_command(script: str, arguments: Sequence[str] = ()) -> list[str]:
             return [str(path.absolute()), *arguments]
         fix = f"Make it executable: chmod +x {script}. Or name the program that runs it: bash -- {script}."
         raise UsageError("this file is neither a Python file nor executable", where=script, fix=fix)
-    if (found := shutil.which(script)) is not None:
-        return [found, *arguments]
+    if (program := shutil.which(script)) is not None:
+        return [program, *arguments]
     what = "there is no such script, and no program of this name on the PATH"
     raise UsageError(what, where=script, fix="Run: headway assess train.py --target-val 0.9 --minutes 10 -- ARGUMENTS.")
 
@@ -393,24 +393,26 @@ def _conclude(
     )
 
 
-def format_assessment(found: Assessment) -> str:
+def format_assessment(assessment: Assessment) -> str:
     """Formats the verdict and a line for each target."""
-    lines = [f"{'PASS' if found.passed else 'FAIL'}: {found.why}."]
-    for kind, target in found.goal.targets().items():
-        best, last, first = found.best[kind], found.last[kind], found.first_s[kind]
+    lines = [f"{'PASS' if assessment.passed else 'FAIL'}: {assessment.why}."]
+    for kind, target in assessment.goal.targets().items():
+        best, last, first = assessment.best[kind], assessment.last[kind], assessment.first_s[kind]
         if best is None or last is None:
             lines.append(f"  {ACCURACY_NAMES[kind]}: target {target:.4g}, no value seen")
             continue
         when = "not reached" if first is None else f"reached after {first:.1f} s"
         lines.append(f"  {ACCURACY_NAMES[kind]}: target {target:.4g}, {when}; best {best:.4g}, last {last:.4g}")
-    if found.kept_on:
+    if assessment.kept_on:
         lines.append("  The script was not stopped: its numbers may be percent. If not, give --scale fraction.")
-    if found.unclear is None and (silent := [kind for kind in found.goal.targets() if not found.readings[kind]]):
+    if assessment.unclear is None and (
+        silent := [kind for kind in assessment.goal.targets() if not assessment.readings[kind]]
+    ):
         cures = " and ".join(f"--{kind}-pattern '{kind.upper()}=([\\d.]+)'" for kind in silent)
         lines.append(f"  Give its pattern, with the number in brackets. For '{silent[0].upper()}=0.9': {cures}")
-    if found.unclear is not None and not all(found.readings[kind] for kind in found.goal.targets()):
+    if assessment.unclear is not None and not all(assessment.readings[kind] for kind in assessment.goal.targets()):
         fix = "Give --train-pattern or --val-pattern"
         lines.append(
-            f"  A line has an accuracy, but not whether it is training or validation. {fix}: {found.unclear[:120]}"
+            f"  A line has an accuracy, but not whether it is training or validation. {fix}: {assessment.unclear[:120]}"
         )
     return "\n".join(lines)

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from headway.core.recipe import LoadedRecipe
 from headway.doctor.loop_measurement import SMALL, build_pass
-from headway.doctor.measurement_job import MeasurementJob, resize_batch, with_values
-from headway.setup.inputs import Say
+from headway.doctor.measurement_job import LOG, MeasurementJob, resize_batch, with_values
 from headway.setup.recipe import TrainRecipe
 
 # A pass of this length gives the time of a sample; a shorter one mostly shows the machine's noise.
@@ -20,7 +19,7 @@ REPEATS = 2
 
 
 @contextmanager
-def open_reduced_job(loaded: LoadedRecipe[TrainRecipe], say: Say, longest_s: float) -> Iterator[MeasurementJob]:
+def open_reduced_job(loaded: LoadedRecipe[TrainRecipe], longest_s: float) -> Iterator[MeasurementJob]:
     """Sets up a recipe's job and closes it after use. Its batch is halved until a step takes at most `longest_s`.
 
     The batch stays as it is if halving it does not help: the time does not grow with the samples, or the step is
@@ -32,13 +31,13 @@ def open_reduced_job(loaded: LoadedRecipe[TrainRecipe], say: Say, longest_s: flo
     Raises:
         HeadwayError: recipe, data, network or task are wrong.
     """
-    with closing(MeasurementJob.from_recipe(loaded, say)) as job:
+    with closing(MeasurementJob.from_recipe(loaded)) as job:
         shorter, why = _reduce_batch(job, longest_s)
         if shorter is None:
             yield job
             return
-    say(why)
-    with closing(MeasurementJob.from_recipe(shorter, say)) as job:
+    LOG.info(why)
+    with closing(MeasurementJob.from_recipe(shorter)) as job:
         job.batch_note = why
         yield job
 
@@ -66,20 +65,20 @@ def _reduce_batch(job: MeasurementJob, longest_s: float) -> tuple[LoadedRecipe[T
     fixed_s, each_s = estimate_step_seconds(job)
     least = recipe.micro_batch if isinstance(recipe.micro_batch, int) else SMALL
     # Halving helps as long as samples, and not fixed costs, take most of the step.
-    found, batch = None, job.batch
+    reduced, batch = None, job.batch
     while fixed_s + each_s * batch > longest_s and each_s * batch > fixed_s and batch // 2 >= least:
         values = {"batch": batch // 2}
         if recipe.evaluate.batch is not None:
             values["evaluate.batch"] = min(batch // 2, recipe.evaluate.batch)
         try:
-            found = with_values(job.loaded, values, "as it is measured")
+            reduced = with_values(job.loaded, values, "as it is measured")
         except ValidationError:
             # Another value of the recipe, such as `micro_batch`, needs a larger batch.
             break
         batch //= 2
     whole_s, part_s = fixed_s + each_s * job.batch, fixed_s + each_s * batch
     why = f"takes about {whole_s:.2g} s. All figures are for batch={batch}, whose steps take {part_s:.2g} s."
-    return found, f"A step of {job.batch:,} samples {why}"
+    return reduced, f"A step of {job.batch:,} samples {why}"
 
 
 def _measure_pass_s(job: MeasurementJob, samples: int) -> float:

@@ -14,7 +14,7 @@ from typing import Any, final
 from headway.core.cpu_count import count_usable_cores
 from headway.core.profile import JointTiming
 from headway.data.batch import Batch
-from headway.data.loader import PRODUCER_PAUSE_S
+from headway.data.decode_ring import PRODUCER_PAUSE_S
 from headway.doctor.loader_measurement import build_loader
 from headway.doctor.loop_measurement import LONG_STEP_S, build_wait, run_steps
 from headway.doctor.measurement_job import MeasurementJob, close_stream
@@ -119,10 +119,10 @@ def measure_handover(job: MeasurementJob, loop_alone: float, *, limit_s: float) 
     return max(0.0, median(lost))
 
 
-def add_handover(found: JointTiming, seconds: float) -> JointTiming:
+def add_handover(timing: JointTiming, seconds: float) -> JointTiming:
     """Returns the same measurement with the seconds that handing a sample over adds to the loop."""
-    changed = {"loop_alone": found.loop_alone + seconds, "loop_beside": found.loop_beside + seconds}
-    return found.model_copy(update=changed)
+    changed = {"loop_alone": timing.loop_alone + seconds, "loop_beside": timing.loop_beside + seconds}
+    return timing.model_copy(update=changed)
 
 
 @final

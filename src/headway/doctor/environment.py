@@ -56,7 +56,7 @@ def examine_environment(
         environ: the environment of this process.
     """
     host = HostFiles(root, environ)
-    found = [
+    findings = [
         *_check_device(host, device),
         *_check_arithmetic(host, recipe, device),
         *_check_cores(host),
@@ -69,15 +69,15 @@ def examine_environment(
         *_check_container(host),
     ]
     if dataset is not None:
-        found += [
+        findings += [
             *check_loader(host, recipe),
             *check_decoder(host, recipe, dataset),
             *check_storage(host, recipe, dataset),
         ]
-    found += check_network(host, interface or recipe.comm.interface)
+    findings += check_network(host, interface or recipe.comm.interface)
     if host.unknown:
-        found.append(report_fine(f"Not known here: {', '.join(host.unknown)}."))
-    return tuple(found)
+        findings.append(report_fine(f"Not known here: {', '.join(host.unknown)}."))
+    return tuple(findings)
 
 
 def _check_device(host: HostFiles, device: torch.device) -> Findings:
@@ -139,10 +139,12 @@ def _check_arithmetic(host: HostFiles, recipe: TrainRecipe, device: torch.device
     limits = [name for name in LIMITS if name in host.environ]
     # MKL exists on x86 only: `sse2` tells an x86 CPU.
     there = {"oneDNN": torch.backends.mkldnn.is_available(), "MKL": torch.backends.mkl.is_available()}
-    missing = [name for name, found in there.items() if not found and "sse2" in host.flags]
+    missing = [name for name, available in there.items() if not available and "sse2" in host.flags]
     if limits:
-        told = ", ".join(f"{name}={host.environ[name]}" for name in limits)
-        yield report_fault(f"{told} keeps torch from instructions of this processor.", f"Unset {' and '.join(limits)}.")
+        settings = ", ".join(f"{name}={host.environ[name]}" for name in limits)
+        yield report_fault(
+            f"{settings} keeps torch from instructions of this processor.", f"Unset {' and '.join(limits)}."
+        )
     elif less:
         what = f"The CPU has {able}, but this build of torch computes with {have}."
         yield report_fault(what, "Install torch's official wheel.")
@@ -154,7 +156,7 @@ def _check_arithmetic(host: HostFiles, recipe: TrainRecipe, device: torch.device
         cure = "Set precision=fp32, or auto."
         yield report_fault("The CPU has no bf16 units, but the recipe computes in bf16: it is emulated.", cure)
     elif not limits and not less and not missing and host.flags:
-        libraries = " and ".join(name for name, found in there.items() if found)
+        libraries = " and ".join(name for name, available in there.items() if available)
         yield report_fine(f"torch computes with {have}, by {libraries}; the CPU {units} bf16 units.")
 
 
@@ -173,10 +175,10 @@ def _check_cores(host: HostFiles) -> Findings:
 
 def _check_quota(host: HostFiles) -> Findings:
     over = [(read_quota_cores(group), group) for group in host.find_groups("cpu")]
-    found = [(quota, group) for quota, group in over if quota is not None]
-    if not found:
+    quotas = [(quota, group) for quota, group in over if quota is not None]
+    if not quotas:
         return
-    quota, group = min(found, key=lambda one: one[0])
+    quota, group = min(quotas, key=lambda one: one[0])
     if quota >= len(list_usable_cpus()) or quota == int(quota):
         yield report_fine(f"The control group's quota is {quota:g} cores.")
     else:
@@ -197,8 +199,10 @@ def _check_threads(host: HostFiles, device: torch.device) -> Findings:
     if device.type != "cpu":
         return
     threads, share = torch.get_num_threads(), host.share
-    told = [f"{name}={host.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in host.environ]
-    by = f" ({', '.join(told)})" if told else ""
+    settings = [
+        f"{name}={host.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in host.environ
+    ]
+    by = f" ({', '.join(settings)})" if settings else ""
     if threads > share:
         what = f"torch uses {format_count(threads, 'thread')}{by}, but this rank has {format_count(share, 'core')}."
         yield report_fault(what, f"Set OMP_NUM_THREADS={share}.")
@@ -206,7 +210,7 @@ def _check_threads(host: HostFiles, device: torch.device) -> Findings:
     elif threads < max(1, min(share, _count_physical_cores(host) // host.ranks)):
         what = f"torch uses {format_count(threads, 'thread')}{by} of {format_count(share, 'usable core')}."
         yield report_fault(
-            what, f"Set OMP_NUM_THREADS={share}, or unset it." if told else f"Set OMP_NUM_THREADS={share}."
+            what, f"Set OMP_NUM_THREADS={share}, or unset it." if settings else f"Set OMP_NUM_THREADS={share}."
         )
     else:
         yield report_fine(f"torch uses {format_count(threads, 'thread')} of {format_count(share, 'core')}.")
@@ -257,10 +261,10 @@ def _check_numa_nodes(host: HostFiles) -> Findings:
 
 def _check_shared_memory(host: HostFiles, device: torch.device) -> Findings:
     mount = find_mount(Path("/dev/shm"), host.root / "proc/self/mountinfo")
-    told = re.search(r"(?:^|,)size=(\d+)([kmg]?)(?:,|$)", mount.options) if mount is not None else None
+    size = re.search(r"(?:^|,)size=(\d+)([kmg]?)(?:,|$)", mount.options) if mount is not None else None
     if mount is None or mount.point != "/dev/shm":
         host.unknown.append("/dev/shm")
-    elif told and int(told[1]) * 1024 ** " kmg".index(told[2] or " ") <= SMALL_SHM_BYTES:
+    elif size and int(size[1]) * 1024 ** " kmg".index(size[2] or " ") <= SMALL_SHM_BYTES:
         # Only NCCL between ranks of one host needs it; Headway's own loader does not use shared memory.
         what = "/dev/shm has 64 MB or less, as in containers. DataLoader workers and NCCL need more; Headway does not."
         nccl = device.type == "cuda" and host.ranks > 1

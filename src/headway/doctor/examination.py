@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, final
@@ -23,6 +24,7 @@ from headway.doctor.batch_reduction import open_reduced_job
 from headway.doctor.budget import FULL, LOOK_SHARE, QUICK, Budget, WallTime
 from headway.doctor.contention import add_handover, measure_contention, measure_handover
 from headway.doctor.device_copy import measure_copy
+from headway.doctor.input_transform import find_transform_lines
 from headway.doctor.knob_search import KnobSearch
 from headway.doctor.loader_measurement import (
     LoaderMeasurement,
@@ -31,15 +33,14 @@ from headway.doctor.loader_measurement import (
     measure_loader,
 )
 from headway.doctor.loop_measurement import LoopMeasurement, measure_loop
-from headway.doctor.measurement_job import MeasurementJob
+from headway.doctor.measurement_job import LOG, MeasurementJob
 from headway.doctor.page_cache import evict, restore_residency
 from headway.doctor.roofline import measure_roofline
 from headway.doctor.stalls import measure_checkpoint, measure_evaluation
 from headway.doctor.throughput_model import ThroughputModel
 from headway.doctor.verdict import conclude_verdict
 from headway.doctor.whole_job import MOST_STEPS, WholeJobRun, run_whole_job
-from headway.setup.inputs import Say
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 # Least number of steps of a short run and of a first-epoch run; if they do not fit into the time, the run is left out.
 RUN_STEPS, COLD_STEPS = 3, 3
@@ -56,19 +57,14 @@ RESOURCES: dict[str, StageResource] = {
     "storage": "disk",
     "decode": "host",
     "augment": "host",
+    "transform": "host",
     "collate": "host",
     "copy": "copy",
 }
 
 
 def examine_recipe(
-    recipe: Path,
-    overrides: Sequence[str],
-    *,
-    say: Say,
-    quick: bool = False,
-    cold: bool = False,
-    begun: float | None = None,
+    recipe: Path, overrides: Sequence[str], *, quick: bool = False, cold: bool = False, begun: float | None = None
 ) -> Profile:
     """Measures a recipe on this machine, in this process.
 
@@ -82,14 +78,13 @@ def examine_recipe(
     """
     begun = perf_counter() if begun is None else begun
     budget = QUICK if quick else FULL
-    with open_reduced_job(load_recipe(recipe, overrides), say, budget.step) as job:
-        found = examine_job(job, say, budget, quick, cold=cold, begun=begun)
+    with open_reduced_job(load_recipe(recipe, overrides), budget.step) as job:
+        found = examine_job(job, budget, quick, cold=cold, begun=begun)
     return found.model_copy(update={"seconds": perf_counter() - begun})
 
 
 def examine_job(
     job: MeasurementJob,
-    say: Say,
     budget: Budget,
     quick: bool,
     *,
@@ -105,7 +100,7 @@ def examine_job(
         begun: the clock's time from which the limit of wall time counts; None: now.
     """
     wall = WallTime(budget.wall, budget.list_parts(), clock() if begun is None else begun, clock)
-    return _Examination(job, say, budget, wall, quick, cold, barrier).measure()
+    return _Examination(job, budget, wall, quick, cold, barrier).measure()
 
 
 @final
@@ -113,7 +108,6 @@ class _Examination:
     def __init__(
         self,
         job: MeasurementJob,
-        say: Say,
         budget: Budget,
         wall: WallTime,
         quick: bool,
@@ -122,7 +116,7 @@ class _Examination:
     ) -> None:
         self._wall = wall
         self._barrier, self._others = barrier or (lambda: None), barrier is not None
-        self._job, self._say, self._budget, self._quick, self._cold = job, say, budget, quick, cold
+        self._job, self._budget, self._quick, self._cold = job, budget, quick, cold
         self._missing = [job.batch_note] if job.batch_note else []
         self._facts: dict[str, float] = {}
         self._runs = list[ShortRun]()
@@ -141,7 +135,7 @@ class _Examination:
         fed_warm, threads = self._measure_input()
         self._barrier()
         # The loop must not wait for input here: batches are replayed from memory.
-        self._say("Measuring the training loop with ready batches.")
+        LOG.info("Measuring the training loop with ready batches.")
         loop = measure_loop(job, limit_s=self._allot("loop") / (1 + LOOK_SHARE), passes_s=self._allot("passes"))
         self._facts["syncs a step"] = loop.syncs.count
         height, width = job.load_batches()[0].images.shape[1:3]
@@ -150,28 +144,29 @@ class _Examination:
         if fed_warm is not None:
             self._barrier()
             # Loader and loop share cores, so each is measured again while the other one runs.
-            self._say("Measuring loader and loop at the same time.")
+            LOG.info("Measuring loader and loop at the same time.")
             together = measure_contention(
                 job, 1 / fed_warm.rate.value, 1 / loop.rate.value, limit_s=self._allot("beside")
             )
             self._handed_s = measure_handover(job, 1 / loop.rate.value, limit_s=self._allot("handover"))
             together = add_handover(together, self._handed_s)
+        is_beside = fed_warm is not None and "transform" in fed_warm.seconds
         ceilings = [
             *self._measure_input_ceilings(fed_warm),
-            *_build_loop_ceilings(loop, self._handed_s),
+            *_build_loop_ceilings(loop, self._handed_s, has_transform=not is_beside or job.setup.transform is not None),
             *self._measure_stalls(),
         ]
         warm = ThroughputModel.from_ceilings(ceilings, together)
         self._barrier()
-        self._say("Running the whole job for a few steps.")
+        LOG.info("Running the whole job for a few steps.")
         self._ran = self._run_whole_job(warm)
         model, ceilings = self._measure_first_epoch(warm, ceilings)
         measured = self._find_run("cold" if self._cold else "warm")
         device = setup.device.type
         concluded = conclude_verdict(model, device, measured, _build_lap_ceilings(self._ran), ceilings)
-        self._say("Trying other settings.")
-        knobs = KnobSearch(job, model, together, fed_warm, threads, loop, self._say, budget.side, self._allot("tries"))
-        found = knobs.search(setup.device, quick=self._quick)
+        LOG.info("Trying other settings.")
+        knobs = KnobSearch(job, model, together, fed_warm, threads, loop, budget.side, self._allot("tries"))
+        candidates = knobs.search(setup.device, quick=self._quick)
         self._missing += knobs.missing
         stalls = model.sum_seconds("stall")
         # Short runs have no evaluations and checkpoints: the time that these add is computed.
@@ -196,7 +191,7 @@ class _Examination:
             measured=whole,
             runs=tuple(self._runs),
             verdict=concluded,
-            knobs=tuple(found),
+            knobs=tuple(candidates),
             not_measured=tuple(self._missing),
             seconds=perf_counter() - begun,
         )
@@ -207,19 +202,23 @@ class _Examination:
         if job.is_synthetic:
             self._missing.append("The data are synthetic: there is no loader to measure.")
             return None, None
-        self._say("Measuring the loader alone.")
-        found = measure_loader(job, limit_s=self._allot("loader") / 1.2)
-        self._facts["encoded bytes"] = found.record_bytes
+        LOG.info("Measuring the loader alone.")
+        loader = measure_loader(job, limit_s=self._allot("loader") / 1.2)
+        self._facts["encoded bytes"] = loader.record_bytes
+        if (stage_s := loader.seconds.get("transform", 0.0)) > 0:
+            LOG.info("Finding the lines of your transform that take its time.")
+            code = find_transform_lines(job, stage_s=stage_s, limit_s=self._budget.side / 2)
+            loader = replace(loader, code=code)
         most = count_usable_cores()
-        self._say("Measuring the loader with other numbers of threads.")
-        return found, measure_by_threads(job, found, most, limit_s=self._allot("threads") / 2)
+        LOG.info("Measuring the loader with other numbers of threads.")
+        return loader, measure_by_threads(job, loader, most, limit_s=self._allot("threads") / 2)
 
-    def _measure_input_ceilings(self, found: LoaderMeasurement | None) -> list[StageCeiling]:
+    def _measure_input_ceilings(self, measured: LoaderMeasurement | None) -> list[StageCeiling]:
         """Divides the loader's time among its stages."""
-        if found is None:
+        if measured is None:
             return []
-        job, seconds = self._job, dict(found.seconds)
-        taken = measure_augmentation(job, found, limit_s=self._allot("augment"))
+        job, seconds = self._job, dict(measured.seconds)
+        taken = measure_augmentation(job, measured, limit_s=self._allot("augment"))
         # Augmentation happens while decoding, and the copy while collating: their shares are moved.
         seconds["decode"] -= taken
         seconds["augment"] = taken
@@ -233,25 +232,33 @@ class _Examination:
         decoding = "gathering decoded images" if tier is not None and tier.name in ("memory", "device") else "decoding"
         how = {
             "storage": "reading or fetching the records, files in memory",
-            "decode": f"{decoding}, {found.threads} thread{'s'[: found.threads > 1]}",
+            "decode": f"{decoding}, {measured.threads} thread{'s'[: measured.threads > 1]}",
             "augment": "with crop, flip and shift, minus without them",
             "collate": "order, keys, labels, hand-over to the loop",
         }
         if copied is not None:
             how["copy"] = "pinned memory to the device, on its own stream"
+        code = {"transform": measured.code}
+        if "transform" in seconds:
+            how["transform"] = "; ".join(["the recipe's transform, beside the loop", *map(str, measured.code[:NAMED])])
         return [
             StageCeiling(
-                stage=stage, side="input", resource=RESOURCES[stage], seconds=max(0.0, seconds[stage]), how=text
+                stage=stage,
+                side="input",
+                resource=RESOURCES[stage],
+                seconds=max(0.0, seconds[stage]),
+                how=text,
+                code=code.get(stage, ()),
             )
             for stage, text in how.items()
         ]
 
     def _measure_stalls(self) -> list[StageCeiling]:
-        found = dict[str, Any]()
-        found["evaluate"] = measure_evaluation(self._job, limit_s=self._allot("evaluate"))
-        found["checkpoint"] = measure_checkpoint(self._job, limit_s=self._allot("checkpoint"))
+        measured = dict[str, Any]()
+        measured["evaluate"] = measure_evaluation(self._job, limit_s=self._allot("evaluate"))
+        measured["checkpoint"] = measure_checkpoint(self._job, limit_s=self._allot("checkpoint"))
         out = []
-        for stage, stall in found.items():
+        for stage, stall in measured.items():
             how = "there is no evaluation set"
             if stall is not None:
                 self._facts[f"{stage} seconds"] = stall.once_s
@@ -313,17 +320,17 @@ class _Examination:
         spans = storage.build_span_finder(dataset)(order(np.arange(most))[1])
         self._measure_storage(dataset, order)
         with restore_residency(spans):
-            found = evict(spans)
-            if not found.held:
-                self._missing.append(f"The first epoch: {found.note}")
+            evicted = evict(spans)
+            if not evicted.held:
+                self._missing.append(f"The first epoch: {evicted.note}")
             # Each record is read cold only once, so the loader gets as many batches as fit into the time.
             count = 2 + round(budget.side / max(model.sum_seconds("input") * job.batch, 1e-6))
             alone = measure_loader(job, limit_s=budget.side, batches=min(count, MOST_STEPS))
-            found = evict(spans)
+            evicted = evict(spans)
             ran = run_whole_job(job, limit_s=budget.whole / 2, once=True)
         extra = max(0.0, 1 / alone.rate.value - model.sum_seconds("input"))
         first = model.with_seconds({"storage": model.seconds["input"]["storage"] + extra})
-        state = "files from the disk" if found.held else "files as they lay"
+        state = "files from the disk" if evicted.held else "files as they lay"
         note = f"the whole job in its first epoch, {state}, without stalls"
         self._add_run("cold", ran, first.predict_images_s(stalls=False), note)
         if not self._cold:
@@ -337,15 +344,13 @@ class _Examination:
         """Measures reading the records alone, without decoding."""
         threads, seconds = self._job.setup.recipe.data.threads, self._budget.side
         for cold in (True,) if isinstance(dataset.source, RemoteShards) else (True, False):
-            found = storage.measure_storage(
-                dataset, order, self._job.batch, cold=cold, seconds=seconds, threads=threads
-            )
+            rate = storage.measure_storage(dataset, order, self._job.batch, cold=cold, seconds=seconds, threads=threads)
             which = "cold" if cold else "warm"
-            if found.cold == cold:
-                self._facts[f"storage {which} images/s"] = found.images_s.value
-                self._facts[f"storage {which} bytes/s"] = found.bytes_s
+            if rate.cold == cold:
+                self._facts[f"storage {which} images/s"] = rate.images_s.value
+                self._facts[f"storage {which} bytes/s"] = rate.bytes_s
             else:
-                self._missing.append(f"Storage, {which}: {found.note}")
+                self._missing.append(f"Storage, {which}: {rate.note}")
 
     def _explain_no_cold_epoch(self) -> str:
         """Returns why the first epoch is like the others; empty: it differs."""
@@ -382,15 +387,18 @@ LOOP_STAGES = {
 }
 
 
-def _build_loop_ceilings(found: LoopMeasurement, handed_s: float) -> list[StageCeiling]:
-    how = LOOP_STAGES | {"sync": f"{found.syncs.count:.3g} reads of tensor values per step"}
-    seconds = {**found.seconds, "other": found.seconds["other"] + handed_s}
+def _build_loop_ceilings(loop: LoopMeasurement, handed_s: float, *, has_transform: bool) -> list[StageCeiling]:
+    """Args: has_transform: the loop runs a transform, or nothing does."""
+    how = LOOP_STAGES | {"sync": f"{loop.syncs.count:.3g} reads of tensor values per step"}
+    seconds = {**loop.seconds, "other": loop.seconds["other"] + handed_s}
     side: PipelineSide = "loop"
     ceilings = []
     for stage, text in how.items():
-        lines = found.code.get(stage, ())
-        said = "; ".join([text, *map(str, lines[:NAMED])])
-        one = StageCeiling(stage=stage, side=side, resource="device", seconds=seconds[stage], how=said, code=lines)
+        if stage == "transform" and not has_transform:
+            continue
+        lines = loop.code.get(stage, ())
+        note = "; ".join([text, *map(str, lines[:NAMED])])
+        one = StageCeiling(stage=stage, side=side, resource="device", seconds=seconds[stage], how=note, code=lines)
         ceilings.append(one)
     return ceilings
 
@@ -399,16 +407,16 @@ def _build_lap_ceilings(ran: WholeJobRun) -> list[StageCeiling]:
     """Returns the loop's stages as they were during a run."""
     laps = ran.laps
     both = sum(laps.get(name, 0.0) for name in ("forward", "loss", "backward"))
-    found = {"transform": laps.get("augment", 0.0), "compute": both, "optimizer": laps.get("optimizer", 0.0)}
+    stages = {"transform": laps.get("augment", 0.0), "compute": both, "optimizer": laps.get("optimizer", 0.0)}
     return [
         StageCeiling(stage=stage, side="loop", resource="device", seconds=seconds, how="in the whole job")
-        for stage, seconds in found.items()
+        for stage, seconds in stages.items()
     ]
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Returns processor, cores, memory, device and versions."""
-    found = collect_provenance({}, Path.cwd())
+    provenance = collect_provenance({}, Path.cwd())
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     more = {"usable_cores": count_usable_cores(), "torch_threads": torch.get_num_threads(), "device": named}
-    return {**found["host"], **found["versions"], "python": platform.python_version(), **more}
+    return {**provenance["host"], **provenance["versions"], "python": platform.python_version(), **more}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, final
@@ -10,6 +11,7 @@ from typing import Any, final
 import torch
 
 from headway.core.errors import HeadwayError
+from headway.core.messages import mute_messages
 from headway.core.profile import JointTiming, Knob, ThreadScaling
 from headway.data.batch import Batch
 from headway.data.columns import FLAG_RAW, PACK_FORMATS
@@ -17,7 +19,7 @@ from headway.data.pack_mode import PackMode
 from headway.doctor.contention import add_handover, measure_contention, measure_handover
 from headway.doctor.loader_measurement import LoaderMeasurement, measure_loader
 from headway.doctor.loop_measurement import LONG_STEP_S, LoopMeasurement, measure_loop_rate
-from headway.doctor.measurement_job import MeasurementJob, format_override, say_nothing
+from headway.doctor.measurement_job import LOG, MeasurementJob, format_override
 from headway.doctor.memory_cache_estimate import fits_in_memory, fits_on_device, measure_memory_loader
 from headway.doctor.pack_estimate import (
     FirstRecords,
@@ -29,8 +31,7 @@ from headway.doctor.pack_estimate import (
 from headway.doctor.smaller_images import choose_smaller_side, shrink_batch
 from headway.doctor.stalls import measure_checkpoint
 from headway.doctor.throughput_model import ThroughputModel
-from headway.setup.compilation import GraphBreakMessage
-from headway.setup.inputs import Say
+from headway.model.graph_breaks import collect_break_notes, list_graph_breaks
 from headway.setup.precision import list_candidates
 
 # Smaller gains are noise.
@@ -70,20 +71,19 @@ class KnobSearch:
         job: MeasurementJob,
         model: ThroughputModel,
         together: JointTiming | None,
-        found: LoaderMeasurement | None,
+        loader: LoaderMeasurement | None,
         threads: ThreadScaling | None,
         loop: LoopMeasurement,
-        say: Say,
         side_s: float,
         tries_s: float,
     ) -> None:
-        self._job, self._model, self._together, self._fed, self._threads = job, model, together, found, threads
-        self._loop, self._say, self._side_s = loop, say, side_s
+        self._job, self._model, self._together, self._loader, self._threads = job, model, together, loader, threads
+        self._loop, self._side_s = loop, side_s
         self._until = perf_counter() + tries_s
         step_s = job.batch / loop.rate.value
         # Least time of a trial once it has begun.
         self._least_s = TRIED_STEPS * step_s if step_s > LONG_STEP_S else 0.0
-        read = 0.0 if found is None else found.seconds["storage"]
+        read = 0.0 if loader is None else loader.seconds["storage"]
         # Extra seconds to read a sample in the first epoch; 0 unless the first epoch is examined.
         self._cold_s = max(0.0, model.seconds["input"].get("storage", 0.0) - read)
         self.missing = list[str]()
@@ -155,9 +155,9 @@ class KnobSearch:
 
     def _suggest_own_code(self) -> Iterator[Knob]:
         """Computes the gain if the longest line of a stage took no time; no setting of the recipe does that."""
-        for stage, (line, *_) in self._loop.code.items():
-            taken = self._model.seconds["loop"].get(stage, 0.0)
-            changed = self._model.with_seconds({stage: max(0.0, taken - line.seconds)})
+        of_input = {"transform": self._loader.code} if self._loader is not None and self._loader.code else {}
+        for stage, (line, *_) in [*self._loop.code.items(), *of_input.items()]:
+            changed = self._model.with_less(stage, line.seconds)
             yield self._build_knob(str(line), stage, {}, changed, measured=False, cost=CODE_COST)
 
     def _suggest_stalls(self) -> Iterator[Knob]:
@@ -193,10 +193,10 @@ class KnobSearch:
 
     def _suggest_input(self) -> Iterator[Knob]:
         """Measures loaders with other threads, caches and decoders."""
-        job, found = self._job, self._fed
-        if found is None or not self._is_worth_trying("input"):
+        job, loader = self._job, self._loader
+        if loader is None or not self._is_worth_trying("input"):
             return
-        yield from self._suggest_threads(found)
+        yield from self._suggest_threads(loader)
         train, options = job.setup.inputs.train, job.setup.recipe.data
         assert train is not None
         # A cache is filled from the same storage before the first step, so it does not help the first epoch.
@@ -206,7 +206,7 @@ class KnobSearch:
             and fits_in_memory(job)
             and not self._is_out_of_time("data.cache=memory")
         ):
-            changed = self._replace_input(measure_memory_loader(job, limit_s=self._side_s), found)
+            changed = self._replace_input(measure_memory_loader(job, limit_s=self._side_s), loader)
             cost = "memory for the decoded set, which is filled before the first step"
             changes = {"data.cache": "memory"}
             yield self._build_knob("decoded images in memory", "decode", changes, changed, measured=True, cost=cost)
@@ -214,23 +214,23 @@ class KnobSearch:
         if encoded and not options.scaled and options.cache in ("none", "disk") and options.size is not None:
             other = measure_loader(job, limit_s=self._side_s, scaled=True)
             cost = "slightly different pixels"
-            changed = self._replace_input(other, found)
+            changed = self._replace_input(other, loader)
             scaled = {"data.scaled": True}
             yield self._build_knob("smaller decodes", "decode", scaled, changed, measured=True, exact=False, cost=cost)
         if options.decoder == "pillow":
             other = measure_loader(job, limit_s=self._side_s, backend="native")
-            changed = self._replace_input(other, found)
+            changed = self._replace_input(other, loader)
             changes = {"data.decoder": "native"}
             cost = "pixels that differ by 1 at most, by rounding"
             yield self._build_knob("the native core", "decode", changes, changed, measured=True, cost=cost)
 
-    def _suggest_threads(self, found: LoaderMeasurement) -> Iterator[Knob]:
+    def _suggest_threads(self, loader: LoaderMeasurement) -> Iterator[Knob]:
         """Measures loader and loop at the same time for thread counts that made the loader alone faster."""
         threads = self._threads
         if threads is None:
             return
         for count, rate in zip(threads.threads, threads.images_s, strict=True):
-            if count == found.threads or rate <= found.rate.value:
+            if count == loader.threads or rate <= loader.rate.value:
                 continue
             what = f"{count} decoding threads"
             if self._is_out_of_time(what):
@@ -238,7 +238,7 @@ class KnobSearch:
             measured = measure_contention(
                 self._job, 1 / rate, 1 / self._loop.rate.value, limit_s=self._side_s, threads=count
             )
-            changed = self._scale_input(found.rate.value / rate)
+            changed = self._scale_input(loader.rate.value / rate)
             changed = changed.with_contention(measured)
             yield self._build_knob(what, "decode", {"data.threads": count}, changed, measured=True)
 
@@ -250,13 +250,13 @@ class KnobSearch:
             changed["storage"] += self._cold_s * (read - ratio)
         return self._model.with_seconds(changed)
 
-    def _replace_input(self, other: LoaderMeasurement, found: LoaderMeasurement) -> ThroughputModel:
-        return self._scale_input(found.rate.value / other.rate.value)
+    def _replace_input(self, other: LoaderMeasurement, loader: LoaderMeasurement) -> ThroughputModel:
+        return self._scale_input(loader.rate.value / other.rate.value)
 
     def _suggest_caches(self, device: torch.device) -> Iterator[Knob]:
         """Computes the gain of caches that the first epoch fills and later epochs read."""
-        job, found, options = self._job, self._fed, self._job.setup.recipe.data
-        if found is None or self._cold_s or options.cache not in ("none", "disk", "memory"):
+        job, loader, options = self._job, self._loader, self._job.setup.recipe.data
+        if loader is None or self._cold_s or options.cache not in ("none", "disk", "memory"):
             return
         fetched = (
             options.cache == "none" and self._compute_gain_without("storage") >= SIDE_WORTH and fits_in_disk_cache(job)
@@ -280,8 +280,8 @@ class KnobSearch:
 
     def _suggest_packs(self) -> Iterator[Knob]:
         """Measures the loader over records as a pack would store them, made from the first records of the run."""
-        job, found, options = self._job, self._fed, self._job.setup.recipe.data
-        if found is None or options.cache not in ("none", "disk"):
+        job, loader, options = self._job, self._loader, self._job.setup.recipe.data
+        if loader is None or options.cache not in ("none", "disk"):
             return
         stages = {"keep": ("storage", "collate")}
         modes = [
@@ -294,7 +294,7 @@ class KnobSearch:
         for mode in modes:
             if self._is_out_of_time(f"headway pack --mode {mode}", 2 * self._side_s):
                 continue
-            self._say(f"Trying images as headway pack --mode {mode} would store them.")
+            LOG.info(f"Trying images as headway pack --mode {mode} would store them.")
             packed = first.pack(mode, limit_s=self._side_s)
             if not packed.count:
                 continue
@@ -306,7 +306,7 @@ class KnobSearch:
                     as_it_is = kept.measure_loader(limit_s=self._side_s)
                 changed = self._replace_records(as_it_is, other)
             else:
-                changed = self._replace_records(found, other)
+                changed = self._replace_records(loader, other)
             exact = mode.kind != "encode"
             cost = PACK_COST if exact else f"{PIXELS_COST}; {PACK_COST}"
             name = {"keep": "a pack of the files", "seekable": "a seekable pack"}.get(
@@ -341,8 +341,8 @@ class KnobSearch:
         if ratio is None:
             return
         changed = self._model
-        if self._fed is not None:
-            changed = self._replace_input(measure_loader(job, limit_s=self._side_s, size=(side, side)), self._fed)
+        if self._loader is not None:
+            changed = self._replace_input(measure_loader(job, limit_s=self._side_s, size=(side, side)), self._loader)
         changed = changed.with_seconds(self._scale_loop(ratio))
         cures = "decode" if self._model.sum_seconds("input") > self._model.sum_seconds("loop") else "compute"
         name = f"images of {side} pixels"
@@ -388,7 +388,7 @@ class KnobSearch:
 
         def measure_input(other: MeasurementJob, rate: float) -> None:
             loader = self._job.setup.inputs.loader
-            if self._fed is None or loader is None:
+            if self._loader is None or loader is None:
                 return
             into = measure_loader(other, limit_s=self._side_s, tier=loader.tier)
             both = measure_contention(other, 1 / into.rate.value, 1 / rate, limit_s=self._side_s, tier=loader.tier)
@@ -398,9 +398,9 @@ class KnobSearch:
         if ratio is None:
             return
         changed = self._model.with_seconds(self._scale_loop(ratio))
-        if seen and self._fed is not None:
+        if seen and self._loader is not None:
             (into, both), loop = seen[0], self._model.sum_seconds("loop")
-            changed = self._replace_input(into, self._fed).with_seconds(self._scale_loop(both.loop_alone / loop))
+            changed = self._replace_input(into, self._loader).with_seconds(self._scale_loop(both.loop_alone / loop))
             changed = changed.with_contention(both)
         yield self._build_knob(
             "a larger batch", "launch", changes, changed, measured=True, exact=False, cost=BATCH_COST
@@ -418,9 +418,10 @@ class KnobSearch:
             return
         if self._is_out_of_time(text, LONG_S):
             return
-        said = list[str]()
-        ratio = self._measure_ratio(text, changes, say=said.append)
-        broken = [one.line for one in said if isinstance(one, GraphBreakMessage)]
+        with collect_break_notes() as notes:
+            ratio = self._measure_ratio(text, changes)
+        # A variant has the classes of the job's network, which are all that names a line.
+        broken = [one.describe() for one in list_graph_breaks(self._job.setup.model, notes)]
         self.missing += [f"{text} leaves a part of the network to Python: {one}." for one in broken]
         if ratio is not None:
             cost, many = COMPILE_COST, len(broken) > 1
@@ -432,8 +433,8 @@ class KnobSearch:
 
     def _suggest_device_augmentation(self, device: torch.device) -> Iterator[Knob]:
         """Measures flips and shifts on the device instead of the host."""
-        recipe, found = self._job.setup.recipe, self._fed
-        if device.type != "cuda" or found is None or not recipe.augment.select_host_augmentations(device.type):
+        recipe, loader = self._job.setup.recipe, self._loader
+        if device.type != "cuda" or loader is None or not recipe.augment.select_host_augmentations(device.type):
             return
         changes = {"augment.where": "device"}
         text = format_override(changes)
@@ -442,7 +443,7 @@ class KnobSearch:
         ratio = self._measure_ratio(text, changes)
         if ratio is not None:
             other = measure_loader(self._job, limit_s=self._side_s, flip=False, translate=0)
-            changed = self._replace_input(other, found).with_seconds(self._scale_loop(ratio))
+            changed = self._replace_input(other, loader).with_seconds(self._scale_loop(ratio))
             yield self._build_knob("augmentation on the device", "augment", changes, changed, measured=True)
 
     def _try_loop(
@@ -457,6 +458,8 @@ class KnobSearch:
             changed = self._model.with_seconds(self._scale_loop(ratio))
             yield self._build_knob(name, cures, changes, changed, measured=True, exact=exact, cost=cost)
 
+    # The set-up of a variant would tell the user what the job's own has told.
+    @mute_messages()
     def _measure_ratio(
         self,
         text: str,
@@ -464,7 +467,6 @@ class KnobSearch:
         *,
         batches: Sequence[Batch] | None = None,
         measure_also: Callable[[MeasurementJob, float], None] | None = None,
-        say: Say = say_nothing,
     ) -> float | None:
         """Returns the loop's time with other values over its time without; None: it failed, and `missing` says why.
 
@@ -472,28 +474,22 @@ class KnobSearch:
             batches: to be replayed; None: the job's own. measure_also: called with the changed job and the images/s of
                 its loop.
         """
-        self._say(f"Trying {text}.")
+        LOG.info(f"Trying {text}.")
         given = {key.replace(".", "__"): value for key, value in changes.items()}
         try:
-            other = self._job.build_variant(say, **given)
-        except HeadwayError as error:
-            self.missing.append(f"{text}: {error}")
-            return None
-        try:
-            if batches is not None:
-                other.replace_batches(list(batches))
-            found = measure_loop_rate(other, limit_s=self._side_s)
-            if measure_also is not None:
-                measure_also(other, found.value)
+            with closing(self._job.build_variant(**given)) as other:
+                if batches is not None:
+                    other.replace_batches(list(batches))
+                rate = measure_loop_rate(other, limit_s=self._side_s)
+                if measure_also is not None:
+                    measure_also(other, rate.value)
         except Exception as error:
             # A trial may fail in many ways, such as a missing compiler or too little memory; the others go on.
             first = (str(error).strip().splitlines() or [""])[0]
-            said = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {first}"
-            self.missing.append(f"{text}: {said}")
+            reason = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {first}"
+            self.missing.append(f"{text}: {reason}")
             return None
-        finally:
-            other.close()
-        return self._loop.rate.value / found.value
+        return self._loop.rate.value / rate.value
 
     def _scale_loop(self, ratio: float) -> dict[str, float]:
         return {stage: seconds * ratio for stage, seconds in self._model.seconds["loop"].items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, final
 
-from headway.core.profile import ThreadScaling, Throughput
+from headway.core.profile import CodeLine, ThreadScaling, Throughput
 from headway.data.batch import Batch
 from headway.data.data_recipe import CropRecipe
 from headway.data.loader import Loader
@@ -33,6 +33,8 @@ class LoaderMeasurement:
     record_bytes: float
     threads: int
     batches: int
+    # The user's lines in the transforms that run beside the loop, the longest first.
+    code: tuple[CodeLine, ...] = ()
 
 
 def measure_loader(
@@ -129,13 +131,13 @@ def _measure_remote_stream(job: MeasurementJob, *, limit_s: float, options: Mapp
             return taken
 
         begun = perf_counter()
-        found = measure_rate(build_window(take_batch, least_s=limit_s / 10), limit_s=limit_s)
+        measured = measure_rate(build_window(take_batch, least_s=limit_s / 10), limit_s=limit_s)
         # The mean and not the median: remote records come in bursts.
         rate = images / (perf_counter() - begun)
     finally:
         close_stream(stream)
     stages, bytes_each, threads = _read_stages(loader, 1 / rate)
-    known = Throughput(value=rate, low=min(rate, found.low), high=max(rate, found.high), windows=found.windows)
+    known = Throughput(value=rate, low=min(rate, measured.low), high=max(rate, measured.high), windows=measured.windows)
     return LoaderMeasurement(known, stages, bytes_each, threads, count)
 
 
@@ -147,6 +149,8 @@ def _read_stages(loader: Iterable[Batch], whole: float) -> tuple[dict[str, float
     stats = loader.stats()
     of = {name: seconds / max(1, stats.stage_images) for name, seconds in stats.stage_s.items()}
     inner = {"storage": of["read"], "decode": of["decode"]}
+    if "transform" in of:
+        inner["transform"] = of["transform"]
     scale = min(1.0, whole / max(sum(of.values()), 1e-12))
     inner = {name: seconds * scale for name, seconds in inner.items()}
     inner["collate"] = whole - sum(inner.values())

@@ -28,13 +28,13 @@ class LoopAdviser:
     def __init__(
         self,
         kind: LimitKind | None,
-        found: LoopCosts,
+        costs: LoopCosts,
         facts: LoopFacts,
         *,
         bursts: bool,
         period: tuple[int, str | None] | None,
     ) -> None:
-        self._kind, self._found, self._facts = kind, found, facts
+        self._kind, self._costs, self._facts = kind, costs, facts
         self._bursts, self._period = bursts, period
         self._advice: list[Advice] = []
 
@@ -59,21 +59,21 @@ class LoopAdviser:
             self._advice.append(Advice(why=why, change=change))
 
     def _advise_input(self) -> None:
-        found, facts = self._found, self._facts
-        if found.wait >= WORTH and facts.torch_loader:
+        costs, facts = self._costs, self._facts
+        if costs.wait >= WORTH and facts.torch_loader:
             self._advise_workers(facts.workers or 0)
-        elif found.wait >= WORTH:
+        elif costs.wait >= WORTH:
             self._add("the loader is slower than the loop", "let it prefetch batches in its own threads or processes")
-        if found.share("other") >= LIMIT and facts.is_asynchronous and facts.torch_loader and not facts.pinned:
+        if costs.sum_shares("other") >= LIMIT and facts.is_asynchronous and facts.torch_loader and not facts.pinned:
             why = "copies to the device block because batches are not in pinned memory"
             self._add(why, "DataLoader(..., pin_memory=True), and batch.to(device, non_blocking=True)")
 
     def _advise_workers(self, workers: int) -> None:
-        found, facts = self._found, self._facts
+        costs, facts = self._costs, self._facts
         most = max(1, facts.cores - 1)
         if not workers:
             # The wait is the time of a batch; each worker can use the rest of a step for one.
-            number = min(most, math.ceil(SPARE * found.wait / max(1 - found.wait, 0.01)))
+            number = min(most, math.ceil(SPARE * costs.wait / max(1 - costs.wait, 0.01)))
             shared = "" if facts.is_asynchronous else " (they share the cores with the training)"
             why = f"the loop makes its batches itself{shared}"
             self._add(why, f"DataLoader(..., num_workers={number}, persistent_workers=True)")
@@ -83,7 +83,7 @@ class LoopAdviser:
             ahead = 2 * (facts.prefetch or 2)
             self._add("most batches come in time, but some come late", f"DataLoader(..., prefetch_factor={ahead})")
             return
-        number = math.ceil(SPARE * workers / max(1 - found.wait, 0.01))
+        number = math.ceil(SPARE * workers / max(1 - costs.wait, 0.01))
         why = f"{workers} {'worker is' if workers == 1 else 'workers are'} too slow, on {facts.cores} cores"
         if workers < most:
             self._add(why, f"DataLoader(..., num_workers={min(most, number)}, persistent_workers=True)")
@@ -94,33 +94,33 @@ class LoopAdviser:
             self._add(why, f"{more}: {pack}")
 
     def _advise_stalls(self) -> None:
-        found, facts = self._found, self._facts
-        if found.first >= WORTH:
+        costs, facts = self._costs, self._facts
+        if costs.first >= WORTH:
             if facts.torch_loader and facts.workers and not facts.persistent:
                 change = "DataLoader(..., persistent_workers=True)"
                 self._add("every epoch starts new workers", change)
             else:
                 self._add("every epoch begins slowly", "keep open files and indices of the data set between epochs")
-        if found.stall >= WORTH:
+        if costs.stall >= WORTH:
             when, name = self._period or (None, None)
-            why = f"steps stall in the stage {found.stalled}"
+            why = f"steps stall in the stage {costs.stalled}"
             if name is not None:
                 self._add(f"{why} every {when} steps, as {name}", f"do {name} less often, or in another thread")
-            elif found.stalled in ("other", "loss"):
+            elif costs.stalled in ("other", "loss"):
                 often = "now and then" if when is None else f"every {when} steps"
                 self._add(why, f"check what your loop does {often}: logging, checkpoints, evaluation")
             else:
                 self._add(why, "check for other load on the machine, and for batches of other shapes")
 
     def _advise_syncs(self) -> None:
-        found, facts = self._found, self._facts
-        if facts.is_asynchronous and found.syncs >= OFTEN and found.sync >= WORTH:
+        costs, facts = self._costs, self._facts
+        if facts.is_asynchronous and costs.syncs >= OFTEN and costs.sync >= WORTH:
             where = f", first {facts.places[0][0]}" if facts.places else ""
             change = f"keep values on the device (total += loss.detach()) and read them every 50 steps{where}"
             self._add("Python waits for values", change)
 
     def _advise_exchange(self) -> None:
-        if self._found.exchange is not None and self._found.exchange >= WORTH:
+        if self._costs.exchange is not None and self._costs.exchange >= WORTH:
             change = "exchange only every k-th batch (model.no_sync() in the others), or use a larger batch"
             self._add("backward waits for the exchange of gradients", change)
 
@@ -132,8 +132,8 @@ class LoopAdviser:
                     "the device waits for kernel launches", 'model = torch.compile(model, mode="reduce-overhead")'
                 )
             self._add("a larger batch gives each kernel more work", "DataLoader(..., batch_size=...) as memory allows")
-        if facts.fusable and self._found.share("optimizer") >= WORTH:
-            share = format_share(self._found.share("optimizer"))
+        if facts.fusable and self._costs.sum_shares("optimizer") >= WORTH:
+            share = format_share(self._costs.sum_shares("optimizer"))
             self._add(f"the optimizer takes {share} of the time", "give the optimizer fused=True")
 
     def _advise_device(self) -> None:

@@ -23,7 +23,7 @@ from headway.doctor.sync_counter import SyncCounts, count_syncs
 from headway.doctor.time_attribution import ELSEWHERE, attribute_time, compute_own_share
 from headway.doctor.user_code import TRANSFORM, UserCodeLine
 from headway.setup.prepare import augment_batch, prepare_batch, split_micro_batches
-from headway.train.trainer import Trainer
+from headway.training.trainer import Trainer
 
 # Samples of the smallest pass: batch norm needs two.
 SMALL = 2
@@ -140,8 +140,8 @@ def _move_own_lines(
         else:
             stage = TRANSFORM
         if place.line:
-            found = CodeLine(file=place.file, line=place.line, within=place.within, what=what, seconds=of)
-            code.setdefault(stage, []).append(found)
+            code_line = CodeLine(file=place.file, line=place.line, within=place.within, what=what, seconds=of)
+            code.setdefault(stage, []).append(code_line)
     return {stage: tuple(sorted(lines, key=lambda one: -one.seconds)[:MOST]) for stage, lines in code.items()}
 
 
@@ -226,10 +226,10 @@ def measure_passes(
     if setup.recipe.compile:
         # Each size would be compiled anew.
         counts = [max(SMALL, most)]
-    found = {}
+    seconds = {}
     for count in counts:
         if count == most == job.batch and whole_s is not None:
-            found[count] = whole_s
+            seconds[count] = whole_s
             continue
         run = build_pass(job, resize_batch(job.load_batches()[0], count, setup.device))
         try:
@@ -240,10 +240,10 @@ def measure_passes(
             # The larger size needs more memory than the run: it is left out.
             continue
         with StackSampler() if known is not None else nullcontext() as seen:
-            found[count] = count / measure_rate(build_window(run), limit_s=limit_s / len(counts)).value
+            seconds[count] = count / measure_rate(build_window(run), limit_s=limit_s / len(counts)).value
         if seen is not None:
-            found[count] *= 1 - compute_own_share(seen, known or {})
-    return found
+            seconds[count] *= 1 - compute_own_share(seen, known or {})
+    return seconds
 
 
 def build_pass(job: MeasurementJob, batch: Batch) -> Callable[[], int]:

@@ -163,8 +163,8 @@ class LoopObservation(JsonRecord):
         lines = [f"{self.kind or 'no verdict'}: {self.sentence}."]
         if self.step_s is not None and self.stages:
             lines += [self._format_summary(), "", *self._format_table()]
-        if said := self._format_reads():
-            lines.append(said)
+        if reads := self._format_reads():
+            lines.append(reads)
         patterns = [f"{one.sentence}{_format_p_value(one.p_value)}" for one in self.patterns]
         lines += _format_list("Patterns:", patterns, MOST_PATTERNS)
         advice = [f"{one.why}: {one.change}" for one in self.advice]
@@ -178,10 +178,10 @@ class LoopObservation(JsonRecord):
         of = "" if self.batch is None else f" of {self.batch:,} samples"
         rate = "" if self.samples_s is None else f", {self.samples_s:,.0f} samples/s"
         step, most = _format_seconds(self.step_s), _format_seconds(self.p99_s)
-        said = f"{self.steps:,} steps{of} on {self.device}: {step} each (99 % within {most}){rate}"
+        summary = f"{self.steps:,} steps{of} on {self.device}: {step} each (99 % within {most}){rate}"
         if self.between_epochs_s is not None and self.between_epochs_s > self.step_s:
-            said += f"; {_format_seconds(self.between_epochs_s)} between epochs, not counted"
-        return f"{said}."
+            summary += f"; {_format_seconds(self.between_epochs_s)} between epochs, not counted"
+        return f"{summary}."
 
     def _format_table(self) -> list[str]:
         lines = [f"  {'stage':<12}{'a step':>12}{'share':>9}"]
@@ -192,18 +192,18 @@ class LoopObservation(JsonRecord):
     def _format_reads(self) -> str:
         where = f", mostly {self.read_at[0]}" if self.read_at else ""
         if self.syncs is not None and self.sync_share is not None:
-            said = f"Python waited for a value on the device {self.syncs:.2g} times a step{where if self.syncs else ''}"
-            return f"{said}: {format_share(self.sync_share)} of the time."
+            text = f"Python waited for a value on the device {self.syncs:.2g} times a step{where if self.syncs else ''}"
+            return f"{text}: {format_share(self.sync_share)} of the time."
         if self.reads:
             many = f"{self.reads:.2g} value{'' if self.reads == 1 else 's'}"
-            said = f"Python read {many} a step{where}"
-            return f"{said}: free on a CPU; on a GPU each of them waits for the device."
+            text = f"Python read {many} a step{where}"
+            return f"{text}: free on a CPU; on a GPU each of them waits for the device."
         return ""
 
 
-def _format_list(head: str, found: Any, most: int) -> list[str]:
+def _format_list(head: str, value: Any, most: int) -> list[str]:
     """Formats a heading and a line per item; if there are too many, the last line counts the rest."""
-    shown = [one if len(one) <= LONGEST else f"{one[: LONGEST - 3]}..." for one in found]
+    shown = [one if len(one) <= LONGEST else f"{one[: LONGEST - 3]}..." for one in value]
     if len(shown) > most:
         shown = [*shown[: most - 1], f"and {len(shown) - most + 1} more; the JSON has them"]
     return [head, *(f"  - {one}" for one in shown)] if shown else []

@@ -19,7 +19,7 @@ import numpy as np
 from headway.core.profile import LimitKind
 from headway.doctor.loop_observation import LoopFacts, StageTime, format_share
 from headway.observe.patterns import estimate_share
-from headway.observe.step_marks import BACKWARD, STAGES, WAIT, LoopStart, Numbers, StepSeries
+from headway.observe.step_marks import BACKWARD, STAGES, WAIT, FloatArray, LoopStart, StepSeries
 
 # With fewer steps there is no verdict.
 LEAST_STEPS = 20
@@ -71,7 +71,7 @@ class LoopCosts:
     drained: float | None
     starved: float | None
 
-    def share(self, *stages: str) -> float:
+    def sum_shares(self, *stages: str) -> float:
         """Returns the share of these stages together."""
         return sum(one.share for one in self.stages if one.stage in stages)
 
@@ -79,9 +79,9 @@ class LoopCosts:
 @final
 @dataclass(frozen=True)
 class LoopVerdict:
-    # None: unknown.
     """The limit of a watched loop."""
 
+    # None: unknown.
     kind: LimitKind | None
     # Without the kind, and without a full stop.
     sentence: str
@@ -125,24 +125,24 @@ def compute_costs(series: StepSeries, starts: Sequence[LoopStart], facts: LoopFa
         exchange=_compute_exchange_share(steady, total),
         syncs=float(steady.syncs.mean()),
         sync=float(steady.sync_s.mean()) / total,
-        drained=_average_known(steady.before),
-        starved=_average_known(steady.after),
+        drained=_average_known(steady.idle_at_request),
+        starved=_average_known(steady.idle_at_batch),
     )
 
 
-def judge_loop(found: LoopCosts, facts: LoopFacts) -> LoopVerdict:
+def judge_loop(costs: LoopCosts, facts: LoopFacts) -> LoopVerdict:
     """Names the limit with the largest gain, or the work itself if nothing can be saved."""
     if facts.elsewhere:
         what = "another thread asks for the batches, so the waiting time of the training thread is not seen"
         return LoopVerdict(None, f"{what}; wrap the iterable of the training loop itself", None)
     limits = [
-        *_find_shared_limits(found),
-        *(_find_device_limits(found) if facts.is_asynchronous else _find_host_limits(found)),
+        *_find_shared_limits(costs),
+        *(_find_device_limits(costs) if facts.is_asynchronous else _find_host_limits(costs)),
     ]
     best = max(limits, key=lambda one: one.gain or 0.0, default=None)
     if best is not None:
         return best
-    return _judge_device_work(found) if facts.is_asynchronous else _judge_host_work(found)
+    return _judge_device_work(costs) if facts.is_asynchronous else _judge_host_work(costs)
 
 
 def describe_too_few_steps(steps: int, warm_up: int) -> str:
@@ -151,84 +151,84 @@ def describe_too_few_steps(steps: int, warm_up: int) -> str:
     return f"{what}; {LEAST_STEPS} are needed"
 
 
-def _find_shared_limits(found: LoopCosts) -> list[LoopVerdict]:
+def _find_shared_limits(costs: LoopCosts) -> list[LoopVerdict]:
     out = []
-    if found.wait >= LIMIT and not _are_waits_hidden(found):
-        what = f"the loop waits {format_share(found.wait)} of its time for batches"
-        out.append(_build_verdict("host/IO limited", what, "a batch that cost nothing", found.wait))
-    if found.first >= LIMIT:
-        what = f"the first batches of epochs take {format_share(found.first)} of the time"
-        out.append(_build_verdict("stall limited", what, "epochs that began at once", found.first))
-    if found.stall >= LIMIT:
-        what = f"{found.stalls} of {found.steps} steps take more than {LONG:g} times the median, mostly in the stage"
-        what = f"{what} {found.stalled}: {format_share(found.stall)} of the time"
-        out.append(_build_verdict("stall limited", what, "doing without them", found.stall))
-    if found.exchange is not None and found.exchange >= LIMIT:
-        what = f"backward waits {format_share(found.exchange)} of the time for the exchange of gradients"
-        out.append(_build_verdict("communication limited", what, "an exchange that cost nothing", found.exchange))
+    if costs.wait >= LIMIT and not _are_waits_hidden(costs):
+        what = f"the loop waits {format_share(costs.wait)} of its time for batches"
+        out.append(_build_verdict("host/IO limited", what, "a batch that cost nothing", costs.wait))
+    if costs.first >= LIMIT:
+        what = f"the first batches of epochs take {format_share(costs.first)} of the time"
+        out.append(_build_verdict("stall limited", what, "epochs that began at once", costs.first))
+    if costs.stall >= LIMIT:
+        what = f"{costs.stalls} of {costs.steps} steps take more than {LONG:g} times the median, mostly in the stage"
+        what = f"{what} {costs.stalled}: {format_share(costs.stall)} of the time"
+        out.append(_build_verdict("stall limited", what, "doing without them", costs.stall))
+    if costs.exchange is not None and costs.exchange >= LIMIT:
+        what = f"backward waits {format_share(costs.exchange)} of the time for the exchange of gradients"
+        out.append(_build_verdict("communication limited", what, "an exchange that cost nothing", costs.exchange))
     return out
 
 
-def _are_waits_hidden(found: LoopCosts) -> bool:
+def _are_waits_hidden(costs: LoopCosts) -> bool:
     """Checks whether the device still had work almost whenever a batch came: then waiting for batches cost nothing."""
-    return found.starved is not None and found.starved < LIMIT
+    return costs.starved is not None and costs.starved < LIMIT
 
 
-def _find_host_limits(found: LoopCosts) -> list[LoopVerdict]:
-    own = found.share("other") - (found.stall if found.stalled == "other" else 0.0)
+def _find_host_limits(costs: LoopCosts) -> list[LoopVerdict]:
+    own = costs.sum_shares("other") - (costs.stall if costs.stalled == "other" else 0.0)
     if own < OWN:
         return []
     what = f"the loop spends {format_share(own)} of its time in code of its own between the stages"
     return [_build_verdict("host/IO limited", what, "doing without it", own)]
 
 
-def _find_device_limits(found: LoopCosts) -> list[LoopVerdict]:
+def _find_device_limits(costs: LoopCosts) -> list[LoopVerdict]:
     """Returns limits of an asynchronous device."""
-    if found.syncs >= OFTEN:
+    if costs.syncs >= OFTEN:
         # While the host waits, the device works. Without syncs a step takes the host's own time or the device's,
         # whichever is longer, and the device's is at least the waits.
-        saved = min(found.sync, 1 - found.sync)
-        waits = f"Python waits for the device {found.syncs:.2g} times a step, {format_share(found.sync)} of the time"
+        saved = min(costs.sync, 1 - costs.sync)
+        waits = f"Python waits for the device {costs.syncs:.2g} times a step, {format_share(costs.sync)} of the time"
         if saved >= LIMIT:
             return [_build_verdict("sync limited", waits, "waiting for nothing", saved)]
-        if found.sync < LIMIT:
+        if costs.sync < LIMIT:
             what = f"{waits}: the device has finished by then; launching its work takes the rest"
-            return [LoopVerdict("launch limited", what, None)] if found.wait < LIMIT else []
+            return [LoopVerdict("launch limited", what, None)] if costs.wait < LIMIT else []
         return []
-    if found.drained is None or found.drained < OFTEN:
+    if costs.drained is None or costs.drained < OFTEN:
         return []
-    handing = found.share("forward", "loss", "backward", "optimizer")
-    what = f"in {format_share(found.drained)} of the steps the device was idle when the loop asked for a batch"
-    if found.share("other") > handing:
-        share = found.share("other")
+    handing = costs.sum_shares("forward", "loss", "backward", "optimizer")
+    what = f"in {format_share(costs.drained)} of the steps the device was idle when the loop asked for a batch"
+    if costs.sum_shares("other") > handing:
+        share = costs.sum_shares("other")
         what = f"{what}, and the loop's own code takes {format_share(share)} of the time"
         return [_build_verdict("host/IO limited", what, "doing without it", share)]
-    if found.wait < handing:
+    if costs.wait < handing:
         return [LoopVerdict("launch limited", f"{what}: it is faster than the loop launches its work", None)]
     return []
 
 
-def _judge_device_work(found: LoopCosts) -> LoopVerdict:
+def _judge_device_work(costs: LoopCosts) -> LoopVerdict:
     """Judges an asynchronous device that has no other limit."""
-    wait = f"the loop waits {format_share(found.wait)} of its time for batches"
-    if found.syncs >= OFTEN:
-        what = f"Python waits {format_share(found.sync)} of the time for the device, which works meanwhile"
+    wait = f"the loop waits {format_share(costs.wait)} of its time for batches"
+    if costs.syncs >= OFTEN:
+        what = f"Python waits {format_share(costs.sync)} of the time for the device, which works meanwhile"
         return LoopVerdict("device limited", what, None)
-    if found.starved is None:
+    if costs.starved is None:
         what = f"{wait}; without a sync it is unknown whether the device or launching its work limits"
         return LoopVerdict(None, what, None)
-    if found.starved < OFTEN:
-        what = f"the device had work left in {format_share(1 - found.starved)} of the steps when the next batch came"
+    if costs.starved < OFTEN:
+        what = f"the device had work left in {format_share(1 - costs.starved)} of the steps when the next batch came"
         return LoopVerdict("device limited", f"{what}; {wait}", None)
-    what = f"the device was idle in {format_share(found.starved)} of the steps when the next batch came"
+    what = f"the device was idle in {format_share(costs.starved)} of the steps when the next batch came"
     return LoopVerdict("host/IO limited", f"{what}; {wait}", None)
 
 
-def _judge_host_work(found: LoopCosts) -> LoopVerdict:
+def _judge_host_work(costs: LoopCosts) -> LoopVerdict:
     """Judges a CPU loop that has no other limit."""
-    work = found.share("forward", "loss", "backward", "optimizer")
+    work = costs.sum_shares("forward", "loss", "backward", "optimizer")
     what = f"forward, loss, backward and optimizer take {format_share(work)} of the time, waiting for batches"
-    return LoopVerdict("device limited", f"{what} {format_share(found.wait)}", None)
+    return LoopVerdict("device limited", f"{what} {format_share(costs.wait)}", None)
 
 
 def _build_verdict(kind: LimitKind, what: str, without: str, share: float) -> LoopVerdict:
@@ -239,7 +239,7 @@ def _build_verdict(kind: LimitKind, what: str, without: str, share: float) -> Lo
 def _compute_first_batch_s(starts: Sequence[LoopStart], wait: float) -> float | None:
     """Returns the extra seconds of an epoch's beginning and end over a usual wait. The watch's first epoch counts for
     its end alone, because its beginning includes the start of the process."""
-    firsts = [one.first_s for one in starts if one.first_s is not None and not one.begins]
+    firsts = [one.first_s for one in starts if one.first_s is not None and not one.is_first_loop]
     ends = [one.end_s for one in starts if one.end_s is not None]
     if not firsts:
         return None
@@ -258,8 +258,8 @@ def _compute_stalls(steady: StepSeries, asynchronous: bool) -> tuple[float, int,
     step counts only if the device ran out of work: otherwise the host waited for room in its queue.
     """
     own = steady.seconds.sum(1) - steady.seconds[:, WAIT] - steady.sync_s
-    over, found, count = np.zeros(len(STAGES)), 0.0, 0
-    ran_out = np.append(steady.before[1:], np.nan) == 1
+    over, extra_s, count = np.zeros(len(STAGES)), 0.0, 0
+    ran_out = np.append(steady.idle_at_request[1:], np.nan) == 1
     for group in (steady.updates > 0, steady.updates == 0):
         if not group.any():
             continue
@@ -267,16 +267,16 @@ def _compute_stalls(steady: StepSeries, asynchronous: bool) -> tuple[float, int,
         long = group & (own > LONG * middle)
         if asynchronous:
             long &= ran_out
-        found += float((own[long] - middle).sum())
+        extra_s += float((own[long] - middle).sum())
         count += int(long.sum())
         over += np.maximum(steady.seconds[long] - np.median(steady.seconds[group], 0), 0.0).sum(0)
     over[WAIT] = 0.0
-    return found, count, STAGES[int(over.argmax())]
+    return extra_s, count, STAGES[int(over.argmax())]
 
 
 def _compute_exchange_share(steady: StepSeries, total: float) -> float | None:
     """Compares steps with and without an exchange, as gradient accumulation makes them."""
-    yes, no = steady.exchanged == 1, steady.exchanged == 0
+    yes, no = steady.has_exchange == 1, steady.has_exchange == 0
     if min(yes.sum(), no.sum()) < LEAST_COMPARED:
         return None
     backward = steady.seconds[:, BACKWARD]
@@ -284,6 +284,6 @@ def _compute_exchange_share(steady: StepSeries, total: float) -> float | None:
     return max(0.0, longer) * float(yes.mean()) / total
 
 
-def _average_known(flags: Numbers) -> float | None:
+def _average_known(flags: FloatArray) -> float | None:
     known = flags[~np.isnan(flags)]
     return float(known.mean()) if len(known) >= LEAST_STEPS else None

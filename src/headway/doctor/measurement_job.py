@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,13 +15,16 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from headway.core.messages import mute_messages
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import SilentDisplay
-from headway.train.trainer import Display, Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.trainer import Display, Trainer
+
+LOG = logging.getLogger("headway.doctor")
 
 # Epochs: no measurement lasts that long.
 NEVER = 1e6
@@ -57,7 +61,7 @@ class MeasurementJob:
         self._kept: list[Batch] = []
 
     @staticmethod
-    def from_recipe(loaded: LoadedRecipe[TrainRecipe], say: Any, **changes: Any) -> MeasurementJob:
+    def from_recipe(loaded: LoadedRecipe[TrainRecipe], **changes: Any) -> MeasurementJob:
         """Sets up a recipe with some values changed (`a__b=1` is a.b: 1).
 
         Raises:
@@ -65,7 +69,7 @@ class MeasurementJob:
         """
         changed = {key.replace("__", "."): value for key, value in changes.items()}
         loaded = with_values(loaded, changed, "as it is tried")
-        setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), say=say)
+        setup = build_setup(with_values(loaded, MEASURED, "as it is measured"))
         # Values that replace `auto` are shown to the user with the reason for the choice.
         chosen = {key: value for key, value in setup.loaded.list_leaves() if key not in MEASURED}
         origins = setup.loaded.origins
@@ -86,12 +90,12 @@ class MeasurementJob:
         """Checks whether the images are synthetic, so there is no loader to measure."""
         return self.setup.inputs.train is None
 
-    def build_variant(self, say: Any, **changes: Any) -> MeasurementJob:
+    def build_variant(self, **changes: Any) -> MeasurementJob:
         """Builds the same job with some values changed, for its loop alone: it replays this job's batches, and its data
         are read in place instead of from a cache."""
         if not self.is_synthetic:
             changes = {"data__cache": "none", **changes}
-        other = MeasurementJob.from_recipe(self.loaded, say, **changes)
+        other = MeasurementJob.from_recipe(self.loaded, **changes)
         other.replace_batches([resize_batch(batch, other.batch, other.setup.device) for batch in self.load_batches()])
         return other
 
@@ -138,9 +142,8 @@ class MeasurementJob:
         try:
             with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_find_runs_folder()) as folder:
                 run = RunFolder.create(Path(folder) / "run")
-                with closing(Trainer(self.setup, run, display or SilentDisplay())) as trainer:
-                    # Training again and again on a few batches may diverge; the message would mislead.
-                    trainer.say = say_nothing
+                # Training again and again on a few batches may diverge; the message would mislead.
+                with closing(Trainer(self.setup, run, display or SilentDisplay())) as trainer, mute_messages(["train"]):
                     yield trainer
         finally:
             self.setup.inputs.batch_source = None
@@ -187,7 +190,3 @@ def close_stream(stream: object) -> None:
     """Ends the threads behind an iterator of batches."""
     if hasattr(stream, "close"):
         stream.close()
-
-
-def say_nothing(text: str) -> None:
-    """Discards a message."""

@@ -23,7 +23,7 @@ class OutputLines:
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._rest = ""
         self._drawn: str | None = None
-        self._told: str | None = None
+        self._reported: str | None = None
         self._drawn_s = 0.0
 
     def feed(self, data: bytes, now: float) -> tuple[str, list[tuple[float, str]]]:
@@ -42,14 +42,14 @@ class OutputLines:
         shown = self._current_line()
         counter = _parse_counter(shown)
         # A full bar is complete even without a newline: scripts print the next line much later.
-        if counter is not None and counter[0] >= counter[1] and shown != self._told:
+        if counter is not None and counter[0] >= counter[1] and shown != self._reported:
             out.append((now, shown))
-            self._told = shown
+            self._reported = shown
         return text, out
 
     def _take_other_bar(self, line: str) -> list[tuple[float, str]]:
         """Returns the bar that a line replaces, unless the line redraws the same bar."""
-        if self._drawn is None or self._drawn == self._told or _is_same_bar(self._drawn, line):
+        if self._drawn is None or self._drawn == self._reported or _is_same_bar(self._drawn, line):
             return []
         return [(self._drawn_s, self._drawn)]
 
@@ -65,8 +65,8 @@ class OutputLines:
             out = [*self._take_other_bar(line), (now, line)]
         else:
             out = [(self._drawn_s, self._drawn)] if self._drawn is not None else []
-        told, self._told, self._drawn = self._told, None, None
-        return [one for one in out if one[1] != told]
+        reported, self._reported, self._drawn = self._reported, None, None
+        return [one for one in out if one[1] != reported]
 
     def _current_line(self) -> str:
         """Returns the text on the line that has not ended yet."""
@@ -80,8 +80,8 @@ class OutputLines:
 
 def _parse_counter(line: str) -> tuple[int, int] | None:
     """Returns (done, total) of a bar: the last `n/m` that is not the number of an epoch."""
-    found = [m for m in COUNTER.finditer(line) if not OF_EPOCHS.search(line[: m.start()])]
-    return (int(found[-1][1]), int(found[-1][2])) if found else None
+    matches = [m for m in COUNTER.finditer(line) if not OF_EPOCHS.search(line[: m.start()])]
+    return (int(matches[-1][1]), int(matches[-1][2])) if matches else None
 
 
 def _is_same_bar(one: str, other: str) -> bool:

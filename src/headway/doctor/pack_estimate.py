@@ -98,8 +98,8 @@ def choose_folder_suffix(mode: PackMode) -> str:
 def find_recipe_file(loaded: LoadedRecipe[TrainRecipe]) -> Path:
     """Returns the file of a recipe by the origins of its values; `RECIPE` if they name none."""
     for origin in loaded.origins.values():
-        if found := re.fullmatch(r"(.+\.ya?ml):\d+", origin):
-            return loaded.base / found[1]
+        if match := re.fullmatch(r"(.+\.ya?ml):\d+", origin):
+            return loaded.base / match[1]
     return Path("RECIPE")
 
 
@@ -113,17 +113,17 @@ def list_lossless_modes(job: MeasurementJob) -> list[PackMode]:
     train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
     if train is None or isinstance(train.source, RemoteShards) or (train.flags[:LOOKED_AT] & FLAG_RAW).any():
         return []
-    found = []
+    modes = []
     if train.description.format not in PACK_FORMATS:
-        found.append(PackMode(kind="keep"))
+        modes.append(PackMode(kind="keep"))
     shape = np.stack([train.width[:LOOKED_AT], train.height[:LOOKED_AT]])
     square = float(np.mean(shape.min(axis=0) / np.maximum(shape.max(axis=0), 1))) if len(train) else 1.0
     small = (sum(crop.scale) / 2 if crop.is_random else square * crop.share**2) < LITTLE
     plain = train.description.mode in ("keep", "foreign")
     able = native.is_available() and job.setup.recipe.data.decoder != "pillow"
     if small and plain and able and _is_mostly_jpeg(train):
-        found.append(PackMode(kind="seekable"))
-    return found
+        modes.append(PackMode(kind="seekable"))
+    return modes
 
 
 def choose_smaller_mode(job: MeasurementJob) -> PackMode | None:

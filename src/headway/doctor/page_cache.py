@@ -158,13 +158,13 @@ def restore_residency(files: Files) -> Iterator[None]:
 
 def _align_ranges(files: Files, align: int = _PAGE) -> _Ranges:
     """Returns the bytes [low, high) of each file in whole pieces of `align` bytes; the last one may pass its end."""
-    found: dict[Path, list[tuple[int, int]]] = {}
+    spans: dict[Path, list[tuple[int, int]]] = {}
     for one in files:
         span = one if isinstance(one, FileSpan) else FileSpan(one)
         high = _END if span.end is None else -(-span.end // align) * align
         if span.begin < high:
-            found.setdefault(span.path, []).append((span.begin // align * align, high))
-    return {path: _merge_ranges(ranges) for path, ranges in found.items()}
+            spans.setdefault(span.path, []).append((span.begin // align * align, high))
+    return {path: _merge_ranges(ranges) for path, ranges in spans.items()}
 
 
 def _merge_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -202,8 +202,8 @@ def _measure_share(ranges: _Ranges) -> float | None:
                 pieces = list(_split_ranges(ranges[path], size))
                 most = max(1, _MOST_PIECES // len(ranges))
                 for low, high in pieces[:: -(-len(pieces) // most) or 1]:
-                    found = _read_page_flags(number, low, high)
-                    here, pages = here + int(np.count_nonzero(found)), pages + len(found)
+                    flags = _read_page_flags(number, low, high)
+                    here, pages = here + int(np.count_nonzero(flags)), pages + len(flags)
     except OSError:
         # The file system has no mappings, or the file is not readable.
         return None
@@ -233,10 +233,10 @@ def _read_page_flags(number: int, low: int, high: int) -> NDArray[np.bool_]:
     if address == _FAILED:
         raise _build_os_error()
     try:
-        found = np.empty(-(-(high - low) // _PAGE), np.uint8)
-        if _LIBC.mincore(address, high - low, found.ctypes.data):
+        flags = np.empty(-(-(high - low) // _PAGE), np.uint8)
+        if _LIBC.mincore(address, high - low, flags.ctypes.data):
             raise _build_os_error()
-        return (found & 1).view(np.bool_)
+        return (flags & 1).view(np.bool_)
     finally:
         _LIBC.munmap(address, high - low)
 
@@ -291,15 +291,15 @@ def _find_mappings() -> Mapping[int, list[tuple[int, int, int]]]:
 
     Files on two file systems may share an inode: that is harmless, as MADV_PAGEOUT loses no data.
     """
-    found: dict[int, list[tuple[int, int, int]]] = {}
+    mappings: dict[int, list[tuple[int, int, int]]] = {}
     with suppress(OSError), open("/proc/self/maps", errors="replace") as lines:
         for line in lines:
             place, rights, offset, _, inode, *_ = line.split(None, 5)
             if rights.endswith("s") and inode != "0":
                 first, last = (int(part, 16) for part in place.split("-"))
                 low = int(offset, 16)
-                found.setdefault(int(inode), []).append((first, low, low + last - first))
-    return found
+                mappings.setdefault(int(inode), []).append((first, low, low + last - first))
+    return mappings
 
 
 def _explain_failure(ranges: _Ranges, after: float | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from headway.core.byte_format import format_bytes
 from headway.core.files import write_atomically
 from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling
 from headway.doctor.roofline import SAME_SIZE
@@ -61,7 +62,7 @@ def build_panels(profile: Profile) -> list[Panel]:
         _draw_knobs,
         *(_draw_environment, _draw_not_measured, _draw_ranks, _draw_machine, _draw_facts),
     )
-    return [found for one in drawn if (found := one(profile)) is not None]
+    return [drawn_panel for one in drawn if (drawn_panel := one(profile)) is not None]
 
 
 def _draw_verdict(profile: Profile) -> Panel:
@@ -87,9 +88,9 @@ def _draw_verdict(profile: Profile) -> Panel:
 
 def _draw_pipeline(profile: Profile) -> Panel:
     """Draws a bar for each stage and side, with lines at the job's rate now and with the best knob."""
-    found = compute_stage_rates(profile)
+    rates = compute_stage_rates(profile)
     marks = {profile.verdict.next_stage: "next", profile.verdict.stage: "the limit"}
-    names = [f"{one.name} ({marks[one.name]})" if one.name in marks else one.name for one in found]
+    names = [f"{one.name} ({marks[one.name]})" if one.name in marks else one.name for one in rates]
     # One series per side, so that each gets its own colour; other sides have bars of length 0.
     groups: list[tuple[str, PipelineSide | None]] = [
         *((name, side) for side, name in SIDES.items()),
@@ -97,7 +98,7 @@ def _draw_pipeline(profile: Profile) -> Panel:
     ]
     stacks = []
     for name, side in groups:
-        of = [one.images_s if (None if one.several else one.side) == side else 0.0 for one in found]
+        of = [one.images_s if (None if one.several else one.side) == side else 0.0 for one in rates]
         if any(of):
             stacks.append((name, of))
     now, what = (profile.predicted, "predicted") if profile.measured is None else (profile.measured, "measured")
@@ -145,24 +146,24 @@ def _draw_anatomy(profile: Profile) -> Panel:
 
 def _draw_threads(profile: Profile) -> Panel | None:
     """Draws the loader's rate by threads, the fit through it, and the loop's rate."""
-    found = profile.threads
-    if found is None or not found.threads:
+    scaling = profile.threads
+    if scaling is None or not scaling.threads:
         return None
     # The fit is drawn up to the usable cores only: beyond, threads share cores and the fit does not hold.
-    cores = max(found.threads) if profile.together is None else profile.together.cores
-    counts = list(range(min(found.threads), min(max(found.threads), cores) + 1))
-    seconds = [found.serial_s + found.parallel_s / count for count in counts]
+    cores = max(scaling.threads) if profile.together is None else profile.together.cores
+    counts = list(range(min(scaling.threads), min(max(scaling.threads), cores) + 1))
+    seconds = [scaling.serial_s + scaling.parallel_s / count for count in counts]
     series: list[tuple[str, list[float], list[float | None]]] = [
         ("fit", [*counts], [1 / taken if taken > 0 else None for taken in seconds]),
     ]
     if profile.together is not None:
-        ends: list[float] = [min(found.threads), max(found.threads)]
+        ends: list[float] = [min(scaling.threads), max(scaling.threads)]
         takes = 1 / profile.together.loop_alone
         series.append(("the loop alone", ends, [takes, takes]))
     # The last series is drawn above the others.
-    series.append(("measured", list(found.threads), list(found.images_s)))
+    series.append(("measured", list(scaling.threads), list(scaling.images_s)))
     rates = [rate for _, _, values in series for rate in values if rate is not None]
-    most = f"at most {format_number(1 / found.serial_s)} images/s" if found.serial_s > 0 else "no visible bound"
+    most = f"at most {format_number(1 / scaling.serial_s)} images/s" if scaling.serial_s > 0 else "no visible bound"
     return panel.lines(
         "threads",
         "Loader by threads",
@@ -172,7 +173,7 @@ def _draw_threads(profile: Profile) -> Panel | None:
         y_range=(0.0, 1.1 * max(rates) or 1.0),
         section="Stages",
         order=210,
-        note=f"Fit: {1e6 * found.serial_s:,.4g} us + {1e6 * found.parallel_s:,.4g} us / threads per image. "
+        note=f"Fit: {1e6 * scaling.serial_s:,.4g} us + {1e6 * scaling.parallel_s:,.4g} us / threads per image. "
         f"The serial part bounds the rate: {most}.",
     )
 
@@ -379,9 +380,9 @@ def _draw_knobs(profile: Profile) -> Panel:
 
 def _draw_environment(profile: Profile) -> Panel:
     # Faults first.
-    found = sorted(profile.environment, key=lambda one: not one.cure)
-    rows = [(one.what, one.cure or "-") for one in found]
-    faults = sum(bool(one.cure) for one in found)
+    findings = sorted(profile.environment, key=lambda one: not one.cure)
+    rows = [(one.what, one.cure or "-") for one in findings]
+    faults = sum(bool(one.cure) for one in findings)
     note = f"{faults} to fix." if faults else "No faults."
     wide: dict[str, Any] = {"section": "Machine", "order": 500, "width": "full", "note": note}
     return panel.table("environment", "Environment", ("fact", "cure"), rows, **wide)
@@ -397,18 +398,18 @@ def _draw_not_measured(profile: Profile) -> Panel | None:
 
 def _draw_ranks(profile: Profile) -> Panel | None:
     """Draws a bar for each rank, from facts named `rank N seconds a step`."""
-    found = []
+    times = []
     for name, seconds in profile.facts.items():
         if match := re.fullmatch(r"rank (\d+) seconds( a step)?", name):
-            found.append((int(match[1]), 1e3 * seconds))
-    if not found:
+            times.append((int(match[1]), 1e3 * seconds))
+    if not times:
         return None
-    found.sort()
+    times.sort()
     return panel.bars(
         "ranks",
         "Ranks",
-        [f"rank {rank}" for rank, _ in found],
-        [("own time", [taken_ms for _, taken_ms in found])],
+        [f"rank {rank}" for rank, _ in times],
+        [("own time", [taken_ms for _, taken_ms in times])],
         x_label="milliseconds of a step, without waiting for others",
         section="Machine",
         order=520,
@@ -427,7 +428,7 @@ def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
         if isinstance(value, dict):
             yield from _flatten(value, f"{path}{key}.")
         elif key.endswith("_bytes") and isinstance(value, int | float):
-            yield f"{path}{key.removesuffix('_bytes')}", f"{value / 2**30:,.1f} GiB"
+            yield f"{path}{key.removesuffix('_bytes')}", format_bytes(value)
         else:
             yield f"{path}{key}", "-" if value is None else str(value)
 

@@ -22,9 +22,11 @@ from typing import Any, final
 
 import torch
 
+from headway.core.byte_format import format_bytes
 from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.launcher_environment import read_launcher_environment
+from headway.core.messages import mute_messages, show_messages
 from headway.core.profile import EnvironmentFinding, Knob, Profile, ShortRun, StageCeiling, Throughput
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
@@ -34,7 +36,7 @@ from headway.doctor import environment
 from headway.doctor.budget import FULL, QUICK, Budget, WallTime
 from headway.doctor.examination import examine_job
 from headway.doctor.loop_measurement import measure_loop
-from headway.doctor.measurement_job import MEASURED, MeasurementJob, say_nothing, with_values
+from headway.doctor.measurement_job import LOG, MEASURED, MeasurementJob, with_values
 from headway.doctor.rank_exchange import (
     GAIN,
     TOGETHER_S,
@@ -52,11 +54,10 @@ from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
-from headway.setup.inputs import Say
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import SilentDisplay
-from headway.train.runs import load_recipe
-from headway.train.trainer import Trainer
+from headway.training.progress import SilentDisplay
+from headway.training.runs import load_recipe
+from headway.training.trainer import Trainer
 
 # A rank counts as slow if it takes this many times the median; less is the noise of shared cores.
 SLOWER = 1.1
@@ -68,7 +69,7 @@ NARROW_COST = "gradients cross between hosts in 16 bits; sums stay in fp32"
 
 
 def examine_ranks(
-    recipe: Path, overrides: Sequence[str], *, procs: int | None, hosts: str | None, say: Say, quick: bool = False
+    recipe: Path, overrides: Sequence[str], *, procs: int | None, hosts: str | None, quick: bool = False
 ) -> Profile:
     """Measures a recipe on several processes that this process launches.
 
@@ -88,7 +89,7 @@ def examine_ranks(
     with tempfile.TemporaryDirectory(prefix="headway-doctor-", dir=Path.cwd() if hosts else None) as folder:
         target = Path(folder) / "profile.json"
         asked = {"recipe": str(recipe.resolve()), "overrides": list(overrides), "quick": quick, "folder": folder}
-        say("Measuring on all processes at once. This takes a little longer than with one process.")
+        LOG.info("Measuring on all processes at once. This takes a little longer than with one process.")
         # Each process runs this module again, see `main`.
         status = launch(
             ["-m", "headway.doctor.rank_examination", json.dumps(asked)],
@@ -104,23 +105,21 @@ def examine_ranks(
 
 def main(asked: dict[str, Any]) -> None:
     """Runs one of the processes. Rank 0 writes the profile."""
+    show_messages()
     begun = perf_counter()
     recipe, quick = Path(asked["recipe"]), bool(asked["quick"])
     loaded = load_recipe(recipe, asked["overrides"])
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    ranks = Ranks.from_environment(loaded.recipe.comm, say_nothing)
+    ranks = Ranks.from_environment(loaded.recipe.comm)
     assert ranks is not None
-    say_all = say if ranks.speaks else say_nothing
-    with ranks:
-        ranks.share(loaded.recipe.batch)
+    # The user reads the messages of the examination alone, and from one rank.
+    with mute_messages(), mute_messages(["doctor"], unless=lambda: ranks.is_lead), ranks:
+        ranks.check_batch(loaded.recipe.batch)
         share = loaded.recipe.batch // ranks.launched_size
-        setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), say=say_nothing, ranks=ranks)
+        setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), ranks=ranks)
         with closing(setup.inputs):
             where = RunFolder(Path(asked["folder"]) / "run")
-            if ranks.speaks:
+            if ranks.is_lead:
                 RunFolder.create(where.folder)
             with closing(Trainer(setup, where, SilentDisplay(), ranks)) as trainer:
                 trainer.meet()
@@ -129,17 +128,19 @@ def main(asked: dict[str, Any]) -> None:
                 norm = {"batch": share}
                 if isinstance(micro := loaded.recipe.micro_batch, int):
                     norm["micro_batch"] = min(micro, share)
-                with closing(MeasurementJob.from_recipe(loaded, say_nothing, **norm)) as job:
+                with closing(MeasurementJob.from_recipe(loaded, **norm)) as job:
                     control.barrier()
                     budget, wall = split_wall_time(quick, begun)
                     # Every rank measures its own part at the same time: they share cores, memory and disks as in a run.
-                    mine = examine_job(job, say_all, budget, quick, barrier=control.barrier, begun=begun)
+                    mine = examine_job(job, budget, quick, barrier=control.barrier, begun=begun)
                     around = examine_surroundings(mine.environment, job, ranks.world)
                     mine = mine.model_copy(update={"environment": around})
-                    found = control.gather_bytes(mine.model_dump_json().encode())
-                    profiles = [Profile.model_validate_json(text) for text in found]
+                    reports = control.gather_bytes(mine.model_dump_json().encode())
+                    profiles = [Profile.model_validate_json(text) for text in reports]
                     # The others wait at the barrier, so that this process has all cores.
-                    single = _measure_single_process(loaded, wall.allot("single"), budget.side) if ranks.speaks else 0.0
+                    single = (
+                        _measure_single_process(loaded, wall.allot("single"), budget.side) if ranks.is_lead else 0.0
+                    )
                     control.barrier()
                     batches = job.load_batches()
                     setup.inputs.batch_source = lambda: itertools.cycle(batches)
@@ -150,7 +151,7 @@ def main(asked: dict[str, Any]) -> None:
                     worth = json.loads(control.broadcast_bytes(json.dumps(steps.exposed > WORTH * steps.step).encode()))
                     others, late = list[CommTrial](), list[str]()
                     if worth and not quick:
-                        say_all("Trying other bucket sizes and all-reduce algorithms.")
+                        LOG.info("Trying other bucket sizes and all-reduce algorithms.")
                         others, late = try_alternatives(
                             trainer, ranks, loaded.recipe.comm, now, limit_s=wall.allot("tries")
                         )
@@ -158,7 +159,7 @@ def main(asked: dict[str, Any]) -> None:
                 # Start the loader again, after the replayed batches.
                 trainer.meet()
                 whole = measure_together(trainer, ranks, limit_s=wall.allot("whole"))
-                if ranks.speaks:
+                if ranks.is_lead:
                     narrow = len(ranks.world.hosts) > 1 and loaded.recipe.comm.wire == "fp32"
                     device = setup.device.type
                     profile = join_profiles(
@@ -168,7 +169,7 @@ def main(asked: dict[str, Any]) -> None:
                     more = {"seconds": perf_counter() - begun, "not_measured": (*profile.not_measured, *missing)}
                     profile.model_copy(update=more).write(Path(asked["folder"]) / "profile.json")
                 ranks.world.control.barrier()
-        ranks.done = True
+        ranks.is_complete = True
 
 
 def examine_surroundings(
@@ -203,7 +204,7 @@ def _measure_single_process(loaded: LoadedRecipe[TrainRecipe], limit_s: float, s
     changes = {} if loaded.recipe.data.train == SYNTHETIC else {"data__threads": max(1, cores - 1)}
     torch.set_num_threads(cores)
     try:
-        with closing(MeasurementJob.from_recipe(loaded, say_nothing, **changes)) as job:
+        with closing(MeasurementJob.from_recipe(loaded, **changes)) as job:
             if job.is_synthetic:
                 return measure_loop(job, limit_s=min(side_s, limit_s), passes_s=min(side_s, limit_s)).rate.value
             return run_whole_job(job, limit_s=limit_s).rate.value
@@ -323,7 +324,7 @@ def _describe_exchange(exposed: float, alone: ExchangeMeasurement | None) -> str
     what = "extra time of a step of all ranks over the slowest rank alone"
     if alone is None:
         return what
-    sums = f"{alone.bytes / 1e6:.3g} MB in {alone.buckets} bucket{'s'[: alone.buckets > 1]}"
+    sums = f"{format_bytes(alone.bytes)} in {alone.buckets} bucket{'s'[: alone.buckets > 1]}"
     raw, here = f"{alone.seconds * 1e3:.3g} ms", f"{exposed * 1e3:.3g} ms"
     if exposed <= alone.seconds:
         return f"{what}: {here} of {raw} are exposed ({sums}, most by {alone.algorithm})"

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, final
 
 import torch
 
-from headway.comm.algorithm_choice import TINY_NUMBERS, list_candidates
+from headway.comm.algorithm_choice import SMALL_TRIAL_ELEMENTS, list_candidates
 from headway.comm.comm_recipe import CommRecipe
 from headway.comm.communicator import Algorithm
 from headway.core.profile import Throughput
@@ -27,7 +27,7 @@ from headway.doctor.loop_measurement import build_wait, run_steps
 from headway.doctor.measurement_job import format_override
 from headway.doctor.rate_measurement import build_window, choose_window_s, is_settled
 from headway.launch.ranks import Ranks
-from headway.train.trainer import Trainer
+from headway.training.trainer import Trainer
 
 T = TypeVar("T")
 
@@ -134,30 +134,30 @@ def measure_exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Excha
         control.barrier()
         begun = perf_counter()
         for _ in range(count):
-            ranks.arm(1 / world.size)
+            ranks.prepare_for_backward(1 / world.size)
             ranks.finish(nothing, bad=0, stopping=False)
         wait()
         return (perf_counter() - begun) / count
 
     # The first two sums are a warm-up and give the number of sums in a window.
     count = _broadcast_from_rank_0(control, max(1, round(choose_window_s() / time_sums(2))))
-    found, since = list[float](), perf_counter()
+    seconds, since = list[float](), perf_counter()
     while True:
-        found.append(time_sums(count))
-        late = len(found) >= 3 and perf_counter() - since >= limit_s
-        if _broadcast_from_rank_0(control, is_settled(found) or late):
+        seconds.append(time_sums(count))
+        late = len(seconds) >= 3 and perf_counter() - since >= limit_s
+        if _broadcast_from_rank_0(control, is_settled(seconds) or late):
             break
     trainer.setup.model.zero_grad(set_to_none=True)
     buckets = ranks.reducer.buckets
     algorithm = Counter(ranks.reducer.algorithms).most_common(1)[0][0]
     latency = _measure_latency(ranks, algorithm, wait)
     return ExchangeMeasurement(
-        statistics.median(found), sum(one.nbytes for one in buckets), latency, len(buckets), algorithm
+        statistics.median(seconds), sum(one.nbytes for one in buckets), latency, len(buckets), algorithm
     )
 
 
 def _measure_latency(ranks: Ranks, algorithm: Algorithm, wait: Callable[[], object]) -> float:
-    few, taken = torch.zeros(TINY_NUMBERS, device=ranks.world.device), []
+    few, taken = torch.zeros(SMALL_TRIAL_ELEMENTS, device=ranks.world.device), []
     for _ in range(TINY_SUMS):
         begun = perf_counter()
         ranks.communicator.all_reduce(few, algorithm=algorithm, tag="a few bytes").wait()
@@ -184,7 +184,7 @@ def try_alternatives(
     begun = perf_counter()
     a_step = trainer.setup.plan.get_batch_size(trainer.position) / now.rate.value
     one_s = SETTLES * a_step + SHORT_WINDOWS * max(SHORT_WINDOW_S, a_step) + MEET_S
-    found, laid = list[tuple[dict[str, Any], Throughput]](), {_read_bucket_sizes(ranks)}
+    trials, laid = list[tuple[dict[str, Any], Throughput]](), {_read_bucket_sizes(ranks)}
     changes = _broadcast_from_rank_0(ranks.world.control, list_alternatives(ranks, options))
     while changes:
         since = perf_counter()
@@ -197,14 +197,14 @@ def try_alternatives(
             # A large parameter has its own bucket, so another size may give the same buckets.
             continue
         laid.add(_read_bucket_sizes(ranks))
-        found.append((change, measure_together(trainer, ranks, windows=SHORT_WINDOWS, window_s=SHORT_WINDOW_S).rate))
+        trials.append((change, measure_together(trainer, ranks, windows=SHORT_WINDOWS, window_s=SHORT_WINDOW_S).rate))
         one_s = perf_counter() - since
     late = [_format_change(change) for change in changes]
     _meet_with(trainer, ranks, options)
-    if not found:
+    if not trials:
         return [], late
     again = measure_together(trainer, ranks, windows=SHORT_WINDOWS, window_s=SHORT_WINDOW_S).rate
-    return select_faster(found, max(now.rate, again, key=lambda one: one.value)), late
+    return select_faster(trials, max(now.rate, again, key=lambda one: one.value)), late
 
 
 def list_alternatives(ranks: Ranks, options: CommRecipe) -> list[dict[str, Any]]:
@@ -214,18 +214,18 @@ def list_alternatives(ranks: Ranks, options: CommRecipe) -> list[dict[str, Any]]
     sizes: list[float] = [size * FEW] if size < whole else []
     smaller = min(size, whole) / FEW
     sizes += [smaller, smaller / FEW][: 2 - len(sizes)]
-    found: list[dict[str, Any]] = [
+    changes: list[dict[str, Any]] = [
         {"bucket_mb": float(f"{one / 1e6:.3g}")} for one in sizes if one >= LEAST_BUCKET_BYTES
     ]
     used = set(ranks.reducer.algorithms)
-    return found + [{"algorithm": one} for one in list_candidates(ranks.communicator) if {one} != used]
+    return changes + [{"algorithm": one} for one in list_candidates(ranks.communicator) if {one} != used]
 
 
-def select_faster(found: Sequence[tuple[dict[str, Any], Throughput]], now: Throughput) -> list[CommTrial]:
+def select_faster(trials: Sequence[tuple[dict[str, Any], Throughput]], now: Throughput) -> list[CommTrial]:
     """Returns the changes that are faster than the run now, beyond the noise."""
     return [
         CommTrial(_name_change(change), _format_change(change), rate.value / now.value)
-        for change, rate in found
+        for change, rate in trials
         if rate.value >= GAIN * now.value and rate.low > now.value and rate.value > now.high
     ]
 
@@ -252,5 +252,5 @@ def _meet_with(trainer: Trainer, ranks: Ranks, options: CommRecipe) -> None:
 
 def _broadcast_from_rank_0(control: Group, mine: T) -> T:
     """Returns rank 0's value on all ranks."""
-    said: T = json.loads(control.broadcast_bytes(json.dumps(mine).encode()))
-    return said
+    value: T = json.loads(control.broadcast_bytes(json.dumps(mine).encode()))
+    return value

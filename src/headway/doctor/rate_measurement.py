@@ -29,20 +29,20 @@ def measure_rate(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Th
     Args:
         limit_s: no window begins after it.
     """
-    found, begun = list[float](), perf_counter()
+    rates, begun = list[float](), perf_counter()
     while True:
-        found.append(window())
+        rates.append(window())
         spent = perf_counter() - begun
-        least = 2 if spent >= len(found) * limit_s / 2 else 3
-        if is_settled(found) or (len(found) >= least and spent >= limit_s):
-            middle, low, high = compute_median_interval(found)
-            return Throughput(value=middle, low=low, high=high, windows=len(found))
+        least = 2 if spent >= len(rates) * limit_s / 2 else 3
+        if is_settled(rates) or (len(rates) >= least and spent >= limit_s):
+            middle, low, high = compute_median_interval(rates)
+            return Throughput(value=middle, low=low, high=high, windows=len(rates))
 
 
-def is_settled(found: Sequence[float]) -> bool:
+def is_settled(rates: Sequence[float]) -> bool:
     """Checks whether the median is known to 3 %."""
-    middle, low, high = compute_median_interval(found)
-    return len(found) >= LEAST_WINDOWS and high - low <= 2 * TOLERANCE * middle
+    middle, low, high = compute_median_interval(rates)
+    return len(rates) >= LEAST_WINDOWS and high - low <= 2 * TOLERANCE * middle
 
 
 @functools.cache

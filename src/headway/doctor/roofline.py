@@ -60,14 +60,14 @@ def _compare_sizes(job: MeasurementJob) -> dict[str, float]:
 
 
 def _measure_best(work: Callable[[], object], wait: Callable[[], object]) -> float:
-    found = []
+    rates = []
     for _ in range(TIMES):
         wait()
         begun = perf_counter()
         work()
         wait()
-        found.append(perf_counter() - begun)
-    return min(found)
+        rates.append(perf_counter() - begun)
+    return min(rates)
 
 
 def _count_moved_bytes(job: MeasurementJob) -> float:

@@ -67,14 +67,14 @@ def watch_script(
         module = "headway.watch.script_child"
         command = [sys.executable, "-P", "-m", module, str(result), limits, str(path), *arguments]
         status = _wait_for_result(command, result, 2 if to_stderr else None)
-        said: dict[str, Any] = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
-    if "observed" in said:
-        return LoopObservation.model_validate(said["observed"])
-    if "missing" in said:
+        answer: dict[str, Any] = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+    if "observed" in answer:
+        return LoopObservation.model_validate(answer["observed"])
+    if "missing" in answer:
         fix = "Wrap the loader of your loop yourself: headway.watch.watch(loader, model, optimizer)."
-        raise HeadwayError(said["missing"], where=str(script), fix=fix)
-    if "failed" in said:
-        raise UserCodeError(said["failed"], where=str(script))
+        raise HeadwayError(answer["missing"], where=str(script), fix=fix)
+    if "failed" in answer:
+        raise UserCodeError(answer["failed"], where=str(script))
     way = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
     raise UserCodeError(f"it ended {way} before it was watched", where=str(script))
 
@@ -84,12 +84,12 @@ def _wait_for_result(command: Sequence[str], result: Path, stdout: int | None) -
     # SIGTERM raises KeyboardInterrupt, so the `finally` below ends the child in both cases.
     with handle_signals(signal.default_int_handler, signal.SIGTERM):
         process = subprocess.Popen(command, stdout=stdout)
-        told: float | None = None
+        told_s: float | None = None
         try:
             while process.poll() is None:
-                if told is None and result.exists():
-                    told = time.monotonic()
-                if told is not None and time.monotonic() - told > GRACE_S:
+                if told_s is None and result.exists():
+                    told_s = time.monotonic()
+                if told_s is not None and time.monotonic() - told_s > GRACE_S:
                     break
                 time.sleep(POLL_S)
         finally:

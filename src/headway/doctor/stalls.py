@@ -9,8 +9,8 @@ from typing import Any, final
 
 from headway.doctor.loop_measurement import build_wait
 from headway.doctor.measurement_job import MeasurementJob, close_stream, with_values
-from headway.train.evaluate import evaluate_batches
-from headway.train.trainer import Display, Trainer
+from headway.training.evaluate import evaluate_batches
+from headway.training.trainer import Display, Trainer
 
 # Checkpoints saved for the median, or fewer if the time is up.
 CHECKPOINTS = 3
@@ -71,18 +71,18 @@ def measure_checkpoint(job: MeasurementJob, *, limit_s: float) -> Stall:
     values = {"checkpoint.every_steps": 1, "checkpoint.asynchronous": options.asynchronous}
     other = MeasurementJob(job.loaded, replace(setup, loaded=with_values(setup.loaded, values, "as it is measured")))
     other.replace_batches(job.load_batches())
-    found, begun = list[float](), perf_counter()
+    seconds, begun = list[float](), perf_counter()
     if options.asynchronous:
         # In one run a second checkpoint would wait for the thread of the first: each gets its own run.
-        while not found or (len(found) < CHECKPOINTS and perf_counter() - begun < limit_s):
-            found += _measure_saves(other, 1, limit_s)
+        while not seconds or (len(seconds) < CHECKPOINTS and perf_counter() - begun < limit_s):
+            seconds += _measure_saves(other, 1, limit_s)
     else:
-        found = _measure_saves(other, SETTLED + CHECKPOINTS, limit_s)
-        found = found[SETTLED:] or found
+        seconds = _measure_saves(other, SETTLED + CHECKPOINTS, limit_s)
+        seconds = seconds[SETTLED:] or seconds
     every = options.every_epochs * setup.epoch if options.every_steps is None else options.every_steps * job.batch
     how = "the copy, which a thread then writes" if options.asynchronous else "until it is written"
     where = "" if options.folder is None else f", to the local disk instead of {options.folder}"
-    return Stall(median(found), every, how + where)
+    return Stall(median(seconds), every, how + where)
 
 
 def _measure_saves(job: MeasurementJob, most: int, limit_s: float) -> list[float]:

@@ -30,13 +30,13 @@ from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
 from headway.data.shards import LooseFiles, MappedShards
-from headway.data.tiers.choice import BUDGET_BYTES
+from headway.data.tiers.choice import DEFAULT_BUDGET_BYTES
 from headway.data.tiers.disk import DiskTier
 from headway.data.tiers.layout import RecordLayout
-from headway.data.tiers.prefetch import THREADS
+from headway.data.tiers.prefetch import FETCH_THREADS
 from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.tiers.state import STATE_FILE
-from headway.data.tiers.store import PACKS
+from headway.data.tiers.store import PACKS_FOLDER
 from headway.doctor.page_cache import (
     COLD,
     FileSpan,
@@ -178,15 +178,13 @@ def measure_storage(
         return _measure_remote(dataset, source, order, batch, seconds)
     root = folder or get_cache_folder()
     with (
-        closing(DiskTier(dataset, source.remote, root, BUDGET_BYTES, why="")) as tier,
+        closing(DiskTier(dataset, source.remote, root, DEFAULT_BUDGET_BYTES, why="")) as tier,
         _RecordReader(dataset, tier.read, threads) as reader,
     ):
-        found = _measure_warm(dataset, order, batch, reader, seconds)
-    if (root / PACKS / dataset.fingerprint / STATE_FILE).exists():
-        return replace(found, note=f"Records in the cache folder {root}.")
-    return replace(
-        found, note=f"The cache folder {root} cannot be used: each read went to {_format_location(dataset)}."
-    )
+        warm = _measure_warm(dataset, order, batch, reader, seconds)
+    if (root / PACKS_FOLDER / dataset.fingerprint / STATE_FILE).exists():
+        return replace(warm, note=f"Records in the cache folder {root}.")
+    return replace(warm, note=f"The cache folder {root} cannot be used: each read went to {_format_location(dataset)}.")
 
 
 @final
@@ -248,8 +246,8 @@ def _measure_cold(dataset: Dataset, order: Order, batch: int, reader: _RecordRea
             _, ids = order(np.arange(low, at))
             some = spans(ids)
             restored.enter_context(restore_residency(some))
-            if not (found := evict(some)).held:
-                reasons.append(found.note)
+            if not (evicted := evict(some)).held:
+                reasons.append(evicted.note)
             return ids
 
         def time_reads(ids: Ids, at_once: int) -> float:
@@ -324,7 +322,7 @@ def _measure_remote(dataset: Dataset, source: RemoteShards, order: Order, batch:
         next(counts)
         rate = measure_rate(build_window(lambda: next(counts), least_s=WINDOW_S), limit_s=seconds)
     note = (
-        f"Records from {_format_location(dataset)}, none of them cached, on {THREADS} fetching threads. "
+        f"Records from {_format_location(dataset)}, none of them cached, on {FETCH_THREADS} fetching threads. "
         "The server may have had them in memory."
     )
     return _build_rate(dataset, rate, latency_s, True, note)

@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.doctor.user_code import UserCodeLine, find_user_line
-from headway.train.trainer import Trainer
+from headway.training.trainer import Trainer
 
 Waits = Literal["sleep", "lock", "file"]
 
@@ -73,9 +73,9 @@ class SyncCounts:
 class _CountingMode(TorchDispatchMode):
     """Counts operations by the user's line, and reads of values since the last lap of the Clock."""
 
-    def __init__(self, found: SyncCounts) -> None:
+    def __init__(self, counts: SyncCounts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._lines = found.lines
+        self._lines = counts.lines
         self.reads, self.read_ns = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,8 +106,8 @@ def _find_caller() -> FrameType | None:
 class _CallTimer:
     """Times C functions that the user's lines call, as a profile function of this thread."""
 
-    def __init__(self, found: SyncCounts) -> None:
-        self._lines = found.lines
+    def __init__(self, counts: SyncCounts) -> None:
+        self._lines = counts.lines
         self._open: tuple[Any, Waits, int, int] | None = None
         # Without this correction an empty call counts as 1.5 us, a third of the time of a loop of such calls.
         self._empty_ns, self._spent_ns, nothing, seen = 0, 0, io.BytesIO().tell, []
@@ -154,46 +154,46 @@ def classify_wait(function: Any) -> Waits | None:
 class _CountingClock:
     """A Clock that adds the reads since the last lap to each lap."""
 
-    def __init__(self, clock: Any, mode: _CountingMode, found: SyncCounts) -> None:
-        self._clock, self._mode, self._found = clock, mode, found
+    def __init__(self, clock: Any, mode: _CountingMode, counts: SyncCounts) -> None:
+        self._clock, self._mode, self._counts = clock, mode, counts
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._clock, name)
 
     def lap(self, stage: str) -> None:
         self._clock.lap(stage)
-        mode, found = self._mode, self._found
+        mode, counts = self._mode, self._counts
         if mode.reads:
-            found.by_stage[stage] = found.by_stage.get(stage, 0) + mode.reads
-            found.seconds[stage] = found.seconds.get(stage, 0.0) + mode.read_ns / 1e9
+            counts.by_stage[stage] = counts.by_stage.get(stage, 0) + mode.reads
+            counts.seconds[stage] = counts.seconds.get(stage, 0.0) + mode.read_ns / 1e9
             mode.reads = mode.read_ns = 0
 
 
 def count_syncs(trainer: Trainer, steps: int = 3) -> SyncCounts:
     """Counts while a Trainer runs some steps. Reads for a record, which wait by design, are left out."""
-    found = SyncCounts()
-    mode, clock = _CountingMode(found), trainer.clock
-    trainer.clock = _CountingClock(clock, mode, found)  # type: ignore[assignment]
+    counts = SyncCounts()
+    mode, clock = _CountingMode(counts), trainer.clock
+    trainer.clock = _CountingClock(clock, mode, counts)  # type: ignore[assignment]
     try:
-        with mode, count_calls(found):
+        with mode, count_calls(counts):
             trainer.run(steps)
     finally:
         trainer.clock = clock
-    for line in found.lines.values():
+    for line in counts.lines.values():
         line.reads /= steps
         line.operations /= steps
         line.operation_s /= steps
         line.calls = {kind: seconds / steps for kind, seconds in line.calls.items()}
     return SyncCounts(
-        {stage: count / steps for stage, count in found.by_stage.items() if stage != "log"},
-        {stage: seconds / steps for stage, seconds in found.seconds.items() if stage != "log"},
-        found.lines,
+        {stage: count / steps for stage, count in counts.by_stage.items() if stage != "log"},
+        {stage: seconds / steps for stage, seconds in counts.seconds.items() if stage != "log"},
+        counts.lines,
     )
 
 
-def count_calls(found: SyncCounts) -> AbstractContextManager[None]:
+def count_calls(counts: SyncCounts) -> AbstractContextManager[None]:
     """Counts the time of C functions that the user's lines call within the block, on this thread."""
-    return _profile_calls(_CallTimer(found))
+    return _profile_calls(_CallTimer(counts))
 
 
 @contextmanager

@@ -47,14 +47,14 @@ class StageRate:
 
 def compute_stage_rates(profile: Profile) -> list[StageRate]:
     """Returns the stages that take time, in order; a side with several stages is followed by all of them together."""
-    found = []
+    rates = []
     for side, name in SIDES.items():
         stages = [one for one in profile.ceilings if one.side == side and one.seconds > 0]
-        found += [StageRate(one.stage, side, profile.ranks / one.seconds, False) for one in stages]
+        rates += [StageRate(one.stage, side, profile.ranks / one.seconds, False) for one in stages]
         if len(stages) > 1:
             seconds = sum(one.seconds for one in stages)
-            found.append(StageRate(f"{name} together", side, profile.ranks / seconds, True))
-    return found
+            rates.append(StageRate(f"{name} together", side, profile.ranks / seconds, True))
+    return rates
 
 
 def format_number(value: float) -> str:
@@ -80,14 +80,14 @@ def describe_prediction(profile: Profile) -> str:
     Short runs contain no evaluations and checkpoints: the time of these was measured separately and is part of both
     numbers.
     """
-    found = f"Predicted {format_number(profile.predicted)} images/s"
+    prediction = f"Predicted {format_number(profile.predicted)} images/s"
     if profile.measured is None:
-        return f"{found}; no run was measured to confirm it."
+        return f"{prediction}; no run was measured to confirm it."
     error = format_signed(profile.predicted / profile.measured - 1)
     doubt = "" if profile.verdict.confirmed else ": not confirmed"
     stalls = sum(one.seconds for one in profile.ceilings if one.side == "stall") * profile.predicted / profile.ranks
     computed = ", both with computed stalls" if stalls > WORTH_SAYING else ""
-    return f"{found}, measured {format_number(profile.measured)} ({error}){computed}{doubt}."
+    return f"{prediction}, measured {format_number(profile.measured)} ({error}){computed}{doubt}."
 
 
 def describe_limit(profile: Profile) -> str:
@@ -99,11 +99,11 @@ def describe_limit(profile: Profile) -> str:
 
 def describe_contention(profile: Profile) -> str:
     """Describes how loader and loop slow each other down; empty: not measured."""
-    found = profile.together
-    if found is None:
+    timing = profile.together
+    if timing is None:
         return ""
-    loader, loop = found.input_beside / found.input_alone, found.loop_beside / found.loop_alone
-    cores = "one core" if found.cores == 1 else f"{found.cores} cores"
+    loader, loop = timing.input_beside / timing.input_alone, timing.loop_beside / timing.loop_alone
+    cores = "one core" if timing.cores == 1 else f"{timing.cores} cores"
     return f"While both run on {cores}, the loader takes {loader:.2f} and the loop {loop:.2f} times as long as alone."
 
 
@@ -161,18 +161,18 @@ def _format_run(run: ShortRun) -> str:
 def _format_stages(profile: Profile, shades: str) -> list[str]:
     """Formats the lowest ceilings as bars on a logarithmic scale, on which a stage that is ten times as fast does not
     shrink the other bars to nothing."""
-    found = compute_stage_rates(profile)
-    if not found:
+    stages = compute_stage_rates(profile)
+    if not stages:
         return []
-    kept = sorted(found, key=lambda one: one.images_s)[: STAGES - 1]
+    kept = sorted(stages, key=lambda one: one.images_s)[: STAGES - 1]
     rates = [one.images_s for one in kept]
     low, high = 10 ** math.floor(math.log10(min(rates) / 2)), max(rates)
     marks = {profile.verdict.next_stage: "next", profile.verdict.stage: "the limit"}
     arrow = "\u25c4" if shades == BLOCKS else "<"
     scale = f"logarithmic, from {format_number(low)}"
-    slowest = f"; the slowest {len(kept)} of {len(found)}" if len(kept) < len(found) else ""
+    slowest = f"; the slowest {len(kept)} of {len(stages)}" if len(kept) < len(stages) else ""
     lines = [f"Each stage alone, in images/s ({scale}{slowest})"]
-    for one in found:
+    for one in stages:
         if one in kept:
             drawn = _format_bar(math.log(one.images_s / low) / math.log(high / low), shades)
             mark = marks.get(one.name, "")

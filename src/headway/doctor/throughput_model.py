@@ -45,10 +45,10 @@ class ThroughputModel:
         alone = ThroughputModel(seconds, 1.0, 1.0)
         return alone if together is None else alone.with_contention(together)
 
-    def with_contention(self, found: JointTiming) -> ThroughputModel:
+    def with_contention(self, timing: JointTiming) -> ThroughputModel:
         """Returns the same model with measured slow-downs of both sides."""
         # Noise may make a side look faster with the other one running; a factor below 1 has no meaning.
-        slower = (found.input_beside / found.input_alone, found.loop_beside / found.loop_alone)
+        slower = (timing.input_beside / timing.input_alone, timing.loop_beside / timing.loop_alone)
         return ThroughputModel(self.seconds, max(1.0, slower[0]), max(1.0, slower[1]))
 
     def sum_seconds(self, side: str) -> float:
@@ -72,6 +72,14 @@ class ThroughputModel:
         }
         return ThroughputModel(seconds, self.input_slower, self.loop_slower)
 
+    def with_less(self, stage: str, saved_s: float) -> ThroughputModel:
+        """Returns the same model with a stage that takes so many seconds less, or no time."""
+        seconds = {
+            side: {name: max(0.0, value - saved_s) if name == stage else value for name, value in stages.items()}
+            for side, stages in self.seconds.items()
+        }
+        return ThroughputModel(seconds, self.input_slower, self.loop_slower)
+
     def without_stage(self, stage: str) -> ThroughputModel:
         """Returns the same model with a stage that takes no time."""
         return self.with_seconds({stage: 0.0})
@@ -82,12 +90,12 @@ class ThroughputModel:
         Between equal gains the stage that takes longer comes first, so no other row of its side is lower in the table.
         """
         now = self.predict_images_s()
-        found = [
+        gains = [
             (stage, self.without_stage(stage).predict_images_s() / now, seconds)
             for stages in self.seconds.values()
             for stage, seconds in stages.items()
             if seconds > 0
         ]
         # Rounding makes gains equal that differ only by floating-point noise.
-        found.sort(key=lambda one: (-round(one[1], 3), -one[2]))
-        return [(stage, gain) for stage, gain, _ in found]
+        gains.sort(key=lambda one: (-round(one[1], 3), -one[2]))
+        return [(stage, gain) for stage, gain, _ in gains]

@@ -4,7 +4,7 @@ job."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -14,19 +14,19 @@ from pydantic import ValidationError
 
 from headway.core.errors import HeadwayError, UsageError, suggest_nearest
 from headway.core.files import expect_writable, read_text, write_atomically
+from headway.core.messages import RUN_ROOMS, mute_messages
 from headway.core.profile import Knob, Profile, Throughput
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.recipe_editor import edit_recipe
 from headway.core.statistics import compute_median_interval
 from headway.doctor.budget import FULL, QUICK, Budget
 from headway.doctor.examination import describe_machine, examine_job
-from headway.doctor.measurement_job import MeasurementJob, format_override, say_nothing
+from headway.doctor.measurement_job import LOG, MeasurementJob, format_override
 from headway.doctor.pack_estimate import PackCommand
 from headway.doctor.tune_packs import TrialPacks
 from headway.doctor.whole_job import run_whole_job
-from headway.setup.inputs import Say
 from headway.setup.recipe import TrainRecipe
-from headway.train.runs import load_recipe
+from headway.training.runs import load_recipe
 
 # Changes of the mathematics that may be allowed, and the recipe's keys that each stands for.
 ALLOWED = {"precision": ("precision",), "batch": ("batch",), "data.size": ("data.size", "data.scaled")}
@@ -133,7 +133,6 @@ def tune(
     *,
     allow: str = "",
     out: Path | None = None,
-    say: Say,
     quick: bool = False,
     overwrite: bool = False,
 ) -> TuneResult:
@@ -155,10 +154,10 @@ def tune(
     expect_writable(target)
     loaded = load_recipe(recipe, overrides)
     found, budget = TuneResult(recipe, target), QUICK if quick else FULL
-    with TrialPacks(say) as packs:
-        values = _search(loaded, found, packs, allowed, budget, say, quick)
+    with TrialPacks() as packs:
+        values = _search(loaded, found, packs, allowed, budget, quick)
         found.notes += packs.notes
-        found.before, found.after = _compare_final(loaded, values, budget.whole / TURNS, say)
+        found.before, found.after = _compare_final(loaded, values, budget.whole / TURNS)
         for name in sorted({key for one in found.kept for key in _list_costly_keys(one.override)}):
             found.notes.append(f"{name} was changed: {COSTS[name]}.")
         text = edit_recipe(recipe, overrides, values, TrainRecipe)
@@ -177,7 +176,6 @@ def _search(
     packs: TrialPacks,
     allowed: set[str],
     budget: Budget,
-    say: Say,
     quick: bool,
 ) -> dict[str, Any]:
     """Returns the values that were kept; all trials go into `found`. Only a knob that was kept requires a new
@@ -186,15 +184,16 @@ def _search(
     refused = set[str]()
     for number in range(ROUNDS):
         kept = None
-        with closing(
-            MeasurementJob.from_recipe(with_tuned_values(loaded, values), say_nothing if number else say)
-        ) as job:
-            examined = examine_job(job, say_nothing, budget, quick)
+        with ExitStack() as stack:
+            # The set-up is the same in later rounds, so its messages are shown once.
+            with mute_messages((*RUN_ROOMS, "doctor") if number else ["doctor"]):
+                job = stack.enter_context(closing(MeasurementJob.from_recipe(with_tuned_values(loaded, values))))
+                examined = examine_job(job, budget, quick)
             for knob in [*examined.knobs, *suggest_more_prefetch(job, examined)]:
                 if knob.override in refused or not _is_allowed(knob, allowed):
                     continue
                 refused.add(knob.override)
-                if (kept := _try_knob(job, loaded, values, knob, found, packs, budget.whole / TURNS, say)) is not None:
+                if (kept := _try_knob(job, loaded, values, knob, found, packs, budget.whole / TURNS)) is not None:
                     break
         if kept is None:
             break
@@ -202,11 +201,11 @@ def _search(
     return values
 
 
-def suggest_more_prefetch(job: MeasurementJob, found: Profile) -> list[Knob]:
+def suggest_more_prefetch(job: MeasurementJob, profile: Profile) -> list[Knob]:
     """Suggests more prefetched batches if the loop waits though the loader is faster: some batches take longer than
     others. At best no wait is left."""
-    run = next((one for one in found.runs if one.name == "warm"), None)
-    sides = found.together
+    run = next((one for one in profile.runs if one.name == "warm"), None)
+    sides = profile.together
     if run is None or not run.wait_share or sides is None or sides.input_beside >= sides.loop_beside:
         return []
     gain = 1 / max(1 - run.wait_share, 0.01)
@@ -215,7 +214,7 @@ def suggest_more_prefetch(job: MeasurementJob, found: Profile) -> list[Knob]:
             name="more batches ready",
             cures="collate",
             override=format_override({"data.prefetch_batches": AHEAD * job.setup.recipe.data.prefetch_batches}),
-            images_s=found.predicted * gain,
+            images_s=profile.predicted * gain,
             gain=gain,
             measured=False,
             exact=True,
@@ -232,17 +231,16 @@ def _try_knob(
     found: TuneResult,
     packs: TrialPacks,
     each_s: float,
-    say: Say,
 ) -> dict[str, Any] | None:
     """Tries a knob, and returns its changes if it helps."""
-    say(f"Trying {knob.override}: predicted {knob.gain:.2f} times the images/s.")
+    LOG.info(f"Trying {knob.override}: predicted {knob.gain:.2f} times the images/s.")
     changes: dict[str, Any] | None = parse_changes(knob.override)
     if (packing := PackCommand.parse(knob.override)) is not None:
         assert job.setup.inputs.train is not None
         changes = packs.make(packing, job.setup.inputs.train)
     if changes is None:
         return None
-    one = _run_trial(job, loaded, values | changes, knob, each_s, say)
+    one = _run_trial(job, loaded, values | changes, knob, each_s)
     if one is not None:
         found.tries.append(one)
         if one.kept:
@@ -285,12 +283,13 @@ def with_tuned_values(loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any])
     return loaded.resolve_all({key: (value, "tuned") for key, value in values.items()}) if values else loaded
 
 
+@mute_messages()
 def _run_trial(
-    job: MeasurementJob, loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any], knob: Knob, each_s: float, say: Say
+    job: MeasurementJob, loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any], knob: Knob, each_s: float
 ) -> TuneTrial | None:
     """Runs the whole job with a knob's values and without them, in turns."""
     try:
-        other = MeasurementJob.from_recipe(with_tuned_values(loaded, values), say_nothing)
+        other = MeasurementJob.from_recipe(with_tuned_values(loaded, values))
     except (HeadwayError, ValidationError):
         # The recipe refuses the value, or its combination with a value that was kept.
         return None
@@ -299,7 +298,7 @@ def _run_trial(
     ratio, low, high = compute_median_interval([b / a for a, b in pairs])
     kept = low > 1.0
     why = "" if kept else "within the noise" if high > 1.0 else "slower"
-    say(f"{knob.override}: {ratio:.2f} times as fast [{low:.2f}, {high:.2f}]{'' if kept else ', left out'}.")
+    LOG.info(f"{knob.override}: {ratio:.2f} times as fast [{low:.2f}, {high:.2f}]{'' if kept else ', left out'}.")
     middle = compute_median_interval([before for before, _ in pairs])[0]
     return TuneTrial(
         override=knob.override,
@@ -326,16 +325,17 @@ def _run_in_turns(jobs: Sequence[MeasurementJob], each_s: float) -> list[tuple[f
     return out
 
 
+@mute_messages()
 def _compare_final(
-    loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any], each_s: float, say: Say
+    loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any], each_s: float
 ) -> tuple[Throughput | None, Throughput | None]:
     """Measures the original recipe and the tuned one in turns; returns (before, after)."""
     if not values:
         return None, None
-    say("Measuring the original and the tuned recipe once more.")
+    LOG.info("Measuring the original and the tuned recipe once more.")
     with (
-        closing(MeasurementJob.from_recipe(loaded, say_nothing)) as first,
-        closing(MeasurementJob.from_recipe(with_tuned_values(loaded, values), say_nothing)) as second,
+        closing(MeasurementJob.from_recipe(loaded)) as first,
+        closing(MeasurementJob.from_recipe(with_tuned_values(loaded, values))) as second,
     ):
         pairs = _run_in_turns([first, second], each_s)
     sides = [compute_median_interval(side) for side in zip(*pairs, strict=True)]
@@ -352,19 +352,19 @@ def _note_lost_comments(recipe: Path, text: str) -> list[str]:
     )
 
 
-def _format_evidence(recipe: Path, found: TuneResult) -> str:
+def _format_evidence(recipe: Path, result: TuneResult) -> str:
     import torch
 
     here = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     head = [f"{recipe.name}, tuned on {here['processor']}, {here['usable_cores']} cores, {here['device']}."]
-    if found.before is not None and found.after is not None:
-        gain = found.after.value / found.before.value
-        before, after = (f"{one.value:,.0f} [{one.low:,.0f}, {one.high:,.0f}]" for one in (found.before, found.after))
+    if result.before is not None and result.after is not None:
+        gain = result.after.value / result.before.value
+        before, after = (f"{one.value:,.0f} [{one.low:,.0f}, {one.high:,.0f}]" for one in (result.before, result.after))
         head.append(f"{before} images/s before, {after} after: {gain:.2f} times.")
     else:
-        head.append("Nothing that was tried helped beyond the noise." if found.tries else NOTHING)
-    for one in found.tries:
+        head.append("Nothing that was tried helped beyond the noise." if result.tries else NOTHING)
+    for one in result.tries:
         what = "kept" if one.kept else "left"
         interval = f"[{one.low:.2f}, {one.high:.2f}]"
         head.append(f"  {what}: {one.override}: {one.gain:.2f} times {interval}, predicted {one.predicted:.2f}")
-    return "".join(f"# {line}\n" for line in (*head, *found.notes))
+    return "".join(f"# {line}\n" for line in (*head, *result.notes))

@@ -8,11 +8,12 @@ from typing import Any, final
 
 import numpy as np
 
+from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
+from headway.doctor.measurement_job import LOG
 from headway.doctor.pack_estimate import GROWTH, PackCommand, format_path, read_free_disk_bytes
-from headway.setup.inputs import Say
 
 # Largest share of the free disk that a pack may take: a full disk also stops other programs.
 FREE = 0.9
@@ -22,8 +23,8 @@ FREE = 0.9
 class TrialPacks:
     """Context manager of trial packs. Attributes: notes: which packs were not made, and why."""
 
-    def __init__(self, say: Say) -> None:
-        self._say, self._made = say, dict[str, Path]()
+    def __init__(self) -> None:
+        self._made = dict[str, Path]()
         self._kept = ""
         self.notes = list[str]()
 
@@ -44,10 +45,10 @@ class TrialPacks:
             return None
         needed, free = GROWTH * int(dataset.length.sum(dtype=np.int64)), read_free_disk_bytes(folder.parent)
         if needed > FREE * free:
-            sizes = f"the pack takes about {needed / 1e9:,.2f} GB, and {free / 1e9:,.2f} GB are free"
+            sizes = f"the pack takes about {format_bytes(needed)}, and {format_bytes(free)} are free"
             self.notes.append(f"{what}: {sizes} in {format_path(folder.parent)}.")
             return None
-        self._say(f"Packing {len(dataset):,} images into {format_path(folder)}.")
+        LOG.info(f"Packing {len(dataset):,} images into {format_path(folder)}.")
         try:
             pack(packing.source, folder, mode=str(packing.mode))
         except HeadwayError as error:

@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from headway.data.batch_transform import BatchTransform
+from headway.data.workers.image_transform import ImageTransform
 from headway.setup.prepare import prepare_batch
 
 Owner = Literal["user", "package", "library", "torch", "headway"]
@@ -22,8 +24,10 @@ _TORCH = f"{Path(torch.__file__).resolve().parent}/"
 _NUMPY = f"{Path(np.__file__).resolve().parent}/"
 _STANDARD = tuple(f"{Path(sysconfig.get_paths()[name]).resolve()}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-# The function of Headway that calls the recipe's transform.
-_PREPARED = prepare_batch.__name__
+# The functions of Headway that call the recipe's transforms.
+_TRANSFORMING = frozenset(
+    {prepare_batch.__name__, ImageTransform.transform_image.__name__, BatchTransform.transform_batch.__name__}
+)
 TRANSFORM, FORWARD, BACKWARD = "transform", "forward", "backward"
 
 
@@ -61,19 +65,19 @@ def find_user_line(frame: FrameType | None) -> UserCodeLine | None:
     The standard library and NumPy work for their caller. So do installed packages, unless no file of the user's stands
     behind them, as with a network from a package.
     """
-    found: tuple[str, int] | None = None
+    place: tuple[str, int] | None = None
     of_package = False
     while frame is not None:
         owner = find_owner(frame.f_code.co_filename)
         if owner in ("torch", "headway"):
             break
         if owner == "user":
-            found, of_package = (frame.f_code.co_filename, frame.f_lineno), False
+            place, of_package = (frame.f_code.co_filename, frame.f_lineno), False
             break
         if owner == "package" and not of_package:
-            found, of_package = (frame.f_code.co_filename, frame.f_lineno), True
+            place, of_package = (frame.f_code.co_filename, frame.f_lineno), True
         frame = frame.f_back
-    return None if found is None else UserCodeLine(_find_step_part(frame), *found)
+    return None if place is None else UserCodeLine(_find_step_part(frame), *place)
 
 
 def _find_step_part(frame: FrameType | None) -> str:
@@ -83,7 +87,7 @@ def _find_step_part(frame: FrameType | None) -> str:
         if find_owner(frame.f_code.co_filename) == "headway":
             break
         entry, frame = frame, frame.f_back
-    if frame is not None and frame.f_code.co_name == _PREPARED:
+    if frame is not None and frame.f_code.co_name in _TRANSFORMING:
         return TRANSFORM
     if entry is None:
         return FORWARD

@@ -93,7 +93,8 @@ def conclude_verdict(
     # The next limit is found by the same rule, with the first limit removed.
     behind = model.without_stage(stage).rank_gains()
     following = behind[0][0] if behind else (others[0][0] if others else stage)
-    kind = choose_kind(stage, device)
+    # A transform beside the loop runs on the host.
+    kind = choose_kind(stage, "cpu" if model.seconds["input"].get(stage) else device)
     code = next((one.code[0] for one in ceilings if one.stage == stage and one.code), None)
     what = STAGE_WORDS[stage] + _format_code(code, stage, ceilings)
     unexplained, confirmed = "", False

@@ -8,7 +8,8 @@ that others have trained.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,35 +20,37 @@ from headway.checkpoint.checkpoints import Checkpoint
 from headway.core.errors import HeadwayError
 from headway.core.world import Group, World
 
+LOG = logging.getLogger("headway.launch")
+
 TransferredState = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]
 """Scalars, as JSON, and tensors by name."""
 
 
 class AgreedChoice(Protocol):
-    """A choice that all ranks make together from the findings of each."""
+    """A choice that all ranks make together from the vote of each."""
 
-    def finding(self) -> Any:
-        """Returns the finding of this rank, for JSON."""
+    def get_vote(self) -> Any:
+        """Returns the vote of this rank, for JSON."""
 
-    def agree(self, findings: Sequence[Any]) -> str:
-        """Decides from the findings of all ranks, in one order; returns a message, or an empty string."""
+    def agree_on_votes(self, votes: Sequence[Any]) -> str:
+        """Decides from the votes of all ranks, in one order. Returns a message for the user, or an empty string."""
 
 
 class SavedFiles(Protocol):
     """The files of a run on the disk, as this rank sees them."""
 
     def is_ahead(self, step: int) -> bool:
-        """Tells whether a later step has a complete checkpoint."""
+        """Returns whether a later step has a complete checkpoint."""
 
-    def look(self) -> dict[str, Any]:
-        """Describes the files, for JSON.
+    def summarise(self) -> dict[str, Any]:
+        """Summarises the files, for JSON.
 
         Keys: `step` of the newest checkpoint (-1: none), `seen` (True if the run folder exists here), `recorded` (steps
         in its metrics), and `error` (`what`, `where`, `fix`) if the checkpoints cannot be reached.
         """
 
-    def read(self) -> tuple[Checkpoint, list[str]]:
-        """Reads the newest intact checkpoint, with messages about skipped ones. Raises HeadwayError without one."""
+    def read_checkpoint(self) -> tuple[Checkpoint, list[str]]:
+        """Returns the newest intact checkpoint, and messages about skipped ones. Raises HeadwayError without one."""
 
     def explain_missing_state(self, recorded: int) -> HeadwayError:
         """Builds the error of a run that cannot continue, with its number of recorded steps."""
@@ -65,25 +68,25 @@ class StateCarrier(Protocol):
         """The choice of precision, which all ranks make together."""
 
     @property
-    def past(self) -> SavedFiles:
+    def saved_files(self) -> SavedFiles:
         """The files to continue from if no rank holds the state."""
 
-    def identity(self) -> dict[str, Any]:
+    def get_shared_settings(self) -> dict[str, Any]:
         """Returns the settings that must be equal on all ranks, for JSON."""
 
-    def progress(self) -> int:
+    def get_progress(self) -> int:
         """Returns a number that grows with each action, the same on all ranks; -1 without a state."""
 
     def is_saving(self) -> bool:
-        """Tells whether a checkpoint is being written; it may still fail."""
+        """Returns whether a checkpoint is being written; it may still fail."""
 
-    def state(self) -> TransferredState:
+    def state_dict(self) -> TransferredState:
         """Returns the state. Called on the rank that is ahead."""
 
-    def take(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Loads the state of the rank that is ahead. Called on ranks that are behind."""
 
-    def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
+    def restart_from(self, checkpoint: Checkpoint | None, progress: int) -> None:
         """Continues from a checkpoint, or from the beginning if it is None, with `progress` from now on."""
 
 
@@ -99,96 +102,104 @@ class HandoverResult(NamedTuple):
     names: tuple[str, ...]
 
 
-def hand_over(
-    world: World, name: str, carrier: StateCarrier, say: Callable[[str], object], *, led: bool
-) -> HandoverResult:
-    """Brings all ranks of a world to the state of the rank that is ahead.
+def hand_over(world: World, name: str, carrier: StateCarrier, *, led: bool) -> HandoverResult:
+    """Brings all ranks of a world to the state of the rank that is ahead. Every rank calls it.
+
+    Ranks that are behind load that state into `carrier`. If no rank has a state, one rank restarts from the newest
+    checkpoint first.
 
     Args:
         name: name of this process.
-        say: shows a message to the user, once for all ranks.
         led: True if this process was rank 0 of the last generation.
 
     Raises:
         HeadwayError: no rank has the state and no checkpoint can be loaded; on all ranks.
         CommunicationError: a rank was lost.
     """
-    control, mine = world.control, carrier.progress()
+    control, own_progress = world.control, carrier.get_progress()
     # A new leader looks for checkpoints of later steps: the former leader may have saved a step that it alone had
     # reached, and the logs must not be cut back behind that.
-    overtaken = world.is_lead and not led and mine >= 0 and carrier.past.is_ahead(carrier.step)
-    reports = _exchange_values(control, [mine, carrier.is_saving(), overtaken, name])
-    progress, unsaved, passed, names = zip(*reports, strict=True)
-    result = HandoverResult(any(unsaved), names)
+    is_overtaken = world.is_lead and not led and own_progress >= 0 and carrier.saved_files.is_ahead(carrier.step)
+    reports = _gather_values(control, [own_progress, carrier.is_saving(), is_overtaken, name])
+    all_progress, all_saving, all_overtaken, names = zip(*reports, strict=True)
+    result = HandoverResult(any(all_saving), names)
     # Only a rank that has trained, or has received a whole state, reports progress of 0 or more.
-    if (ahead := max(progress)) < 0 or any(passed):
+    if (max_progress := max(all_progress)) < 0 or any(all_overtaken):
         # One more than any rank reported: nobody takes an older state for this one.
-        _go_back(control, carrier, ahead + 1, say)
+        _restart_lowest_rank(control, carrier, max_progress + 1)
         result = result._replace(unsaved=False)
-        progress = tuple(_exchange_values(control, carrier.progress()))
-        ahead = max(progress)
+        all_progress = tuple(_gather_values(control, carrier.get_progress()))
+        max_progress = max(all_progress)
     # One rank sends its state to those behind; ranks at the same progress have equal states.
-    if min(progress) < ahead:
-        root = _find_lowest(control, [one == ahead for one in progress])
-        scalars = tensors = None
+    if min(all_progress) < max_progress:
+        root = _find_lowest(control, [progress == max_progress for progress in all_progress])
+        scalar_bytes = tensor_bytes = None
         if control.rank == root:
-            state, values = carrier.state()
-            scalars = json.dumps(state).encode()
+            scalars, tensors = carrier.state_dict()
+            scalar_bytes = json.dumps(scalars).encode()
             # A safetensors file, not a pickle: loading it runs no code of another process.
-            tensors = save_tensors({name: value.detach().cpu().contiguous() for name, value in values.items()})
+            tensor_bytes = save_tensors({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
         # A broadcast is a collective: ranks that have the state take part too, and drop the bytes.
-        scalars, tensors = control.broadcast_bytes(scalars, root), control.broadcast_bytes(tensors, root)
-        if progress[control.rank] < ahead:
-            carrier.take(json.loads(scalars), load_tensors(tensors))
+        scalar_bytes = control.broadcast_bytes(scalar_bytes, root)
+        tensor_bytes = control.broadcast_bytes(tensor_bytes, root)
+        if all_progress[control.rank] < max_progress:
+            carrier.load_state_dict(json.loads(scalar_bytes), load_tensors(tensor_bytes))
     return result
 
 
-def _go_back(control: Group, carrier: StateCarrier, progress: int, say: Callable[[str], object]) -> None:
+def _restart_lowest_rank(control: Group, carrier: StateCarrier, progress: int) -> None:
     """Lets the lowest rank that sees the newest checkpoint load it.
 
     Without a checkpoint, and if no step was recorded yet, the lowest rank that sees the run folder begins anew.
+
+    Raises:
+        HeadwayError: the checkpoints cannot be reached or read, or there is none and steps were recorded; on all ranks.
     """
-    views = _exchange_values(control, carrier.past.look())
+    summaries = _gather_values(control, carrier.saved_files.summarise())
     # Checkpoints may lie on a disk that only some hosts see.
-    newest = max(view["step"] for view in views)
-    if newest < 0:
+    newest_step = max(summary["step"] for summary in summaries)
+    if newest_step < 0:
         # Checkpoints that cannot be reached may exist, so the run must not begin anew.
-        for view in views:
-            if view["error"]:
-                raise HeadwayError(**view["error"])
-        if (recorded := max(view["recorded"] for view in views)) or not any(view["seen"] for view in views):
-            raise carrier.past.explain_missing_state(recorded)
-        root = _find_lowest(control, [view["seen"] for view in views])
+        for summary in summaries:
+            if summary["error"]:
+                raise HeadwayError(**summary["error"])
+        recorded = max(summary["recorded"] for summary in summaries)
+        if recorded or not any(summary["seen"] for summary in summaries):
+            raise carrier.saved_files.explain_missing_state(recorded)
+        root = _find_lowest(control, [summary["seen"] for summary in summaries])
         if control.rank == root:
-            carrier.go_back(None, progress)
-        say("No rank has the state of the run any more, and no step was recorded yet: the run begins anew.")
+            carrier.restart_from(None, progress)
+        LOG.warning("No rank has the state of the run any more, and no step was recorded yet: the run begins anew.")
         return
-    root = _find_lowest(control, [view["step"] == newest for view in views])
+    root = _find_lowest(control, [summary["step"] == newest_step for summary in summaries])
     outcome: dict[str, Any] | None = None
     error: HeadwayError | None = None
     if control.rank == root:
         # The outcome is sent to all ranks: otherwise they would wait for a rank that has failed.
         try:
-            checkpoint, warnings = carrier.past.read()
-            carrier.go_back(checkpoint, progress)
+            checkpoint, warnings = carrier.saved_files.read_checkpoint()
+            carrier.restart_from(checkpoint, progress)
             origin = f"it continues from the checkpoint of step {checkpoint.step} ({checkpoint.path})"
             text = f"No rank has the state of the run any more: {origin}, and repeats the steps after it."
             outcome = {"messages": [*warnings, text]}
         except HeadwayError as caught:
-            error, outcome = caught, {"error": {"what": caught.what, "where": caught.where, "fix": caught.fix}}
-    shared = json.loads(control.broadcast_bytes(None if outcome is None else json.dumps(outcome).encode(), root))
+            error = caught
+            outcome = {"error": {"what": caught.what, "where": caught.where, "fix": caught.fix}}
+    shared_outcome = json.loads(
+        control.broadcast_bytes(None if outcome is None else json.dumps(outcome).encode(), root)
+    )
     # The rank that failed raises its own error, with its traceback; the others raise a copy.
-    if "error" in shared:
-        raise error or HeadwayError(**shared["error"])
-    for text in shared["messages"]:
-        say(text)
+    if "error" in shared_outcome:
+        raise error or HeadwayError(**shared_outcome["error"])
+    for text in shared_outcome["messages"]:
+        LOG.warning(text)
 
 
-def _exchange_values(control: Group, value: Any) -> list[Any]:
-    """Exchanges a value and returns the values of all ranks, by their place in the group."""
+def _gather_values(control: Group, value: Any) -> list[Any]:
+    """Returns the values of all ranks, by their index in the group."""
     return [json.loads(text) for text in control.gather_bytes(json.dumps(value).encode())]
 
 
-def _find_lowest(control: Group, fits: Sequence[bool]) -> int:
-    """Returns the place in the group of the lowest rank that fits."""
-    return min((rank, place) for place, rank in enumerate(control.ranks) if fits[place])[1]
+def _find_lowest(control: Group, is_candidate: Sequence[bool]) -> int:
+    """Returns the index in the group of the lowest rank that is a candidate."""
+    return min((rank, index) for index, rank in enumerate(control.ranks) if is_candidate[index])[1]

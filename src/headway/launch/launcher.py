@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Literal, final
 
 from headway.comm.coordinator import Coordinator, CoordinatorEvent, GenerationFormed, RunBegan, WorkerLeft, WorkerSlot
-from headway.comm.messages import BEATS
+from headway.comm.messages import BEATS_PER_TIMEOUT
 from headway.core.errors import CommunicationError
 from headway.core.hosts import choose_listening_address
 from headway.core.key_value_store import StoreServer
@@ -23,21 +23,22 @@ from headway.core.printable import escape_controls
 from headway.core.rendezvous import new_secret
 from headway.core.signals import handle_signals
 from headway.launch.hosts import Host, find_launcher_address
-from headway.launch.remote_workers import RSH, RemoteWorkers
+from headway.launch.remote_workers import DEFAULT_REMOTE_SHELL, RemoteWorkers
 from headway.launch.worker_output import ERROR_PREFIX, WorkerOutput, clear_line
 from headway.launch.workers import LocalWorkers, WorkerCrew
 
 # Threads (the coordinator's, the workers' output) and signal handlers only queue events. The main thread takes them one
 # by one, so the state of `_LaunchSession` needs no lock.
 
-# Wait before a lost worker is replaced; doubled for each replacement that was lost before it had joined.
-BACKOFF_S = 0.5
+# Delay before a lost worker is replaced; doubled for each replacement that was lost before it had joined.
+REPLACEMENT_BACKOFF_S = 0.5
 # A slot is given up after this many failed starts in a row.
-FAILED_STARTS = 5
-# A slot gets at most this many workers in this time: a host that kills every worker must not fill the log.
-MOST_STARTS, STARTS_WINDOW_S = 6, 60.0
+MAX_FAILED_STARTS = 5
+# Rate limit of the starts in one slot: a host that kills every worker must not fill the log.
+MAX_STARTS_PER_WINDOW = 6
+START_WINDOW_S = 60.0
 # After a worker fails for the whole run, the others get this long to report the same error.
-GRACE_S = 2.0
+ERROR_GRACE_S = 2.0
 
 
 def launch(
@@ -74,20 +75,22 @@ def launch(
         CommunicationError: a host cannot be used, or no worker is left and none has reported an error.
         UsageError: no address of this host is known by which the others reach it.
     """
-    address, restart_command = find_launcher_address(hosts), restart_command or (lambda: command)
-    first, restart, environ = command, 0, environ or {}
+    address = find_launcher_address(hosts)
+    restart_command = restart_command or (lambda: command)
+    environ = environ or {}
+    restart = 0
     while True:
         with closing(
-            _LaunchSession(first, restart_command, environ, hosts, address, timeout_s=timeout_s, respawn=respawn)
-        ) as run:
-            run.ends_on_rank_failure = on_rank_failure == "restart"
-            run.run()
-            if not run.lost or restart == restarts:
-                return run.compute_status(resume_hint)
+            _LaunchSession(command, restart_command, environ, hosts, address, timeout_s=timeout_s, respawn=respawn)
+        ) as session:
+            session.ends_on_rank_failure = on_rank_failure == "restart"
+            session.run()
+            if not session.was_ended_by_loss or restart == restarts:
+                return session.compute_exit_status(resume_hint)
         restart += 1
         _say(f"All workers are started again: restart {restart} of at most {restarts}.")
-        # The command may be another one now: once its folder exists, the run is resumed.
-        first = restart_command()
+        # Once its folder exists, the run is resumed.
+        command = restart_command()
 
 
 def _say(text: str) -> None:
@@ -99,32 +102,38 @@ class _WorkerRecord:
     """State of a worker, as the launcher knows it.
 
     Attributes:
-        joining: True if it was started to join a run that had begun.
-        member: True once it was part of a generation of the run.
-        left: how it left the run (done, stopped, died, silent); None if it has not.
-        status: exit status of its process; None while it runs.
-        why: reason of its end if it could not be started or its host was lost; empty otherwise.
-        due_s: time at which its replacement starts; None if none is planned, `inf` if it was started or given up.
+        rank: rank that its environment variables give it; a generation may give it another one.
+        is_joining: True if it was started to join a run that had begun.
+        is_member: True once it was part of a generation of the run.
+        how_left: how it left the run (done, stopped, died, silent); None if it has not.
+        exit_status: exit status of its process, negative for a signal; None while it runs.
+        reason: reason of its end if it could not be started or its host was lost; empty otherwise.
+        replacement_due_s: time (`monotonic`) at which its replacement starts; None if none is planned, `inf` if it was
+            started or given up.
     """
 
     id: str
     slot: WorkerSlot
     rank: int
-    joining: bool
-    member: bool = False
-    left: str | None = None
-    status: int | None = None
-    why: str = ""
-    due_s: float | None = None
+    is_joining: bool
+    is_member: bool = False
+    how_left: str | None = None
+    exit_status: int | None = None
+    reason: str = ""
+    replacement_due_s: float | None = None
+
+    @property
+    def said_farewell(self) -> bool:
+        return self.how_left in ("done", "stopped")
 
 
 @dataclass(frozen=True)
 class _ProcessEnded:
-    """The process of a worker has ended."""
+    """The process of a worker has ended. `reason` is empty if only the exit status is known."""
 
-    worker: str
-    status: int
-    why: str
+    worker_id: str
+    exit_status: int
+    reason: str
 
 
 @final
@@ -132,8 +141,8 @@ class _LaunchSession:
     """One start of all workers, up to the end of the last one.
 
     Attributes:
-        ends_on_rank_failure: if True, a lost worker ends all others.
-        lost: True if that has happened.
+        ends_on_rank_failure: if True, a lost worker ends all others; set before `run`.
+        was_ended_by_loss: True if that has happened.
     """
 
     def __init__(
@@ -151,40 +160,43 @@ class _LaunchSession:
         self._environ, self._hosts = environ, tuple(hosts)
         self._address, self._respawn = address, respawn
         # Host by host, so that ranks of one host are neighbours in the order of ranks.
-        self._slots = [(host, local) for host, one in enumerate(hosts) for local in range(one.procs)]
+        self._slots = [(index, local_rank) for index, host in enumerate(hosts) for local_rank in range(host.procs)]
         self._events: SimpleQueue[CoordinatorEvent | _ProcessEnded | int] = SimpleQueue()
         self._workers: dict[str, _WorkerRecord] = {}
-        self._members: set[str] = set()
+        self._member_ids: set[str] = set()
         self._ended_workers: list[_WorkerRecord] = []
-        self._began = self._stopping = False
-        self._failed: _WorkerRecord | None = None
-        self._patience_s = timeout_s
+        self._has_begun = self._is_stopping = False
+        self._failed_worker: _WorkerRecord | None = None
+        self._timeout_s = timeout_s
         self._kill_times: dict[str, float] = {}
-        self._failures: defaultdict[WorkerSlot, int] = defaultdict(int)
-        self._start_times: defaultdict[WorkerSlot, deque[float]] = defaultdict(lambda: deque(maxlen=MOST_STARTS))
-        self._last_reason = ""
-        self.ends_on_rank_failure = self.lost = False
-        self._beat_s = timeout_s / BEATS
-        self._next_beat = monotonic()
+        self._failed_starts: defaultdict[WorkerSlot, int] = defaultdict(int)
+        self._start_times: defaultdict[WorkerSlot, deque[float]] = defaultdict(
+            lambda: deque(maxlen=MAX_STARTS_PER_WINDOW)
+        )
+        self._last_shown_reason = ""
+        self.ends_on_rank_failure = self.was_ended_by_loss = False
+        self._beat_interval_s = timeout_s / BEATS_PER_TIMEOUT
+        self._next_beat_s = monotonic()
         self._output = WorkerOutput({_format_worker_id(slot, 0): rank for rank, slot in enumerate(self._slots)})
         # A new secret for each start: workers of an earlier start, if any survive, cannot connect.
         self._secret = new_secret()
-        listens = choose_listening_address(address)
-        self._store = StoreServer(self._secret.encode(), listens)
+        listening_address = choose_listening_address(address)
+        self._store = StoreServer(self._secret.encode(), listening_address)
         self._coordinator = Coordinator(
             self._slots,
             secret=self._secret.encode(),
             timeout_s=timeout_s,
             store_port=self._store.port,
             on_event=self._receive_event,
-            address=listens,
+            address=listening_address,
         )
-        rsh = os.environ.get("HEADWAY_RSH") or RSH
-        show, ended = self._output.show, lambda *end: self._events.put(_ProcessEnded(*end))
+        rsh = os.environ.get("HEADWAY_RSH") or DEFAULT_REMOTE_SHELL
         self._crews: list[WorkerCrew] = [
-            LocalWorkers(show, ended)
+            LocalWorkers(self._output.show, self._receive_process_end)
             if host.is_local
-            else RemoteWorkers(host.name, show, ended, timeout_s=timeout_s, rsh=rsh)
+            else RemoteWorkers(
+                host.name, self._output.show, self._receive_process_end, timeout_s=timeout_s, remote_shell=rsh
+            )
             for host in hosts
         ]
 
@@ -194,10 +206,10 @@ class _LaunchSession:
             for slot in self._slots:
                 self._start_worker(slot, 0)
             while not self._is_over():
-                # Woken by an event, or by the next thing that is due.
+                # Woken by an event, or by the next action that is due.
                 with suppress(Empty):
                     self._handle_event(self._events.get(timeout=self._compute_wait_s()))
-                self._run_due()
+                self._run_due_actions()
 
     def close(self) -> None:
         """Kills the remaining workers, and closes the coordinator and the store."""
@@ -208,8 +220,12 @@ class _LaunchSession:
         self._coordinator.close()
         self._store.close()
 
+    def _receive_process_end(self, worker_id: str, exit_status: int, reason: str) -> None:
+        """Queues the end of a process. Called in the threads of the crews."""
+        self._events.put(_ProcessEnded(worker_id, exit_status, reason))
+
     def _receive_event(self, event: CoordinatorEvent) -> None:
-        """Receives an event in the coordinator's thread."""
+        """Queues an event of the coordinator. Called in the coordinator's thread."""
         # Here and not in `_handle_event`: output that follows the event already belongs to the new ranks.
         if isinstance(event, GenerationFormed):
             self._output.set_ranks({worker.id: rank for rank, worker in enumerate(event.workers)})
@@ -224,9 +240,9 @@ class _LaunchSession:
 
     def _start_worker(self, slot: WorkerSlot, attempt: int) -> None:
         """Starts the worker of a slot, with its environment variables; `attempt` counts the replacements."""
-        host, local = slot
+        host, local_rank = slot
         rank = self._slots.index(slot)
-        worker = _WorkerRecord(_format_worker_id(slot, attempt), slot, rank, joining=self._began)
+        worker = _WorkerRecord(_format_worker_id(slot, attempt), slot, rank, is_joining=self._has_begun)
         self._workers[worker.id] = worker
         # In HOST:PORT an IPv6 address needs brackets.
         coordinator = f"[{self._address}]" if ":" in self._address else self._address
@@ -235,215 +251,234 @@ class _LaunchSession:
             "HEADWAY_COORDINATOR": f"{coordinator}:{self._coordinator.port}",
             "HEADWAY_SECRET": self._secret,
             "HEADWAY_MEMBER": worker.id,
-            "HEADWAY_JOINING": str(int(worker.joining)),
+            "HEADWAY_JOINING": str(int(worker.is_joining)),
             "RANK": str(rank),
             "WORLD_SIZE": str(len(self._slots)),
-            "LOCAL_RANK": str(local),
+            "LOCAL_RANK": str(local_rank),
             "LOCAL_WORLD_SIZE": str(self._hosts[host].procs),
         }
         # A worker that joins gets its rank from the generation; until then its output is marked as joining.
-        if not worker.joining:
+        if not worker.is_joining:
             self._output.set_ranks({worker.id: rank})
-        command = self._restart_command() if attempt and not worker.joining else self._command
-        self._crews[host].start(worker.id, command, environ, inherit=rank == 0 and not worker.joining)
+        command = self._restart_command() if attempt and not worker.is_joining else self._command
+        self._crews[host].start(worker.id, command, environ, inherit_output=rank == 0 and not worker.is_joining)
 
     def _handle_event(self, event: CoordinatorEvent | _ProcessEnded | int) -> None:
         """Handles an event of the coordinator, the end of a process, or the number of a signal."""
         match event:
             case GenerationFormed():
-                self._members = {worker.id for worker in event.workers}
-                self._note_members()
+                self._member_ids = {worker.id for worker in event.workers}
+                self._mark_members()
             case RunBegan():
-                self._began = True
-                self._note_members()
+                self._has_begun = True
+                self._mark_members()
             case WorkerLeft():
-                self._members.discard(event.worker.id)
+                self._member_ids.discard(event.worker.id)
                 if worker := self._workers.get(event.worker.id):
-                    worker.left = event.how
+                    worker.how_left = event.how
                     # Its connection is closed, but the process may still have to print its error.
                     if event.how == "died":
-                        self._kill_times[worker.id] = monotonic() + self._patience_s
-                    elif event.how == "silent" and not self._began:
+                        self._kill_times[worker.id] = monotonic() + self._timeout_s
+                    elif event.how == "silent" and not self._has_begun:
                         self._kill_times[worker.id] = monotonic()
-                    self._handle_end(worker)
+                    self._handle_worker_end(worker)
             case _ProcessEnded():
-                worker = self._workers[event.worker]
-                worker.status, worker.why = event.status, event.why
+                worker = self._workers[event.worker_id]
+                worker.exit_status = event.exit_status
+                worker.reason = event.reason
                 self._ended_workers.append(worker)
                 # A signal ended it. A child may still hold its connection open, so the coordinator would not notice.
-                if event.status < 0:
+                if event.exit_status < 0:
                     self._coordinator.mark_dead(worker.id)
-                self._handle_end(worker)
-                if self._failed is None:
+                self._handle_worker_end(worker)
+                if self._failed_worker is None:
                     self._output.show_last_words(worker.id)
             # The first signal lets the workers save and leave; the second one kills them.
             case _:
-                self._signal_workers(signal.SIGKILL if self._stopping else signal.SIGTERM)
-                self._stopping, self.lost = True, False
+                self._signal_workers(signal.SIGKILL if self._is_stopping else signal.SIGTERM)
+                self._is_stopping = True
+                self.was_ended_by_loss = False
 
-    def _note_members(self) -> None:
+    def _mark_members(self) -> None:
         """Marks the workers of the generation as members of the run, once the run has begun."""
-        if self._began:
-            for member in self._members:
-                worker = self._workers[member]
-                worker.member = True
-                self._failures[worker.slot] = 0
+        if self._has_begun:
+            for worker_id in self._member_ids:
+                worker = self._workers[worker_id]
+                worker.is_member = True
+                self._failed_starts[worker.slot] = 0
 
-    def _handle_end(self, worker: _WorkerRecord) -> None:
-        """Decides what follows when a worker has left, or its process has ended, or both."""
+    def _handle_worker_end(self, worker: _WorkerRecord) -> None:
+        """Decides what follows when a worker has left, or its process has ended, or both.
+
+        Before the run began, a worker that fails is replaced or ends the run. Later a lost member is replaced, or ends
+        all others (`ends_on_rank_failure`).
+        """
         # A worker that said farewell is judged when its process has ended, by the exit status.
-        in_order = worker.left in ("done", "stopped")
-        if self._failed or self.lost or (in_order and worker.status is None):
+        if self._failed_worker or self.was_ended_by_loss or (worker.said_farewell and worker.exit_status is None):
             return
-        if self._began and in_order and worker.member:
+        if self._has_begun and worker.said_farewell and worker.is_member:
             # Done, but with an error status: this is an error of the run, such as a full disk, and no loss.
-            if worker.left == "done" and (worker.status or 0) > 0:
+            if worker.how_left == "done" and (worker.exit_status or 0) > 0:
                 self._end_run(worker)
-        elif self._stopping:
+        elif self._is_stopping:
             return
-        elif self._began:
+        elif self._has_begun:
             if self.ends_on_rank_failure:
-                self.lost = True
+                self.was_ended_by_loss = True
                 # A worker that died may still print its error: it has a time limit of its own.
                 for other in self._workers.values():
-                    if other.left != "died":
+                    if other.how_left != "died":
                         self._kill_times[other.id] = monotonic()
             else:
                 self._schedule_replacement(worker)
         # Before the run began: status 0 means that there was nothing to do.
-        elif worker.status == 0:
+        elif worker.exit_status == 0:
             self._coordinator.give_up_slot(worker.slot)
-        elif worker.status is not None:
+        elif worker.exit_status is not None:
             # A signal before the run began may be chance (memory is short); an error that the worker reports is not.
-            by_chance = worker.status < 0 and not worker.why and self._failures[worker.slot] + 1 < FAILED_STARTS
-            if self._respawn and by_chance:
+            may_be_chance = worker.exit_status < 0 and not worker.reason
+            if self._respawn and may_be_chance and self._failed_starts[worker.slot] + 1 < MAX_FAILED_STARTS:
                 self._schedule_replacement(worker)
             else:
                 self._end_run(worker)
 
     def _end_run(self, worker: _WorkerRecord) -> None:
-        """Ends the run because of this worker."""
-        self._failed = worker
+        """Ends the run because of this worker: schedules the end of all others."""
+        self._failed_worker = worker
         # Workers that have said farewell are about to end by themselves: they get the time limit of silence on top.
         for other in self._workers.values():
-            leaving = other.left in ("done", "stopped")
-            self._kill_times[other.id] = monotonic() + GRACE_S + leaving * self._patience_s
+            extra_s = self._timeout_s if other.said_farewell else 0.0
+            self._kill_times[other.id] = monotonic() + ERROR_GRACE_S + extra_s
 
     def _schedule_replacement(self, worker: _WorkerRecord) -> None:
         """Schedules a replacement: at once for a silent worker, else when its process has ended."""
-        ending = worker.left == "died" and worker.status is None
-        if ending or worker.due_s is not None or not self._respawn or (self._began and not self._members):
+        is_still_ending = worker.how_left == "died" and worker.exit_status is None
+        if is_still_ending or worker.replacement_due_s is not None or not self._respawn or self._has_lost_all_members():
             return
         # A lost host loses all of its workers for one reason, which is shown once.
-        if worker.why and worker.why != self._last_reason:
-            self._last_reason = worker.why
-            _say(f"{worker.why}.")
-        failures = self._failures[worker.slot] = 0 if worker.member else self._failures[worker.slot] + 1
-        if failures >= FAILED_STARTS:
-            worker.due_s = inf
+        if worker.reason and worker.reason != self._last_shown_reason:
+            self._last_shown_reason = worker.reason
+            _say(f"{worker.reason}.")
+        failed_starts = 0 if worker.is_member else self._failed_starts[worker.slot] + 1
+        self._failed_starts[worker.slot] = failed_starts
+        if failed_starts >= MAX_FAILED_STARTS:
+            worker.replacement_due_s = inf
             name = self._describe_worker(worker)
-            _say(f"{name} is not replaced any more: {failures} processes in a row were lost before they had joined.")
+            what = f"{failed_starts} processes in a row were lost before they had joined"
+            _say(f"{name} is not replaced any more: {what}.")
             return
-        starts = self._start_times[worker.slot]
-        worker.due_s = monotonic() + BACKOFF_S * 2**failures
+        start_times = self._start_times[worker.slot]
+        worker.replacement_due_s = monotonic() + REPLACEMENT_BACKOFF_S * 2**failed_starts
         # The oldest of the last six starts limits the rate.
-        if len(starts) == MOST_STARTS:
-            worker.due_s = max(worker.due_s, starts[0] + STARTS_WINDOW_S)
+        if len(start_times) == MAX_STARTS_PER_WINDOW:
+            worker.replacement_due_s = max(worker.replacement_due_s, start_times[0] + START_WINDOW_S)
 
-    def _signal_workers(self, number: int) -> None:
-        for worker in self._workers.values():
-            if worker.status is None:
-                self._crews[worker.slot[0]].signal(worker.id, number)
+    def _signal_worker(self, worker: _WorkerRecord, signal_number: int) -> None:
+        self._crews[worker.slot[0]].signal(worker.id, signal_number)
+
+    def _signal_workers(self, signal_number: int) -> None:
+        for worker in self._list_running():
+            self._signal_worker(worker, signal_number)
 
     # Time passes.
 
-    def _list_due_starts(self) -> dict[str, float]:
-        """Lists the workers to be replaced, each with the time of its replacement."""
-        if self._stopping or self._failed or self.lost or (self._began and not self._members):
+    def _list_running(self) -> list[_WorkerRecord]:
+        return [worker for worker in self._workers.values() if worker.exit_status is None]
+
+    def _has_lost_all_members(self) -> bool:
+        return self._has_begun and not self._member_ids
+
+    def _list_replacement_times(self) -> dict[str, float]:
+        """Lists the ids of the workers to be replaced, each with the time of its replacement."""
+        if self._is_stopping or self._failed_worker or self.was_ended_by_loss or self._has_lost_all_members():
             return {}
-        dues = {worker.id: worker.due_s for worker in self._workers.values() if worker.due_s is not None}
-        return {worker: due_s for worker, due_s in dues.items() if due_s < inf}
+        workers = self._workers.values()
+        return {
+            worker.id: due_s for worker in workers if (due_s := worker.replacement_due_s) is not None and due_s < inf
+        }
 
     def _compute_wait_s(self) -> float:
         """Computes the time until the next beat, kill or replacement."""
-        due_s = min(self._next_beat, *self._kill_times.values(), *self._list_due_starts().values(), inf)
+        due_s = min(self._next_beat_s, *self._kill_times.values(), *self._list_replacement_times().values(), inf)
         return max(0.0, due_s - monotonic())
 
-    def _run_due(self) -> None:
+    def _run_due_actions(self) -> None:
         """Sends the beats, starts the replacements and kills the workers that are due."""
         now = monotonic()
-        if now >= self._next_beat:
-            self._next_beat = now + self._beat_s
+        if now >= self._next_beat_s:
+            self._next_beat_s = now + self._beat_interval_s
             for crew in self._crews:
                 crew.beat()
-            if self._failed is None:
+            if self._failed_worker is None:
                 self._output.beat()
-        for name in [name for name, due_s in self._list_due_starts().items() if due_s <= now]:
-            worker = self._workers[name]
+        for worker_id in [worker_id for worker_id, due_s in self._list_replacement_times().items() if due_s <= now]:
+            worker = self._workers[worker_id]
+            worker.replacement_due_s = inf
             # A silent worker may still wake up, so it is killed before its slot is filled.
-            worker.due_s, self._kill_times[name] = inf, now
+            self._kill_times[worker_id] = now
             self._start_times[worker.slot].append(now)
-            self._start_worker(worker.slot, int(name.rpartition(".")[2]) + 1)
-        for name in [name for name, due_s in self._kill_times.items() if due_s <= now]:
-            del self._kill_times[name]
-            if self._workers[name].status is None:
-                self._crews[self._workers[name].slot[0]].signal(name, signal.SIGKILL)
+            self._start_worker(worker.slot, int(worker_id.rpartition(".")[2]) + 1)
+        for worker_id in [worker_id for worker_id, due_s in self._kill_times.items() if due_s <= now]:
+            del self._kill_times[worker_id]
+            if self._workers[worker_id].exit_status is None:
+                self._signal_worker(self._workers[worker_id], signal.SIGKILL)
 
     def _is_over(self) -> bool:
-        running = [worker for worker in self._workers.values() if worker.status is None]
-        if self._began and not self._members and not self._stopping:
-            # Newcomers and silent workers would wait for ever; the others end by themselves.
+        """Returns whether no worker runs or will be started. Kills those that would wait for ever."""
+        running = self._list_running()
+        if self._has_lost_all_members() and not self._is_stopping:
+            # Newcomers and silent workers; the others end by themselves.
             for worker in running:
-                if worker.left in (None, "silent"):
-                    self._crews[worker.slot[0]].signal(worker.id, signal.SIGKILL)
-        return not running and not self._list_due_starts()
+                if worker.how_left in (None, "silent"):
+                    self._signal_worker(worker, signal.SIGKILL)
+        return not running and not self._list_replacement_times()
 
     # The end.
 
-    def compute_status(self, resume_hint: str) -> int:
-        """Returns the exit status of the run; see `launch`."""
-        if self._failed is not None:
-            return self._report_failure(self._failed)
+    def compute_exit_status(self, resume_hint: str) -> int:
+        """Returns the exit status of the run, and shows the reason if it failed; see `launch`."""
+        if self._failed_worker is not None:
+            return self._report_failure(self._failed_worker)
         # Members decide: a newcomer that was ended with the run says nothing about its result.
-        for left in ("done", "stopped"):
-            members = [worker for worker in self._ended_workers if worker.left == left and worker.member]
-            if statuses := [_as_exit_status(worker.status) for worker in members]:
-                return max(statuses) if left == "done" else max(1, *statuses)
-        if self._stopping:
+        members = [worker for worker in self._ended_workers if worker.is_member]
+        for how_left in ("done", "stopped"):
+            if statuses := [_as_exit_status(worker.exit_status) for worker in members if worker.how_left == how_left]:
+                return max(statuses) if how_left == "done" else max(1, *statuses)
+        if self._is_stopping:
             _say("Stopped.")
             return 1
-        if not self._began:
+        if not self._has_begun:
             return 0
-        lost = [worker for worker in self._ended_workers if worker.member]
         # A positive status means that the worker has printed its error; a signal leaves no words.
-        spoke = next((worker for worker in lost if (worker.status or 0) > 0), None)
-        if spoke is None:
-            raise CommunicationError(f"no worker is left: {self._describe_end(lost[-1])}", fix=resume_hint)
+        reporting_worker = next((worker for worker in members if (worker.exit_status or 0) > 0), None)
+        if reporting_worker is None:
+            raise CommunicationError(f"no worker is left: {self._describe_end(members[-1])}", fix=resume_hint)
         _say(f"No worker is left. {resume_hint}".rstrip())
-        return _as_exit_status(spoke.status)
+        return _as_exit_status(reporting_worker.exit_status)
 
     def _report_failure(self, failed: _WorkerRecord) -> int:
         """Prints the errors of the workers that failed, each once, and returns the exit status."""
-        ended = [worker for worker in self._ended_workers if worker.left != "died" or not self._began]
-        statuses = {worker.id: worker.status for worker in ended if worker.status is not None and worker.status > 0}
-        self._output.show_failure(statuses, failed.status or 0)
-        if failed.id in statuses and not failed.why:
-            return statuses[failed.id]
+        ended = [worker for worker in self._ended_workers if worker.how_left != "died" or not self._has_begun]
+        status_by_id = {worker.id: status for worker in ended if (status := worker.exit_status or 0) > 0}
+        self._output.show_failure(status_by_id, failed.exit_status or 0)
+        if failed.id in status_by_id and not failed.reason:
+            return status_by_id[failed.id]
         raise CommunicationError(self._describe_end(failed))
 
     def _describe_worker(self, worker: _WorkerRecord) -> str:
-        host, local = worker.slot
-        return f"worker {local} on host {self._hosts[host].name}"
+        host, local_rank = worker.slot
+        return f"worker {local_rank} on host {self._hosts[host].name}"
 
     def _describe_end(self, worker: _WorkerRecord) -> str:
         """Describes the end of a worker that has printed no error itself."""
-        if worker.why:
-            return worker.why
-        if worker.left == "silent":
+        if worker.reason:
+            return worker.reason
+        if worker.how_left == "silent":
             return f"{self._describe_worker(worker)} did not respond at the start and was ended"
-        number = -(worker.status or 0)
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        hint = " (as the kernel does if memory is short)" if number == signal.SIGKILL else ""
+        signal_number = -(worker.exit_status or 0)
+        is_known = signal_number in set(signal.Signals)
+        name = signal.Signals(signal_number).name if is_known else f"signal {signal_number}"
+        hint = " (as the kernel does if memory is short)" if signal_number == signal.SIGKILL else ""
         return f"{self._describe_worker(worker)} was ended by {name}{hint}"
 
 
@@ -453,5 +488,5 @@ def _format_worker_id(slot: WorkerSlot, attempt: int) -> str:
 
 
 def _as_exit_status(status: int | None) -> int:
-    """Returns a positive exit status, also for a process that a signal has ended."""
-    return abs(status or 0) and max(1, status or 0)
+    """Returns an exit status from 0 on: 1 for a process that a signal has ended."""
+    return 1 if (status or 0) < 0 else status or 0

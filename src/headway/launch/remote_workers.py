@@ -13,22 +13,21 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, final
 
-from headway.comm.messages import BEATS, Message, decode, encode
+from headway.comm.messages import BEATS_PER_TIMEOUT, Message, decode, encode
 from headway.launch.workers import OnEnd, OnLines
 
 # Batch mode: several hosts would ask for passwords on one terminal at the same time.
-RSH = "ssh -o BatchMode=yes -o ConnectTimeout=15"
+DEFAULT_REMOTE_SHELL = "ssh -o BatchMode=yes -o ConnectTimeout=15"
 
 # Environment variables with these prefixes are passed to workers on other hosts; the remote shell sets the rest.
 PASSED_PREFIXES = ("HEADWAY_", "GLOO_", "NCCL_", "OMP_", "PYTHON", "TORCH_")
 
-# An agent may take this long to end.
-PATIENCE_S = 5.0
+AGENT_EXIT_TIMEOUT_S = 5.0
 
 NO_OUTPUT = "it said nothing"
 
 # Exit status of a worker with its host lost, as after SIGKILL.
-LOST_STATUS = -9
+LOST_HOST_EXIT_STATUS = -9
 
 
 @final
@@ -40,29 +39,35 @@ class RemoteWorkers:
     Args:
         host: the host as the remote shell takes it.
         timeout_s: silence of the agent after which the host counts as lost.
-        rsh: the remote shell with its options; called with the host and one command.
+        remote_shell: the remote shell with its options; called with the host and one command.
     """
 
-    def __init__(self, host: str, on_lines: OnLines, on_end: OnEnd, *, timeout_s: float, rsh: str = RSH) -> None:
-        self._host, self._on_lines, self._on_end, self._rsh = host, on_lines, on_end, rsh
+    def __init__(
+        self, host: str, on_lines: OnLines, on_end: OnEnd, *, timeout_s: float, remote_shell: str = DEFAULT_REMOTE_SHELL
+    ) -> None:
+        self._host, self._on_lines, self._on_end, self._remote_shell = host, on_lines, on_end, remote_shell
         self._timeout_s = timeout_s
         self._agent: _AgentConnection | None = None
 
-    def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit: bool) -> None:
+    def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit_output: bool) -> None:
         # An agent that has ended cannot come back: a new one is started in its place.
         if self._agent is None or not self._agent.add_worker(worker):
             self.close()
             try:
-                self._agent = _AgentConnection(self._host, shlex.split(self._rsh), self._on_lines, self._on_end, worker)
+                self._agent = _AgentConnection(
+                    self._host, shlex.split(self._remote_shell), self._on_lines, self._on_end, worker
+                )
             except OSError as error:
-                self._on_end(worker, LOST_STATUS, f"the remote shell {self._rsh!r} cannot be run ({error})")
+                self._on_end(
+                    worker, LOST_HOST_EXIT_STATUS, f"the remote shell {self._remote_shell!r} cannot be run ({error})"
+                )
                 return
-        passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED_PREFIXES)}
-        self._agent.send("start", worker=worker, command=[*command], environ={**passed, **environ})
+        passed_on = {name: value for name, value in os.environ.items() if name.startswith(PASSED_PREFIXES)}
+        self._agent.send("start", worker=worker, command=[*command], environ={**passed_on, **environ})
 
-    def signal(self, worker: str, number: int) -> None:
+    def signal(self, worker: str, signal_number: int) -> None:
         if self._agent is not None:
-            self._agent.send("signal", worker=worker, signal=number)
+            self._agent.send("signal", worker=worker, signal=signal_number)
 
     def beat(self) -> None:
         if self._agent is not None:
@@ -76,27 +81,27 @@ class RemoteWorkers:
 
 @final
 class _AgentConnection:
-    """Connection to one run of the agent: a thread each for its stdin, its stdout and the remote shell's stderr."""
+    """Connection to one run of the agent, with one thread each for its stdin, its stdout and the shell's stderr."""
 
-    def __init__(self, host: str, rsh: Sequence[str], on_lines: OnLines, on_end: OnEnd, worker: str) -> None:
-        self._host, self._rsh, self._on_lines, self._on_end = host, rsh, on_lines, on_end
+    def __init__(self, host: str, remote_shell: Sequence[str], on_lines: OnLines, on_end: OnEnd, worker: str) -> None:
+        self._host, self._remote_shell, self._on_lines, self._on_end = host, remote_shell, on_lines, on_end
         self._lock = threading.Lock()
         self._workers = {worker}
         self._has_ended = self._has_answered = False
         self._silent_beats = 0
-        self._last = NO_OUTPUT
-        self._orders: SimpleQueue[bytes | None] = SimpleQueue()
+        self._last_words = NO_OUTPUT
+        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         python = os.environ.get("HEADWAY_REMOTE_PYTHON") or sys.executable
         # The same folder and the same Python as here: a shared file system, or equal installations.
         agent = f"cd {shlex.quote(os.getcwd())} && exec {shlex.quote(python)} -m headway.launch.agent"
         # A session of its own, so that Ctrl-C in the terminal reaches the launcher alone.
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            [*rsh, host, agent], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            [*remote_shell, host, agent], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
         self._threads = [
             threading.Thread(target=run, name=f"{run.__name__} {host}", daemon=True)
-            for run in (self._read_shell_errors, self._write_orders, self._read_messages)
+            for run in (self._read_shell_errors, self._write_messages, self._read_messages)
         ]
         for thread in self._threads:
             thread.start()
@@ -109,23 +114,24 @@ class _AgentConnection:
             return not self._has_ended
 
     def send(self, kind: str, **fields: Any) -> None:
-        self._orders.put(encode(kind, **fields))
+        self._outgoing.put(encode(kind, **fields))
 
     def beat(self, timeout_s: float) -> None:
+        """Sends a heartbeat. Kills an agent that was silent for `timeout_s`, counted in calls of this method."""
         # Before the agent's hello only the shell's own time limit counts: logging in may take long.
         if not self._has_answered:
             return
         self._silent_beats += 1
-        if self._silent_beats > BEATS:
-            self._last = f"it was silent for {timeout_s:g} s"
+        if self._silent_beats > BEATS_PER_TIMEOUT:
+            self._last_words = f"it was silent for {timeout_s:g} s"
             self._kill()
         # Twice the time limit: if the link is cut, the launcher gives the host up before the agent kills its workers.
         self.send("beat", patience_s=2 * timeout_s)
 
     def close(self) -> None:
         """Closes the agent's stdin, so that it kills its workers and ends. A shell that stays is killed."""
-        self._orders.put(None)
-        self._threads[-1].join(PATIENCE_S)
+        self._outgoing.put(None)
+        self._threads[-1].join(AGENT_EXIT_TIMEOUT_S)
         self._kill()
         for thread in self._threads:
             thread.join()
@@ -137,14 +143,14 @@ class _AgentConnection:
             if not self._has_ended:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _write_orders(self) -> None:
+    def _write_messages(self) -> None:
         """Writes queued messages to the agent's stdin. A thread of its own, since the pipe of a hung host blocks."""
         assert self._process.stdin is not None
         # If this pipe breaks, stdout ends too, and `_read_messages` reports the loss.
-        with suppress(OSError), self._process.stdin as end:
-            while (order := self._orders.get()) is not None:
-                end.write(order)
-                end.flush()
+        with suppress(OSError), self._process.stdin as pipe:
+            while (message := self._outgoing.get()) is not None:
+                pipe.write(message)
+                pipe.flush()
 
     def _read_messages(self) -> None:
         """Reads the agent's messages until it ends, then reports all of its workers as lost."""
@@ -160,24 +166,24 @@ class _AgentConnection:
         # The last line of the shell on stderr becomes part of the message: wait until it is read.
         self._threads[0].join()
         status = self._process.wait()
-        self._orders.put(None)
-        shell = f"{self._rsh[0]} ended with status {status}: {self._last.rstrip('.')}"
+        self._outgoing.put(None)
+        cause = f"{self._remote_shell[0]} ended with status {status}: {self._last_words.rstrip('.')}"
         if self._has_answered:
-            why = f"host {self._host} has been lost ({shell})"
+            reason = f"host {self._host} has been lost ({cause})"
         else:
-            by_hand = shlex.join([*self._rsh, self._host, "true"])
-            why = f"host {self._host} cannot be used ({shell}). Check that this command works: {by_hand}"
+            test_command = shlex.join([*self._remote_shell, self._host, "true"])
+            reason = f"host {self._host} cannot be used ({cause}). Check that this command works: {test_command}"
         # Workers that are added after this get a new agent.
         with self._lock:
             self._has_ended = True
             workers, self._workers = self._workers, set()
         for worker in workers:
-            self._on_end(worker, LOST_STATUS, why)
+            self._on_end(worker, LOST_HOST_EXIT_STATUS, reason)
 
     def _handle(self, message: Message) -> None:
         self._silent_beats = 0
         if message["kind"] == "hello":
-            self._has_answered, self._last = True, NO_OUTPUT
+            self._has_answered, self._last_words = True, NO_OUTPUT
         elif message["kind"] == "output":
             self._on_lines(message["worker"], message["stream"], message["lines"])
         elif message["kind"] == "ended":
@@ -189,4 +195,4 @@ class _AgentConnection:
         assert self._process.stderr is not None
         with self._process.stderr as lines:
             for line in lines:
-                self._last = line.decode(errors="replace").strip() or self._last
+                self._last_words = line.decode(errors="replace").strip() or self._last_words

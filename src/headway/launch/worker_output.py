@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import final
 
-from headway.launch.workers import OUT
+from headway.launch.workers import STDERR, STDOUT
 
 # Prefix of the message of an error.
 ERROR_PREFIX = "headway: "
 
 # Beginning of the last words of a process that fails.
-LAST_WORDS = re.compile(rf"^(?:{ERROR_PREFIX}|Traceback \()", re.MULTILINE)
+LAST_WORDS_PATTERN = re.compile(rf"^(?:{ERROR_PREFIX}|Traceback \()", re.MULTILINE)
 
 # Held lines are shown after this time: a process that is still alive then did not write its last words.
-HOLD_S = 10.0
+MAX_HOLD_S = 10.0
 
 # Rank 0 may have drawn a progress bar on the last line: other output overwrites it, and rank 0 draws it again.
 CLEAR_LINE, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
@@ -32,38 +32,39 @@ class WorkerOutput:
     held back until the run has begun. After that only their last words are, until it is known if the whole run ends.
 
     Args:
-        ranks: the rank of each worker.
+        ranks: rank by worker id.
     """
 
     def __init__(self, ranks: Mapping[str, int]) -> None:
         self._ranks, self._has_begun = dict(ranks), False
         self._held: dict[str, str] = {}
-        self._since_s: dict[str, float] = {}
+        self._held_since_s: dict[str, float] = {}
         self._last_error = ""
         self._lock = threading.Lock()
 
     def set_ranks(self, ranks: Mapping[str, int]) -> None:
         """Sets the ranks of a new generation. A lost worker keeps its old rank."""
         with self._lock:
+            # `update`, since a lost worker may still print its last words.
             self._ranks.update(ranks)
 
     def show(self, worker: str, stream: int, lines: str) -> None:
-        """Takes lines that a worker wrote, and prints or holds them."""
+        """Prints or holds lines that a worker wrote to `stream`, STDOUT or STDERR."""
         with self._lock:
             if self._ranks.get(worker) == 0:
                 _write(lines, stream)
-                if stream != OUT and ERROR_PREFIX in lines:
+                if stream != STDOUT and ERROR_PREFIX in lines:
                     self._last_error = _extract_error(lines)
             # Only rank 0 prints results: stdout of the other ranks is dropped.
-            elif stream != OUT:
+            elif stream != STDOUT:
                 if self._has_begun and worker not in self._held:
-                    last_words = LAST_WORDS.search(lines)
-                    until = last_words.start() if last_words else len(lines)
-                    self._show(worker, lines[:until])
-                    lines = lines[until:]
+                    last_words = LAST_WORDS_PATTERN.search(lines)
+                    end = last_words.start() if last_words else len(lines)
+                    self._show_lines(worker, lines[:end])
+                    lines = lines[end:]
                 if lines:
                     self._held[worker] = self._held.get(worker, "") + lines
-                    self._since_s.setdefault(worker, monotonic())
+                    self._held_since_s.setdefault(worker, monotonic())
 
     def release(self) -> None:
         """Prints all held lines: the run has begun."""
@@ -82,29 +83,31 @@ class WorkerOutput:
         with self._lock:
             if self._has_begun:
                 now = monotonic()
-                self._show_held(*(worker for worker in self._held if now - self._since_s[worker] > HOLD_S))
+                self._show_held(*(worker for worker in self._held if now - self._held_since_s[worker] > MAX_HOLD_S))
 
-    def show_failure(self, statuses: Mapping[str, int], status: int) -> None:
+    def show_failure(self, status_by_worker: Mapping[str, int], status: int) -> None:
         """Prints why the run failed; a message that several workers share is printed once.
 
         Args:
-            statuses: exit statuses of the workers that failed.
+            status_by_worker: exit statuses of the workers that failed.
             status: exit status of the run.
         """
         with self._lock:
-            # Rank 0 prints its own message. If it failed with the same status and all others agree, nothing is added.
-            lead_told = any(self._ranks.get(worker) == 0 and statuses[worker] == status for worker in statuses)
-            first: dict[str, str] = {}
-            for worker in statuses:
+            worker_by_error: dict[str, str] = {}
+            for worker in status_by_worker:
                 if lines := self._held.get(worker):
-                    first.setdefault(_extract_error(lines), worker)
-            agreed = lead_told and len(first) == 1
-            first.pop(self._last_error, None)
-            if not agreed:
-                self._show_held(*first.values())
-            # The rest repeats what is shown, or comes from workers that were ended with the run.
+                    worker_by_error.setdefault(_extract_error(lines), worker)
+            # Rank 0 prints its own message. If it failed with the same status and all others agree, nothing is added.
+            lead_failed = any(
+                self._ranks.get(worker) == 0 and code == status for worker, code in status_by_worker.items()
+            )
+            is_known = lead_failed and len(worker_by_error) == 1
+            worker_by_error.pop(self._last_error, None)
+            if not is_known:
+                self._show_held(*worker_by_error.values())
+            # The rest repeats these messages, or comes from workers that were ended with the run.
             self._held.clear()
-            self._since_s.clear()
+            self._held_since_s.clear()
 
     def close(self) -> None:
         """Shows the cursor again: a killed rank 0 may have hidden it for its bar."""
@@ -114,14 +117,14 @@ class WorkerOutput:
     def _show_held(self, *workers: str) -> None:
         """Prints the held lines of some workers."""
         for worker in workers:
-            self._since_s.pop(worker, None)
-            self._show(worker, self._held.pop(worker, ""))
+            self._held_since_s.pop(worker, None)
+            self._show_lines(worker, self._held.pop(worker, ""))
 
-    def _show(self, worker: str, lines: str) -> None:
+    def _show_lines(self, worker: str, lines: str) -> None:
         """Prints lines of a worker, each with its mark."""
         rank = self._ranks.get(worker)
         mark = "[joining]" if rank is None else f"[rank {rank}]"
-        _write("".join(f"{mark} {line}" for line in lines.splitlines(keepends=True)), 2)
+        _write("".join(f"{mark} {line}" for line in lines.splitlines(keepends=True)), STDERR)
 
 
 def clear_line() -> str:
@@ -136,5 +139,5 @@ def _extract_error(lines: str) -> str:
 
 def _write(lines: str, stream: int) -> None:
     if lines:
-        clear = clear_line() if stream != OUT else ""
-        print(clear + lines, end="", file=sys.stdout if stream == OUT else sys.stderr, flush=True)
+        clear = clear_line() if stream != STDOUT else ""
+        print(clear + lines, end="", file=sys.stdout if stream == STDOUT else sys.stderr, flush=True)

@@ -14,16 +14,17 @@ from typing import Protocol, final
 
 from headway.core.cpu_count import count_usable_cores
 
-# Interval at which processes are polled. The coordinator notices a loss sooner, by its connection.
-POLL_S = 0.05
+# The coordinator notices a loss sooner, by its connection.
+PROCESS_POLL_S = 0.05
 
-# A line is cut once it is longer than this.
-LONGEST_LINE = 1 << 16
+# A longer line is cut.
+MAX_LINE_BYTES = 1 << 16
 
-OUT, ERR = 1, 2
+# File descriptors.
+STDOUT, STDERR = 1, 2
 
 OnLines = Callable[[str, int, str], None]
-"""Callback for output: worker id, OUT or ERR, whole lines."""
+"""Callback for output: worker id, STDOUT or STDERR, whole lines."""
 OnEnd = Callable[[str, int, str], None]
 """Callback for the end of a worker: its id, its exit status (negative: the signal), and the reason if it is known."""
 
@@ -31,17 +32,17 @@ OnEnd = Callable[[str, int, str], None]
 class WorkerCrew(Protocol):
     """The workers of one host."""
 
-    def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit: bool) -> None:
-        """Starts a Python process.
+    def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit_output: bool) -> None:
+        """Starts a Python process. If it cannot be started, its end is reported.
 
         Args:
             worker: id of the worker.
             command: arguments of the interpreter.
             environ: variables added to this process's own.
-            inherit: if True, the worker writes to this process's stdout and stderr.
+            inherit_output: if True, the worker writes to this process's stdout and stderr.
         """
 
-    def signal(self, worker: str, number: int) -> None:
+    def signal(self, worker: str, signal_number: int) -> None:
         """Sends a signal to a running worker; SIGKILL also goes to the processes that it started."""
 
     def beat(self) -> None:
@@ -63,29 +64,29 @@ class LocalWorkers:
         self._on_lines, self._on_end = on_lines, on_end
         self._lock = threading.Lock()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._pipes: dict[int, _LineBuffer] = {}
+        self._line_buffers: dict[int, _LineBuffer] = {}
         self._selector = selectors.DefaultSelector()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="workers", daemon=True)
         self._thread.start()
 
-    def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit: bool) -> None:
-        whole = {**os.environ, **environ}
+    def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit_output: bool) -> None:
+        full_environ = {**os.environ, **environ}
         # The launcher reports a lost worker in a sentence; torch would print C++ stacks on every rank.
-        whole.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        full_environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         # Without this, each of N workers would start threads for all cores, N times too many.
         threads = max(1, count_usable_cores() // int(environ.get("LOCAL_WORLD_SIZE", "1")))
-        whole.setdefault("OMP_NUM_THREADS", str(threads))
+        full_environ.setdefault("OMP_NUM_THREADS", str(threads))
         # A worker that inherits the terminal can draw a progress bar on it.
-        ends = None if inherit else subprocess.PIPE
+        output = None if inherit_output else subprocess.PIPE
         with self._lock:
             try:
                 process = subprocess.Popen(
                     [sys.executable, *command],
-                    env=whole,
+                    env=full_environ,
                     stdin=subprocess.DEVNULL,
-                    stdout=ends,
-                    stderr=ends,
+                    stdout=output,
+                    stderr=output,
                     process_group=0,
                 )
             # The limit of processes, or the memory, is exhausted.
@@ -93,18 +94,19 @@ class LocalWorkers:
                 self._on_end(worker, 1, f"it could not be started ({error})")
                 return
             self._running[worker] = process
-            for stream, end in ((OUT, process.stdout), (ERR, process.stderr)):
-                if end is not None:
-                    os.set_blocking(end.fileno(), False)
-                    self._pipes[end.fileno()] = _LineBuffer(worker, stream)
-                    self._selector.register(end, selectors.EVENT_READ)
+            for stream, pipe in ((STDOUT, process.stdout), (STDERR, process.stderr)):
+                if pipe is not None:
+                    os.set_blocking(pipe.fileno(), False)
+                    self._line_buffers[pipe.fileno()] = _LineBuffer(worker, stream)
+                    self._selector.register(pipe, selectors.EVENT_READ)
 
-    def signal(self, worker: str, number: int) -> None:
+    def signal(self, worker: str, signal_number: int) -> None:
         with self._lock:
             process = self._running.get(worker)
             # `_finish` waits for the process under the same lock, so its pid cannot belong to another process yet.
             if process is not None:
-                (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
+                send = os.killpg if signal_number == signal.SIGKILL else os.kill
+                send(process.pid, signal_number)
 
     def beat(self) -> None:
         pass
@@ -120,26 +122,26 @@ class LocalWorkers:
     def _run(self) -> None:
         """Reads the output of all workers, and notices those that have ended."""
         while self._running or not self._closing:
-            for key, _ in self._selector.select(POLL_S):
+            for key, _ in self._selector.select(PROCESS_POLL_S):
                 self._read(key.fd)
             for worker, process in tuple(self._running.items()):
                 # WNOWAIT leaves the process a zombie, which keeps its number until its group is killed.
                 if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                     self._finish(worker, process)
 
-    def _read(self, number: int) -> bool:
-        """Passes on the data in a pipe. Returns False if there is none, or the pipe is closed."""
-        pipe = self._pipes[number]
+    def _read(self, fd: int) -> bool:
+        """Passes on the lines in a pipe. Returns False if there is no data, or the pipe is closed."""
+        line_buffer = self._line_buffers[fd]
         try:
-            data = os.read(number, LONGEST_LINE)
+            data = os.read(fd, MAX_LINE_BYTES)
         except BlockingIOError:
             return False
         if not data:
-            self._selector.unregister(number)
+            self._selector.unregister(fd)
             return False
-        lines = pipe.split_lines(data)
+        lines = line_buffer.split_lines(data)
         if lines:
-            self._on_lines(pipe.worker, pipe.stream, lines)
+            self._on_lines(line_buffer.worker, line_buffer.stream, lines)
         return True
 
     def _finish(self, worker: str, process: subprocess.Popen[bytes]) -> None:
@@ -150,40 +152,40 @@ class LocalWorkers:
                 os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
             del self._running[worker]
-        for end in (process.stdout, process.stderr):
-            if end is None:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is None:
                 continue
             # A process outside the group may still hold the pipe: read only until it is empty.
-            number = end.fileno()
-            if number in self._selector.get_map():
-                while self._read(number):
+            fd = pipe.fileno()
+            if fd in self._selector.get_map():
+                while self._read(fd):
                     pass
-            if number in self._selector.get_map():
-                self._selector.unregister(number)
-            pipe = self._pipes.pop(number)
-            if rest := pipe.flush():
-                self._on_lines(worker, pipe.stream, rest)
-            end.close()
+            if fd in self._selector.get_map():
+                self._selector.unregister(fd)
+            line_buffer = self._line_buffers.pop(fd)
+            if rest := line_buffer.flush():
+                self._on_lines(worker, line_buffer.stream, rest)
+            pipe.close()
         self._on_end(worker, status, "")
 
 
 @final
 class _LineBuffer:
-    """Cuts one stream of a worker into lines."""
+    """Splits one stream of a worker into lines."""
 
     def __init__(self, worker: str, stream: int) -> None:
         self.worker, self.stream = worker, stream
-        self._begun = b""
+        self._rest = b""
 
     def split_lines(self, data: bytes) -> str:
         """Returns the whole lines that `data` completes, and keeps the rest."""
-        lines, end, self._begun = (self._begun + data).rpartition(b"\n")
+        lines, newline, self._rest = (self._rest + data).rpartition(b"\n")
         # A worker that writes without line ends must not fill the memory.
-        if len(self._begun) > LONGEST_LINE:
+        if len(self._rest) > MAX_LINE_BYTES:
             return self.flush()
-        return (lines + end).decode(errors="replace")
+        return (lines + newline).decode(errors="replace")
 
     def flush(self) -> str:
-        """Returns the rest as a line."""
-        text, self._begun = self._begun.decode(errors="replace"), b""
+        """Returns the rest as a line, and empties the buffer."""
+        text, self._rest = self._rest.decode(errors="replace"), b""
         return text and text + "\n"

@@ -24,22 +24,23 @@ from torch.utils.checkpoint import checkpoint
 from headway.core.errors import UsageError
 from headway.model import cifar, resnet, resnet_cifar, small
 
-OWN_BLOCKS = (cifar.CifarNetBlock, resnet.BasicBlock, resnet.Bottleneck, resnet_cifar.CifarBlock, small.ConvLayer)
+HEADWAY_BLOCKS = (cifar.CifarNetBlock, resnet.BasicBlock, resnet.Bottleneck, resnet_cifar.CifarBlock, small.ConvLayer)
 
 
 def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
-    """Turns on activation checkpointing for modules of a network: they keep their inputs alone.
+    """Turns on activation checkpointing for modules of a network in place: they keep only their inputs for backward.
 
     Results do not change by a bit: gradients, running statistics of batch norm and random generators are as without it,
     and names stay. The second pass has the random numbers of the first one (torch, numpy and Python). Batch norm over
-    several ranks makes its exchange once more.
+    several ranks repeats its all-reduce.
 
     Args:
+        model: the network.
         patterns: regular expressions (re.search) on the modules' full names; if one module contains another, the outer
             one is taken. None: the blocks of Headway's own networks.
 
     Returns:
-        names of the modules.
+        Names of the modules.
 
     Raises:
         UsageError: a pattern matches no module, or one that is never called; or the network has no such block.
@@ -47,27 +48,31 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = No
     modules = {name: module for name, module in model.named_modules() if name}
     matched: dict[str, nn.Module] = {}
     if patterns is None:
-        matched = {name: module for name, module in modules.items() if isinstance(module, OWN_BLOCKS)}
+        matched = {name: module for name, module in modules.items() if isinstance(module, HEADWAY_BLOCKS)}
         if not matched:
-            first = re.escape(next(iter(modules), "layer1"))
-            fix = f"Name modules of yours, for example activation_checkpointing: ['^{first}$']."
+            example = re.escape(next(iter(modules), "layer1"))
+            fix = f"Name modules of yours, for example activation_checkpointing: ['^{example}$']."
             raise UsageError("the network has none of Headway's own blocks", fix=fix)
     for pattern in patterns or ():
-        found = {name: module for name, module in modules.items() if re.search(pattern, name)}
-        if not found:
-            near = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
-            fix = f"Modules of this network are for example: {', '.join(near)}." if near else "It has no modules."
+        new_matches = {name: module for name, module in modules.items() if re.search(pattern, name)}
+        if not new_matches:
+            similar_names = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
+            fix = (
+                f"Modules of this network are for example: {', '.join(similar_names)}."
+                if similar_names
+                else "It has no modules."
+            )
             raise UsageError(f"{pattern!r} matches no module", fix=fix)
         # Several patterns may match one module.
-        matched |= found
+        matched |= new_matches
     # The inner module would be recomputed twice.
-    names = [name for name in matched if not any(name.startswith(f"{other}.") for other in matched)]
+    names = [name for name in matched if not any(name.startswith(f"{outer}.") for outer in matched)]
     for name in names:
         # A ModuleList is never called, and a forward that was replaced already would be lost.
         if type(matched[name]).forward is nn.Module.forward or "forward" in vars(matched[name]):
             what = f"{name} is a {type(matched[name]).__name__}, which is not called as a whole"
-            inner = f"'^{re.escape(name)}\\.[^.]+$'"
-            raise UsageError(what, fix=f"Name the modules in it, for example {inner}.")
+            children = f"'^{re.escape(name)}\\.[^.]+$'"
+            raise UsageError(what, fix=f"Name the modules in it, for example {children}.")
     for name in names:
         # A bound method, not a closure: a deep copy of the module then calls its own forward.
         matched[name].forward = MethodType(_run_checkpointed, matched[name])
@@ -79,33 +84,33 @@ def _run_checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     # Without gradients nothing is kept anyway.
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(_make_contexts, module), **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(_build_contexts, module), **kwargs)
 
 
-def _make_contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Makes the contexts of the first pass and of the second."""
-    before = (random.getstate(), np.random.get_state())
-    return nullcontext(), _repeat_forward(module, before)
+def _build_contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Returns the contexts of the first pass and of the second."""
+    first_states = (random.getstate(), np.random.get_state())
+    return nullcontext(), _repeat_forward(module, first_states)
 
 
 @contextmanager
-def _repeat_forward(module: nn.Module, before: tuple[Any, Any]) -> Iterator[None]:
-    """Repeats the random numbers of the first pass, and protects running statistics and generators."""
-    # Running statistics are updated in copies that are thrown away. Without any, kernels would save fewer tensors than
-    # in the first pass, and torch pairs the saved tensors of both passes by their number.
-    norms = [one for one in module.modules() if isinstance(one, _NormBase)]
-    kept = [(one._buffers, dict(one._buffers)) for one in norms]
+def _repeat_forward(module: nn.Module, first_states: tuple[Any, Any]) -> Iterator[None]:
+    """Sets the random states of the first pass within the block, and restores random states and running statistics."""
+    # Running statistics are updated in copies that are discarded. Without any, kernels would save fewer tensors than in
+    # the first pass, and torch pairs the saved tensors of both passes by their index.
+    norms = [norm for norm in module.modules() if isinstance(norm, _NormBase)]
+    saved = [(norm._buffers, dict(norm._buffers)) for norm in norms]
     # torch.utils.checkpoint restores the generators of torch, and only these.
-    now: Callable[[], None] = partial(_set_random_states, (random.getstate(), np.random.get_state()))
-    _set_random_states(before)
-    for buffers, own in kept:
-        buffers.update({name: None if value is None else value.clone() for name, value in own.items()})
+    restore_generators: Callable[[], None] = partial(_set_random_states, (random.getstate(), np.random.get_state()))
+    _set_random_states(first_states)
+    for buffers, original in saved:
+        buffers.update({name: None if value is None else value.clone() for name, value in original.items()})
     try:
         yield
     finally:
-        for buffers, own in kept:
-            buffers.update(own)
-        now()
+        for buffers, original in saved:
+            buffers.update(original)
+        restore_generators()
 
 
 def _set_random_states(state: tuple[Any, Any]) -> None:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from headway.core.errors import UsageError
 
-SMALLEST = 67
+MIN_SIDE = 67
 """Shorter side of an image in pixels: three pixels are left before pool5."""
 
-GRID = 6
+POOL5_SIDE = 6
 """Side of pool5's output for images of 227 pixels. Other sizes are averaged or repeated to it."""
 
-RESPONSE = {"size": 5, "alpha": 5e-4, "beta": 0.75, "k": 2.0}
+RESPONSE_NORM = {"size": 5, "alpha": 5e-4, "beta": 0.75, "k": 2.0}
 """Section 3.3 of the paper, which multiplies its alpha with the sum over 5 channels; torch uses their mean."""
 
 
@@ -33,7 +33,9 @@ def alexnet(
     fc_width: int = 4096,
     dropout: float = 0.5,
 ) -> AlexNet:
-    """Five convolutions, three linear layers; 60.97 million parameters, 724 million multiply-adds at 227 pixels.
+    """Builds AlexNet: five convolutions and three linear layers, initialised as in section 5 of the paper.
+
+    It has 60.97 million parameters, and 724 million multiply-adds at 227 pixels.
 
     Input: normalised images, float [N, in_channels, H, W], H and W at least 67, made for 227; output: logits
     [N, num_classes].
@@ -47,7 +49,7 @@ def alexnet(
             conv3 and after conv5. Otherwise conv2, conv4 and conv5 have two groups, which is the same function: see
             `join_towers`.
         fc_width: units of fc6 and of fc7.
-        dropout: share of the outputs of fc6 and fc7 that a step drops.
+        dropout: probability of dropping an output of fc6 or fc7.
     """
     return AlexNet(num_classes, in_channels, batch_norm, pool5_norm, two_towers, fc_width, dropout)
 
@@ -73,7 +75,7 @@ class AlexNet(nn.Module):
         # Overlapping pools: 3 x 3 with stride 2 (section 3.4).
         self.pool5 = nn.MaxPool2d(3, 2)
         self.bn5 = nn.BatchNorm2d(256) if pool5_norm else nn.Identity()
-        self.fc6 = nn.Linear(256 * GRID**2, fc_width)
+        self.fc6 = nn.Linear(256 * POOL5_SIDE**2, fc_width)
         self.drop6 = nn.Dropout(dropout)
         self.fc7 = nn.Linear(fc_width, fc_width)
         self.drop7 = nn.Dropout(dropout)
@@ -81,15 +83,15 @@ class AlexNet(nn.Module):
         self._initialise(batch_norm)
 
     def forward(self, images: Tensor) -> Tensor:
-        if min(images.shape[2:]) < SMALLEST:
-            what = f"alexnet needs images of {SMALLEST} pixels or more, not {images.shape[2]} x {images.shape[3]}"
+        if min(images.shape[2:]) < MIN_SIDE:
+            what = f"alexnet needs images of {MIN_SIDE} pixels or more, not {images.shape[2]} x {images.shape[3]}"
             raise UsageError(what, fix="Set data.size to 227, or use headway.model:cifar_net.")
         hidden = _concatenate([tower.begin(images) for tower in self.towers])  # type: ignore[operator]
         # conv3 sees the channels of both towers.
         hidden = _concatenate([tower.end(hidden) for tower in self.towers])  # type: ignore[operator]
         # Images of another size still fit fc6: see GRID.
         hidden = self.bn5(self.pool5(hidden))
-        hidden = F.adaptive_avg_pool2d(hidden, GRID).flatten(1)
+        hidden = F.adaptive_avg_pool2d(hidden, POOL5_SIDE).flatten(1)
         hidden = self.drop6(F.relu(self.fc6(hidden)))
         hidden = self.drop7(F.relu(self.fc7(hidden)))
         logits: Tensor = self.fc8(hidden)
@@ -97,15 +99,15 @@ class AlexNet(nn.Module):
 
     def _initialise(self, batch_norm: bool) -> None:
         """Initialises as in section 5 of the paper; with batch norm, linear layers as in You et al."""
-        std, level = (0.005, 0.1) if batch_norm else (0.01, 1.0)
+        hidden_std, hidden_bias = (0.005, 0.1) if batch_norm else (0.01, 1.0)
         for name, module in self.named_modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
-                hidden = name in ("fc6", "fc7")
-                nn.init.normal_(module.weight, std=std if hidden else 0.01)
+                is_hidden = name in ("fc6", "fc7")
+                nn.init.normal_(module.weight, std=hidden_std if is_hidden else 0.01)
                 if module.bias is not None:
                     # Biases of conv2, conv4, conv5 and the hidden linear layers begin at 1 (0.1 with batch norm), which
                     # feeds ReLU positive inputs.
-                    nn.init.constant_(module.bias, level if hidden or name[-1] in "245" else 0.0)
+                    nn.init.constant_(module.bias, hidden_bias if is_hidden or name[-1] in "245" else 0.0)
 
 
 @final
@@ -121,41 +123,45 @@ class AlexNetTower(nn.Module):
         super().__init__()
 
         # Channels are divided among the towers; the input channels of conv3 are those of both.
-        def conv(before: int, after: int, kernel: int, **more: int) -> nn.Conv2d:
-            return nn.Conv2d(before, after // towers, kernel, **more, bias=not batch_norm)  # type: ignore[arg-type]
+        def build_conv(in_features: int, out_features: int, kernel: int, **options: int) -> nn.Conv2d:
+            return nn.Conv2d(in_features, out_features // towers, kernel, **options, bias=not batch_norm)  # type: ignore[arg-type]
 
-        def norm(channels: int, response: bool = False) -> nn.Module:
+        def build_norm(channels: int, response: bool = False) -> nn.Module:
             if batch_norm:
                 return nn.BatchNorm2d(channels // towers)
             return LocalResponseNorm(groups) if response else nn.Identity()
 
-        self.conv1, self.norm1 = conv(in_channels, 96, 11, stride=4), norm(96, response=True)
+        self.conv1 = build_conv(in_channels, 96, 11, stride=4)
+        self.norm1 = build_norm(96, response=True)
         self.pool1 = nn.MaxPool2d(3, 2)
-        self.conv2 = conv(96 // towers, 256, 5, padding=2, groups=groups)
-        self.norm2 = norm(256, response=True)
+        self.conv2 = build_conv(96 // towers, 256, 5, padding=2, groups=groups)
+        self.norm2 = build_norm(256, response=True)
         self.pool2 = nn.MaxPool2d(3, 2)
-        self.conv3, self.norm3 = conv(256, 384, 3, padding=1), norm(384)
-        self.conv4, self.norm4 = conv(384 // towers, 384, 3, padding=1, groups=groups), norm(384)
-        self.conv5, self.norm5 = conv(384 // towers, 256, 3, padding=1, groups=groups), norm(256)
+        self.conv3 = build_conv(256, 384, 3, padding=1)
+        self.norm3 = build_norm(384)
+        self.conv4 = build_conv(384 // towers, 384, 3, padding=1, groups=groups)
+        self.norm4 = build_norm(384)
+        self.conv5 = build_conv(384 // towers, 256, 3, padding=1, groups=groups)
+        self.norm5 = build_norm(256)
         self._batch_norm = batch_norm
 
     def begin(self, images: Tensor) -> Tensor:
-        """Computes this tower's output of pool2 from images."""
-        hidden = self.pool1(self._layer(self.norm1, self.conv1(images)))
-        out: Tensor = self.pool2(self._layer(self.norm2, self.conv2(hidden)))
-        return out
+        """Returns this tower's output of pool2 from images."""
+        hidden = self.pool1(self._activate(self.norm1, self.conv1(images)))
+        output: Tensor = self.pool2(self._activate(self.norm2, self.conv2(hidden)))
+        return output
 
     def end(self, joined: Tensor) -> Tensor:
-        """Computes this tower's output of conv5 from the joined outputs of all towers."""
-        hidden = self._layer(self.norm3, self.conv3(joined))
-        hidden = self._layer(self.norm4, self.conv4(hidden))
-        return self._layer(self.norm5, self.conv5(hidden))
+        """Returns this tower's output of conv5 from the concatenated outputs of all towers."""
+        hidden = self._activate(self.norm3, self.conv3(joined))
+        hidden = self._activate(self.norm4, self.conv4(hidden))
+        return self._activate(self.norm5, self.conv5(hidden))
 
-    def _layer(self, norm: nn.Module, hidden: Tensor) -> Tensor:
+    def _activate(self, norm: nn.Module, hidden: Tensor) -> Tensor:
         """Applies ReLU after batch norm, but before local response normalisation."""
         # Each in the order of its own paper.
-        out: Tensor = F.relu(norm(hidden)) if self._batch_norm else norm(F.relu(hidden))
-        return out
+        output: Tensor = F.relu(norm(hidden)) if self._batch_norm else norm(F.relu(hidden))
+        return output
 
 
 @final
@@ -167,25 +173,27 @@ class LocalResponseNorm(nn.Module):
         self.groups = groups
 
     def forward(self, hidden: Tensor) -> Tensor:
-        parts = [_normalise_response(part) for part in hidden.chunk(self.groups, dim=1)]
-        return _concatenate(parts)
+        groups = [_normalise_response(group) for group in hidden.chunk(self.groups, dim=1)]
+        return _concatenate(groups)
 
 
 def join_towers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Converts the state dict of a network with two towers to that of the same network with groups."""
-    out: dict[str, Tensor] = {}
+    joined: dict[str, Tensor] = {}
     for name, value in state.items():
         if not name.startswith("towers."):
-            out[name] = value
+            joined[name] = value
         elif name.startswith("towers.0."):
-            other = state[name.replace("towers.0.", "towers.1.", 1)]
+            second_half = state[name.replace("towers.0.", "towers.1.", 1)]
             # A scalar is batch norm's count of batches, which is the same in both towers.
-            out[name] = torch.cat([value, other]) if value.dim() else value
-    return out
+            joined[name] = torch.cat([value, second_half]) if value.dim() else value
+    return joined
 
 
 def _normalise_response(hidden: Tensor) -> Tensor:
-    return F.local_response_norm(hidden, int(RESPONSE["size"]), RESPONSE["alpha"], RESPONSE["beta"], RESPONSE["k"])
+    return F.local_response_norm(
+        hidden, int(RESPONSE_NORM["size"]), RESPONSE_NORM["alpha"], RESPONSE_NORM["beta"], RESPONSE_NORM["k"]
+    )
 
 
 def _concatenate(parts: list[Tensor]) -> Tensor:

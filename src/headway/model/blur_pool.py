@@ -15,33 +15,33 @@ from torch import Tensor, nn
 
 from headway.core.modules import replace_modules
 
-LEAST_CHANNELS = 16
+MIN_CHANNELS = 16
 """Fewest input channels of a convolution that is changed. The first layer, with 3, sees whole images, and blurring
 these costs the most."""
 
 
 def add_blur_pool(module: nn.Module) -> tuple[nn.Module, list[str]]:
-    """Adds a blur before every layer that takes every second pixel.
+    """Adds a blur before every layer with a stride, in place.
 
     Parameters keep their names and values, and layers return images of the same sizes as before.
 
     Returns:
-        the network (another object only if it is itself such a layer), and the names of the changed layers.
+        The network (another object only if it is itself such a layer), and the names of the changed layers.
     """
     changed: list[str] = []
 
-    def replace(one: nn.Module, name: str) -> nn.Module:
-        # A subclass with a forward pass of its own is left alone: it would be lost.
-        if isinstance(one, nn.Conv2d) and type(one).forward is nn.Conv2d.forward:
-            if max(one.stride) == 1 or one.in_channels < LEAST_CHANNELS:
-                return one
-            new: nn.Module = BlurConv2d.from_conv(one)
-        elif type(one) is nn.MaxPool2d and _takes_every_second(one):
-            new = BlurMaxPool2d(one.kernel_size, one.stride, one.padding)
+    def replace(layer: nn.Module, name: str) -> nn.Module:
+        # A subclass that overrides `forward` is left alone: its forward pass would be lost.
+        if isinstance(layer, nn.Conv2d) and type(layer).forward is nn.Conv2d.forward:
+            if max(layer.stride) == 1 or layer.in_channels < MIN_CHANNELS:
+                return layer
+            replacement: nn.Module = BlurConv2d.from_conv(layer)
+        elif type(layer) is nn.MaxPool2d and _can_be_blurred(layer):
+            replacement = BlurMaxPool2d(layer.kernel_size, layer.stride, layer.padding)
         else:
-            return one
+            return layer
         changed.append(name)
-        return new
+        return replacement
 
     return replace_modules(module, replace), changed
 
@@ -52,10 +52,11 @@ class BlurConv2d(nn.Conv2d):
 
     @staticmethod
     def from_conv(conv: nn.Conv2d) -> BlurConv2d:
-        new = BlurConv2d.__new__(BlurConv2d)
-        new.__dict__.update(conv.__dict__)
-        new.register_buffer("filter", _make_filter(conv.weight), persistent=False)
-        return new
+        """Returns a replacement of a convolution that shares its parameters, buffers and hooks."""
+        blurred = BlurConv2d.__new__(BlurConv2d)
+        blurred.__dict__.update(conv.__dict__)
+        blurred.register_buffer("filter", _build_filter(conv.weight), persistent=False)
+        return blurred
 
     def forward(self, input: Tensor) -> Tensor:
         if self.kernel_size == (1, 1) and self.padding == (0, 0):
@@ -66,28 +67,28 @@ class BlurConv2d(nn.Conv2d):
 
 @final
 class BlurMaxPool2d(nn.Module):
-    """A max pool with stride 1, a blur, and then every second pixel."""
+    """A max pool with stride 1, and a blur with the stride of the pool."""
 
     def __init__(self, kernel_size: Any, stride: Any, padding: Any) -> None:
         super().__init__()
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
         # Not persistent: state dicts stay those of the network without blur.
-        self.register_buffer("filter", _make_filter(torch.empty(0)), persistent=False)
+        self.register_buffer("filter", _build_filter(torch.empty(0)), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
         return _blur(F.max_pool2d(input, self.kernel_size, 1, self.padding), self.filter, self.stride)
 
 
-def _takes_every_second(pool: nn.MaxPool2d) -> bool:
-    # Only the plain form is replaced: dilation, ceil mode and indices would be lost.
-    strided = pool.stride != 1 and pool.stride != (1, 1)
-    return strided and pool.dilation in (1, (1, 1)) and not pool.ceil_mode and not pool.return_indices
+def _can_be_blurred(pool: nn.MaxPool2d) -> bool:
+    # A pool with dilation, ceil mode or indices stays: they would be lost.
+    is_strided = pool.stride != 1 and pool.stride != (1, 1)
+    return is_strided and pool.dilation in (1, (1, 1)) and not pool.ceil_mode and not pool.return_indices
 
 
-def _make_filter(like: Tensor) -> Tensor:
-    # The outer product of (1, 2, 1) / 4: all frequencies at the limit vanish.
-    line = torch.tensor([0.25, 0.5, 0.25], device=like.device, dtype=like.dtype)
-    return torch.outer(line, line)[None, None]
+def _build_filter(like: Tensor) -> Tensor:
+    # The outer product of (1, 2, 1) / 4, which removes the Nyquist frequency.
+    weights = torch.tensor([0.25, 0.5, 0.25], device=like.device, dtype=like.dtype)
+    return torch.outer(weights, weights)[None, None]
 
 
 def _blur(images: Tensor, filter: Any, stride: Any) -> Tensor:

@@ -15,7 +15,7 @@ from headway.core.user_code import import_user_object
 from headway.model import factory_weights
 from headway.model.model_recipe import ModelRecipe
 
-# Importing torch takes seconds, and a recipe is validated without it.
+# Importing torch takes seconds, and `import headway` must not.
 if TYPE_CHECKING:
     import torch
 
@@ -23,27 +23,21 @@ LOG = logging.getLogger("headway.model")
 
 
 def build_model(
-    recipe: ModelRecipe,
-    *,
-    num_outputs: int,
-    in_channels: int = 3,
-    base: Path,
-    say: Callable[[str], object] = LOG.warning,
-    loads_weights: bool = True,
+    recipe: ModelRecipe, *, num_outputs: int, in_channels: int = 3, base: Path, loads_weights: bool = True
 ) -> torch.nn.Module:
     """Builds the network of a recipe on the CPU, with random numbers from torch's global generator.
 
     Args:
+        recipe: the `model` part of a recipe.
         num_outputs: passed as `num_classes` to a factory with such an argument. A factory of torchvision that is asked
             for weights gets a new last layer instead, as it refuses another number of classes.
         in_channels: passed to a factory with such an argument.
         base: folder to which a user's file and `weights` are relative.
-        say: gets a message if tensors of the weights were left out, or chosen among others.
         loads_weights: False if trained weights will replace all others: neither `weights` nor those that a factory of
             timm or torchvision would fetch are loaded.
 
     Raises:
-        RecipeError: a wrong factory, wrong arguments, or a pattern of `freeze` that matches nothing.
+        RecipeError: the factory or its arguments are wrong, or a pattern of `freeze` matches nothing.
         UsageError: `weights` do not fit.
         UserCodeError: the factory itself failed; the cause carries its traceback.
     """
@@ -52,38 +46,38 @@ def build_model(
     factory = import_user_object(recipe.factory, base=base, what="model.factory")
     if not callable(factory):
         raise RecipeError(f"{recipe.factory!r} is a {type(factory).__name__}, no function", where="model.factory")
-    parts = recipe
+    source = recipe
     if not loads_weights:
         args = factory_weights.drop_factory_weights(recipe, factory)
-        parts = recipe.model_copy(update={"args": args, "weights": None})
+        source = recipe.model_copy(update={"args": args, "weights": None})
     # torchvision refuses `num_classes` beside weights: they need as many classes as they have.
-    library = factory_weights.name_library(parts)
-    keeps_head = library == "torchvision" and factory_weights.find_torchvision_entry(factory, parts.args) is not None
-    offered = {} if keeps_head else {"num_classes": num_outputs}
+    library = factory_weights.name_library(source)
+    keeps_head = library == "torchvision" and factory_weights.find_torchvision_entry(factory, source.args) is not None
+    optional_arguments = {} if keeps_head else {"num_classes": num_outputs}
     # timm's own name; it sums the pretrained filters of the first layer over the channels.
-    offered |= {"in_chans" if library == "timm" else "in_channels": in_channels}
-    model = _call_factory(factory, parts, offered)
+    optional_arguments |= {"in_chans" if library == "timm" else "in_channels": in_channels}
+    model = _call_factory(factory, source, optional_arguments)
     if not isinstance(model, Module):
         what = f"{recipe.factory!r} gave a {type(model).__name__}, no torch.nn.Module"
         raise RecipeError(what, where="model.factory", fix="Name a function that returns the network, or its class.")
     if keeps_head and (head := factory_weights.replace_head(model, num_outputs)):
-        say(f"The last layer {head!r} of the pretrained network begins anew with {num_outputs} outputs.")
-    model = _modify(model, recipe)
-    if parts.weights is not None:
+        LOG.info(f"The last layer {head!r} of the pretrained network begins anew with {num_outputs} outputs.")
+    model = _apply_changes(model, recipe)
+    if source.weights is not None:
         from headway.model import pretrained
 
-        left_out = pretrained.load_weights(model, base / Path(parts.weights).expanduser(), say)
+        left_out = pretrained.load_weights(model, base / Path(source.weights).expanduser())
         # Only the head may be left out, and the user should know that it starts at random.
         if left_out:
-            say(f"{parts.weights}: {', '.join(left_out)} begin anew: absent or of another size there")
-    _freeze(model, recipe.freeze)
+            LOG.warning(f"{source.weights}: {', '.join(left_out)} begin anew: absent or of another size there.")
+    _freeze_parameters(model, recipe.freeze)
     return model
 
 
 def find_initialiser(
     recipe: ModelRecipe, model: torch.nn.Module, *, base: Path
 ) -> Callable[[torch.Tensor], None] | None:
-    """Finds the function to call with a first batch (float NCHW, normalised) before a new run; None: there is none.
+    """Returns the function that initialises a network with a first batch (float NCHW, normalised); None without one.
 
     Raises:
         RecipeError: `init` is no function.
@@ -98,7 +92,8 @@ def find_initialiser(
         name, arguments = recipe.init, [model]
     # Loaded weights are not to be overwritten by an initialisation.
     elif recipe.weights is None and callable(getattr(model, "initialise", None)):
-        function, name, arguments = model.initialise, f"{type(model).__name__}.initialise", []
+        function = model.initialise
+        name, arguments = f"{type(model).__name__}.initialise", []
     else:
         return None
 
@@ -109,31 +104,36 @@ def find_initialiser(
         except HeadwayError:
             raise
         except Exception as error:
-            raise _user_error(name, error, "model.init") from error
+            raise _build_user_error(name, error, "model.init") from error
 
     return initialise
 
 
-def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, offered: dict[str, int]) -> Any:
+def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, optional_arguments: dict[str, int]) -> Any:
+    """Calls a factory with the recipe's `args`, and with those of the optional arguments that it accepts."""
     try:
         signature = inspect.signature(factory)
     # Some functions written in C have no signature.
     except (TypeError, ValueError):
-        arguments = {name: value for name, value in offered.items() if name == "num_classes"} | recipe.args
+        arguments = {name: value for name, value in optional_arguments.items() if name == "num_classes"} | recipe.args
         try:
             return factory(**arguments)
         except TypeError:
             arguments = recipe.args
     else:
-        taken = {p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-        for name in recipe.args.keys() - taken if not takes_any else ():
+        parameter_names = {
+            parameter.name
+            for parameter in signature.parameters.values()
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        }
+        takes_any_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+        for name in recipe.args.keys() - parameter_names if not takes_any_keyword else ():
             what = f"{recipe.factory!r} has no argument {name!r}"
-            raise RecipeError(what, where=f"model.args.{name}", fix=suggest_nearest(name, taken))
+            raise RecipeError(what, where=f"model.args.{name}", fix=suggest_nearest(name, parameter_names))
         # **kwargs do not tell their names: most networks accept num_classes there, few accept in_channels.
-        given = taken | {"num_classes", "in_chans"} if takes_any else taken
+        accepted_names = parameter_names | {"num_classes", "in_chans"} if takes_any_keyword else parameter_names
         # The user's own `args` win over `num_classes` and `in_channels`.
-        arguments = {name: value for name, value in offered.items() if name in given} | recipe.args
+        arguments = {name: value for name, value in optional_arguments.items() if name in accepted_names} | recipe.args
         try:
             signature.bind(**arguments)
         except TypeError as error:
@@ -143,13 +143,13 @@ def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, offered: dic
     except HeadwayError:
         raise
     except Exception as error:
-        if (unreachable := factory_weights.explain_download_error(recipe, error)) is not None:
-            raise unreachable from error
-        raise _user_error(recipe.factory, error, "model.factory") from error
+        if (download_error := factory_weights.explain_download_error(recipe, error)) is not None:
+            raise download_error from error
+        raise _build_user_error(recipe.factory, error, "model.factory") from error
 
 
-def _modify(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
-    """Applies the recipe's changes to the network. Names of parameters stay, so that weights still fit."""
+def _apply_changes(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
+    """Applies the recipe's changes to a network in place, and returns it. Names of parameters stay the same."""
     # Before weights are loaded: the recipe refuses both at once.
     if recipe.zero_init:
         from headway.model.residual_init import zero_init
@@ -159,11 +159,11 @@ def _modify(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
             fix = "Remove it; or give each block of yours a property `last_norm` that is its last batch norm."
             raise RecipeError(what, where="model.zero_init", fix=fix)
     if recipe.blur_pool:
-        from headway.model.blur_pool import LEAST_CHANNELS, add_blur_pool
+        from headway.model.blur_pool import MIN_CHANNELS, add_blur_pool
 
-        model, changed = add_blur_pool(model)
-        if not changed:
-            what = f"the network has no max pool and no convolution with a stride and {LEAST_CHANNELS} input channels"
+        model, num_changed = add_blur_pool(model)
+        if not num_changed:
+            what = f"the network has no max pool and no convolution with a stride and {MIN_CHANNELS} input channels"
             fix = "Remove it. Pools that are called as functions are not seen: make them modules, as nn.MaxPool2d."
             raise RecipeError(what, where="model.blur_pool", fix=fix)
     if recipe.batch_norm is not None:
@@ -181,18 +181,19 @@ def _modify(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
     return model
 
 
-def _user_error(name: str, error: Exception, where: str) -> UserCodeError:
+def _build_user_error(name: str, error: Exception, where: str) -> UserCodeError:
     return UserCodeError(f"{name!r} failed: {type(error).__name__}: {error}", where=where)
 
 
-def _freeze(model: torch.nn.Module, patterns: tuple[str, ...]) -> None:
+def _freeze_parameters(model: torch.nn.Module, patterns: tuple[str, ...]) -> None:
+    """Freezes the parameters that a pattern matches. Raises RecipeError if one matches none, or nothing is left."""
     parameters = dict(model.named_parameters())
     for pattern in patterns:
         matched = [name for name in parameters if re.search(pattern, name)]
         if not matched:
             # Names that look like the pattern are better examples than the first ones.
-            near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or list(parameters)[:3]
-            fix = f"Parameters of this network are for example: {', '.join(near)}."
+            similar_names = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or list(parameters)[:3]
+            fix = f"Parameters of this network are for example: {', '.join(similar_names)}."
             raise RecipeError(f"{pattern!r} matches no parameter", where="model.freeze", fix=fix)
         for name in matched:
             parameters[name].requires_grad_(False)

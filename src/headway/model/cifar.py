@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from headway.core.errors import UsageError
 
-SMALLEST = 24
-"""Shorter side of an image in pixels."""
+MIN_SIDE = 24
+"""Smallest shorter side of an image in pixels."""
 
 WHITENING_EPSILON = 5e-4
 """Added to the eigenvalues, so that the flattest directions of the patches, which are mostly noise, stay small."""
@@ -29,7 +29,7 @@ def cifar_net(
     batchnorm_momentum: float = 0.6,
     batchnorm_eps: float = 1e-12,
 ) -> CifarNet:
-    """The network of Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv 2404.00498), section 3.
+    """Builds the network of Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv 2404.00498).
 
     Input: normalised images, float [N, in_channels, H, W], H and W at least 24; output: logits [N, num_classes].
     Call `initialise(images)` before training: it sets the first layer, which is random otherwise.
@@ -38,13 +38,13 @@ def cifar_net(
         widths: channels of each block; a block halves the image.
         whiten_kernel: side of the whitened patches in pixels.
         scaling: factor on the logits.
-        batchnorm_momentum: share of the running statistics that one step keeps (PyTorch's `momentum` is 1 - this).
+        batchnorm_momentum: fraction of the running statistics that one step keeps (PyTorch's `momentum` is 1 - this).
         batchnorm_eps: added to the variances. With the source's 1e-12, each batch norm amplifies the rounding errors of
             constant channels, which gray images stored as RGB have, and a run can diverge. The first gradient of 32
             such images in fp32 had a norm of 1e5 with 1e-12 and with 1e-3, 700 with 0.01, and 1 with 0.1.
 
     Raises:
-        UsageError: an epsilon that is not above 0.
+        UsageError: batchnorm_eps is not above 0.
     """
     if not batchnorm_eps > 0:
         what = f"cifar_net has batchnorm_eps={batchnorm_eps!r}"
@@ -72,17 +72,20 @@ class CifarNet(nn.Module):
         # Only the bias of the whitening layer is trained.
         self.whiten.weight.requires_grad_(False)
         nn.init.zeros_(self.whiten.bias)  # type: ignore[arg-type]  # bias is a tensor, as bias=True
-        sizes = pairwise([2 * patch_size, *widths])
+        channel_pairs = pairwise([2 * patch_size, *widths])
         self.blocks = nn.Sequential(
-            *(CifarNetBlock(before, after, batchnorm_momentum, batchnorm_eps) for before, after in sizes)
+            *(
+                CifarNetBlock(in_width, out_width, batchnorm_momentum, batchnorm_eps)
+                for in_width, out_width in channel_pairs
+            )
         )
         self.head = nn.Linear(widths[-1], num_classes, bias=False)
         self.scaling = scaling
 
     def forward(self, images: Tensor) -> Tensor:
-        if min(images.shape[2:]) < SMALLEST:
-            what = f"cifar_net needs images of {SMALLEST} pixels or more, not {images.shape[2]} x {images.shape[3]}"
-            raise UsageError(what, fix=f"Set data.size to {SMALLEST} or more, or use headway.model:small_net.")
+        if min(images.shape[2:]) < MIN_SIDE:
+            what = f"cifar_net needs images of {MIN_SIDE} pixels or more, not {images.shape[2]} x {images.shape[3]}"
+            raise UsageError(what, fix=f"Set data.size to {MIN_SIDE} or more, or use headway.model:small_net.")
         hidden = self.blocks(F.gelu(self.whiten(images)))
         # Not amax: compiled by torch 2.13, its bf16 gradient is NaN.
         logits: Tensor = self.head(F.adaptive_max_pool2d(hidden, 1).flatten(1))
@@ -90,54 +93,57 @@ class CifarNet(nn.Module):
 
     @torch.no_grad()
     def initialise(self, images: Tensor) -> None:
-        """Sets the first layer's filters to the whitening of these images' patches; some hundred images are enough.
+        """Sets the first layer's filters in place, so that they whiten the patches of these images.
 
         Filters: eigenvectors of the patches' second moment, each over the square root of its eigenvalue, largest
         first, then their negations. Computed in float64 on the CPU, signs fixed, so that any machine gets the same.
+
+        Args:
+            images: float [N, in_channels, H, W], normalised as in training; some hundred are enough.
         """
         weight = self.whiten.weight
-        size = weight[0].numel()
-        moment = torch.zeros(size, size, dtype=torch.float64)
+        patch_size = weight[0].numel()
+        moment = torch.zeros(patch_size, patch_size, dtype=torch.float64)
         count = 0
         # Float64 patches of 256 images of 32 pixels: 24 MB.
-        for part in images.split(256):
-            patches = F.unfold(part.to("cpu", torch.float64), weight.shape[2:]).transpose(0, 1).flatten(1)
+        for chunk in images.split(256):
+            patches = F.unfold(chunk.to("cpu", torch.float64), weight.shape[2:]).transpose(0, 1).flatten(1)
             # The second moment, without subtracting the mean, as in the source.
             moment += patches @ patches.T
             count += patches.shape[1]
         # Ascending eigenvalues; `flip` puts the largest first.
-        values, vectors = torch.linalg.eigh(moment / count)
+        eigenvalues, eigenvectors = torch.linalg.eigh(moment / count)
         # eigh leaves the signs open: the largest entry of each vector becomes positive.
-        vectors = vectors * torch.sign(vectors.gather(0, vectors.abs().argmax(0, keepdim=True)))
-        filters = (vectors / (values + WHITENING_EPSILON).sqrt()).T.flip(0)
+        eigenvectors = eigenvectors * torch.sign(eigenvectors.gather(0, eigenvectors.abs().argmax(0, keepdim=True)))
+        filters = (eigenvectors / (eigenvalues + WHITENING_EPSILON).sqrt()).T.flip(0)
         weight.copy_(torch.cat([filters, -filters]).view_as(weight))
 
 
 @final
 class CifarNetBlock(nn.Module):
-    """Two 3x3 convolutions, the image halved after the first: [N, before, H, W] -> [N, after, H // 2, W // 2]."""
+    """Two 3x3 convolutions with a max pool after the first: [N, C, H, W] -> [N, out_channels, H // 2, W // 2]."""
 
-    def __init__(self, before: int, after: int, batchnorm_momentum: float, batchnorm_eps: float) -> None:
+    def __init__(self, in_channels: int, out_channels: int, batchnorm_momentum: float, batchnorm_eps: float) -> None:
         super().__init__()
-        self.conv1 = _conv(before, after)
-        self.norm1 = _norm(after, batchnorm_momentum, batchnorm_eps)
-        self.conv2 = _conv(after, after)
-        self.norm2 = _norm(after, batchnorm_momentum, batchnorm_eps)
+        self.conv1 = _build_conv(in_channels, out_channels)
+        self.norm1 = _build_norm(out_channels, batchnorm_momentum, batchnorm_eps)
+        self.conv2 = _build_conv(out_channels, out_channels)
+        self.norm2 = _build_norm(out_channels, batchnorm_momentum, batchnorm_eps)
 
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = F.gelu(self.norm1(F.max_pool2d(self.conv1(hidden), 2)))
         return F.gelu(self.norm2(self.conv2(hidden)))
 
 
-def _conv(before: int, after: int) -> nn.Conv2d:
-    conv = nn.Conv2d(before, after, 3, padding=1, bias=False)
+def _build_conv(in_channels: int, out_channels: int) -> nn.Conv2d:
+    conv = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
     # The first filters pass their input on; the others begin random.
     with torch.no_grad():
-        nn.init.dirac_(conv.weight[:before])
+        nn.init.dirac_(conv.weight[:in_channels])
     return conv
 
 
-def _norm(width: int, momentum: float, eps: float) -> nn.BatchNorm2d:
+def _build_norm(width: int, momentum: float, eps: float) -> nn.BatchNorm2d:
     norm = nn.BatchNorm2d(width, eps=eps, momentum=1 - momentum)
     # The scale stays 1, as in the source: only the bias is trained.
     norm.weight.requires_grad_(False)

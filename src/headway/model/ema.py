@@ -31,28 +31,28 @@ class Ema:
         self._decay = 0.5 ** (every_steps / half_life_steps)
         # Copies in fp32, as small updates vanish in 16 bits.
         self._mean = WeightCopies(model, prefix="ema/", what="averaged weights")
-        self._begun = False
+        self._was_updated = False
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Call after each step; the first step is 1. The average is updated at multiples of `every_steps`."""
+        """Updates the average at multiples of `every_steps`. Call it after each step, from 1 on."""
         if step % self.every_steps:
             return
         # The weight of the newest of n updates is (1 - d) / (1 - d^n): 1 for the first, near 1 - d after many.
         self._mean.update((1 - self._decay) / (1 - self._decay ** (step // self.every_steps)))
-        self._begun = True
+        self._was_updated = True
 
     def swap_weights(self) -> AbstractContextManager[None]:
-        """Gives the network the averages within the block; before the first update, its own weights."""
-        return self._mean.swap_in() if self._begun else nullcontext()
+        """Gives the network the averages within the block. Before the first update it keeps its own weights."""
+        return self._mean.swap_in() if self._was_updated else nullcontext()
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors that a checkpoint saves; none before the first update."""
-        return self._mean.state() if self._begun else {}
+        """Returns the tensors that a checkpoint saves, by name; none before the first update."""
+        return self._mean.state() if self._was_updated else {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Loads the tensors of `state`, in place. Raises CheckpointError: they are of another network."""
+        """Loads the result of `state`, in place. Raises CheckpointError if tensors do not fit."""
         # A checkpoint from before the first update has no average.
-        if found := self._mean.exist_in(tensors):
+        if has_average := self._mean.exist_in(tensors):
             self._mean.load(tensors)
-        self._begun = found
+        self._was_updated = has_average

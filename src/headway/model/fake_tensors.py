@@ -16,18 +16,18 @@ def use_fake_tensors(model: nn.Module, *tensors: Tensor) -> Iterator[list[Tensor
 
     A network that reads a value, to branch on it or to pass it to numpy, fails within the block.
     """
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    saved: list[tuple[dict[str, Any], dict[str, Any]]] = []
     # Real tensors that are neither parameters nor buffers are converted when they are used.
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:
             for module in model.modules():
-                # The dictionaries are changed, not the modules: nobody else sees the fakes, and names stay.
-                for held in (module._parameters, module._buffers):
-                    kept.append((held, dict(held)))
-                    for name, value in held.items():
+                # Changing the dictionaries keeps the modules, and so all references to them and their names.
+                for tensors_by_name in (module._parameters, module._buffers):
+                    saved.append((tensors_by_name, dict(tensors_by_name)))
+                    for name, value in tensors_by_name.items():
                         if value is not None:
-                            held[name] = mode.from_tensor(value)  # type: ignore[assignment]
+                            tensors_by_name[name] = mode.from_tensor(value)  # type: ignore[assignment]
             yield [mode.from_tensor(tensor) for tensor in tensors]
         finally:
-            for held, values in kept:
-                held.update(values)
+            for tensors_by_name, values in saved:
+                tensors_by_name.update(values)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 aten = torch.ops.aten
 
 
-def _convolution_backward(
+def _count_convolution_backward(
     grad: Tensor,
     images: Tensor,
     weight: Tensor,
@@ -21,18 +21,20 @@ def _convolution_backward(
     _p: Any,
     _d: Any,
     transposed: bool,
-    *more: Any,
+    *rest: Any,
     **_: Any,
 ) -> int:
-    """Operations of a convolution's backward pass: as many as forward for each of its two gradients."""
+    """Counts the operations of a convolution's backward pass: as many as forward for each gradient that is needed."""
     # torch's own formula (2.13) ignores the groups of a convolution.
-    images_too, weight_too, _ = more[-1]
-    return int(images_too + weight_too) * conv_flop_count([*images.shape], [*weight.shape], [*grad.shape], transposed)
+    needs_images_grad, needs_weight_grad, _ = rest[-1]
+    return int(needs_images_grad + needs_weight_grad) * conv_flop_count(
+        [*images.shape], [*weight.shape], [*grad.shape], transposed
+    )
 
 
 FORMULAS = {
     **flop_registry,
-    aten.convolution_backward: _convolution_backward,
+    aten.convolution_backward: _count_convolution_backward,
     # torch's table (2.13) lacks the attention that it uses on a CPU.
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
     aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
@@ -62,12 +64,12 @@ class MultiplyAddCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         formula: Any = FORMULAS.get(func._overloadpacket)
         if formula is None and func is not torch.ops.prim.device.default:
-            # An operation that consists of others: those are counted.
+            # The parts of a composite operation are counted.
             with self:
-                out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
-        out = func(*args, **kwargs)
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
         if formula is not None:
-            self._operations += formula(*args, **kwargs, out_val=out)
-        return out
+            self._operations += formula(*args, **kwargs, out_val=result)
+        return result

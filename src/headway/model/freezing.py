@@ -22,45 +22,50 @@ class FreezeSchedule:
 
     Args:
         model: the network; parameters that are never trained are frozen already.
-        parts: patterns of parameters, and the epochs after which they are frozen.
-        epoch: positions of one epoch.
+        freeze_recipes: patterns of parameters, and the epochs after which they are frozen.
+        epoch: number of samples of one epoch.
 
     Raises:
         RecipeError: a pattern matches no trained parameter, or nothing is left to train.
     """
 
-    def __init__(self, model: nn.Module, parts: Sequence[FreezeAfterRecipe], epoch: int) -> None:
+    def __init__(self, model: nn.Module, freeze_recipes: Sequence[FreezeAfterRecipe], epoch: int) -> None:
         # Parameters that `freeze` took out from the start are no candidates.
-        trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        self._due: list[tuple[int, nn.Parameter]] = []
-        for place, part in enumerate(parts):
-            matched = [name for name in trained if re.search(part.match, name)]
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._freeze_points: list[tuple[int, nn.Parameter]] = []
+        for index, freeze_recipe in enumerate(freeze_recipes):
+            matched = [name for name in trained if re.search(freeze_recipe.match, name)]
             if not matched:
-                what, where = f"{part.match!r} matches no trained parameter", f"model.freeze_after.{place}"
-                raise RecipeError(what, where=where, fix=f"There are for example: {', '.join(list(trained)[:3])}.")
-            self._due += [(epochs_to_position(part.after_epochs, epoch), trained[name]) for name in matched]
+                what = f"{freeze_recipe.match!r} matches no trained parameter"
+                fix = f"There are for example: {', '.join(list(trained)[:3])}."
+                raise RecipeError(what, where=f"model.freeze_after.{index}", fix=fix)
+            self._freeze_points += [
+                (epochs_to_position(freeze_recipe.after_epochs, epoch), trained[name]) for name in matched
+            ]
         # A parameter that two patterns match counts once.
-        if parts and len({id(parameter) for _, parameter in self._due}) == len(trained):
+        if freeze_recipes and len({id(parameter) for _, parameter in self._freeze_points}) == len(trained):
             what = "every parameter would be frozen before the run ends"
             raise RecipeError(
                 what, where="model.freeze_after", fix="Leave out the pattern that matches the last layer."
             )
-        self._due.sort(key=lambda one: one[0])
-        # The first so many entries of `_due` are frozen.
-        self._frozen = 0
+        self._freeze_points.sort(key=lambda entry: entry[0])
+        # Number of entries of `_freeze_points` that are frozen.
+        self._num_frozen = 0
 
     def freeze_until(self, position: int) -> None:
-        """Freezes the parameters that are due. Call it before the step that begins at a position."""
-        while self._frozen < len(self._due) and self._due[self._frozen][0] <= position:
-            _, parameter = self._due[self._frozen]
+        """Freezes the parameters that are due at a position. Call it before the step that begins there."""
+        while self._num_frozen < len(self._freeze_points) and self._freeze_points[self._num_frozen][0] <= position:
+            _, parameter = self._freeze_points[self._num_frozen]
             parameter.requires_grad_(False)
             # Optimizers skip a parameter without a gradient, its weight decay and momentum included.
             parameter.grad = None
-            self._frozen += 1
+            self._num_frozen += 1
 
     def thaw(self) -> None:
-        """Unfreezes all parameters until the next step, so that ranks that join, which have frozen none, have the same
-        parameters as the others."""
-        for _, parameter in self._due[: self._frozen]:
+        """Unfreezes all parameters until the next `freeze_until`.
+
+        Ranks that join have frozen none, so this gives all ranks the same trained parameters.
+        """
+        for _, parameter in self._freeze_points[: self._num_frozen]:
             parameter.requires_grad_(True)
-        self._frozen = 0
+        self._num_frozen = 0

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from headway.core.modules import preserve_training_state
 
-SAMPLES = 2
+TRACED_SAMPLES = 2
 """Samples that go through the network; batch norm needs two."""
 
-MOST_NAMES = 3
+MAX_LISTED_MODULES = 3
 """Most names of modules in a message."""
 
 TORCH_FOLDER = str(Path(torch.__file__).parent)
@@ -51,10 +51,10 @@ class GraphBreak:
     reason: str
 
     def describe(self) -> str:
-        """Describes the break: `net.py:13 'print(x.shape)' in Noisy (blocks.0 and blocks.1): Dynamo does not ...`."""
+        """Returns a sentence: `net.py:13 'print(x.shape)' in Noisy (blocks.0 and blocks.1): Dynamo does not ...`."""
         names = [name or "the network" for name in self.modules]
-        if len(names) > MOST_NAMES:
-            names[MOST_NAMES:] = [f"{len(names) - MOST_NAMES} more"]
+        if len(names) > MAX_LISTED_MODULES:
+            names[MAX_LISTED_MODULES:] = [f"{len(names) - MAX_LISTED_MODULES} more"]
         place = " ".join(
             part
             for part in (
@@ -97,7 +97,11 @@ def try_compiling(
     Args:
         model: a network that accepts these images.
         images: float [2, C, H, W] or more, on the network's device, with values.
-        autocast: makes the context of the forward pass.
+        autocast: returns the context of the forward pass.
+
+    Returns:
+        The number of graphs, and the breaks between them. A failure of torch.compile is listed as a break without a
+        line.
     """
     graphs = 0
 
@@ -112,19 +116,21 @@ def try_compiling(
 
     # Torch attaches compiled code to a function's code object. A fresh one keeps nothing of an unbroken network behind;
     # of a broken one, the functions in which it breaks and those that continue it remain.
-    fresh = types.FunctionType(run_model.__code__.replace(), run_model.__globals__, closure=run_model.__closure__)
-    failed = ""
+    fresh_function = types.FunctionType(
+        run_model.__code__.replace(), run_model.__globals__, closure=run_model.__closure__
+    )
+    failure = ""
     with preserve_training_state(model), _preserve_dynamo_state(), collect_break_notes() as notes:
         try:
             with autocast():
-                torch.compile(fresh, backend=count_graph)(images[:SAMPLES])
+                torch.compile(fresh_function, backend=count_graph)(images[:TRACED_SAMPLES])
         # Torch's own tracing fails, or this torch cannot compile here.
         except Exception as error:
-            failed = f"torch.compile fails: {type(error).__name__}: {_first_line(str(error))}"
-    found = list_graph_breaks(model, notes)
-    if failed:
-        found = (*found, GraphBreak((), "", "", "", failed))
-    return CompileReport(graphs, found)
+            failure = f"torch.compile fails: {type(error).__name__}: {_get_first_line(str(error))}"
+    breaks = list_graph_breaks(model, notes)
+    if failure:
+        breaks = (*breaks, GraphBreak((), "", "", "", failure))
+    return CompileReport(graphs, breaks)
 
 
 @final
@@ -138,51 +144,60 @@ class BreakNote:
 
 @contextmanager
 def collect_break_notes() -> Iterator[list[BreakNote]]:
-    """Collects torch's notes on graph breaks while something compiles within the block; complete after the block."""
+    """Collects torch's notes on graph breaks in the block. The list that it yields is complete after the block."""
     # Torch has two places for them. If it resumes the function behind the line, the reason goes to a list. If it leaves
     # the whole function to Python, as when the line is in a loop, it only logs the reason, at a level that is not
     # shown.
     from torch._dynamo.utils import graph_break_reasons
 
-    found, before = list[BreakNote](), len(graph_break_reasons)
+    notes: list[BreakNote] = []
+    num_known = len(graph_break_reasons)
     log = logging.getLogger("torch._dynamo.convert_frame")
-    own, shown = log.level, log.getEffectiveLevel()
+    logger_level, effective_level = log.level, log.getEffectiveLevel()
 
     def record_break(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and hasattr(error, "real_stack"):
-            found.append(BreakNote(getattr(error, "msg", str(error)), error.real_stack))
-        return record.levelno >= shown
+            notes.append(BreakNote(getattr(error, "msg", str(error)), error.real_stack))
+        return record.levelno >= effective_level
 
     log.addFilter(record_break)
     # The filter sees records that the level would drop, and lets only the others through.
-    log.setLevel(min(shown, logging.INFO))
+    log.setLevel(min(effective_level, logging.INFO))
     try:
-        yield found
+        yield notes
     finally:
-        log.setLevel(own)
+        log.setLevel(logger_level)
         log.removeFilter(record_break)
-        found += [BreakNote(one.reason, one.user_stack) for one in graph_break_reasons[before:]]
+        notes += [
+            BreakNote(break_reason.reason, break_reason.user_stack) for break_reason in graph_break_reasons[num_known:]
+        ]
 
 
 def list_graph_breaks(model: nn.Module, notes: Sequence[BreakNote]) -> tuple[GraphBreak, ...]:
-    """Lists the lines of the notes that `collect_break_notes` collected while a network was compiled."""
+    """Returns a break for each line in the notes of `collect_break_notes`, in the order of the notes.
+
+    Args:
+        model: the network that was compiled; its modules are searched for the lines.
+    """
     # Torch notes one line several times: for the network, and again for functions called from there, with a shorter
     # stack. The first note that names modules counts.
-    code = _ModuleCode(model)
-    found: dict[tuple[str, int | None], GraphBreak] = {}
+    module_code = _ModuleCode(model)
+    break_by_line: dict[tuple[str, int | None], GraphBreak] = {}
     for note in notes:
-        stack = [one for one in note.stack if not one.filename.startswith(DYNAMO_FOLDER) and one.filename != __file__]
+        stack = [
+            frame for frame in note.stack if not frame.filename.startswith(DYNAMO_FOLDER) and frame.filename != __file__
+        ]
         # A line of the user helps more than one of torch.
-        users = [frame for frame in stack if not frame.filename.startswith(TORCH_FOLDER)]
-        at = next(reversed(users or stack), None)
-        modules, kind = code.find_owners(stack)
-        key = ("", None) if at is None else (at.filename, at.lineno)
-        if key not in found or (modules and not found[key].modules):
-            where = "" if at is None else f"{_shorten_path(at.filename)}:{at.lineno}"
-            line = "" if at is None else (at.line or "").strip()
-            found[key] = GraphBreak(modules, kind, where, line, _extract_explanation(note.reason))
-    return tuple(found.values())
+        user_frames = [frame for frame in stack if not frame.filename.startswith(TORCH_FOLDER)]
+        innermost = next(reversed(user_frames or stack), None)
+        modules, kind = module_code.find_owners(stack)
+        key = ("", None) if innermost is None else (innermost.filename, innermost.lineno)
+        if key not in break_by_line or (modules and not break_by_line[key].modules):
+            where = "" if innermost is None else f"{_shorten_path(innermost.filename)}:{innermost.lineno}"
+            line = "" if innermost is None else (innermost.line or "").strip()
+            break_by_line[key] = GraphBreak(modules, kind, where, line, _extract_explanation(note.reason))
+    return tuple(break_by_line.values())
 
 
 @final
@@ -193,24 +208,26 @@ class _ModuleCode:
         self._spans: dict[str, list[tuple[int, int, str, str]]] = {}
         for name, module in model.named_modules():
             for code in _list_code(module):
-                span = (code.co_firstlineno, _last_line(code), name, type(module).__name__)
+                span = (code.co_firstlineno, _find_last_line(code), name, type(module).__name__)
                 self._spans.setdefault(code.co_filename, []).append(span)
 
     def find_owners(self, stack: Sequence[FrameSummary]) -> tuple[tuple[str, ...], str]:
-        """Finds (names, class) of the modules for the innermost line that belongs to any."""
+        """Returns (names, class) of the modules that own the innermost line in the stack; both empty if none does."""
         for frame in reversed(stack):
             spans = self._spans.get(frame.filename, ())
-            own_spans = [span for span in spans if span[0] <= (frame.lineno or 0) <= span[1]]
-            if own_spans:
-                kinds = dict.fromkeys(kind for *_, kind in own_spans)
-                return tuple(dict.fromkeys(name for _, _, name, _ in own_spans)), " and ".join(kinds)
+            matching_spans = [span for span in spans if span[0] <= (frame.lineno or 0) <= span[1]]
+            if matching_spans:
+                kinds = dict.fromkeys(kind for *_, kind in matching_spans)
+                return tuple(dict.fromkeys(name for _, _, name, _ in matching_spans)), " and ".join(kinds)
         return (), ""
 
 
 def _list_code(module: nn.Module) -> Iterator[types.CodeType]:
     """Lists the code of a module's methods, except those that all modules have."""
-    known = set(nn.Module.__mro__)
-    methods = [value for one in type(module).__mro__ if one not in known for value in vars(one).values()]
+    base_classes = set(nn.Module.__mro__)
+    methods = [
+        value for class_ in type(module).__mro__ if class_ not in base_classes for value in vars(class_).values()
+    ]
     # A module may have a forward of its own, as with activation checkpointing.
     for method in (*methods, vars(module).get("forward")):
         code = getattr(getattr(method, "__func__", method), "__code__", None)
@@ -218,20 +235,22 @@ def _list_code(module: nn.Module) -> Iterator[types.CodeType]:
             yield code
 
 
-def _last_line(code: types.CodeType) -> int:
-    """Last line of a function, with the functions inside it."""
-    inner = [_last_line(one) for one in code.co_consts if isinstance(one, types.CodeType)]
-    return max([code.co_firstlineno, *inner, *(line for _, _, line in code.co_lines() if line is not None)])
+def _find_last_line(code: types.CodeType) -> int:
+    """Returns the number of the last line of a function, including the functions inside it."""
+    inner_ends = [_find_last_line(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return max([code.co_firstlineno, *inner_ends, *(line for _, _, line in code.co_lines() if line is not None)])
 
 
 def _extract_explanation(reason: str) -> str:
-    """Extracts torch's explanations of a break, without hints, links and addresses; else the first line."""
-    found = re.findall(r"^\s*Explanation: (.*?)(?=\n\s*\n|\n\s*Hint:|\Z)", reason, re.DOTALL | re.MULTILINE)
-    said = ". ".join(" ".join(one.split()).rstrip(".") for one in found or [_first_line(reason)])
-    return re.sub(r" at 0x[0-9a-f]+>", ">", said)
+    """Returns torch's explanations of a break without hints, links and object addresses, or else the first line."""
+    explanations = re.findall(r"^\s*Explanation: (.*?)(?=\n\s*\n|\n\s*Hint:|\Z)", reason, re.DOTALL | re.MULTILINE)
+    text = ". ".join(
+        " ".join(explanation.split()).rstrip(".") for explanation in explanations or [_get_first_line(reason)]
+    )
+    return re.sub(r" at 0x[0-9a-f]+>", ">", text)
 
 
-def _first_line(text: str) -> str:
+def _get_first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
@@ -245,7 +264,10 @@ def _shorten_path(file: str) -> str:
 
 @contextmanager
 def _preserve_dynamo_state() -> Iterator[None]:
-    """Silences torch.compile within the block, and makes it forget the code that it met there for the first time."""
+    """Silences torch.compile within the block, and restores the state of Dynamo after it.
+
+    Code that was compiled for the first time within the block is forgotten.
+    """
     # torch._dynamo.reset() would also forget the code that others have compiled, who would compile it again. Without
     # this, a later batch of another size would be the second size of the same code, and torch would compile it with
     # free sizes. The names are private to torch 2.11 to 2.13; those that another version lacks are skipped.
@@ -254,25 +276,28 @@ def _preserve_dynamo_state() -> Iterator[None]:
         from torch._dynamo import convert_frame, pgo, utils
 
         logger = logging.getLogger("torch._dynamo")
-        level, met = logger.level, convert_frame.input_codes
-        before, sizes = set(met.seen_ids), copy.deepcopy(getattr(pgo, "_CODE_STATE", None))
-        counters = {name: Counter(found) for name, found in utils.counters.items()}
-        warned, reasons = set(getattr(utils, "warn_once_cache", ())), len(utils.graph_break_reasons)
+        level = logger.level
+        known_code = convert_frame.input_codes
+        known_ids = set(known_code.seen_ids)
+        known_sizes = copy.deepcopy(getattr(pgo, "_CODE_STATE", None))
+        known_counters = {name: Counter(counts) for name, counts in utils.counters.items()}
+        known_warnings = set(getattr(utils, "warn_once_cache", ()))
+        num_reasons = len(utils.graph_break_reasons)
         logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
             logger.setLevel(level)
-            for reference in list(met.seen):
+            for reference in list(known_code.seen):
                 # Code that was known before stays compiled.
-                if (code := reference()) is not None and id(code) not in before:
-                    met.seen.remove(reference)
-                    met.seen_ids.discard(id(code))
+                if (code := reference()) is not None and id(code) not in known_ids:
+                    known_code.seen.remove(reference)
+                    known_code.seen_ids.discard(id(code))
                     torch._C._dynamo.eval_frame.reset_code(code)
             if hasattr(pgo, "_CODE_STATE"):
-                pgo._CODE_STATE = sizes
+                pgo._CODE_STATE = known_sizes
             utils.counters.clear()
-            utils.counters.update(counters)
+            utils.counters.update(known_counters)
             if hasattr(utils, "warn_once_cache"):
-                utils.warn_once_cache.intersection_update(warned)
-            del utils.graph_break_reasons[reasons:]
+                utils.warn_once_cache.intersection_update(known_warnings)
+            del utils.graph_break_reasons[num_reasons:]

@@ -10,25 +10,23 @@ from headway.core.epochs import Epochs
 from headway.core.recipe import RecipePart, check_patterns
 
 
-# These parts work on any network, also on your own.
 class BatchNormRecipe(RecipePart):
     """Options of every batch norm in the network."""
 
     ghost: int | None = Field(default=None, ge=2)
-    """Most samples that share statistics in training; unset: one micro-batch on this device. With a large batch, small
-    groups keep the accuracy (Hoffer et al. 2017, "Train longer, generalize better", arXiv 1705.08741). Other batches
-    than multiples are divided into the fewest groups, whose sizes differ by at most one."""
+    """Largest number of samples that share statistics in training. Unset: one micro-batch on this device. With a large
+    batch, small groups keep the accuracy (Hoffer et al. 2017, "Train longer, generalize better", arXiv 1705.08741). A
+    batch is divided into the fewest groups, whose sizes differ by at most one."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Share of the running statistics that one step keeps (PyTorch's momentum is 1 - this); unset: the network's own
-    momentum."""
+    """Share of the running statistics that a step keeps: 1 - PyTorch's momentum. Unset: the network's own momentum."""
     recompute_batches: int | None = Field(default=None, ge=1)
-    """Evaluate with statistics that are recomputed over so many of the newest training batches with the current
-    weights, instead of moving averages; over all ranks. One batch is "BN without moving averages" (Akiba et al. 2017,
+    """Evaluate with statistics that are recomputed with the current weights over this many of the newest training
+    batches of all ranks, instead of moving averages. One batch is "BN without moving averages" (Akiba et al. 2017,
     arXiv 1711.04325), several are PreciseBN (Wu and Johnson 2021, arXiv 2105.07576)."""
 
     @model_validator(mode="after")
     def _check_combination(self) -> BatchNormRecipe:
-        # Recomputed statistics are plain means, without momentum.
+        # Recomputed statistics are means over batches, without momentum.
         if self.momentum is not None and self.recompute_batches is not None:
             raise ValueError("momentum is for moving averages, which recompute_batches replaces: remove one of them")
         # An empty part is a mistake: everything in it is off.
@@ -43,9 +41,9 @@ class EmaRecipe(RecipePart):
     Composer's ImageNet recipes: half-life 100 steps, updated every 20)."""
 
     half_life_steps: float = Field(gt=0, allow_inf_nan=False)
-    """Steps after which a step's weights count half as much as the newest."""
+    """Half-life in steps: the weights of that many steps ago count half as much as the newest."""
     every_steps: int = Field(default=1, ge=1)
-    """Steps between two updates: each is one pass over the weights."""
+    """Steps between two updates. Each update is one pass over the weights."""
 
 
 class FreezeAfterRecipe(RecipePart):
@@ -56,7 +54,7 @@ class FreezeAfterRecipe(RecipePart):
     match: str
     """Regular expression (re.search) on the parameter's full name."""
     after_epochs: Epochs
-    """Epochs for which they are trained."""
+    """Number of epochs for which they are trained."""
 
     @field_validator("match")
     @classmethod
@@ -65,14 +63,13 @@ class FreezeAfterRecipe(RecipePart):
         return pattern
 
 
-# The part itself; `headway.model.builder` does its work.
 class ModelRecipe(RecipePart):
-    """The network and its initial state."""
+    """The network and its initial state, which `headway.model.builder` builds."""
 
     factory: str
-    """Import path of a function or class that makes the network: `headway.model:cifar_net`,
-    `torchvision.models:resnet18`, `timm:create_model`, or `my_file.py:build` beside the recipe. It gets `num_classes`
-    and `in_channels` if it has such arguments and `args` does not set them."""
+    """Import path of a function or class that builds the network: `headway.model:cifar_net`,
+    `torchvision.models:resnet18`, `timm:create_model`, or `my_file.py:build` beside the recipe. It receives
+    `num_classes` and `in_channels` if it has such arguments and `args` does not set them."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the factory. Pretrained weights of timm (`pretrained: true`) and torchvision
     (`weights: DEFAULT`) set the normalisation, `data.size` and the centre crop too, unless the recipe does."""
@@ -83,22 +80,22 @@ class ModelRecipe(RecipePart):
     recipe sets these."""
     freeze: tuple[str, ...] = ()
     """Regular expressions (re.search on a parameter's full name) of parameters that are not trained. Running statistics
-    of batch norm are no parameters, and are still updated."""
+    of batch norm are buffers, not parameters, and are still updated."""
     freeze_after: tuple[FreezeAfterRecipe, ...] = ()
-    """Parameters that are trained for the first epochs only; see below."""
+    """Parameters that are trained for the first epochs only: a list of {match, after_epochs}."""
     init: str | None = None
-    """Import path of a function `init(model, images)` that is called once with a first batch, without gradients. Unset:
-    the network's own method `initialise(images)`, if it has one and no `weights` are loaded."""
+    """Import path of a function `init(model, images)`, called once with the first batch, without gradients. Unset: the
+    network's own method `initialise(images)`, if it has one and no `weights` are loaded."""
     zero_init: bool = False
     """Set the scale of the last batch norm of each residual block to zero, so that the block begins as the identity
     (Goyal et al. 2017, arXiv 1706.02677, section 5.1)."""
     blur_pool: bool = False
-    """Blur before max pools and before convolutions with a stride and 16 input channels or more (Zhang 2019, arXiv
+    """Blur the input of max pools, and of convolutions with a stride and at least 16 input channels (Zhang 2019, arXiv
     1904.11486)."""
     batch_norm: BatchNormRecipe | None = None
-    """Ghost batches, momentum, statistics without moving averages; see below."""
+    """Options of every batch norm: ghost batches, momentum, recomputed statistics."""
     ema: EmaRecipe | None = None
-    """Evaluate and save the average of the weights; see below."""
+    """Evaluate and save an exponential moving average of the weights."""
 
     @model_validator(mode="after")
     def _check_combination(self) -> ModelRecipe:

@@ -25,21 +25,23 @@ class ModelSize:
     multiply_adds: int | None
 
     def describe(self) -> str:
-        """Describes the size: `25,557,032 parameters, 4.089 billion multiply-adds`."""
-        done = "" if self.multiply_adds is None else f", {_abbreviate(self.multiply_adds)} multiply-adds"
-        return f"{self.parameters:,} parameters{done}"
+        """Returns the size in words: `25,557,032 parameters, 4.089 billion multiply-adds`."""
+        multiply_adds_text = "" if self.multiply_adds is None else f", {_abbreviate(self.multiply_adds)} multiply-adds"
+        return f"{self.parameters:,} parameters{multiply_adds_text}"
 
 
 def measure_model_size(model: nn.Module, images: Tensor) -> ModelSize:
-    """Counts in one forward pass over images [N, C, H, W], in evaluation mode, without gradients.
+    """Counts parameters, and multiply-adds in one forward pass in evaluation mode. The network is left unchanged.
 
-    Network and images may be on the device `meta`, which computes nothing. The network is left unchanged.
+    Args:
+        model: the network; it may be on the device `meta`, which computes nothing.
+        images: float [N, C, H, W] on the device of the network.
     """
     # A forward pass counts each call, however often a module is called.
     with torch.no_grad(), switch_to_evaluation(model), MultiplyAddCounter() as counter:
         model(images)
     # Tied weights count once.
-    parameters = sum(value.numel() for value in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     return ModelSize(parameters, counter.total // len(images))
 
 

@@ -14,22 +14,22 @@ from torch import Tensor, nn
 
 
 def resnet18(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
-    """18 layers; 11.69 million parameters, 1.81 billion multiply-adds at 224 pixels."""
+    """Builds ResNet-18: 11.69 million parameters, 1.81 billion multiply-adds at 224 pixels."""
     return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, in_channels)
 
 
 def resnet34(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
-    """34 layers; 21.80 million parameters, 3.66 billion multiply-adds at 224 pixels."""
+    """Builds ResNet-34: 21.80 million parameters, 3.66 billion multiply-adds at 224 pixels."""
     return ResNet(BasicBlock, (3, 4, 6, 3), num_classes, in_channels)
 
 
 def resnet50(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
-    """50 layers; 25.56 million parameters, 4.09 billion multiply-adds at 224 pixels."""
+    """Builds ResNet-50: 25.56 million parameters, 4.09 billion multiply-adds at 224 pixels."""
     return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, in_channels)
 
 
 def resnet101(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
-    """101 layers; 44.55 million parameters, 7.80 billion multiply-adds at 224 pixels."""
+    """Builds ResNet-101: 44.55 million parameters, 7.80 billion multiply-adds at 224 pixels."""
     return ResNet(Bottleneck, (3, 4, 23, 3), num_classes, in_channels)
 
 
@@ -50,17 +50,17 @@ class ResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         stages = []
-        before = 64
+        block_channels = 64
         for stage, depth in enumerate(depths):
             width = 64 << stage
             blocks = []
             for index in range(depth):
                 # The first block of a stage halves the image, but for the stage behind the max pool.
-                blocks.append(block(before, width, stride=2 if stage > 0 and index == 0 else 1))
-                before = width * block.expansion
+                blocks.append(block(block_channels, width, stride=2 if stage > 0 and index == 0 else 1))
+                block_channels = width * block.expansion
             stages.append(nn.Sequential(*blocks))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        self.fc = nn.Linear(before, num_classes)
+        self.fc = nn.Linear(block_channels, num_classes)
 
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -79,17 +79,17 @@ class ResNet(nn.Module):
 
 @final
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut: [N, before, H, W] -> [N, width, H / stride, W / stride]."""
+    """Two 3x3 convolutions beside a shortcut: [N, in_channels, H, W] -> [N, width, H / stride, W / stride]."""
 
     expansion = 1
 
-    def __init__(self, before: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = _conv(before, width, 3, stride)
+        self.conv1 = _build_conv(in_channels, width, 3, stride)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _conv(width, width, 3)
+        self.conv2 = _build_conv(width, width, 3)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(before, width, stride)
+        self.downsample = _build_shortcut(in_channels, width, stride)
 
     @property
     def last_norm(self) -> nn.Module:
@@ -104,21 +104,21 @@ class BasicBlock(nn.Module):
 
 @final
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions beside a shortcut: [N, before, H, W] -> [N, 4 width, H / stride, W / stride]."""
+    """1x1, 3x3, 1x1 convolutions beside a shortcut: [N, in_channels, H, W] -> [N, 4 width, H / stride, W / stride]."""
 
     expansion = 4
 
-    def __init__(self, before: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        after = width * self.expansion
-        self.conv1 = _conv(before, width, 1)
+        out_channels = width * self.expansion
+        self.conv1 = _build_conv(in_channels, width, 1)
         self.bn1 = nn.BatchNorm2d(width)
         # v1.5: the stride is in the 3x3 convolution, not in the first 1x1.
-        self.conv2 = _conv(width, width, 3, stride)
+        self.conv2 = _build_conv(width, width, 3, stride)
         self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = _conv(width, after, 1)
-        self.bn3 = nn.BatchNorm2d(after)
-        self.downsample = _shortcut(before, after, stride)
+        self.conv3 = _build_conv(width, out_channels, 1)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        self.downsample = _build_shortcut(in_channels, out_channels, stride)
 
     @property
     def last_norm(self) -> nn.Module:
@@ -132,12 +132,12 @@ class Bottleneck(nn.Module):
         return F.relu(branch + shortcut, inplace=True)
 
 
-def _conv(before: int, after: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
+def _build_conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
 
 
-def _shortcut(before: int, after: int, stride: int) -> nn.Sequential | None:
+def _build_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
     # An identity needs no module: `downsample` is None, as in published weights.
-    if stride == 1 and before == after:
+    if stride == 1 and in_channels == out_channels:
         return None
-    return nn.Sequential(_conv(before, after, 1, stride), nn.BatchNorm2d(after))
+    return nn.Sequential(_build_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))

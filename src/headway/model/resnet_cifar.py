@@ -15,7 +15,7 @@ WIDTHS = (16, 32, 64)
 def cifar_resnet(
     num_classes: int = 10, in_channels: int = 3, *, depth: int = 20, skip_connections: bool = True
 ) -> CifarResNet:
-    """A ResNet of 6 n + 2 layers for images of 32 pixels.
+    """Builds a ResNet of 6 n + 2 layers for images of 32 pixels.
 
     The paper has 20, 32, 44, 56 and 110 layers, with 0.27, 0.46, 0.66, 0.85 and 1.73 million parameters.
 
@@ -30,29 +30,30 @@ def cifar_resnet(
         UsageError: the depth is not 6 n + 2.
     """
     if depth < 8 or depth % 6 != 2:
-        below = max(8, 6 * ((depth - 2) // 6) + 2)
+        lower_depth = max(8, 6 * ((depth - 2) // 6) + 2)
         what = f"a CIFAR ResNet has 6 n + 2 layers, not {depth}"
-        raise UsageError(what, where="depth", fix=f"Set it to {below} or {below + 6}.")
+        raise UsageError(what, where="depth", fix=f"Set it to {lower_depth} or {lower_depth + 6}.")
     return CifarResNet(depth // 6, num_classes, in_channels, skip_connections)
 
 
 @final
 class CifarResNet(nn.Module):
-    """A 3x3 convolution, three stages of `count` blocks each, a linear head. Made by `cifar_resnet`."""
+    """A 3x3 convolution, three stages of `blocks_per_stage` blocks, a linear head. Made by `cifar_resnet`."""
 
-    def __init__(self, count: int, num_classes: int, in_channels: int, skip_connections: bool) -> None:
+    def __init__(self, blocks_per_stage: int, num_classes: int, in_channels: int, skip_connections: bool) -> None:
         super().__init__()
-        self.conv1 = _conv(in_channels, WIDTHS[0])
+        self.conv1 = _build_conv(in_channels, WIDTHS[0])
         self.bn1 = nn.BatchNorm2d(WIDTHS[0])
-        stages, before = [], WIDTHS[0]
+        stages = []
+        in_width = WIDTHS[0]
         # The first block of a stage widens, and halves the image.
         for width in WIDTHS:
-            blocks = [CifarBlock(before, width, skip_connections)]
-            blocks += [CifarBlock(width, width, skip_connections) for _ in range(count - 1)]
+            blocks = [CifarBlock(in_width, width, skip_connections)]
+            blocks += [CifarBlock(width, width, skip_connections) for _ in range(blocks_per_stage - 1)]
             stages.append(nn.Sequential(*blocks))
-            before = width
+            in_width = width
         self.layer1, self.layer2, self.layer3 = stages
-        self.fc = nn.Linear(before, num_classes)
+        self.fc = nn.Linear(in_width, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 # He et al. 2015 (arXiv 1502.01852), fan out.
@@ -67,20 +68,20 @@ class CifarResNet(nn.Module):
 
 @final
 class CifarBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut: [N, before, H, W] -> [N, width, H / stride, W / stride].
+    """Two 3x3 convolutions beside a shortcut: [N, in_channels, H, W] -> [N, width, H / stride, W / stride].
 
     The stride is 2 if the block widens. Its shortcut has no parameters (option A of section 4.1 of the paper): it takes
     every second pixel, and zeros for the new channels.
     """
 
-    def __init__(self, before: int, width: int, skip_connection: bool) -> None:
+    def __init__(self, in_channels: int, width: int, skip_connection: bool) -> None:
         super().__init__()
-        # `_more`: channels that the shortcut lacks.
-        self._stride, self._more = (1, 0) if before == width else (2, width - before)
+        # `_extra_channels`: channels that the shortcut lacks.
+        self._stride, self._extra_channels = (1, 0) if in_channels == width else (2, width - in_channels)
         self._skip_connection = skip_connection
-        self.conv1 = _conv(before, width, self._stride)
+        self.conv1 = _build_conv(in_channels, width, self._stride)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _conv(width, width)
+        self.conv2 = _build_conv(width, width)
         self.bn2 = nn.BatchNorm2d(width)
 
     @property
@@ -94,11 +95,11 @@ class CifarBlock(nn.Module):
         branch = self.bn2(self.conv2(branch))
         if not self._skip_connection:
             return F.relu(branch, inplace=True)
-        if self._more:
+        if self._extra_channels:
             # Zeros for the new channels: a shortcut without parameters.
-            hidden = F.pad(hidden[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, 0, self._more))
+            hidden = F.pad(hidden[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, 0, self._extra_channels))
         return F.relu(branch + hidden, inplace=True)
 
 
-def _conv(before: int, after: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+def _build_conv(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)

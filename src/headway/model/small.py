@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 
 def small_net(num_classes: int = 10, in_channels: int = 3, *, width: int = 32) -> SmallNet:
-    """A network of four convolutions with batch norm and global average pooling; 66,000 parameters at width 32.
+    """Builds a network of four convolutions with batch norm and global average pooling.
+
+    It has 66,000 parameters at width 32.
 
     Input: normalised images, float [N, in_channels, H, W], H and W at least 4; output: logits [N, num_classes].
     """
@@ -41,11 +43,11 @@ class SmallNet(nn.Module):
 class ConvLayer(nn.Module):
     """A 3x3 convolution, batch norm, ReLU."""
 
-    def __init__(self, before: int, after: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
         # Without a bias, which batch norm would subtract.
-        self.conv = nn.Conv2d(before, after, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(after)
+        self.conv = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(out_channels)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return F.relu(self.norm(self.conv(hidden)), inplace=True)

@@ -19,7 +19,7 @@ from headway.core.errors import RecipeError
 PERCENTILES = (2, 15, 50, 85, 98)
 COLUMNS = tuple(f"p{percent}" for percent in PERCENTILES)
 # Values drawn from a tensor; the share of values below p15 is then off by 0.4 points (one standard error).
-VALUES_PER_TENSOR = 8192
+MAX_SAMPLED_VALUES = 8192
 # A report with more modules would be unreadable.
 MAX_MODULES = 32
 # Marks the input of a batch norm, behind its name.
@@ -31,10 +31,11 @@ RECIPE_KEY = "observe.activations"
 class ActivationPercentiles:
     """Measures the outputs of modules whose names match, and the inputs of batch norms among them.
 
-    `arm` registers forward hooks that remove themselves after one call. They draw VALUES_PER_TENSOR values at places
+    `arm` registers forward hooks that remove themselves after one call. They draw MAX_SAMPLED_VALUES values at indices
     that depend on the tensor's shape alone. There is no host-device sync before `read`.
 
     Args:
+        model: The network.
         patterns: Regular expressions (re.fullmatch) on module names.
 
     Attributes:
@@ -45,34 +46,38 @@ class ActivationPercentiles:
     """
 
     def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
-        modules = {name: one for name, one in model.named_modules() if name}
+        modules = {name: module for name, module in model.named_modules() if name}
         chosen: dict[str, nn.Module] = {}
         for pattern in patterns:
-            found = {name: one for name, one in modules.items() if re.fullmatch(pattern, name)}
-            if not found:
-                near = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
-                fix = f"For example: {', '.join(near)}." if near else "The network has no modules: remove it."
+            matched = {name: module for name, module in modules.items() if re.fullmatch(pattern, name)}
+            if not matched:
+                similar_names = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
+                fix = (
+                    f"For example: {', '.join(similar_names)}."
+                    if similar_names
+                    else "The network has no modules: remove it."
+                )
                 raise RecipeError(f"{pattern!r} matches no module of the network", where=RECIPE_KEY, fix=fix)
-            chosen |= found
+            chosen |= matched
         if len(chosen) > MAX_MODULES:
             what = f"the patterns match {len(chosen)} modules; the most is {MAX_MODULES}"
             raise RecipeError(what, where=RECIPE_KEY, fix="Name fewer, for example the batch norms of the first block.")
         # Order of the network, whatever the order of the patterns.
-        self._modules = [(name, one) for name, one in modules.items() if name in chosen]
+        self._modules = [(name, module) for name, module in modules.items() if name in chosen]
         names: list[str] = []
-        for name, one in self._modules:
-            names += [name + INPUT_SUFFIX, name] if isinstance(one, _BatchNorm) else [name]
+        for name, module in self._modules:
+            names += [name + INPUT_SUFFIX, name] if isinstance(module, _BatchNorm) else [name]
         self.names = tuple(names)
-        self._places: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
-        self._found: dict[str, Tensor] = {}
+        self._sample_indices: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
+        self._percentiles: dict[str, Tensor] = {}
         self._handles: list[Any] = []
 
     def arm(self) -> None:
         """Prepares to measure the next forward pass."""
         self.disarm()
-        self._found = {}
+        self._percentiles = {}
         self._handles = [
-            one.register_forward_hook(self._build_hook(place)) for place, (_, one) in enumerate(self._modules)
+            module.register_forward_hook(self._build_hook(index)) for index, (_, module) in enumerate(self._modules)
         ]
 
     def disarm(self) -> None:
@@ -82,52 +87,53 @@ class ActivationPercentiles:
         self._handles = []
 
     def read(self) -> NDArray[np.float32] | None:
-        """Returns [names, percentiles] of the measured pass, once; None if there was no pass. Waits for the device.
+        """Returns the percentiles of the measured pass, [names, PERCENTILES]; None if there was no pass.
 
-        NaN for a module that was not called, or whose output is no floating-point tensor.
+        They are NaN for a module that was not called, or whose output is no floating-point tensor. A second call
+        returns None. This is a host-device sync.
         """
         self.disarm()
-        found, self._found = self._found, {}
-        if not found:
+        percentiles, self._percentiles = self._percentiles, {}
+        if not percentiles:
             return None
-        # One copy for all modules: one host-device sync.
-        values = torch.stack(list(found.values())).cpu().numpy()
-        out = np.full((len(self.names), len(PERCENTILES)), np.nan, np.float32)
-        out[[self.names.index(name) for name in found]] = values
-        return out
+        # One copy, and so one sync, for all modules.
+        values = torch.stack(list(percentiles.values())).cpu().numpy()
+        table = np.full((len(self.names), len(PERCENTILES)), np.nan, np.float32)
+        table[[self.names.index(name) for name in percentiles]] = values
+        return table
 
-    def _build_hook(self, place: int) -> Callable[[nn.Module, Any, Any], None]:
-        name, module = self._modules[place]
+    def _build_hook(self, index: int) -> Callable[[nn.Module, Any, Any], None]:
+        name, module = self._modules[index]
 
-        def look(_: nn.Module, given: Any, gave: Any) -> None:
+        def measure(_: nn.Module, inputs: Any, output: Any) -> None:
             # A module that is called several times is measured at its first call.
-            self._handles[place].remove()
+            self._handles[index].remove()
             if isinstance(module, _BatchNorm):
-                self._take(name + INPUT_SUFFIX, given[0])
-            self._take(name, gave)
+                self._measure(name + INPUT_SUFFIX, inputs[0])
+            self._measure(name, output)
 
-        return look
+        return measure
 
     @torch.no_grad()
-    def _take(self, name: str, value: Any) -> None:
+    def _measure(self, name: str, value: Any) -> None:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
             return
-        drawn = (
+        sample = (
             value.detach()[tuple(self._draw_indices(value))].float() if value.ndim else value.detach().float().view(1)
         )
-        drawn = drawn.sort().values
-        last = len(drawn) - 1
-        self._found[name] = drawn[[round(percent / 100 * last) for percent in PERCENTILES]]
+        sample = sample.sort().values
+        last_index = len(sample) - 1
+        self._percentiles[name] = sample[[round(percent / 100 * last_index) for percent in PERCENTILES]]
 
     def _draw_indices(self, value: Tensor) -> list[Tensor]:
-        """Draws an index tensor per dimension; once per shape, so that later passes cost no copy to the device."""
+        """Returns an index tensor per dimension, drawn once per shape, so later passes copy nothing to the device."""
         key = (value.shape, value.device)
-        if key not in self._places:
-            make = torch.Generator().manual_seed(0)
-            if value.numel() <= VALUES_PER_TENSOR:
-                flat = torch.arange(value.numel())
+        if key not in self._sample_indices:
+            generator = torch.Generator().manual_seed(0)
+            if value.numel() <= MAX_SAMPLED_VALUES:
+                flat_indices = torch.arange(value.numel())
             else:
-                flat = torch.randint(value.numel(), (VALUES_PER_TENSOR,), generator=make)
-            along = torch.unravel_index(flat, value.shape)
-            self._places[key] = [one.to(value.device) for one in along]
-        return self._places[key]
+                flat_indices = torch.randint(value.numel(), (MAX_SAMPLED_VALUES,), generator=generator)
+            indices = torch.unravel_index(flat_indices, value.shape)
+            self._sample_indices[key] = [index.to(value.device) for index in indices]
+        return self._sample_indices[key]

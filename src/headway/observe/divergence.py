@@ -62,17 +62,32 @@ class DivergenceDetector:
         sizes: Number of weights of each layer.
         weights: |w| of each layer at the start.
         batch: Samples of the first step, for the standard error of its loss.
+
+    The private attributes are the state that a checkpoint keeps, under these names:
+
+    Attributes:
+        _first: Losses of the first START_STEPS steps, of which the first is `_first_step`.
+        _recent: Losses of the newest steps, at least MEDIAN_STEPS of them.
+        _best: Lowest median of MEDIAN_STEPS or more losses, reached at `_best_step`.
+        _moves: Absolute differences of the losses of neighbouring steps.
+        _bad: Checks in a row with a loss far above the start.
+        _lost: Checks in a row in which the progress was lost, since step `_since`.
+        _steep: Checks in a row with a large gradient.
+        _weights_first: |w| of each layer at the start.
+        _gradients: Gradient norms of the newest checks.
+        _looks: (step, learning rate, |dw| / |w| of each layer) of the newest checks.
+        _told: A message was returned.
     """
 
     def __init__(
         self, layers: Sequence[str] = (), sizes: Sequence[int] = (), weights: Sequence[float] = (), batch: int = 1
     ) -> None:
+        self._layers, self._sizes = list(layers), list(sizes)
+        self._batch = batch
         # The names of the attributes below are keys of the checkpoint: a change breaks resuming older runs.
-        self._layers, self._sizes, self._batch = list(layers), list(sizes), batch
         self._first: list[float] = []
         self._first_step = 1
         self._recent: list[float] = []
-        # Lowest median of MEDIAN_STEPS or more.
         self._best: float | None = None
         self._best_step = 0
         self._moves: list[float] = []
@@ -91,23 +106,23 @@ class DivergenceDetector:
         loss_scale: float | None = None,
         lr: float = 1.0,
     ) -> str | None:
-        """Checks a logging step. Returns a message if the run diverges, and only once.
+        """Checks a logging step. Returns a message the first time that the run diverges, else None.
 
         Args:
             step: Last step of `losses`, which are those of the steps since the last check.
-            layers: [n, ...]: |w| before the step, |g| and |dw| of each layer at `step`.
+            layers: [n, 3 or more]: |w| before the step, |g| and |dw| of each of the n layers at `step`.
             gradient: Norm of the whole gradient.
             loss_scale: Loss scale of fp16.
-            lr: Learning rate of the step: |dw| grows with it, which is no jump.
+            lr: Learning rate of the step. A |dw| that grows with it is no jump.
         """
         if layers is not None and len(layers):
-            moved = _divide(layers[:, 2], layers[:, 0])
-            self._looks = [*self._looks, (step, lr, moved.astype(np.float32).tolist())][-HISTORY_CHECKS:]
-        what = self._judge(step, losses, layers, gradient, loss_scale)
-        if what is None or self._told:
+            relative_steps = _divide(layers[:, 2], layers[:, 0])
+            self._looks = [*self._looks, (step, lr, relative_steps.astype(np.float32).tolist())][-HISTORY_CHECKS:]
+        message = self._find_divergence(step, losses, layers, gradient, loss_scale)
+        if message is None or self._told:
             return None
         self._told = True
-        return what + self.describe_culprit(by_weights="the weights of" in what)
+        return message + self.describe_culprit(by_weights="the weights of" in message)
 
     def describe_culprit(self, by_weights: bool = False) -> str:
         """Describes the layer that blew up first, as a sentence to append; empty if none is known.
@@ -117,63 +132,83 @@ class DivergenceDetector:
         """
         if not self._looks:
             return ""
-        table, steps = np.array([moved for *_, moved in self._looks]), [step for step, *_ in self._looks]
+        steps = [step for step, *_ in self._looks]
+        relative_steps = np.array([ratios for *_, ratios in self._looks])
         rates = np.array([[lr] for _, lr, _ in self._looks])
-        by_rate = np.divide(table, rates, out=np.zeros_like(table), where=rates > 0)
+        steps_per_lr = np.divide(relative_steps, rates, out=np.zeros_like(relative_steps), where=rates > 0)
         # The oldest sign counts: later ones are its consequences.
-        for row in range(len(table)):
-            broken = np.flatnonzero(~np.isfinite(table[row]))
-            if len(broken) == 1 < table.shape[1]:
-                name = self._layers[broken[0]]
-                said = f"it was the first layer with |dw| / |w| not finite, at step {steps[row]:,}"
-                return f" Look at {name}: {said}."
-            if len(broken):
-                many = f"{len(broken)} layers was not finite at step {steps[row]:,}"
-                return f" |dw| / |w| of {many}. A lower log_every_steps shows which layer was the first."
-            if row:
-                before = np.median(by_rate[:row], axis=0)
-                times = np.divide(by_rate[row], before, out=np.zeros_like(before), where=before > 0)
-                layer = int(np.argmax(times))
-                if times[layer] >= STEP_JUMP:
-                    many = f"{times[layer]:,.0f} times its median at step {steps[row]:,}"
-                    return f" Look at {self._layers[layer]}: it was the first to jump: |dw| / (lr |w|) was {many}."
+        for row, step in enumerate(steps):
+            sentence = self._describe_nonfinite(step, relative_steps[row]) or self._describe_jump(
+                step, steps_per_lr[: row + 1]
+            )
+            if sentence:
+                return sentence
         if by_weights:
             return ""
         # Without a jump, the layer that moves most is the best guess.
-        layer = int(np.argmax(table[-1]))
-        largest = f"the largest of all layers, {table[-1, layer]:.2g} at step {steps[-1]:,}"
+        layer = int(np.argmax(relative_steps[-1]))
+        largest = f"the largest of all layers, {relative_steps[-1, layer]:.2g} at step {steps[-1]:,}"
         return f" Look at {self._layers[layer]}: its |dw| / |w| is {largest}."
+
+    def _describe_nonfinite(self, step: int, relative_step: NDArray[np.float64]) -> str:
+        """Describes the layers whose |dw| / |w| is not finite at a step; empty if there is none."""
+        layers = np.flatnonzero(~np.isfinite(relative_step))
+        if len(layers) == 1 < len(relative_step):
+            event = f"it was the first layer with |dw| / |w| not finite, at step {step:,}"
+            return f" Look at {self._layers[layers[0]]}: {event}."
+        if len(layers):
+            event = f"{len(layers)} layers was not finite at step {step:,}"
+            return f" |dw| / |w| of {event}. A lower log_every_steps shows which layer was the first."
+        return ""
+
+    def _describe_jump(self, step: int, steps_per_lr: NDArray[np.float64]) -> str:
+        """Describes the layer whose step is far above its median before; empty if there is none.
+
+        Args:
+            step: The step.
+            steps_per_lr: [checks, layers]: |dw| / (lr |w|) of all checks up to the step.
+        """
+        *earlier, newest = steps_per_lr
+        if not earlier:
+            return ""
+        medians = np.median(earlier, axis=0)
+        jumps = np.divide(newest, medians, out=np.zeros_like(medians), where=medians > 0)
+        layer = int(np.argmax(jumps))
+        if not jumps[layer] >= STEP_JUMP:
+            return ""
+        event = f"{jumps[layer]:,.0f} times its median at step {step:,}"
+        return f" Look at {self._layers[layer]}: it was the first to jump: |dw| / (lr |w|) was {event}."
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint, as JSON."""
         return {key: value for key, value in vars(self).items() if key not in ("_layers", "_sizes", "_batch")}
 
     def load_state_dict(self, state: Any) -> None:
-        """Continues from a saved state. Raises ValueError if it is not valid."""
-        mine = self.state_dict()
-        if not isinstance(state, dict) or state.keys() != mine.keys():
+        """Continues from the result of `state_dict`. Raises ValueError if it is not valid."""
+        own_state = self.state_dict()
+        if not isinstance(state, dict) or state.keys() != own_state.keys():
             raise ValueError("other entries")
         # Checkpoints can come from others: every entry is checked before it is used.
         for name, value in state.items():
-            fits = is_any_number(value) or (value is None and mine[name] is None)
+            is_valid = is_any_number(value) or (value is None and own_state[name] is None)
             if name == "_looks":
-                fits = isinstance(value, list) and all(self._is_history_entry(one) for one in value)
-            elif isinstance(mine[name], list):
-                fits = isinstance(value, list) and all(map(is_any_number, value))
-                fits = fits and (name != "_weights_first" or len(value) == len(mine[name]))
-            elif isinstance(mine[name], bool):
-                fits = isinstance(value, bool)
-            if not fits:
+                is_valid = isinstance(value, list) and all(self._is_history_entry(entry) for entry in value)
+            elif isinstance(own_state[name], list):
+                is_valid = isinstance(value, list) and all(map(is_any_number, value))
+                is_valid = is_valid and (name != "_weights_first" or len(value) == len(own_state[name]))
+            elif isinstance(own_state[name], bool):
+                is_valid = isinstance(value, bool)
+            if not is_valid:
                 raise ValueError(name)
         vars(self).update(state)
 
     def _is_history_entry(self, value: Any) -> bool:
         if not isinstance(value, list) or len(value) != 3 or not isinstance(value[2], list):
             return False
-        step, lr, moved = value
-        return type(step) is int and all(map(is_any_number, [lr, *moved])) and len(moved) == len(self._layers)
+        step, lr, ratios = value
+        return type(step) is int and all(map(is_any_number, [lr, *ratios])) and len(ratios) == len(self._layers)
 
-    def _judge(
+    def _find_divergence(
         self,
         step: int,
         losses: NDArray[np.float64],
@@ -181,92 +216,109 @@ class DivergenceDetector:
         gradient: float | None,
         loss_scale: float | None,
     ) -> str | None:
+        """Adds the losses to the state, and returns a message if they, the weights or the gradient diverge."""
         if not np.isfinite(losses).all():
-            first = step - len(losses) + 1 + int(np.flatnonzero(~np.isfinite(losses))[0])
-            return f"The run diverges: the loss is not finite at step {first:,}."
+            bad_step = step - len(losses) + 1 + int(np.flatnonzero(~np.isfinite(losses))[0])
+            return f"The run diverges: the loss is not finite at step {bad_step:,}."
         if loss_scale is not None and loss_scale < 1:
             return f"The run diverges: gradients overflow fp16 at step {step:,} with a loss scale of {loss_scale:g}."
         if not self._first:
             self._first_step = step - len(losses) + 1
         self._first = [*self._first, *losses.tolist()][:START_STEPS]
-        # The level to compare with: the untrained network's, as far as single noisy losses tell.
-        begun = self._first[0]
-        start = max(begun, min(median(self._first), begun + abs(begun) * START_DEVIATIONS / math.sqrt(self._batch)))
-        moves = np.abs(np.diff(np.concatenate([self._recent[-1:], losses])))
-        self._moves = [*self._moves, *moves.tolist()][-4 * MEDIAN_STEPS :]
+        start = self._compute_start_loss()
+        loss_changes = np.abs(np.diff(np.concatenate([self._recent[-1:], losses])))
+        self._moves = [*self._moves, *loss_changes.tolist()][-4 * MEDIAN_STEPS :]
         self._recent = [*self._recent, *losses.tolist()][-max(MEDIAN_STEPS, len(losses)) :]
-        now = median(losses.tolist())
-        level = median(self._recent)
-        grown = self._check_growth(step, now, level, start, layers, gradient)
+        newest_median = median(losses.tolist())
+        recent_median = median(self._recent)
+        growth_message = self._check_growth(step, newest_median, recent_median, start, layers, gradient)
         if len(self._recent) < MEDIAN_STEPS:
-            return grown
+            return growth_message
+        return self._check_loss(step, len(losses), newest_median, recent_median, start) or growth_message
+
+    def _compute_start_loss(self) -> float:
+        """Returns the loss of the untrained network, as far as single noisy losses tell."""
+        first_loss = self._first[0]
+        max_loss = first_loss + abs(first_loss) * START_DEVIATIONS / math.sqrt(self._batch)
+        return max(first_loss, min(median(self._first), max_loss))
+
+    def _check_loss(
+        self, step: int, steps_since_check: int, newest_median: float, recent_median: float, start: float
+    ) -> str | None:
+        """Returns a message if the loss is far above that at the start, or most of the progress was lost."""
         # The median of |x - y| of two normal numbers is 0.954 standard deviations of one.
-        noise = median(self._moves) / 0.954 if self._moves else 0.0
-        rise = max(LOSS_RISE * abs(start), min(NOISE_DEVIATIONS * noise, MAX_NOISE_RISE * abs(begun)))
-        best = level if self._best is None else self._best
-        learned = start - best
+        noise_std = median(self._moves) / 0.954 if self._moves else 0.0
+        max_noise_rise = MAX_NOISE_RISE * abs(self._first[0])
+        max_rise = max(LOSS_RISE * abs(start), min(NOISE_DEVIATIONS * noise_std, max_noise_rise))
+        lowest_median = recent_median if self._best is None else self._best
+        progress = start - lowest_median
         # Both the long median and that of the newest steps must be high: a run that recovers is left alone.
-        if min(level, now) > start + rise:
-            self._bad += 1
-        else:
-            self._bad = 0
-        was_learned = learned >= LEARNED_SHARE * abs(start) and learned > NOISE_DEVIATIONS * noise
-        if was_learned and min(level, now) > start - (1 - LOST_SHARE) * learned:
+        loss = min(recent_median, newest_median)
+        self._bad = self._bad + 1 if loss > start + max_rise else 0
+        has_learned = progress >= LEARNED_SHARE * abs(start) and progress > NOISE_DEVIATIONS * noise_std
+        if has_learned and loss > start - (1 - LOST_SHARE) * progress:
             self._lost += 1
-            self._since = self._since or step - len(losses)
+            self._since = self._since or step - steps_since_check
         else:
             self._lost = self._since = 0
-        if self._best is None or level < self._best:
-            self._best, self._best_step = level, step
+        if self._best is None or recent_median < self._best:
+            self._best, self._best_step = recent_median, step
+        loss_text = f"at step {step:,} the median loss of {len(self._recent)} steps is {recent_median:.4g}"
         if self._bad >= DIVERGING_CHECKS:
-            return (
-                f"The run diverges: at step {step:,} the median loss of {len(self._recent)} steps is {level:.4g}; "
-                f"{self._describe_start()}."
-            )
+            return f"The run diverges: {loss_text}; {self._describe_start()}."
         if self._lost >= LOST_CHECKS and step - self._since >= LOST_STEPS:
-            return (
-                f"The run lost its progress: at step {step:,} the median loss of {len(self._recent)} steps is "
-                f"{level:.4g}, after {best:.4g} at step {self._best_step:,}; {self._describe_start()}."
-            )
-        return grown
+            best_text = f"after {lowest_median:.4g} at step {self._best_step:,}"
+            return f"The run lost its progress: {loss_text}, {best_text}; {self._describe_start()}."
+        return None
 
     def _describe_start(self) -> str:
-        """Describes the first loss; at step 1 it is that of the network before any update."""
-        before = ", before any update," if self._first_step == 1 else ""
-        return f"at step {self._first_step:,}{before} it was {self._first[0]:.4g}"
+        """Describes the first loss. At step 1 no update was made before it."""
+        note = ", before any update," if self._first_step == 1 else ""
+        return f"at step {self._first_step:,}{note} it was {self._first[0]:.4g}"
 
     def _check_growth(
         self,
         step: int,
-        now: float,
-        level: float,
+        newest_median: float,
+        recent_median: float,
         start: float,
         layers: NDArray[np.float32] | None,
         gradient: float | None,
     ) -> str | None:
-        """Checks for weights or gradients that grow while nothing is learned."""
-        usual = median(self._gradients) if len(self._gradients) >= DIVERGING_CHECKS else math.inf
+        """Returns a message if weights or gradients grow while the loss is above that at the start."""
+        # Before this gradient is added: it is compared with earlier ones.
+        median_gradient = median(self._gradients) if len(self._gradients) >= DIVERGING_CHECKS else math.inf
         if gradient is not None and math.isfinite(gradient):
             self._gradients = [*self._gradients, gradient][-HISTORY_CHECKS:]
-        if layers is not None and len(layers) == len(self._weights_first) > 0:
-            weight = layers[:, 0].astype(float)
-            least = MIN_WEIGHT_RMS * np.sqrt(self._sizes)
-            grown = np.flatnonzero((weight > WEIGHT_GROWTH * np.array(self._weights_first)) & (weight > least))
-            if len(grown) and min(level, now) > start:
-                worst = int(grown[np.argmax(weight[grown] / np.maximum(np.array(self._weights_first)[grown], 1e-30))])
-                times = weight[worst] / max(self._weights_first[worst], 1e-30)
-                name = self._layers[worst]
-                many = f"{times:,.0f} times as large as at the start"
-                return f"The run diverges: at step {step:,} the weights of {name} are {many}."
-        steep = gradient is not None and now > start + LOSS_RISE * abs(start) and gradient > GRADIENT_GROWTH * usual
-        self._steep = self._steep + 1 if steep else 0
+        if min(newest_median, recent_median) > start and (message := self._describe_grown_layer(step, layers)):
+            return message
+        is_steep = (
+            gradient is not None
+            and newest_median > start + LOSS_RISE * abs(start)
+            and gradient > GRADIENT_GROWTH * median_gradient
+        )
+        self._steep = self._steep + 1 if is_steep else 0
         if gradient is not None and self._steep >= DIVERGING_CHECKS:
-            times = gradient / usual
-            return f"The run diverges: the gradient at step {step:,} is {times:,.0f} times its median before."
+            growth = gradient / median_gradient
+            return f"The run diverges: the gradient at step {step:,} is {growth:,.0f} times its median before."
         return None
 
+    def _describe_grown_layer(self, step: int, layers: NDArray[np.float32] | None) -> str:
+        """Returns a message about the layer whose weights grew most, if they blew up; else an empty string."""
+        if layers is None or not len(layers) == len(self._weights_first) > 0:
+            return ""
+        norms = layers[:, 0].astype(float)
+        first_norms = np.array(self._weights_first)
+        has_grown = (norms > WEIGHT_GROWTH * first_norms) & (norms > MIN_WEIGHT_RMS * np.sqrt(self._sizes))
+        if not has_grown.any():
+            return ""
+        growth = norms / np.maximum(first_norms, 1e-30)
+        layer = int(np.argmax(np.where(has_grown, growth, -1)))
+        event = f"{growth[layer]:,.0f} times as large as at the start"
+        return f"The run diverges: at step {step:,} the weights of {self._layers[layer]} are {event}."
 
-def _divide(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
+
+def _divide(dividend: NDArray[np.float32], divisor: NDArray[np.float32]) -> NDArray[np.float64]:
     """Divides two arrays; 0 if the divisor is 0, as for weights that start at zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(other == 0, 0.0, one.astype(float) / other)
+        return np.where(divisor == 0, 0.0, dividend.astype(float) / divisor)

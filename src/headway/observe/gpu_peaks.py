@@ -7,7 +7,7 @@ import re
 # Dense rates of the tensor cores, if there are any, from NVIDIA's data sheets of the V100 (2020), A100 (2022), H100
 # (2023) and H200 (2024). The sheets of H100 and H200 give rates with sparsity, which are halved here. In fp32 PyTorch
 # computes convolutions in TF32 if the GPU can; a V100 has no units for bf16.
-PEAKS = (
+PEAK_TFLOPS = (
     # Name as the driver reports it; TFLOP/s in fp16, bf16 and fp32 (TF32 if the GPU has it).
     (r"V100S", 130.0, None, 16.4),
     (r"V100-SXM", 125.0, None, 15.7),
@@ -23,16 +23,22 @@ PASSES_PER_STEP = 3
 
 
 def find_peak_flops(device: str, precision: str) -> float | None:
-    """Returns the dense peak in FLOP/s of a GPU by its name; None for unknown GPUs and for MIG slices."""
-    for name, fp16, bf16, fp32 in PEAKS:
-        if re.search(name, device) and "MIG" not in device:
-            found = {"fp16": fp16, "bf16": bf16, "fp32": fp32}[precision]
-            return None if found is None else found * 1e12
+    """Returns the dense peak in FLOP/s of a GPU by its name; None for unknown GPUs and for MIG slices.
+
+    Args:
+        device: Name as the driver reports it.
+        precision: fp16, bf16 or fp32.
+    """
+    for pattern, fp16, bf16, fp32 in PEAK_TFLOPS:
+        # The first match counts, so PEAK_TFLOPS lists special names before general ones.
+        if re.search(pattern, device) and "MIG" not in device:
+            tflops = {"fp16": fp16, "bf16": bf16, "fp32": fp32}[precision]
+            return None if tflops is None else tflops * 1e12
     return None
 
 
 def compute_model_flops_utilisation(images_s: float, multiply_adds: int, peak: float, devices: int = 1) -> float:
-    """Computes the FLOP/s that training needs, over the peak of its devices.
+    """Returns the FLOP/s that training needs over the peak of its devices, 0 to 1.
 
     Activations that are recomputed to save memory count once.
 
@@ -40,6 +46,7 @@ def compute_model_flops_utilisation(images_s: float, multiply_adds: int, peak: f
         images_s: Images/s of all devices together.
         multiply_adds: Multiply-adds of the forward pass per image.
         peak: FLOP/s of one device.
+        devices: Number of devices.
 
     Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
     """

@@ -13,7 +13,7 @@ import psutil
 from headway.core.cgroups import GROUPS, find_cgroups, read_quota_cores
 from headway.observe.load_sampler import LoadRow, LoadSource
 
-KIND = "host"
+SOURCE_KIND = "host"
 # busy: share of the usable cores in use by all processes. own: the same of this process. memory_bytes: resident memory
 # of this process. throttled: share of scheduler periods in which the quota ran out. read_bytes_s: read from disk by
 # this process.
@@ -36,33 +36,42 @@ class HostLoadSource(LoadSource):
     def __init__(self, cpus: Sequence[int], *, proc: Path = PROC, groups: Path = GROUPS) -> None:
         self._cpus = frozenset(f"cpu{number}" for number in cpus)
         # Quotas are inherited: every group above this process can have one, and the smallest holds.
-        over = ((folder, read_quota_cores(folder)) for folder in find_cgroups("cpu", groups, proc / "self/cgroup"))
-        self._proc, self._groups = proc, [_QuotaGroup(folder, cores) for folder, cores in over if cores is not None]
+        groups_above = (
+            (folder, read_quota_cores(folder)) for folder in find_cgroups("cpu", groups, proc / "self/cgroup")
+        )
+        self._proc = proc
+        self._groups = [_QuotaGroup(folder, cores) for folder, cores in groups_above if cores is not None]
         quotas = [(group.cores, group.folder) for group in self._groups if group.cores < len(cpus)]
         self._quota = min(quotas, default=None)
         self._cores = self._quota[0] if self._quota else float(len(cpus))
         self._process = psutil.Process()
-        self._before = self._read_counters()
+        self._previous = self._read_counters()
 
     @property
     def kind(self) -> str:
-        return KIND
+        return SOURCE_KIND
 
     @property
     def columns(self) -> tuple[str, ...]:
         return COLUMNS
 
     def read(self, now_s: float) -> list[LoadRow]:
-        then, now = self._before, self._read_counters()
-        self._before, elapsed_s = now, max(now.at_s - then.at_s, 1e-9)
-        busy = _divide(now.busy - then.busy, now.all - then.all)
-        own = (now.own_s - then.own_s) / (elapsed_s * self._cores)
-        stopped = [_divide(a[1] - b[1], a[0] - b[0]) for a, b in zip(now.periods, then.periods, strict=True)]
-        # The group that was stopped most often decides.
-        throttled = max((share for share in stopped if not math.isnan(share)), default=math.nan)
-        reads = (now.read_bytes - then.read_bytes) / elapsed_s
+        previous, current = self._previous, self._read_counters()
+        self._previous = current
+        elapsed_s = max(current.at_s - previous.at_s, 1e-9)
+        busy_share = _divide(current.busy - previous.busy, current.all - previous.all)
+        own_share = (current.own_s - previous.own_s) / (elapsed_s * self._cores)
+        throttled_shares = [
+            _divide(current_periods[1] - previous_periods[1], current_periods[0] - previous_periods[0])
+            for current_periods, previous_periods in zip(current.periods, previous.periods, strict=True)
+        ]
+        # The group that was throttled most often decides.
+        throttled_share = max((share for share in throttled_shares if not math.isnan(share)), default=math.nan)
+        read_bytes_s = (current.read_bytes - previous.read_bytes) / elapsed_s
         # Counters are not read at the same moment, so a share can be slightly above 1.
-        return [(now_s, min(busy, 1.0), min(own, 1.0), self._read_memory_bytes(), throttled, reads)]
+        return [
+            (now_s, min(busy_share, 1.0), min(own_share, 1.0), self._read_memory_bytes(), throttled_share, read_bytes_s)
+        ]
 
     def close(self) -> None:
         pass
@@ -70,12 +79,13 @@ class HostLoadSource(LoadSource):
     def _read_counters(self) -> _HostCounters:
         at_s = time.perf_counter()
         if self._quota is None:
-            busy, everything = _read_ticks(self._proc / "stat", self._cpus)
+            busy, all_s = _read_ticks(self._proc / "stat", self._cpus)
         else:
             cores, folder = self._quota
-            busy, everything = _read_cpu_seconds(folder), at_s * cores
+            busy = _read_cpu_seconds(folder)
+            all_s = at_s * cores
         periods = [_read_periods(group.folder) for group in self._groups]
-        return _HostCounters(at_s, busy, everything, time.process_time(), periods, self._read_disk_bytes())
+        return _HostCounters(at_s, busy, all_s, time.process_time(), periods, self._read_disk_bytes())
 
     def _read_memory_bytes(self) -> float:
         try:
@@ -93,7 +103,16 @@ class HostLoadSource(LoadSource):
 
 @final
 class _HostCounters(NamedTuple):
-    """Counters at one moment; they only grow."""
+    """Counters at one moment; they only grow.
+
+    Attributes:
+        at_s: Time of the reading.
+        busy: CPU time in use, in ticks or seconds.
+        all: CPU time available, in the same unit.
+        own_s: CPU seconds of this process.
+        periods: (all, throttled) scheduler periods of each control group with a quota.
+        read_bytes: Bytes that this process read from disk.
+    """
 
     at_s: float
     busy: float
@@ -105,15 +124,20 @@ class _HostCounters(NamedTuple):
 
 @final
 class _QuotaGroup(NamedTuple):
-    """A control group over this process that has a quota, in cores."""
+    """A control group above this process that has a quota.
+
+    Attributes:
+        folder: Folder of its counters.
+        cores: Quota in cores.
+    """
 
     folder: Path
     cores: float
 
 
 def _read_ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
-    """Reads (busy, all) ticks of these CPUs since boot; NaN if they are unknown."""
-    busy = everything = 0.0
+    """Returns (busy, all) ticks of these CPUs since boot; NaN if they are unknown."""
+    busy = total = 0.0
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -125,16 +149,16 @@ def _read_ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
         if name in cpus:
             # user, nice, system, idle, iowait, irq, softirq, steal; user includes guests already.
             ticks = [int(field) for field in fields[:8]]
-            everything += sum(ticks)
+            total += sum(ticks)
             busy += sum(ticks) - sum(ticks[3:5])
-    return busy, everything
+    return busy, total
 
 
 def _read_cpu_seconds(folder: Path) -> float:
-    """Reads the CPU seconds that a control group has used."""
-    used = _read_stat(folder).get("usage_usec")
-    if used is not None:
-        return used / 1e6
+    """Returns the CPU seconds that a control group has used; NaN if they are unknown."""
+    used_us = _read_stat(folder).get("usage_usec")
+    if used_us is not None:
+        return used_us / 1e6
     try:
         # Version 1 of control groups, if its cpu and cpuacct controllers share a folder.
         return int((folder / "cpuacct.usage").read_text()) / 1e9
@@ -143,7 +167,7 @@ def _read_cpu_seconds(folder: Path) -> float:
 
 
 def _read_periods(folder: Path) -> tuple[float, float]:
-    """Reads (all, throttled) scheduler periods of a control group."""
+    """Returns (all, throttled) scheduler periods of a control group; NaN if they are unknown."""
     stat = _read_stat(folder)
     return stat.get("nr_periods", math.nan), stat.get("nr_throttled", math.nan)
 
@@ -155,5 +179,5 @@ def _read_stat(folder: Path) -> dict[str, float]:
         return {}
 
 
-def _divide(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else math.nan
+def _divide(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator > 0 else math.nan

@@ -14,8 +14,8 @@ from headway.observe.tensor_taps import TensorListener, add_listener, find_calle
 SKIPPED_STEPS = 20
 COUNTED_STEPS = 3
 # Steps to listen to at most, as those that also log, evaluate or save do not count.
-MAX_TRIES = 12
-MAX_PLACES = 8
+MAX_LISTENED_STEPS = 12
+MAX_REPORTED_PLACES = 8
 
 
 @final
@@ -23,33 +23,36 @@ class HostSyncCounter(TensorListener):
     """Counts the reads of three steps. Every other step costs a call and two comparisons."""
 
     def __init__(self) -> None:
-        self._ahead, self._tries, self._steps = SKIPPED_STEPS, MAX_TRIES, 0
+        self._steps_to_skip = SKIPPED_STEPS
+        self._tries_left = MAX_LISTENED_STEPS
+        self._steps = 0
         self._thread = 0
-        self._now: Counter[tuple[str, str, int, bool]] = Counter()
-        self._seen: Counter[tuple[str, str, int, bool]] = Counter()
+        self._step_reads: Counter[tuple[str, str, int, bool]] = Counter()
+        self._total_reads: Counter[tuple[str, str, int, bool]] = Counter()
 
     def run_step(self, step: Callable[[], object], chores: Sequence[str]) -> None:
-        """Runs a step.
+        """Runs a step, and counts its reads if it is one of the three.
 
         Args:
-            chores: Work that the step left to do. A step that logs, evaluates or saves does not count, because its
-                observers read values, too.
+            step: Runs the step.
+            chores: Work that the step left to do; the caller fills it during the step. A step that logs, evaluates or
+                saves does not count, because its observers read values too.
         """
-        if self._ahead:
-            self._ahead -= 1
+        if self._steps_to_skip:
+            self._steps_to_skip -= 1
             step()
-        elif not self._tries or self._steps == COUNTED_STEPS:
+        elif not self._tries_left or self._steps == COUNTED_STEPS:
             step()
         else:
-            self._tries -= 1
+            self._tries_left -= 1
             self._run_counted(step)
             if not chores:
                 self._steps += 1
-                self._seen += self._now
+                self._total_reads += self._step_reads
 
     def _run_counted(self, step: Callable[[], object]) -> None:
         self._thread = get_ident()
-        self._now = Counter()
+        self._step_reads = Counter()
         add_listener(self)
         try:
             step()
@@ -59,7 +62,7 @@ class HostSyncCounter(TensorListener):
     def record_read(self, name: str, on_device: bool, ns: int) -> None:
         # The loader's thread runs in parallel, so its reads do not delay the step.
         if get_ident() == self._thread:
-            self._now[(name, *find_caller(), on_device)] += 1
+            self._step_reads[(name, *find_caller(), on_device)] += 1
 
     def begin_backward(self) -> None:
         """Does nothing: backward is not a read."""
@@ -68,20 +71,20 @@ class HostSyncCounter(TensorListener):
         """Does nothing: backward is not a read."""
 
     def to_json(self) -> dict[str, Any] | None:
-        """Returns the reads per step, those that waited for a device, and the most frequent places first.
+        """Returns the reads per step, those that were host-device syncs, and the places, most frequent first.
 
-        None if there were too few steps to count.
+        None if fewer than three steps were counted.
         """
         if self._steps < COUNTED_STEPS:
             return None
         places = [
-            {"method": name, "place": f"{Path(file).name}:{line}", "waits": waits, "a_step": count / COUNTED_STEPS}
-            for (name, file, line, waits), count in self._seen.most_common(MAX_PLACES)
+            {"method": name, "place": f"{Path(file).name}:{line}", "waits": is_sync, "a_step": count / COUNTED_STEPS}
+            for (name, file, line, is_sync), count in self._total_reads.most_common(MAX_REPORTED_PLACES)
         ]
-        waits = sum(count for (_, _, _, waits), count in self._seen.items() if waits)
+        num_syncs = sum(count for (_, _, _, is_sync), count in self._total_reads.items() if is_sync)
         return {
             "steps": COUNTED_STEPS,
-            "a_step": self._seen.total() / COUNTED_STEPS,
-            "waits_a_step": waits / COUNTED_STEPS,
+            "a_step": self._total_reads.total() / COUNTED_STEPS,
+            "waits_a_step": num_syncs / COUNTED_STEPS,
             "places": places,
         }

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
-# For each layer: |w| before the step, |g| as the optimizer got it, |dw|, and the result of `local`.
+# For each layer: |w| before the step, |g| as the optimizer got it, |dw|, and the local learning rate.
 COLUMNS = ("weight", "gradient", "step", "local_rate")
 
-# (parameters after the step, before the step, norms of gradients [n]) -> one local learning rate each, [n].
 LocalRates = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
+"""(parameters after the step, before the step, norms of gradients [n]) -> one local learning rate each, [n]."""
 
 
 @final
@@ -28,34 +28,44 @@ class LayerStatistics:
     before `read`.
 
     Args:
-        named: Parameters as the optimizer has them: the masters of a 16-bit network.
-        local: Local learning rates of the optimizer; see `headway.optim.layer_rates`.
+        named_parameters: (name, parameter) pairs, as the optimizer has them: the masters of a 16-bit network.
+        optimizer: Steps the parameters.
+        compute_local_rates: Computes local learning rates of the optimizer; see `headway.optim.layer_rates`.
 
     Attributes:
         names: Names of the layers.
         sizes: Number of weights of each layer.
     """
 
-    def __init__(self, named: Iterable[tuple[str, Tensor]], optimizer: Optimizer, local: LocalRates) -> None:
-        trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        found = [(name, one) for name, one in named if one.requires_grad and id(one) in trained]
-        self.names = tuple(name for name, one in found if one.ndim > 1)
-        self._layers = [one for _, one in found if one.ndim > 1]
-        self.sizes = tuple(one.numel() for one in self._layers)
-        self._all = [one for _, one in found]
-        self._places = [place for place, one in enumerate(self._all) if one.ndim > 1]
-        self._optimizer, self._local = optimizer, local
-        self._before: list[Tensor] = []
-        self._g = self._total = torch.empty(0)
-        self._found: Tensor | None = None
+    def __init__(
+        self, named_parameters: Iterable[tuple[str, Tensor]], optimizer: Optimizer, compute_local_rates: LocalRates
+    ) -> None:
+        stepped_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        trained = [
+            (name, parameter)
+            for name, parameter in named_parameters
+            if parameter.requires_grad and id(parameter) in stepped_ids
+        ]
+        self.names = tuple(name for name, parameter in trained if parameter.ndim > 1)
+        self._layers = [parameter for _, parameter in trained if parameter.ndim > 1]
+        self.sizes = tuple(layer.numel() for layer in self._layers)
+        self._parameters = [parameter for _, parameter in trained]
+        self._layer_indices = [index for index, parameter in enumerate(self._parameters) if parameter.ndim > 1]
+        self._optimizer = optimizer
+        self._compute_local_rates = compute_local_rates
+        self._weights_before: list[Tensor] = []
+        self._gradient_norms = self._total_gradient_norm = torch.empty(0)
+        self._statistics: Tensor | None = None
         self._handles: list[Any] = []
 
     def measure_weights(self) -> list[float]:
-        """Measures |w| of each layer now; waits for the device."""
-        found: list[float] = (
-            torch.stack(torch._foreach_norm([one.detach() for one in self._layers])).tolist() if self._layers else []
+        """Returns the present |w| of each layer. This is a host-device sync."""
+        norms: list[float] = (
+            torch.stack(torch._foreach_norm([layer.detach() for layer in self._layers])).tolist()
+            if self._layers
+            else []
         )
-        return found
+        return norms
 
     def arm(self) -> None:
         """Prepares to measure the next optimizer step."""
@@ -70,47 +80,58 @@ class LayerStatistics:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._before = []
+        self._weights_before = []
 
     def read(self) -> tuple[NDArray[np.float32], float] | None:
-        """Returns ([n, 4] by COLUMNS, norm of the whole gradient) of the measured step, once; waits for the device.
+        """Returns ([layers, COLUMNS], norm of the whole gradient) of the measured step; None if none was measured.
 
-        None if no step was measured. If loss scaling skipped the step, the gradient is not finite and |dw| is 0.
+        If loss scaling skipped the step, the gradient is not finite and |dw| is 0. This is a host-device sync. A second
+        call returns None.
         """
-        found, self._found = self._found, None
-        if found is None:
+        statistics, self._statistics = self._statistics, None
+        if statistics is None:
             return None
-        *rows, total = found.cpu().numpy().astype(np.float32)
+        *rows, total = statistics.cpu().numpy().astype(np.float32)
         return np.stack(rows).reshape(-1, len(COLUMNS)) if rows else np.empty((0, 4), np.float32), float(total[0])
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if not self._layers:
             return
-        every = _compute_gradient_norms(self._all)
+        gradient_norms = _compute_gradient_norms(self._parameters)
         # In fp16 a fused optimizer removes the loss scale itself, after this hook.
-        if (scale := getattr(optimizer, "grad_scale", None)) is not None:
-            every = every / scale.to(every.device, every.dtype).reshape(())
-        self._total = torch.linalg.vector_norm(every)
-        self._g = every[self._places]
-        self._before = [one.detach().clone() for one in self._layers]
+        if (grad_scale := getattr(optimizer, "grad_scale", None)) is not None:
+            gradient_norms = gradient_norms / grad_scale.to(gradient_norms.device, gradient_norms.dtype).reshape(())
+        self._total_gradient_norm = torch.linalg.vector_norm(gradient_norms)
+        self._gradient_norms = gradient_norms[self._layer_indices]
+        # The step changes the weights in place.
+        self._weights_before = [layer.detach().clone() for layer in self._layers]
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        before, layers = self._before, [one.detach() for one in self._layers]
-        if before:
-            w = torch.stack(torch._foreach_norm(before)).double()
-            dw = torch.stack(torch._foreach_norm(torch._foreach_sub(layers, before))).double()
-            columns = torch.stack([w, self._g, dw, self._local(self._layers, before, self._g)], 1)
-            # The norm of the whole gradient travels as one more row: a single copy to the host.
-            total = torch.full_like(columns[:1], torch.nan)
-            total[0, 0] = self._total
-            self._found = torch.cat([columns, total])
+        weights_before = self._weights_before
+        layers = [layer.detach() for layer in self._layers]
+        if weights_before:
+            w = torch.stack(torch._foreach_norm(weights_before)).double()
+            dw = torch.stack(torch._foreach_norm(torch._foreach_sub(layers, weights_before))).double()
+            table = torch.stack(
+                [
+                    w,
+                    self._gradient_norms,
+                    dw,
+                    self._compute_local_rates(self._layers, weights_before, self._gradient_norms),
+                ],
+                1,
+            )
+            # The norm of the whole gradient is one more row, so that there is a single copy to the host.
+            total = torch.full_like(table[:1], torch.nan)
+            total[0, 0] = self._total_gradient_norm
+            self._statistics = torch.cat([table, total])
         self.disarm()
 
 
 def _compute_gradient_norms(parameters: Sequence[Tensor]) -> Tensor:
-    """Computes gradient norms in float64, from sums in at least float32; 0 for a parameter without a gradient."""
-    grads = [one.new_zeros(1) if one.grad is None else one.grad for one in parameters]
-    kind = reduce(torch.promote_types, {grad.dtype for grad in grads}, torch.float32)
-    return torch.stack(torch._foreach_norm(grads, 2.0, kind)).double()
+    """Returns gradient norms, float64 [n], summed in at least float32; 0 for a parameter without a gradient."""
+    grads = [parameter.new_zeros(1) if parameter.grad is None else parameter.grad for parameter in parameters]
+    dtype = reduce(torch.promote_types, {grad.dtype for grad in grads}, torch.float32)
+    return torch.stack(torch._foreach_norm(grads, 2.0, dtype)).double()

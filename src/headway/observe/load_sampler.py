@@ -14,8 +14,8 @@ INTERVAL_S = 0.5
 # The interval grows to this share of the run so far, so that a week has only four times the rows of an hour.
 INTERVAL_SHARE = 1 / 3600
 
-# One number for each column of a source; NaN if unknown.
 LoadRow = tuple[float, ...]
+"""One number for each column of a source; NaN if unknown."""
 
 
 class LoadSource(ABC):
@@ -33,7 +33,7 @@ class LoadSource(ABC):
 
     @abstractmethod
     def read(self, now_s: float) -> list[LoadRow]:
-        """Reads the load since the last call; oldest row first."""
+        """Returns the load since the last call, oldest row first. `now_s` is the present time of the run's clock."""
 
     @abstractmethod
     def close(self) -> None:
@@ -42,9 +42,10 @@ class LoadSource(ABC):
 
 @final
 class LoadSampler:
-    """Reads sources in its own thread for the duration of the block.
+    """Reads sources in a thread for the duration of the block, and closes them.
 
     Args:
+        sources: Devices and hosts to read.
         write: Takes each row, in that thread. If it raises OSError, as on a full disk, sampling ends.
         since_s: Present time of the run's clock.
 
@@ -55,7 +56,8 @@ class LoadSampler:
     def __init__(
         self, sources: Sequence[LoadSource], write: Callable[[LoadSource, LoadRow], None], since_s: float = 0.0
     ) -> None:
-        self._sources, self._write = sources, write
+        self._sources = sources
+        self._write = write
         self._origin = perf_counter() - since_s
         self._last_s = since_s
         self.latest: dict[str, float] = {}

@@ -24,7 +24,7 @@ MAX_REQUEST_S = 2.0
 MAX_REQUEST_BYTES = 8 << 10
 # Open at once. One more replaces the oldest, so that clients that connect and say nothing do not keep others out.
 MAX_CONNECTIONS = 16
-# Seconds that `stop` waits for a page that is being made.
+# Seconds that `stop` waits for a page that is being built.
 MAX_STOP_S = 1.0
 READ_BYTES = 4 << 10
 
@@ -32,81 +32,94 @@ READ_BYTES = 4 << 10
 @final
 @dataclass(slots=True)
 class _Client:
-    """A connection, with its request so far, and then the rest of its answer."""
+    """A connection.
+
+    Attributes:
+        socket: The connection.
+        deadline_s: Time at which it is cut off.
+        request: Bytes received so far.
+        answer: Bytes that are still to be sent; None until the request is complete.
+    """
 
     socket: socket.socket
-    until: float
+    deadline_s: float
     request: bytearray = field(default_factory=bytearray)
     answer: memoryview | None = None
 
 
 @final
 class MetricsServer:
-    """Answers GET requests for one path.
+    """Answers GET requests for one path, in a thread that it starts.
 
     Args:
         address: IP address of this host; `0.0.0.0` and `::` are all interfaces.
-        page: Makes the page, in the server's thread.
+        port: TCP port.
+        path: Path of the page.
+        content_type: Content-Type of the page.
+        page: Returns the page; called in the server's thread.
 
     Raises:
         OSError: The port cannot be used.
     """
 
     def __init__(self, address: str, port: int, path: str, content_type: str, page: Callable[[], str]) -> None:
-        self._path, self._content_type, self._page = path.encode(), content_type, page
-        self._listening = socket.create_server((address, port), family=_choose_family(address), backlog=MAX_CONNECTIONS)
-        self._listening.setblocking(False)
+        self._path = path.encode()
+        self._content_type = content_type
+        self._page = page
+        self._listener = socket.create_server((address, port), family=_choose_family(address), backlog=MAX_CONNECTIONS)
+        self._listener.setblocking(False)
         # One byte into this pair wakes the thread, so that `stop` does not wait for the selector's timeout.
-        self._wake, self._woken = socket.socketpair()
+        self._wake_sender, self._wake_receiver = socket.socketpair()
         self._clients: dict[socket.socket, _Client] = {}
         self._selector: Final = selectors.DefaultSelector()
-        self._selector.register(self._listening, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headway-page", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Closes the port. Answers under way are cut off; a page that cannot be made in time is not waited for."""
+        """Closes the port and the connections. Waits at most MAX_STOP_S for a page that is being built."""
         # In this order: the thread closes the pair once it has seen the flag.
-        self._wake.send(b"x")
+        self._wake_sender.send(b"x")
         self._stopping.set()
         self._thread.join(MAX_STOP_S)
         # The thread may be in the middle of a page, and closes the rest by itself once that is made.
-        self._listening.close()
+        self._listener.close()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            ready = self._selector.select(self._compute_timeout())
+            ready_keys = self._selector.select(self._compute_timeout())
             now = time.monotonic()
-            for key, events in ready:
+            for key, events in ready_keys:
                 if self._stopping.is_set():
                     break
-                if key.fileobj is self._listening:
+                if key.fileobj is self._listener:
                     self._accept(now)
                 elif (client := self._clients.get(key.fileobj)) is not None:  # type: ignore[call-overload]
                     self._serve(client, events)
-            for client in [one for one in self._clients.values() if one.until <= now]:
+            for client in [client for client in self._clients.values() if client.deadline_s <= now]:
                 self._drop(client)
         for client in list(self._clients.values()):
             self._drop(client)
         self._selector.close()
-        for one in (self._listening, self._wake, self._woken):
-            one.close()
+        for socket_ in (self._listener, self._wake_sender, self._wake_receiver):
+            socket_.close()
 
     def _compute_timeout(self) -> float | None:
-        """Seconds until the next client is cut off."""
+        """Returns the seconds until the next client is cut off; None without a client."""
         if not self._clients:
             return None
-        return max(0.0, min(client.until for client in self._clients.values()) - time.monotonic())
+        return max(0.0, min(client.deadline_s for client in self._clients.values()) - time.monotonic())
 
     def _accept(self, now: float) -> None:
         try:
-            connection, _ = self._listening.accept()
-        # The client has left already, or there are no descriptors left.
+            connection, _ = self._listener.accept()
+        # The client has gone, or the process has no file descriptors left.
         except OSError:
             return
         if len(self._clients) == MAX_CONNECTIONS:
+            # The first entry of the dict is the oldest connection.
             self._drop(next(iter(self._clients.values())))
         connection.setblocking(False)
         self._clients[connection] = _Client(connection, now + MAX_REQUEST_S)
@@ -117,6 +130,7 @@ class MetricsServer:
             if events & selectors.EVENT_READ:
                 self._read(client)
             if client.answer is not None:
+                # A slow client takes the answer in pieces.
                 client.answer = client.answer[client.socket.send(client.answer) :]
                 if not client.answer:
                     self._drop(client)
@@ -132,10 +146,10 @@ class MetricsServer:
             raise ConnectionError("the client has left")
         client.request += received
         # Some clients end their headers without carriage returns.
-        whole = b"\r\n\r\n" in client.request or b"\n\n" in client.request
-        if whole or len(client.request) > MAX_REQUEST_BYTES:
+        is_complete = b"\r\n\r\n" in client.request or b"\n\n" in client.request
+        if is_complete or len(client.request) > MAX_REQUEST_BYTES:
             client.answer = memoryview(
-                self._answer(bytes(client.request)) if whole else _build_text_response(431, "Too large.")
+                self._answer(bytes(client.request)) if is_complete else _build_text_response(431, "Too large.")
             )
             self._selector.modify(client.socket, selectors.EVENT_WRITE)
 
@@ -161,7 +175,7 @@ class MetricsServer:
             client.socket.close()
 
 
-REASONS = {
+REASON_PHRASES = {
     200: "OK",
     400: "Bad Request",
     404: "Not Found",
@@ -179,7 +193,7 @@ def _build_response(status: int, content_type: str, text: str) -> bytes:
     body = text.encode()
     allow = "Allow: GET\r\n" if status == 405 else ""
     head = (
-        f"HTTP/1.1 {status} {REASONS[status]}\r\nServer: Headway\r\nContent-Type: {content_type}\r\n"
+        f"HTTP/1.1 {status} {REASON_PHRASES[status]}\r\nServer: Headway\r\nContent-Type: {content_type}\r\n"
         f"Content-Length: {len(body)}\r\n{allow}Connection: close\r\n\r\n"
     )
     return head.encode() + body

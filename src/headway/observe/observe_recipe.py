@@ -15,37 +15,39 @@ class ObserveRecipe(RecipePart):
     run."""
 
     utilisation: bool = True
-    """Sample the utilisation of device and processor twice per second, in a thread of its own. NVIDIA GPUs need the
-    package nvidia-ml-py."""
+    """Sample the utilisation of GPU and CPU twice per second, in a thread of its own. NVIDIA GPUs need the package
+    nvidia-ml-py."""
     trace_steps: int = Field(default=0, ge=0)
-    """Write the stages of this many steps, from the eleventh on, to trace-RANK.json for ui.perfetto.dev."""
+    """Number of steps whose stages are traced, from the eleventh on. Writes trace-RANK.json for ui.perfetto.dev."""
     prometheus_port: int | None = Field(default=None, ge=1, le=65_535)
-    """Port of `sinks: [prometheus]`; unset: 9400."""
+    """Port of `sinks: [prometheus]`. Unset: 9400."""
     prometheus_address: str | None = None
-    """IP address of this host to listen on; unset: 127.0.0.1, for processes of this host only. With `0.0.0.0` or `::`,
-    all interfaces: anyone who reaches them can read the numbers, without a password."""
+    """IP address of this host to listen on. Unset: 127.0.0.1, for processes of this host only. With `0.0.0.0` or `::`
+    it listens on all interfaces, and anyone who reaches them can read the numbers without a password."""
     layer_rates: bool = False
-    """Record norms of each layer's weights, gradient and step, and its local learning rate, at logging steps."""
+    """At logging steps, record the norms of each layer's weights, gradient and step, and its local learning rate."""
     activations: tuple[str, ...] = ()
-    """Regular expressions (re.fullmatch) on module names: record percentiles of their outputs at logging steps, and of
-    the inputs of batch norms."""
+    """Regular expressions (re.fullmatch) on module names. At logging steps, record percentiles of the outputs of these
+    modules, and of the inputs of batch norms."""
     noise_scale: bool = False
-    """Measure the gradient noise scale: the batch above which a larger one saves few steps. Several ranks measure it
-    at every step, from what they send anyway, with two passes over the gradients. One process: see
+    """Measure the gradient noise scale: the batch above which a larger one saves few steps. Several ranks measure it at
+    every step from the gradients that they send anyway, with two passes over them. For one process see
     `noise_every_steps`."""
     noise_every_steps: int | None = Field(default=None, ge=1)
-    """Steps between two measurements of one process; unset: `log_every_steps`. Each uses the micro-batches of a step,
-    or two halves of the batch, which then go through the network a second time."""
+    """Steps between two measurements of the noise scale with one process. Unset: `log_every_steps`. A measurement uses
+    the micro-batches of a step, or two halves of the batch, which then pass through the network a second time."""
     noise_window: int = Field(default=64, ge=8)
-    """Measurements that an estimate of the noise scale uses; with several ranks, logging intervals."""
+    """Number of measurements in an estimate of the noise scale. With several ranks: number of logging intervals."""
     on_divergence: Literal["ignore", "warn", "stop"] = "warn"
-    """If loss, gradients or weights blow up: do nothing, warn and name the first layer, or also stop the run."""
+    """Reaction if loss, gradients or weights diverge: `ignore` it, `warn` and name the first layer, or also `stop` the
+    run."""
 
     @field_validator("prometheus_address")
     @classmethod
-    def _is_address(cls, address: str | None) -> str | None:
+    def _check_address(cls, address: str | None) -> str | None:
         if address is not None:
             try:
+                # Checked here, so that a wrong address is refused before the run begins.
                 ipaddress.ip_address(address)
             except ValueError:
                 raise ValueError(f"{address!r} is no IP address; set one of this host's, or 0.0.0.0 for all") from None
@@ -53,12 +55,12 @@ class ObserveRecipe(RecipePart):
 
     @field_validator("activations")
     @classmethod
-    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_activations(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         check_patterns(*patterns)
         return patterns
 
     @model_validator(mode="after")
-    def _fits(self) -> ObserveRecipe:
+    def _check_combination(self) -> ObserveRecipe:
         if self.noise_every_steps is not None and not self.noise_scale:
             raise ValueError("noise_every_steps is of noise_scale: set noise_scale: true, or remove it")
         return self

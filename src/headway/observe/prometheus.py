@@ -16,8 +16,9 @@ from headway.observe.metrics_server import MetricsServer
 
 LOG = logging.getLogger("headway.observe")
 
-# The loopback interface: the page has no password.
-ADDRESS, PORT = "127.0.0.1", 9400
+# The loopback interface, because the page has no password.
+DEFAULT_ADDRESS = "127.0.0.1"
+DEFAULT_PORT = 9400
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds between two checks whether this process has become the leader.
@@ -26,10 +27,11 @@ LEADER_CHECK_S = 0.25
 
 @final
 class PrometheusEndpoint:
-    """Serves the page from its own thread for the duration of the block.
+    """Serves the page from a thread for the duration of the block.
 
     Args:
         address: IP address of the interface; `0.0.0.0` and `::` are all interfaces.
+        port: TCP port.
         gauges: Returns the numbers by name; called in the server's thread.
         labels: Labels of every number.
         leads: Tells if this process leads the run. If the leader is lost, the next one takes over the port.
@@ -46,8 +48,10 @@ class PrometheusEndpoint:
         labels: Mapping[str, str],
         leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._address, self._port, self._leads = address, port, leads
-        self._gauges, self._labels = gauges, labels
+        self._address, self._port = address, port
+        self._leads = leads
+        self._gauges = gauges
+        self._labels = labels
         self._server: MetricsServer | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._take_over, name="headway-prometheus", daemon=True)
@@ -70,6 +74,7 @@ class PrometheusEndpoint:
             self._server.stop()
 
     def _take_over(self) -> None:
+        """Waits until this process leads the run, then starts the server."""
         while not self._stop.wait(LEADER_CHECK_S):
             if self._leads():
                 try:
@@ -92,16 +97,19 @@ class PrometheusEndpoint:
 
 
 def format_exposition(gauges: Mapping[str, float], labels: Mapping[str, str]) -> str:
-    """Formats numbers in Prometheus' text format 0.0.4.
+    """Returns numbers in Prometheus' text format 0.0.4, as gauges `headway_NAME`.
 
-    Characters that a name may not contain become `_`. If two names become equal, the first one is kept.
+    Characters that a name may not contain become `_`. If two names become equal, the first one is kept, because
+    Prometheus refuses a page with both.
     """
-    # Two names may become equal once their characters are replaced, and Prometheus refuses a page with both.
-    told: dict[str, float] = {}
+    value_by_metric: dict[str, float] = {}
     for name, value in gauges.items():
-        told.setdefault(re.sub(r"[^a-zA-Z0-9_]", "_", f"headway_{name}"), value)
-    inside = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
-    return "".join(f"# TYPE {name} gauge\n{name}{{{inside}}} {_format_number(value)}\n" for name, value in told.items())
+        value_by_metric.setdefault(re.sub(r"[^a-zA-Z0-9_]", "_", f"headway_{name}"), value)
+    label_text = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+    return "".join(
+        f"# TYPE {name} gauge\n{name}{{{label_text}}} {_format_number(value)}\n"
+        for name, value in value_by_metric.items()
+    )
 
 
 def _escape(value: str) -> str:

@@ -25,8 +25,8 @@ class TimingStore(Protocol):
 class RankTimings:
     """Shares the two newest intervals of each rank, one key per rank, without any rank waiting for another.
 
-    A write is sent without an answer. A reader may come before the newest interval of all ranks is there, but the one
-    before is complete: each rank wrote it before the step that all ranks have finished since.
+    A write does not wait for an answer. A reader may miss the newest interval of some ranks, but the previous one is
+    complete: each rank wrote it before the step that all ranks have finished since.
 
     Args:
         store: Store of one generation, usable from several threads; None for a single process.
@@ -35,9 +35,10 @@ class RankTimings:
     """
 
     def __init__(self, store: TimingStore | None, rank: int, size: int) -> None:
-        self._store, self._rank, self._size = store, rank, size
+        self._store = store
+        self._rank, self._size = rank, size
         self._written: list[tuple[int, list[float]]] = []
-        self._read = 0
+        self._last_read_step = 0
 
     def write(self, step: int, numbers: Sequence[float]) -> None:
         """Writes this rank's numbers of the interval that ends with `step`: finite, and the same count on each rank."""
@@ -48,7 +49,10 @@ class RankTimings:
                 self._store.set(self._build_key(self._rank), json.dumps(self._written))
 
     def read(self) -> tuple[int, NDArray[np.float64]] | None:
-        """Returns (last step, [ranks, numbers]) of the newest interval that all ranks wrote; each interval once."""
+        """Returns (last step, [ranks, numbers]) of the newest interval that all ranks wrote.
+
+        None if that was returned before, if there is none yet, or if the store is gone.
+        """
         if self._store is None:
             return None
         keys = [self._build_key(rank) for rank in range(self._size)]
@@ -56,15 +60,15 @@ class RankTimings:
             # Getting a key that does not exist would wait for it.
             if not self._store.check(keys):
                 return None
-            found = [dict(json.loads(text)) for text in self._store.multi_get(keys)]
+            steps_by_rank = [dict(json.loads(text)) for text in self._store.multi_get(keys)]
         except RuntimeError:
             return None
         # Ranks may be one interval apart: the newest step that all of them have.
-        step = max(set(found[0]).intersection(*found[1:]), default=0)
-        if step <= self._read:
+        step = max(set(steps_by_rank[0]).intersection(*steps_by_rank[1:]), default=0)
+        if step <= self._last_read_step:
             return None
-        self._read = step
-        return step, np.array([one[step] for one in found], np.float64)
+        self._last_read_step = step
+        return step, np.array([rank_steps[step] for rank_steps in steps_by_rank], np.float64)
 
     def _build_key(self, rank: int) -> str:
         return f"stages/{rank}"

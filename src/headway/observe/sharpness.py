@@ -9,8 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-# Called after every gradient and every Hessian-vector product.
-Tick = Callable[[], object]
+ProgressCallback = Callable[[], object]
+"""Called after every gradient and every Hessian-vector product."""
 
 
 @final
@@ -18,49 +18,62 @@ class SharpnessObjective:
     """A function of parameters, with its gradient and Hessian-vector products.
 
     Args:
-        parameters: Leaves of the graph, changed in place and put back.
-        parts: Yields the summands of the function, each with its own graph.
+        parameters: Leaves of the graph. Measurements change them in place and restore them.
+        parts: Returns the summands of the function, each with a graph of its own.
         tick: Called after each computation, for a progress bar.
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], parts: Callable[[], Iterable[Tensor]], tick: Tick = lambda: None
+        self, parameters: Sequence[Tensor], parts: Callable[[], Iterable[Tensor]], tick: ProgressCallback = lambda: None
     ) -> None:
-        self.parameters, self._parts, self._tick = list(parameters), parts, tick
+        self.parameters = list(parameters)
+        self._parts = parts
+        self._tick = tick
 
     def compute_gradient(self) -> tuple[float, list[Tensor]]:
-        """Computes (value, gradient) at the present parameters."""
-        value, found = 0.0, [torch.zeros_like(one) for one in self.parameters]
+        """Returns (value, gradient) at the present parameters; the gradient has a tensor for each parameter."""
+        value = 0.0
+        gradient = [torch.zeros_like(parameter) for parameter in self.parameters]
         for part in self._parts():
             value += float(part.detach())
-            slopes = torch.autograd.grad(part, self.parameters, allow_unused=True)
-            _add(found, slopes)
+            part_gradient = torch.autograd.grad(part, self.parameters, allow_unused=True)
+            _accumulate(gradient, part_gradient)
         self._tick()
-        return value, found
+        return value, gradient
 
     def multiply_hessian(self, vector: Sequence[Tensor]) -> list[Tensor]:
-        """Multiplies the Hessian by a vector: the gradient of (gradient x vector) (Pearlmutter 1994)."""
-        found = [torch.zeros_like(one) for one in self.parameters]
+        """Returns the Hessian times a vector, as the gradient of (gradient x vector) (Pearlmutter 1994)."""
+        product = [torch.zeros_like(parameter) for parameter in self.parameters]
         for part in self._parts():
-            slopes = torch.autograd.grad(part, self.parameters, create_graph=True, allow_unused=True)
+            part_gradient = torch.autograd.grad(part, self.parameters, create_graph=True, allow_unused=True)
             # A gradient that does not depend on the parameters has no second derivative.
-            inner = [(g * v).sum() for g, v in zip(slopes, vector, strict=True) if g is not None and g.requires_grad]
-            if inner:
-                _add(found, torch.autograd.grad(torch.stack(inner).sum(), self.parameters, allow_unused=True))
+            dot_products = [
+                (g * v).sum() for g, v in zip(part_gradient, vector, strict=True) if g is not None and g.requires_grad
+            ]
+            if dot_products:
+                _accumulate(
+                    product, torch.autograd.grad(torch.stack(dot_products).sum(), self.parameters, allow_unused=True)
+                )
         self._tick()
-        return found
+        return product
 
 
 @final
 @dataclass(frozen=True)
 class EpsilonSharpness:
-    """Keskar's sharpness as found by the ascents, a lower bound of the true one."""
+    """Keskar's sharpness as found by the ascents, a lower bound of the true one.
 
-    # 100 (highest - loss) / (1 + loss).
+    Attributes:
+        percent: 100 (highest - loss) / (1 + loss).
+        loss: Loss at the solution.
+        highest: Highest loss found in the box around it.
+        epsilon: Relative half-width of the box.
+        steps: Gradients of each ascent.
+        starts: Number of ascents.
+    """
+
     percent: float
-    # Loss at the solution.
     loss: float
-    # Highest loss found in the box around it.
     highest: float
     epsilon: float
     steps: int
@@ -71,47 +84,52 @@ class EpsilonSharpness:
 def measure_epsilon_sharpness(
     objective: SharpnessObjective, *, epsilon: float = 1e-3, steps: int = 10, starts: int = 2, seed: int = 0
 ) -> EpsilonSharpness:
-    """Measures the rise of a function in a small box around its parameters, |z_i| <= epsilon (|x_i| + 1).
+    """Measures the rise of a function in a small box around its parameters x, |z_i| <= epsilon (|x_i| + 1).
 
     As Keskar et al. 2017 (arXiv 1609.04836), metric 2.1 with A the identity, but instead of ten iterations of L-BFGS-B
     each start takes `steps` gradients. It follows the signs of the gradient, first across the whole box, then half as
     far after every step that leads down. The first start is the corner that the gradient at the solution points to; the
     others are random, because at a solution the gradient may be zero.
     """
-    x, generator = [one.clone() for one in objective.parameters], torch.Generator().manual_seed(seed)
-    box = [epsilon * (one.abs() + 1) for one in x]
+    x = [parameter.clone() for parameter in objective.parameters]
+    generator = torch.Generator().manual_seed(seed)
+    box = [epsilon * (parameter.abs() + 1) for parameter in x]
 
     def ascend(z: list[Tensor]) -> float:
-        best, slope = _evaluate_at(objective, x, z)
-        share = 1.0
+        highest_in_box, gradient_here = _evaluate_at(objective, x, z)
+        step_share = 1.0
         for _ in range(steps - 1):
-            # A whole step leads from one side of the box to the other.
+            # With a share of 1 the step leads from one side of the box to the other.
             trial = [
-                torch.clamp(a + 2 * share * b * g.sign(), min=-b, max=b) for a, b, g in zip(z, box, slope, strict=True)
+                torch.clamp(a + 2 * step_share * b * g.sign(), min=-b, max=b)
+                for a, b, g in zip(z, box, gradient_here, strict=True)
             ]
-            value, found = _evaluate_at(objective, x, trial)
-            if value > best:
-                best, z, slope = value, trial, found
+            value, trial_slope = _evaluate_at(objective, x, trial)
+            if value > highest_in_box:
+                highest_in_box, z, gradient_here = value, trial, trial_slope
             else:
-                share /= 2
-        return best
+                step_share /= 2
+        return highest_in_box
 
     try:
         with torch.enable_grad():
-            loss, uphill = objective.compute_gradient()
+            loss, gradient = objective.compute_gradient()
         highest = loss
         for start in range(starts):
+            # A random point of the box, from the CPU generator, so that any device starts at the same one.
             z = [b * (2 * torch.rand(b.shape, generator=generator).to(b) - 1) for b in box]
             # A weight without a gradient takes its random side.
             if start == 0:
-                z = [b * torch.where(g == 0, a, g).sign() for a, b, g in zip(z, box, uphill, strict=True)]
+                z = [b * torch.where(g == 0, a, g).sign() for a, b, g in zip(z, box, gradient, strict=True)]
             highest = max(highest, ascend(z))
     finally:
+        # Restored even if the function fails.
         _copy_into(objective.parameters, x)
     return EpsilonSharpness(100 * (highest - loss) / (1 + loss), loss, highest, epsilon, steps, starts)
 
 
 def _evaluate_at(objective: SharpnessObjective, x: list[Tensor], z: list[Tensor]) -> tuple[float, list[Tensor]]:
+    """Returns (value, gradient) at x + z, and leaves the parameters there."""
     _copy_into(objective.parameters, [a + b for a, b in zip(x, z, strict=True)])
     with torch.enable_grad():
         return objective.compute_gradient()
@@ -120,13 +138,17 @@ def _evaluate_at(objective: SharpnessObjective, x: list[Tensor], z: list[Tensor]
 @final
 @dataclass(frozen=True)
 class HessianEigenvalue:
-    """Curvature v H v along a unit vector v, a lower bound of the largest eigenvalue."""
+    """Curvature v H v along a unit vector v, a lower bound of the largest eigenvalue.
+
+    Attributes:
+        value: The curvature.
+        products: Number of Hessian-vector products.
+        residual: |H v - value v| / |value|. Some eigenvalue is within |value| x residual of the value, not always the
+            largest one.
+    """
 
     value: float
-    # Number of Hessian-vector products.
     products: int
-    # |H v - value v| / |value|. Some eigenvalue is within |value| x residual of the value, not always the largest
-    # one.
     residual: float
 
 
@@ -138,7 +160,7 @@ def find_largest_eigenvalue(
     tolerance: float = 1e-3,
     seed: int = 0,
 ) -> HessianEigenvalue:
-    """Finds the largest eigenvalue of the Hessian by power iteration from a random vector.
+    """Estimates the largest eigenvalue of the Hessian by power iteration from a random vector.
 
     Power iteration converges to the eigenvalue of the largest magnitude. If that is negative, a second iteration, of
     the Hessian minus that eigenvalue, converges to the largest. Either can stop at a smaller eigenvalue that its first
@@ -150,13 +172,13 @@ def find_largest_eigenvalue(
         products: Most Hessian-vector products of each iteration.
         tolerance: Residual at which the iteration stops.
     """
-    found = _iterate_power(objective, scale, 0.0, products, tolerance, seed)
-    if found.value >= 0:
-        return found
-    beyond = _iterate_power(objective, scale, found.value, products, tolerance, seed)
-    value = beyond.value + found.value
-    residual = beyond.residual * abs(beyond.value) / max(abs(value), 1e-30)
-    return HessianEigenvalue(value, found.products + beyond.products, residual)
+    dominant = _iterate_power(objective, scale, 0.0, products, tolerance, seed)
+    if dominant.value >= 0:
+        return dominant
+    shifted = _iterate_power(objective, scale, dominant.value, products, tolerance, seed)
+    value = shifted.value + dominant.value
+    residual = shifted.residual * abs(shifted.value) / max(abs(value), 1e-30)
+    return HessianEigenvalue(value, dominant.products + shifted.products, residual)
 
 
 def _iterate_power(
@@ -169,8 +191,9 @@ def _iterate_power(
 ) -> HessianEigenvalue:
     """Runs a power iteration of the Hessian minus shift x identity, on the parameters with a nonzero `scale`."""
     generator = torch.Generator().manual_seed(seed)
-    v = [torch.randn(one.shape, generator=generator).to(one) for one in objective.parameters]
+    v = [torch.randn(parameter.shape, generator=generator).to(parameter) for parameter in objective.parameters]
     if scale is not None:
+        # Parameters with a scale of 0 are left out.
         v = [a * (s != 0) for a, s in zip(v, scale, strict=True)]
     v = _normalise(v)
     value, residual = 0.0, float("inf")
@@ -179,7 +202,9 @@ def _iterate_power(
             w = objective.multiply_hessian(v)
         else:
             w = objective.multiply_hessian([a * s for a, s in zip(v, scale, strict=True)])
+            # D H D v, from D v.
             w = [a * s for a, s in zip(w, scale, strict=True)]
+        # Subtracting the eigenvalue of largest magnitude makes the other end of the spectrum dominate.
         w = [a - shift * b for a, b in zip(w, v, strict=True)]
         value = _dot(v, w)
         length = _dot(w, w) ** 0.5
@@ -193,10 +218,11 @@ def _iterate_power(
     return HessianEigenvalue(value, products, residual)
 
 
-def _add(to: list[Tensor], more: Sequence[Tensor | None]) -> None:
-    for one, other in zip(to, more, strict=True):
-        if other is not None:
-            one.add_(other.detach())
+def _accumulate(totals: list[Tensor], values: Sequence[Tensor | None]) -> None:
+    """Adds values to totals in place; None counts as zeros."""
+    for total, value in zip(totals, values, strict=True):
+        if value is not None:
+            total.add_(value.detach())
 
 
 @torch.no_grad()
@@ -205,11 +231,11 @@ def _copy_into(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         parameter.copy_(value)
 
 
-def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
     # float64, because sums over millions of weights lose digits in float32.
-    return float(sum((a.double() * b.double()).sum() for a, b in zip(one, other, strict=True)))
+    return float(sum((a.double() * b.double()).sum() for a, b in zip(first, second, strict=True)))
 
 
 def _normalise(vector: list[Tensor]) -> list[Tensor]:
-    length = max(_dot(vector, vector) ** 0.5, 1e-30)
-    return [one / length for one in vector]
+    norm = max(_dot(vector, vector) ** 0.5, 1e-30)
+    return [tensor / norm for tensor in vector]

@@ -22,9 +22,9 @@ from headway.core.files import write_atomically
 LOG = logging.getLogger("headway.observe")
 
 # MLflow's experiment and W&B's project, unless the user's environment names another.
-PROJECT = "headway"
+DEFAULT_PROJECT = "headway"
 # Records per request to MLflow: it takes a thousand numbers, and a record has about ten.
-MAX_RECORDS = 32
+MAX_RECORDS_PER_REQUEST = 32
 # Seconds that the end of a run waits for MLflow.
 MAX_CLOSE_S = 20.0
 
@@ -34,7 +34,7 @@ class MetricsSink(ABC):
 
     @abstractmethod
     def record(self, record: dict[str, Any]) -> None:
-        """Takes one record with `kind`, `step` and numbers."""
+        """Receives one record with `kind`, `step` and numbers."""
 
     @abstractmethod
     def close(self) -> None:
@@ -69,7 +69,8 @@ class MLflowSink(MetricsSink):
 
     def __init__(self, folder: Path, after_step: int | None) -> None:
         self._mlflow = _import_package("mlflow", "mlflow-skinny")
-        self._known, self._name = folder / "mlflow.id", folder.resolve().name
+        self._id_file = folder / "mlflow.id"
+        self._name = folder.resolve().name
         try:
             self._client = self._mlflow.MlflowClient()
         # A wrong setting shows here; the server is not contacted yet.
@@ -90,55 +91,57 @@ class MLflowSink(MetricsSink):
             LOG.warning("MLflow did not take all records within %g s. metrics.jsonl has them.", MAX_CLOSE_S)
 
     def _run(self) -> None:
-        run, lost, more = "", 0, True
-        while more:
-            taken = [self._records.get()]
+        run_id = ""
+        num_lost = 0
+        is_open = True
+        while is_open:
+            entries = [self._records.get()]
             with suppress(queue.Empty):
                 # None ends the thread, and can only be the last entry.
-                while len(taken) < MAX_RECORDS:
-                    taken.append(self._records.get_nowait())
-            more = taken[-1] is not None
-            batch = [one for one in taken if one is not None]
-            if not batch:
+                while len(entries) < MAX_RECORDS_PER_REQUEST:
+                    entries.append(self._records.get_nowait())
+            is_open = entries[-1] is not None
+            records = [entry for entry in entries if entry is not None]
+            if not records:
                 break
             try:
-                run = run or self._start_run()
-                self._client.log_batch(run, self._build_metrics(batch))
+                run_id = run_id or self._start_run()
+                self._client.log_batch(run_id, self._build_metrics(records))
             # Servers, and the network on the way, can fail with any exception; training must go on.
             except Exception as error:
-                if not lost:
+                if not num_lost:
                     LOG.warning("MLflow does not take the records: %s. The run continues.", error)
-                lost += len(batch)
-        if lost:
-            LOG.warning("%d records did not reach MLflow. metrics.jsonl has them.", lost)
+                num_lost += len(records)
+        if num_lost:
+            LOG.warning("%d records did not reach MLflow. metrics.jsonl has them.", num_lost)
         with suppress(Exception):
-            if run:
-                self._client.set_terminated(run)
+            if run_id:
+                self._client.set_terminated(run_id)
 
-    def _build_metrics(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> list[Any]:
-        make = self._mlflow.entities.Metric
+    def _build_metrics(self, records: Sequence[tuple[int, dict[str, Any]]]) -> list[Any]:
+        metric_class = self._mlflow.entities.Metric
         return [
-            make(name, float(value), time_ms, record["step"])
-            for time_ms, record in batch
+            metric_class(name, float(value), time_ms, record["step"])
+            for time_ms, record in records
             for name, value in _name_numbers(record).items()
         ]
 
     def _start_run(self) -> str:
-        """Starts a run and returns its id; continues the run of this folder if there is one."""
-        if self._known.exists():
-            run = self._known.read_text()
-            self._client.update_run(run, status="RUNNING")
-            return run
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        """Starts a run, or continues the run of this folder if there is one. Returns its id."""
+        if self._id_file.exists():
+            run_id = self._id_file.read_text()
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_PROJECT
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             # Another run may create the experiment at the same moment.
             with suppress(self._mlflow.exceptions.MlflowException):
                 self._client.create_experiment(name)
-            found = self._client.get_experiment_by_name(name)
-        made: str = self._client.create_run(found.experiment_id, run_name=self._name).info.run_id
-        write_atomically(self._known, made)
-        return made
+            experiment = self._client.get_experiment_by_name(name)
+        new_run_id: str = self._client.create_run(experiment.experiment_id, run_name=self._name).info.run_id
+        write_atomically(self._id_file, new_run_id)
+        return new_run_id
 
 
 @final
@@ -151,14 +154,14 @@ class WandbSink(MetricsSink):
 
     def __init__(self, folder: Path, after_step: int | None) -> None:
         wandb = _import_package("wandb", "wandb")
-        known = folder / "wandb.id"
-        if not known.exists():
-            write_atomically(known, secrets.token_hex(4))
+        id_file = folder / "wandb.id"
+        if not id_file.exists():
+            write_atomically(id_file, secrets.token_hex(4))
         try:
             self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT") or PROJECT,
+                project=os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
                 name=folder.resolve().name,
-                id=known.read_text(),
+                id=id_file.read_text(),
                 resume="allow",
                 dir=str(folder),
                 # wandb's capture of the console would break the progress bar.
@@ -167,6 +170,7 @@ class WandbSink(MetricsSink):
         except wandb.Error as error:
             fix = "Log in with wandb login, set WANDB_MODE=offline, or remove wandb from sinks."
             raise RecipeError(f"Weights & Biases cannot be used: {error}", where="sinks", fix=fix) from error
+        # wandb would count the calls of `log` instead.
         self._run.define_metric("*", step_metric="step")
 
     def record(self, record: dict[str, Any]) -> None:
@@ -184,9 +188,11 @@ SINKS: dict[str, Callable[[Path, int | None], MetricsSink]] = {
 
 
 def open_sinks(names: Sequence[str], folder: Path, after_step: int | None = None) -> list[MetricsSink]:
-    """Opens the sinks of a recipe, except `prometheus`, which polls by itself (see `observe.prometheus`).
+    """Returns the sinks of a recipe, except `prometheus`, which polls by itself (see `observe.prometheus`).
 
     Args:
+        names: Names of sinks.
+        folder: Run folder.
         after_step: Step that a resumed run continues from; later records are overwritten if the sink supports it.
 
     Raises:
@@ -196,12 +202,13 @@ def open_sinks(names: Sequence[str], folder: Path, after_step: int | None = None
 
 
 def _name_numbers(record: dict[str, Any]) -> dict[str, float]:
-    """Selects the numbers of a record, under their names in other services, `KIND/NAME`."""
-    found = {name: value for name, value in record.items() if isinstance(value, int | float)}
-    return {f"{record['kind']}/{name}": value for name, value in found.items() if name not in ("step", "position")}
+    """Returns the numbers of a record by their names in other services, `KIND/NAME`."""
+    numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+    return {f"{record['kind']}/{name}": value for name, value in numbers.items() if name not in ("step", "position")}
 
 
 def _import_package(module: str, package: str) -> Any:
+    """Imports a module. Raises RecipeError if its package is not installed."""
     try:
         with warnings.catch_warnings():
             # These packages warn about their own dependencies at import.

@@ -20,17 +20,19 @@ from headway.page import panel
 from headway.page.panel import Panel
 
 # Stages of a rank's own work: while they last, the others wait.
-OWN_STAGES = ("wait", "augment", "forward", "loss", "backward", "optimizer")
+COMPUTE_STAGES = ("wait", "augment", "forward", "loss", "backward", "optimizer")
 # Stages in which a rank waits for others: on a CPU in the all-reduce, on a GPU at the read of the losses.
 WAITING_STAGES = ("reduce", "log")
-COLUMNS = (*OWN_STAGES, *WAITING_STAGES)
+COLUMNS = (*COMPUTE_STAGES, *WAITING_STAGES)
 
 # Name of the row file with seconds per step by rank and COLUMNS.
-KIND = "ranks"
+ROW_FILE_KIND = "ranks"
 # Share of the delay that one stage has to explain to be named.
-NAMED_SHARE = 0.8
-# Ranks and columns of a chart.
-MAX_RANKS, MAX_POINTS = 64, 240
+MIN_STAGE_SHARE = 0.8
+# Ranks of a chart: as many rows as can be read.
+MAX_RANKS = 64
+# Columns of a chart: more than a screen can tell apart would only make the page larger.
+MAX_POINTS = 240
 
 StageSeconds = NDArray[np.float64]
 
@@ -38,95 +40,111 @@ StageSeconds = NDArray[np.float64]
 @final
 @dataclass(frozen=True, kw_only=True)
 class SlowestRank:
-    """The rank whose own work takes longest, over some steps."""
+    """The rank that computes longest, over some steps.
+
+    Attributes:
+        rank: Number of the rank.
+        stage: Stage in which it loses time; None if no single stage explains the delay.
+        seconds: Seconds per step by which its computation exceeds the median of the others.
+        share: Share of a step that the others wait longer than this rank: the time that it costs them.
+    """
 
     rank: int
-    # Stage in which it loses time; None if no single stage explains the delay.
     stage: str | None
-    # Seconds per step by which its own work exceeds the median of the others.
     seconds: float
-    # Share of a step that the others wait longer than this rank: the time that it costs them.
     share: float
 
 
 def find_slowest_rank(seconds: StageSeconds) -> SlowestRank | None:
-    """Finds the slowest of several ranks; None for a single rank, or if a number is missing.
+    """Returns the slowest of several ranks; None for a single rank, or if a number is missing.
 
     Args:
         seconds: [ranks, COLUMNS] seconds per step.
     """
     if len(seconds) < 2 or not np.isfinite(seconds).all():
         return None
-    own, waited = seconds[:, : len(OWN_STAGES)], seconds[:, len(OWN_STAGES) :].sum(axis=1)
-    busy = own.sum(axis=1)
-    rank = int(busy.argmax())
-    others = np.arange(len(seconds)) != rank
-    longer = float(busy[rank] - np.median(busy[others]))
-    by_stage = own[rank] - np.median(own[others], axis=0)
-    stage = OWN_STAGES[by_stage.argmax()] if longer > 0 and by_stage.max() >= NAMED_SHARE * longer else None
-    step = float(np.median((busy + waited)[others]))
-    held_up = max(0.0, float(np.median(waited[others]) - waited[rank]))
-    return SlowestRank(rank=rank, stage=stage, seconds=longer, share=held_up / step if step > 0 else 0.0)
+    compute_s = seconds[:, : len(COMPUTE_STAGES)]
+    waited_s = seconds[:, len(COMPUTE_STAGES) :].sum(axis=1)
+    total_compute = compute_s.sum(axis=1)
+    rank = int(total_compute.argmax())
+    is_other = np.arange(len(seconds)) != rank
+    delay_s = float(total_compute[rank] - np.median(total_compute[is_other]))
+    stage_delays_s = compute_s[rank] - np.median(compute_s[is_other], axis=0)
+    stage = (
+        COMPUTE_STAGES[stage_delays_s.argmax()]
+        if delay_s > 0 and stage_delays_s.max() >= MIN_STAGE_SHARE * delay_s
+        else None
+    )
+    step_s = float(np.median((total_compute + waited_s)[is_other]))
+    # The slow rank waits least, and the difference is what it costs the others.
+    held_up_s = max(0.0, float(np.median(waited_s[is_other]) - waited_s[rank]))
+    return SlowestRank(rank=rank, stage=stage, seconds=delay_s, share=held_up_s / step_s if step_s > 0 else 0.0)
 
 
 def describe_stragglers(seconds: StageSeconds) -> str:
-    """Describes if the others wait for a rank, if it is always the same one, and the place to look.
+    """Returns sentences: whether the others wait for a rank, whether it is always the same one, and where to look.
 
     Args:
         seconds: [intervals, ranks, COLUMNS] seconds per step.
     """
-    own = seconds[:, :, : len(OWN_STAGES)].sum(axis=2)
-    found = find_slow_rank(own, float(np.median(seconds.sum(axis=2))))
-    each = [one for one in map(find_slowest_rank, seconds) if one is not None]
-    if found is None:
-        middle = float(np.median([one.share for one in each])) if each else 0.0
-        return f"No rank delays the others: the median wait for the slowest one is {middle:.1%} of a step."
-    of = f"of {len(seconds)} intervals"
-    waits = f"and the others wait for it {found.behind:.0%} of a step"
-    if found.always is None:
-        slow = f"Rank {found.rank} is the slowest in {found.share:.0%} {of}, {waits}."
-        return f"{slow} Too few intervals to tell if it stays so."
-    if not found.always:
+    compute_s = seconds[:, :, : len(COMPUTE_STAGES)].sum(axis=2)
+    slow_rank = find_slow_rank(compute_s, float(np.median(seconds.sum(axis=2))))
+    slowest_by_interval = [slowest for slowest in map(find_slowest_rank, seconds) if slowest is not None]
+    if slow_rank is None:
+        median_share = (
+            float(np.median([slowest.share for slowest in slowest_by_interval])) if slowest_by_interval else 0.0
+        )
+        return f"No rank delays the others: the median wait for the slowest one is {median_share:.1%} of a step."
+    frequency = f"{slow_rank.share:.0%} of {len(seconds)} intervals"
+    waits = f"and the others wait for it {slow_rank.behind:.0%} of a step"
+    sentence = f"Rank {slow_rank.rank} is the slowest in {frequency}, {waits}."
+    if slow_rank.always is None:
+        return f"{sentence} Too few intervals to tell if it stays so."
+    if not slow_rank.always:
         return (
-            f"The slowest rank changes (rank {found.rank} in {found.share:.0%} {of}), {waits}. No single host is slow: "
+            f"The slowest rank changes (rank {slow_rank.rank} in {frequency}), {waits}. No single host is slow: "
             "look at what all hosts share, such as data, network and other load."
         )
     # The stage is named only if it was the cause in most of the intervals.
-    stages = Counter(one.stage for one in each if one.rank == found.rank)
+    stages = Counter(slowest.stage for slowest in slowest_by_interval if slowest.rank == slow_rank.rank)
     stage, times = stages.most_common(1)[0]
-    lost = f" It loses time in {stage}." if stage is not None and 2 * times > stages.total() else ""
-    return f"Rank {found.rank} is the slowest in {found.share:.0%} {of}, {waits}. Look at its host.{lost}"
+    stage_text = f" It loses time in {stage}." if stage is not None and 2 * times > stages.total() else ""
+    return f"{sentence} Look at its host.{stage_text}"
 
 
 def build_panels(run: RunFolder) -> list[Panel]:
-    """Builds the stages of each rank's step, and its own work over the run; empty for a run of one rank."""
-    table = row_file.read_rows(run.rows_path(KIND))
+    """Builds the panels of each rank's stages, and of its computation over the run; empty for a run of one rank."""
+    table = row_file.read_rows(run.rows_path(ROW_FILE_KIND))
     if table is None or table.columns != COLUMNS or not len(table.steps):
         return []
     # A resumed run may have written an interval twice: the first of each position counts.
-    positions, places = np.unique(table.positions, return_index=True)
-    seconds = table.values[places].astype(np.float64)
-    own, mean = 1e3 * seconds[:, :, : len(OWN_STAGES)].sum(axis=2), 1e3 * seconds.mean(axis=0)
-    shown = sorted(np.argsort(-own.mean(axis=0), kind="stable")[:MAX_RANKS].tolist())
-    names = [f"rank {table.names[rank]}" for rank in shown]
-    left = f" Of {len(table.names)} ranks these are the {MAX_RANKS} slowest." if len(table.names) > MAX_RANKS else ""
-    parts = np.array_split(np.arange(len(positions)), min(MAX_POINTS, len(positions)))
+    positions, first_rows = np.unique(table.positions, return_index=True)
+    seconds = table.values[first_rows].astype(np.float64)
+    compute_ms = 1e3 * seconds[:, :, : len(COMPUTE_STAGES)].sum(axis=2)
+    mean_ms = 1e3 * seconds.mean(axis=0)
+    shown_ranks = sorted(np.argsort(-compute_ms.mean(axis=0), kind="stable")[:MAX_RANKS].tolist())
+    names = [f"rank {table.names[rank]}" for rank in shown_ranks]
+    omitted = f" Of {len(table.names)} ranks these are the {MAX_RANKS} slowest." if len(table.names) > MAX_RANKS else ""
+    intervals = np.array_split(np.arange(len(positions)), min(MAX_POINTS, len(positions)))
     samples = run.read_provenance(samples=int)["samples"]
-    more: dict[str, Any] = {"section": "Time", "width": "full"}
+    options: dict[str, Any] = {"section": "Time", "width": "full"}
     stacks = [
-        (stage, [_round(mean[rank, place]) for rank in shown])
-        for place, stage in enumerate(COLUMNS)
-        if mean[:, place].any()
+        (stage, [_round(mean_ms[rank, column]) for rank in shown_ranks])
+        for column, stage in enumerate(COLUMNS)
+        if mean_ms[:, column].any()
     ]
-    note = f"{describe_stragglers(seconds)} In reduce, and on a GPU in log, a rank waits for others.{left}"
+    note = f"{describe_stragglers(seconds)} In reduce, and on a GPU in log, a rank waits for others.{omitted}"
     title = "Step time of each rank by stage"
-    bars = panel.bars("ranks", title, names, stacks, x_label="mean ms per step", order=340, note=note, **more)
+    stage_panel = panel.bars("ranks", title, names, stacks, x_label="mean ms per step", order=340, note=note, **options)
     # Each column is the median of neighbouring intervals, at the epoch in which the last of them ended.
-    epochs = [float(positions[part[-1]]) / samples for part in parts]
-    rows = [(name, [_round(np.median(own[part, n])) for part in parts]) for name, n in zip(names, shown, strict=True)]
-    more |= {"x_label": "epoch", "y_label": "rank", "z_label": "ms per step", "order": 341}
+    epochs = [float(positions[interval[-1]]) / samples for interval in intervals]
+    rows = [
+        (name, [_round(np.median(compute_ms[interval, rank])) for interval in intervals])
+        for name, rank in zip(names, shown_ranks, strict=True)
+    ]
+    options |= {"x_label": "epoch", "y_label": "rank", "z_label": "ms per step", "order": 341}
     note = "A step without the waiting for others. A row that stands out all along is a slow host."
-    return [bars, panel.grid("ranks-own", "Own work of each rank per step", epochs, rows, note=note, **more)]
+    return [stage_panel, panel.grid("ranks-own", "Own work of each rank per step", epochs, rows, note=note, **options)]
 
 
 def _round(value: Any) -> float:

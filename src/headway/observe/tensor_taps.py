@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-# Methods that read values, and on a device wait for it. `print` and f-strings call `item`.
+# Methods that read values; on a device tensor that is a host-device sync. `print` and f-strings call `item`.
 VALUE_METHODS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__")
-# Methods that may wait for a device, too; on host tensors they are no reads.
+# Methods that may cause a host-device sync too; on host tensors they are no reads.
 COPY_METHODS = ("cpu", "to", "nonzero")
 
 # Frames of these folders, and frames further away than these, are not the user's code.
@@ -29,11 +29,17 @@ _MAX_FRAMES = 12
 
 
 class TensorListener(ABC):
-    """Is informed of reads and of backward, on any thread."""
+    """Receives reads of tensors and calls of backward, from any thread."""
 
     @abstractmethod
     def record_read(self, name: str, on_device: bool, ns: int) -> None:
-        """Called after Python read a tensor with method `name` in `ns`; `on_device`: it had to wait for a device."""
+        """Called after Python read a tensor.
+
+        Args:
+            name: Method that read it.
+            on_device: The read was a host-device sync.
+            ns: Duration in nanoseconds.
+        """
 
     @abstractmethod
     def begin_backward(self) -> None:
@@ -78,49 +84,54 @@ def find_caller() -> tuple[str, int]:
 
 
 def _install_taps() -> None:
+    """Replaces methods of torch.Tensor and torch.autograd.backward, and fills _REMOVE_TAPS."""
     for name in (*VALUE_METHODS, *COPY_METHODS):
         original = getattr(torch.Tensor, name)
-        # Most methods are inherited from the class in C, and have to be inherited again afterwards.
-        own = name in vars(torch.Tensor)
+        # Most methods are inherited from the class in C; they are deleted afterwards, not set.
+        is_own = name in vars(torch.Tensor)
         tap = _build_value_tap(name, original) if name in VALUE_METHODS else _build_copy_tap(name, original)
         setattr(torch.Tensor, name, tap)
-        back = functools.partial(setattr, torch.Tensor, name, original)
-        _REMOVE_TAPS.append(back if own else functools.partial(delattr, torch.Tensor, name))
+        restore = functools.partial(setattr, torch.Tensor, name, original)
+        _REMOVE_TAPS.append(restore if is_own else functools.partial(delattr, torch.Tensor, name))
     backward = torch.autograd.backward
     torch.autograd.backward = _build_backward_tap(backward)
     _REMOVE_TAPS.append(functools.partial(setattr, torch.autograd, "backward", backward))
 
 
 def _build_value_tap(name: str, original: Any) -> Any:
+    """Returns a wrapper of a method that reads values."""
+
     @functools.wraps(original)
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Code that is being traced must not look at the clock.
         if is_compiling():
             return original(self, *args, **kwargs)
-        began = perf_counter_ns()
-        found = original(self, *args, **kwargs)
-        ns = perf_counter_ns() - began
-        waits = _needs_sync(self)
+        start_ns = perf_counter_ns()
+        value = original(self, *args, **kwargs)
+        ns = perf_counter_ns() - start_ns
+        needs_sync = _needs_sync(self)
         for listener in _LISTENERS:
-            listener.record_read(name, waits, ns)
-        return found
+            listener.record_read(name, needs_sync, ns)
+        return value
 
     return read
 
 
 def _build_copy_tap(name: str, original: Any) -> Any:
+    """Returns a wrapper of a method that reports only calls with a host-device sync."""
+
     @functools.wraps(original)
     def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or not _needs_sync(self):
             return original(self, *args, **kwargs)
-        began = perf_counter_ns()
-        found = original(self, *args, **kwargs)
-        ns = perf_counter_ns() - began
+        start_ns = perf_counter_ns()
+        result = original(self, *args, **kwargs)
+        ns = perf_counter_ns() - start_ns
         # A non-blocking copy to the host does not wait; most calls of `to` go from one device or type to another.
-        if name == "nonzero" or (not _needs_sync(found) and not kwargs.get("non_blocking")):
+        if name == "nonzero" or (not _needs_sync(result) and not kwargs.get("non_blocking")):
             for listener in _LISTENERS:
                 listener.record_read(name, True, ns)
-        return found
+        return result
 
     return copy
 

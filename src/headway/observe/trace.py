@@ -12,17 +12,24 @@ from headway.core.clock import Span
 from headway.core.files import write_atomically
 
 # Rows of a process in the trace.
-STEPS, STAGES = 1, 2
+STEP_ROW = 1
+STAGE_ROW = 2
 
 
 def write_trace(path: Path, rank: int, stages: Sequence[Span], steps: Sequence[Span]) -> None:
     """Writes one rank's spans in the Trace Event Format, as complete events.
 
+    Args:
+        path: File to write.
+        rank: Rank whose spans these are.
+        stages: Spans of the stages.
+        steps: Spans of the steps.
+
     Times are microseconds of this host's monotonic clock, which its processes share. Adding `epoch_us` gives the time
     of day, which aligns the traces of several hosts.
     """
     epoch_us = (time.time_ns() - time.perf_counter_ns()) / 1000
-    events = [*_build_metadata(rank), *_build_events(rank, STEPS, steps), *_build_events(rank, STAGES, stages)]
+    events = [*_build_metadata(rank), *_build_events(rank, STEP_ROW, steps), *_build_events(rank, STAGE_ROW, stages)]
     tree = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"epoch_us": epoch_us}}
     write_atomically(path, json.dumps(tree))
 
@@ -32,7 +39,7 @@ def _build_metadata(rank: int) -> Iterator[dict[str, Any]]:
     meta = {"ph": "M", "pid": rank}
     yield {**meta, "name": "process_name", "args": {"name": f"rank {rank}"}}
     yield {**meta, "name": "process_sort_index", "args": {"sort_index": rank}}
-    for row, name in ((STEPS, "steps"), (STAGES, "stages of the training loop")):
+    for row, name in ((STEP_ROW, "steps"), (STAGE_ROW, "stages of the training loop")):
         yield {**meta, "tid": row, "name": "thread_name", "args": {"name": name}}
 
 

@@ -20,45 +20,56 @@ MIN_CORRELATION = 0.25
 MIN_REPEATS = 4
 # A period matches an interval if it differs by at most this share of it.
 INTERVAL_TOLERANCE = 0.1
-# "Busy but light": busy for more than the first share, at less than the second share of the power limit.
-BUSY_SHARE, LIGHT_POWER_SHARE = 0.9, 0.6
+# A GPU is "busy but light" if it is busy for more than this share of the time,
+BUSY_SHARE = 0.9
+# and draws less than this share of its power limit.
+LIGHT_POWER_SHARE = 0.6
 # Spikiness below which a load counts as even.
 EVEN_SPIKINESS = 0.1
 
-Numbers = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class LoadStatistics:
-    """Statistics of a utilisation u(t), 0 to 1, in samples of equal length."""
+    """Statistics of a utilisation u(t), 0 to 1, in samples of equal length.
 
-    # Length of the series, in samples of `spacing_s`.
+    Attributes:
+        seconds: Length of the series in seconds.
+        spacing_s: Length of a sample in seconds.
+        mean: Mean of u.
+        variance: Variance of u.
+        idle_share: Share of the samples in which the device was idle.
+        p10: 10th percentile of u.
+        p50: Median of u.
+        p90: 90th percentile of u.
+        variation: Standard deviation over mean; None if the device was never used.
+        swings_s: Sum of |u(t + 1) - u(t)| per second: one swing is from 0 to 1 or back.
+        dips_min: Dips below half of p90 per minute.
+        dip_s: Median length of these dips in seconds; None if there are none.
+        spikiness: 1 - mean / p90: share of its own plateau that the device loses to dips; 0 for a flat load.
+        period_s: Lag of the first peak of the autocorrelation in seconds; None if there is none.
+    """
+
     seconds: float
     spacing_s: float
     mean: float
     variance: float
-    # Share of the samples in which the device was idle.
     idle_share: float
     p10: float
     p50: float
     p90: float
-    # Standard deviation over mean; None if the device was never used.
     variation: float | None
-    # Sum of |u(t + 1) - u(t)| per second: one swing is from 0 to 1 or back.
     swings_s: float
-    # Dips below half of p90 per minute.
     dips_min: float
-    # Median length of these dips; None if there are none.
     dip_s: float | None
-    # 1 - mean / p90: share of its own plateau that the device loses to dips; 0 for a flat load.
     spikiness: float
-    # Lag of the first peak of the autocorrelation; None if there is none.
     period_s: float | None
 
 
 def summarise_load(values: ArrayLike, spacing_s: float) -> LoadStatistics | None:
-    """Summarises a utilisation; None for fewer than 20 samples.
+    """Returns the statistics of a utilisation; None for fewer than 20 samples.
 
     Args:
         values: [n], 0 to 1.
@@ -68,7 +79,8 @@ def summarise_load(values: ArrayLike, spacing_s: float) -> LoadStatistics | None
     if len(u) < MIN_SAMPLES:
         return None
     p10, p50, p90 = (float(value) for value in np.percentile(u, (10, 50, 90)))
-    mean, variance, seconds = float(u.mean()), float(u.var()), len(u) * spacing_s
+    mean, variance = float(u.mean()), float(u.var())
+    seconds = len(u) * spacing_s
     dips = _measure_runs(u < p90 / 2)
     return LoadStatistics(
         seconds=seconds,
@@ -89,28 +101,35 @@ def summarise_load(values: ArrayLike, spacing_s: float) -> LoadStatistics | None
 
 
 def find_period(values: ArrayLike, spacing_s: float) -> float | None:
-    """Finds the period of a series in seconds: the first peak of its autocorrelation after that was below zero.
+    """Returns the period of a series in seconds: the first peak of its autocorrelation after that was below zero.
 
     None if there is no peak, or none at twice its lag.
+
+    Args:
+        values: [n], 0 to 1.
+        spacing_s: Length of each sample in seconds.
     """
     u = np.asarray(values, np.float64)
     n = len(u)
-    longest = n // MIN_REPEATS
+    max_lag = n // MIN_REPEATS
     centred = u - u.mean()
-    if longest < 3 or float(np.ptp(u)) < 1e-6:
+    if max_lag < 3 or float(np.ptp(u)) < 1e-6:
         return None
+    # Padded with zeros to 2 n, as the correlation would be circular otherwise.
     power = np.abs(np.fft.rfft(centred, 2 * n)) ** 2
-    sums = np.fft.irfft(power)[: 2 * longest + 2]
+    sums = np.fft.irfft(power)[: 2 * max_lag + 2]
     # Each lag is normalised by its number of pairs, so that long lags are not damped.
-    found = sums / (n - np.arange(len(sums))) / (sums[0] / n)
-    below = np.flatnonzero(found < 0)
+    correlation = sums / (n - np.arange(len(sums))) / (sums[0] / n)
+    negative_lags = np.flatnonzero(correlation < 0)
     bound = max(MIN_CORRELATION, 4 / math.sqrt(n))
-    for lag in range(int(below[0]) + 1 if len(below) else n, longest + 1):
-        if found[lag] > bound and found[lag - 1] <= found[lag] > found[lag + 1]:
+    for lag in range(int(negative_lags[0]) + 1 if len(negative_lags) else n, max_lag + 1):
+        if correlation[lag] > bound and correlation[lag - 1] <= correlation[lag] > correlation[lag + 1]:
             # A true period has a second peak at twice the lag; both together give its length.
-            again = 2 * lag - 1 + int(np.argmax(found[2 * lag - 1 : 2 * lag + 2]))
-            if found[again] > bound:
-                return (_interpolate_peak(found, lag) + _interpolate_peak(found, again)) / 3 * spacing_s
+            second_lag = 2 * lag - 1 + int(np.argmax(correlation[2 * lag - 1 : 2 * lag + 2]))
+            if correlation[second_lag] > bound:
+                return (
+                    (_interpolate_peak(correlation, lag) + _interpolate_peak(correlation, second_lag)) / 3 * spacing_s
+                )
     return None
 
 
@@ -127,55 +146,62 @@ def is_busy_but_light(busy: float, power_w: float, power_limit_w: float) -> bool
     return busy > BUSY_SHARE and power_w < LIGHT_POWER_SHARE * power_limit_w
 
 
-def resample(seconds: ArrayLike, values: ArrayLike) -> tuple[float, Numbers]:
-    """Resamples readings to (spacing in seconds, samples of equal length); each reading holds since the one before.
+def resample(seconds: ArrayLike, values: ArrayLike) -> tuple[float, FloatArray]:
+    """Resamples readings to samples of equal length; each reading holds since the previous one.
 
     Args:
         seconds: [n] end of each reading. One that is not later than all before it is a repetition, and left out.
         values: [n] readings; NaN is left out.
+
+    Returns:
+        The length of a sample in seconds, and the samples. With fewer than two readings the length is 0.
     """
-    at, read = np.asarray(seconds, np.float64), np.asarray(values, np.float64)
-    known = np.isfinite(read)
-    at, read = at[known], read[known]
-    later = np.concatenate([[True], at[1:] > np.maximum.accumulate(at)[:-1]]) if len(at) else np.zeros(0, bool)
-    at, read = at[later], read[later]
-    if len(at) < 2:
-        return 0.0, read
-    whole_s = float(at[-1] - at[0])
-    count = max(1, round(whole_s / float(np.median(np.diff(at)))))
-    middles = at[0] + (np.arange(count) + 0.5) * whole_s / count
-    return whole_s / count, read[np.searchsorted(at, middles)]
+    end_s, readings = np.asarray(seconds, np.float64), np.asarray(values, np.float64)
+    is_finite = np.isfinite(readings)
+    end_s, readings = end_s[is_finite], readings[is_finite]
+    is_later = (
+        np.concatenate([[True], end_s[1:] > np.maximum.accumulate(end_s)[:-1]]) if len(end_s) else np.zeros(0, bool)
+    )
+    end_s, readings = end_s[is_later], readings[is_later]
+    if len(end_s) < 2:
+        return 0.0, readings
+    total_s = float(end_s[-1] - end_s[0])
+    count = max(1, round(total_s / float(np.median(np.diff(end_s)))))
+    middles = end_s[0] + (np.arange(count) + 0.5) * total_s / count
+    return total_s / count, readings[np.searchsorted(end_s, middles)]
 
 
-def describe_load(found: LoadStatistics, wait_share: float) -> str:
-    """Explains the spikiness, given the share of time in which the loop waited for data."""
-    spiky = f"The spikiness is {found.spikiness:.0%}, and the loop waits for data {wait_share:.0%} of the time"
-    if found.spikiness < EVEN_SPIKINESS and wait_share < EVEN_SPIKINESS:
-        return f"{spiky}: the load is even."
-    if found.spikiness < EVEN_SPIKINESS:
+def describe_load(statistics: LoadStatistics, wait_share: float) -> str:
+    """Returns a sentence on the spikiness, given the share of time in which the loop waited for data."""
+    comparison = (
+        f"The spikiness is {statistics.spikiness:.0%}, and the loop waits for data {wait_share:.0%} of the time"
+    )
+    if statistics.spikiness < EVEN_SPIKINESS and wait_share < EVEN_SPIKINESS:
+        return f"{comparison}: the load is even."
+    if statistics.spikiness < EVEN_SPIKINESS:
         return (
-            f"{spiky}: the load is even over samples of {found.spacing_s:.2g} s, so the waits are shorter than that, "
-            "or other work fills them; the mean then says more."
+            f"{comparison}: the load is even over samples of {statistics.spacing_s:.2g} s, so the waits are shorter "
+            "than that, or other work fills them; the mean then says more."
         )
     # About as much: within a third, or five points.
-    if abs(found.spikiness - wait_share) <= max(EVEN_SPIKINESS / 2, found.spikiness / 3):
-        return f"{spiky}, which is about as much: the dips come from the input. Faster input would fill them."
-    if wait_share < found.spikiness:
+    if abs(statistics.spikiness - wait_share) <= max(EVEN_SPIKINESS / 2, statistics.spikiness / 3):
+        return f"{comparison}, which is about as much: the dips come from the input. Faster input would fill them."
+    if wait_share < statistics.spikiness:
         return (
-            f"{spiky}, which is less: most dips do not come from the input, but from evaluations, checkpoints, other "
-            "programs, host-device syncs, or kernels that are launched too late."
+            f"{comparison}, which is less: most dips do not come from the input, but from evaluations, checkpoints, "
+            "other programs, host-device syncs, or kernels that are launched too late."
         )
-    return f"{spiky}, which is more: some waits are shorter than a sample of {found.spacing_s:.2g} s."
+    return f"{comparison}, which is more: some waits are shorter than a sample of {statistics.spacing_s:.2g} s."
 
 
-def _measure_runs(inside: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Measures the lengths of the runs of true values."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]]).astype(np.int8)))
+def _measure_runs(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Returns the lengths of the runs of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     return edges[1::2] - edges[::2]
 
 
-def _interpolate_peak(values: Numbers, place: int) -> float:
-    """Interpolates a peak: the place of the maximum of the parabola through it and its neighbours."""
-    before, here, after = (float(value) for value in values[place - 1 : place + 2])
-    bend = before - 2 * here + after
-    return place if bend >= 0 else place + min(0.5, max(-0.5, 0.5 * (before - after) / bend))
+def _interpolate_peak(values: FloatArray, index: int) -> float:
+    """Returns the fractional index of a peak: the maximum of the parabola through it and its neighbours."""
+    left, center, right = (float(value) for value in values[index - 1 : index + 2])
+    curvature = left - 2 * center + right
+    return index if curvature >= 0 else index + min(0.5, max(-0.5, 0.5 * (left - right) / curvature))

@@ -27,17 +27,17 @@ class BatchScaledRecipe(RecipePart):
     """`linear`: base * batch / per; `sqrt`: base * sqrt(batch / per); `none`: base for every batch."""
 
     def compute_factor(self, batch: int) -> float:
-        """Factor on the base for a batch."""
+        """Returns the factor on `base` for a batch."""
         ratio = batch / self.per
         # For `sqrt`, lr^2 / batch stays the same; for `linear`, lr / batch.
         return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[self.scale]
 
     def compute_value(self, batch: int) -> float:
-        """The number for a batch."""
+        """Returns the number for a batch."""
         return self.base * self.compute_factor(batch)
 
     def explain(self, batch: int) -> str:
-        """The computation in numbers, for example `0.1 x 8,192 / 256`."""
+        """Returns the computation in numbers, for example `0.1 x 8,192 / 256`."""
         ratio = f"{batch:,} / {self.per:,}"
         text = {"linear": f" x {ratio}", "sqrt": f" x sqrt({ratio})", "none": ", whatever the batch"}[self.scale]
         return f"{self.base:g}{text}"
@@ -57,12 +57,12 @@ Scalable = Annotated[
 
 
 def require_number(value: float | BatchScaledRecipe, where: str) -> float:
-    """Returns a number that no longer follows the batch.
+    """Returns `value` if it is a number. Raises RecipeError if it still follows the batch.
 
-    Raises:
-        RecipeError: it still follows the batch.
+    Args:
+        where: its key, for the error.
     """
-    # Only a run knows its batch: a recipe is resolved before an optimizer is built from it.
+    # Only a run knows its batch, and replaces the mapping before it builds an optimizer.
     if isinstance(value, BatchScaledRecipe):
         what = f"it follows the batch ({value.base:g} per {value.per:,}), and no batch is known here"
         raise RecipeError(what, where=where, fix="Give a number: BatchScaledRecipe(...).compute_value(batch).")

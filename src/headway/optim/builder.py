@@ -17,44 +17,46 @@ if TYPE_CHECKING:
 def build_optimizer(
     recipe: OptimizerRecipe, model: torch.nn.Module, steps_per_epoch: float | None = None
 ) -> torch.optim.Optimizer:
-    """Builds the optimizer for a network that is on its device, in its memory format. Its step never waits for the
-    device.
+    """Builds the optimizer for a network that is on its device, in its memory format. Its step causes no sync.
 
     Each of its param_groups has `lr_scale` and `name`: the group's pattern, or `all` without groups. Parameters of a
     group that are treated differently (`no_decay`, `layer_decay`, `muon`) form param_groups of their own, with the
     same name.
 
     Args:
-        steps_per_epoch: samples / batch. Only `lbsgd` and `rmsprop_sgd` use it, and they need it.
+        recipe: the `optimizer` part of a recipe, with a number as its learning rate.
+        model: the network.
+        steps_per_epoch: samples / batch; required for `lbsgd` and `rmsprop_sgd`.
 
     Raises:
-        RecipeError: nothing to train, a parameter without a group, or a group without a parameter.
+        RecipeError: every parameter is frozen, a parameter matches no group, or a group has no parameter.
     """
     from headway.optim.layer_decay import scale_layers, split_by_factor
 
     lr = require_number(recipe.lr, "optimizer.lr")
-    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not parameters:
         raise RecipeError("the network has no parameter to train", where="optimizer", fix="Freeze less.")
     # Frozen layers count too, so that freezing one changes no other's rate.
     factors = {} if recipe.layer_decay == 1 else scale_layers(model, recipe.layer_decay)
     groups: list[dict[str, Any]] = []
-    for group, matched in assign_parameters(recipe.groups or (GroupRecipe(match=""),), list(parameters)):
+    for group, group_names in assign_parameters(recipe.groups or (GroupRecipe(match=""),), list(parameters)):
         decay = recipe.weight_decay if group.weight_decay is None else group.weight_decay
         # A group's own weight decay applies to all its parameters, those of one dimension too.
-        split = recipe.no_decay and group.weight_decay is None
-        for factor, names in split_by_factor(matched, factors):
-            own = [parameters[name] for name in names]
-            for part in split_decay(own, decay) if split else [{"params": own, "weight_decay": decay}]:
+        splits_decay = recipe.no_decay and group.weight_decay is None
+        for factor, names in split_by_factor(group_names, factors):
+            same_rate = [parameters[name] for name in names]
+            parts = split_decay(same_rate, decay) if splits_decay else [{"params": same_rate, "weight_decay": decay}]
+            for part in parts:
                 part |= {"name": group.match if recipe.groups else "all", "lr_scale": group.lr_scale * factor}
                 groups += recipe.split_group(part, lr)
     # `lr_scale` stays in the group: `set_lr` applies it again at every step.
-    for one in groups:
-        one["lr"] = lr * one["lr_scale"]
+    for param_group in groups:
+        param_group["lr"] = lr * param_group["lr_scale"]
     return recipe.make(groups, lr, steps_per_epoch)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Sets the learning rate of an optimizer from `build_optimizer`; each group's own scale is applied to it."""
+    """Sets the learning rate of an optimizer from `build_optimizer`, times the `lr_scale` of each group."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]

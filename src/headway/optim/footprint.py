@@ -30,33 +30,33 @@ class OptimizerFootprint:
 
 
 def estimate_footprint(optimizer: torch.optim.Optimizer) -> OptimizerFootprint:
-    """Computes the memory of an optimizer from `build_optimizer`."""
-    kept = moved = 0
+    """Returns the memory of an optimizer from `build_optimizer`, which need not have stepped yet."""
+    state_bytes = moved_bytes = 0
     for group in optimizer.param_groups:
-        rule = optimizer._rule(group) if isinstance(optimizer, FusedOptimizer) else None
+        rule = optimizer._build_update_rule(group) if isinstance(optimizer, FusedOptimizer) else None
         for parameter in group["params"]:
-            size = parameter.numel() * parameter.element_size()
+            parameter_bytes = parameter.numel() * parameter.element_size()
             if rule is not None:
-                wide = torch.promote_types(parameter.dtype, torch.float32).itemsize * parameter.numel()
+                array_bytes = torch.promote_types(parameter.dtype, torch.float32).itemsize * parameter.numel()
                 # States are float32 at least, whatever the type of the parameter.
-                arrays = wide * ((rule.first_state is not None) + (rule.second_state is not None))
-                kept += arrays + 4 * rule.has_step_count + 4 * (rule.norm_state is not None)
+                arrays_bytes = array_bytes * ((rule.first_state is not None) + (rule.second_state is not None))
+                state_bytes += arrays_bytes + 4 * rule.has_step_count + 4 * (rule.norm_state is not None)
                 if rule.has_trust_ratio is not None and rule.has_trust_ratio(parameter):
                     # The norms of weights and gradients.
-                    moved += 2 * size
+                    moved_bytes += 2 * parameter_bytes
                 elif rule.norm_state is not None:
                     # The norm of gradients.
-                    moved += size
+                    moved_bytes += parameter_bytes
             elif isinstance(optimizer, MOMENT_OPTIMIZERS):
-                arrays = 2 * size
-                kept += arrays + 4
+                arrays_bytes = 2 * parameter_bytes
+                state_bytes += arrays_bytes + 4
             else:
-                arrays = sum(
-                    value.numel() * value.element_size()
-                    for value in optimizer.state[parameter].values()
-                    if isinstance(value, Tensor)
+                arrays_bytes = sum(
+                    state.numel() * state.element_size()
+                    for state in optimizer.state[parameter].values()
+                    if isinstance(state, Tensor)
                 )
-                kept += arrays
+                state_bytes += arrays_bytes
             # Weights are read and written, gradients read, states read and written.
-            moved += 3 * size + 2 * arrays
-    return OptimizerFootprint(kept, moved)
+            moved_bytes += 3 * parameter_bytes + 2 * arrays_bytes
+    return OptimizerFootprint(state_bytes, moved_bytes)

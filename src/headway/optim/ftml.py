@@ -24,11 +24,11 @@ class FTML(FusedOptimizer):
     the next step. This form is exact, needs a third of the memory, and allows a learning rate of 0.
 
     Args:
-        lr: a number, or a tensor of one.
+        lr: a number, or a scalar tensor.
         fused: use the native core if possible.
 
     Raises:
-        UsageError: an option out of range.
+        UsageError: an option is out of range.
     """
 
     def __init__(
@@ -43,12 +43,13 @@ class FTML(FusedOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": fused})
 
-    def _check(self, group: Group) -> None:
+    def _check_options(self, group: Group) -> None:
         check_ranges("FTML", group, lr=(0, inf), eps=(0, inf), weight_decay=(0, inf))
         check_betas("FTML", group)
 
-    def _rule(self, group: Group) -> UpdateRule:
-        (beta1, beta2), eps, decay = group["betas"], group["eps"], group["weight_decay"]
+    def _build_update_rule(self, group: Group) -> UpdateRule:
+        beta1, beta2 = group["betas"]
+        eps, decay = group["eps"], group["weight_decay"]
 
         def apply(inputs: StepInputs) -> None:
             steps = inputs.count_step()
@@ -57,10 +58,12 @@ class FTML(FusedOptimizer):
             addends = ops.combine(inputs.grads, 1.0, inputs.weights, inputs.gate_update(decay) if decay else 0)
             ops.update_square_moment_(moments, inputs.gate_decay(beta2), 1 - beta2, addends)
             # d / (sqrt(v / (1 - beta2^t)) + eps)
-            moved = ops.divide_by_root(addends, moments, inputs.to_coefficients(ops.bias_correction(beta2, steps)), eps)
-            # beta1 enters the rate alone, so no first moment is kept.
-            rate = ops.bias_correction(beta1, steps) * (1 - beta1) * inputs.gate_lr()
-            ops.subtract_(inputs.weights, ops.multiply(moved, inputs.to_coefficients(rate)))
+            updates = ops.divide_by_root(
+                addends, moments, inputs.to_coefficients(ops.compute_bias_correction(beta2, steps)), eps
+            )
+            # beta1 only enters the rate, so there is no first moment.
+            rate = ops.compute_bias_correction(beta1, steps) * (1 - beta1) * inputs.gate_lr()
+            ops.subtract_(inputs.weights, ops.multiply(updates, inputs.to_coefficients(rate)))
 
         options = (beta1, beta2, eps, decay)
         return UpdateRule(

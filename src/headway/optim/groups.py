@@ -38,40 +38,44 @@ class GroupRecipe(RecipePart):
 def split_decay(
     params: Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Makes groups for any torch optimizer: weight decay for parameters of two dimensions or more, none for the others.
+    """Returns groups for any torch optimizer: parameters with two dimensions or more get weight decay, others none.
 
     The others are biases, and the beta and gamma of normalisation. Decay only slows them down (Goyal et al. 2017, arXiv
     1706.02677; He et al. 2018, arXiv 1812.01187, section 3.1).
 
     Args:
         params: the parameters of a network, or its (name, parameter) pairs; torch's optimizers then keep the names.
+        weight_decay: weight decay of the first group.
 
     Raises:
-        UsageError: no parameters, or a decay below 0.
+        UsageError: `params` are no parameters, or `weight_decay` is below 0 or not finite.
     """
     import torch
 
     if not 0 <= weight_decay < inf:
         raise UsageError(f"split_decay has weight_decay={weight_decay!r}", fix="Give it a finite number of at least 0.")
     # Parameters come alone, or as torch's (name, parameter) pairs.
-    both: tuple[list[Any], list[Any]] = ([], [])
-    for one in params if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else (params,):
-        parameter = one[1] if isinstance(one, tuple) and len(one) == 2 else one
+    params_by_decay: tuple[list[Any], list[Any]] = ([], [])
+    for entry in params if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else (params,):
+        parameter = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry
         if not isinstance(parameter, torch.Tensor) or parameter is params:
             what = f"split_decay takes the parameters of a network, and was given a {type(parameter).__name__}"
             raise UsageError(what, fix="Give it model.parameters(), or model.named_parameters().")
-        both[parameter.ndim <= 1].append(one)
-    groups = [{"params": some, "weight_decay": decay} for some, decay in zip(both, (weight_decay, 0.0), strict=True)]
+        params_by_decay[parameter.ndim <= 1].append(entry)
+    groups = [
+        {"params": entries, "weight_decay": decay}
+        for entries, decay in zip(params_by_decay, (weight_decay, 0.0), strict=True)
+    ]
     return [group for group in groups if group["params"]]
 
 
 def assign_parameters(groups: tuple[GroupRecipe, ...], names: list[str]) -> list[tuple[GroupRecipe, list[str]]]:
-    """Assigns each parameter name to the first group whose pattern it matches.
+    """Assigns each parameter name to the first group whose pattern it matches. Returns each group with its names.
 
     Raises:
-        RecipeError: a name without a group, or a group without a name.
+        RecipeError: a parameter matches no group, or a group gets no parameter.
     """
-    taken: list[list[str]] = [[] for _ in groups]
+    names_by_group: list[list[str]] = [[] for _ in groups]
     # Compiled once: every pattern meets every name.
     patterns = [re.compile(group.match) for group in groups]
     unmatched = []
@@ -80,21 +84,21 @@ def assign_parameters(groups: tuple[GroupRecipe, ...], names: list[str]) -> list
         if index is None:
             unmatched.append(name)
         else:
-            taken[index].append(name)
-    # A group that takes nothing is a misspelt pattern, or stands below a group that takes everything.
+            names_by_group[index].append(name)
+    # The pattern of an empty group is misspelt, or stands below a group that takes everything.
     for index, group in enumerate(groups):
-        if not taken[index]:
+        if not names_by_group[index]:
             where = f"optimizer.groups.{index}"
             if any(patterns[index].search(name) for name in names):
                 what = f"earlier groups took every parameter that {group.match!r} matches"
                 raise RecipeError(what, where=where, fix="Move it up, or remove it.")
             # Names that look like the pattern are better examples than the first ones.
-            near = difflib.get_close_matches(group.match, names, n=3, cutoff=0.3) or names[:3]
-            fix = f"Trained parameters are for example: {', '.join(near)}."
+            similar_names = difflib.get_close_matches(group.match, names, n=3, cutoff=0.3) or names[:3]
+            fix = f"Trained parameters are for example: {', '.join(similar_names)}."
             fix += " Change the pattern, or remove the group."
             raise RecipeError(f"{group.match!r} matches no trained parameter", where=where, fix=fix)
     if unmatched:
-        more = f" and {len(unmatched) - 1} more" if len(unmatched) > 1 else ""
-        what = f"no group matches {unmatched[0]!r}{more}"
+        others = f" and {len(unmatched) - 1} more" if len(unmatched) > 1 else ""
+        what = f"no group matches {unmatched[0]!r}{others}"
         raise RecipeError(what, where="optimizer.groups", fix="Add a last group with match: '.*'.")
-    return list(zip(groups, taken, strict=True))
+    return list(zip(groups, names_by_group, strict=True))

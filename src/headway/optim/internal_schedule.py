@@ -12,7 +12,7 @@ from typing import Literal, final
 
 LbsgdWarmup = Literal["linear", "power2", "sqrt", "lars"]
 WARMUP_POWERS: dict[str, float] = {"linear": 1.0, "power2": 2.0, "sqrt": 0.5}
-"""Exponent of the share of LBSGD's warm-up that is done; `lars` has no warm-up."""
+"""Exponent of the progress through LBSGD's warm-up, 0 to 1; `lars` has no warm-up."""
 
 
 @final
@@ -33,19 +33,21 @@ class InternalSchedule:
     rmsprop_lr: Callable[[int], float] | None = None
 
 
-def lbsgd_schedule(batch_scale: int, warmup: LbsgdWarmup, warmup_steps: float) -> InternalSchedule:
-    """LBSGD's rise from 1 to `batch_scale` within the first `warmup_steps` steps. `warmup: lars` has a rate for each
-    layer instead, which is no function of the step."""
+def build_lbsgd_schedule(batch_scale: int, warmup: LbsgdWarmup, warmup_steps: float) -> InternalSchedule:
+    """Builds LBSGD's rise of the factor from 1 to `batch_scale` within the first `warmup_steps` steps.
+
+    `warmup: lars` has a rate for each layer instead, which is no function of the step.
+    """
     # Nothing rises: the rate of a layer depends on its norms, and a macro-batch of one step is the batch.
     if warmup == "lars" or batch_scale == 1:
         return InternalSchedule(steps_per_update=batch_scale)
     power = WARMUP_POWERS[warmup]
 
     def compute_factor(step: int) -> float:
-        # Steps count from 0, and the first one makes a part of the rise.
-        share = min((step + 1) / warmup_steps, 1.0) if warmup_steps > 0 else 1.0
-        risen: float = share**power
-        return 1 + (batch_scale - 1) * risen
+        # Steps count from 0, and the first one is part of the rise already.
+        progress = min((step + 1) / warmup_steps, 1.0) if warmup_steps > 0 else 1.0
+        rise: float = progress**power
+        return 1 + (batch_scale - 1) * rise
 
     # The turn is the first step at the full rate.
     end = math.ceil(warmup_steps) - 1
@@ -53,17 +55,23 @@ def lbsgd_schedule(batch_scale: int, warmup: LbsgdWarmup, warmup_steps: float) -
     return InternalSchedule(steps_per_update=batch_scale, lr_factor=compute_factor, turns=turns)
 
 
-def rmsprop_sgd_schedule(lr_rmsprop: float, center: float, period: float) -> InternalSchedule:
-    """RMSpropSGD's transition: SGD's share is one half at step `center`, and RMSprop has the rest."""
+def build_rmsprop_sgd_schedule(lr_rmsprop: float, center: float, period: float) -> InternalSchedule:
+    """Builds RMSpropSGD's transition.
+
+    Args:
+        lr_rmsprop: learning rate of RMSprop at the beginning.
+        center: step at which SGD's share is one half.
+        period: length of the transition in steps.
+    """
 
     def compute_share(step: int) -> float:
         # An exponential before the centre, a line behind it: both have the same slope there.
-        away = (step - center) / period
-        return math.exp(2 * away) / 2 if away < 0 else min(0.5 + away, 1.0)
+        distance = (step - center) / period
+        return math.exp(2 * distance) / 2 if distance < 0 else min(0.5 + distance, 1.0)
 
     # A centre at the start of the run has no turn: step 0 is listed anyway.
-    middle, end = math.ceil(center), math.ceil(center + period / 2)
-    turns = ((middle, "SGD has one half"), (end, "SGD alone"))
+    center_step, end_step = math.ceil(center), math.ceil(center + period / 2)
+    turns = ((center_step, "SGD has one half"), (end_step, "SGD alone"))
     return InternalSchedule(
         lr_factor=compute_share,
         turns=tuple(turn for turn in turns if turn[0] > 0),

@@ -23,13 +23,13 @@ class LAMB(FusedOptimizer):
     of the paper with phi(x) = x.
 
     Args:
-        lr: a number, or a tensor of one.
-        betas: shares of the running first and second moments that one step keeps.
+        lr: a number, or a scalar tensor.
+        betas: decays of the running first and second moments.
         layerwise: False: a ratio of 1 everywhere, which is AdamW.
         fused: use the native core if possible. Same formulas; sums are rounded differently.
 
     Raises:
-        UsageError: an option out of range.
+        UsageError: an option is out of range.
     """
 
     def __init__(
@@ -46,12 +46,13 @@ class LAMB(FusedOptimizer):
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, options | {"layerwise": layerwise, "fused": fused})
 
-    def _check(self, group: Group) -> None:
+    def _check_options(self, group: Group) -> None:
         check_ranges("LAMB", group, lr=(0, inf), eps=(0, inf), weight_decay=(0, inf))
         check_betas("LAMB", group)
 
-    def _rule(self, group: Group) -> UpdateRule:
-        (beta1, beta2), eps, decay = group["betas"], group["eps"], group["weight_decay"]
+    def _build_update_rule(self, group: Group) -> UpdateRule:
+        beta1, beta2 = group["betas"]
+        eps, decay = group["eps"], group["weight_decay"]
         layerwise = group["layerwise"]
 
         def has_trust_ratio(parameter: Tensor) -> bool:
@@ -62,24 +63,25 @@ class LAMB(FusedOptimizer):
 
         # Biases and batch norm have a ratio of 1: their norms say nothing about a good step size.
         def apply(inputs: StepInputs) -> None:
-            first, second = inputs.get_states("exp_avg"), inputs.get_states("exp_avg_sq")
+            first_moments, second_moments = inputs.get_states("exp_avg"), inputs.get_states("exp_avg_sq")
             # Adam: unbiased first and second moments, then their quotient.
             steps = inputs.count_step()
-            ops.update_moment_(first, inputs.gate_decay(beta1), 1 - beta1, inputs.grads)
-            ops.update_square_moment_(second, inputs.gate_decay(beta2), 1 - beta2, inputs.grads)
-            unbiased = ops.multiply(first, inputs.to_coefficients(ops.bias_correction(beta1, steps)))
+            ops.update_moment_(first_moments, inputs.gate_decay(beta1), 1 - beta1, inputs.grads)
+            ops.update_square_moment_(second_moments, inputs.gate_decay(beta2), 1 - beta2, inputs.grads)
+            unbiased = ops.multiply(first_moments, inputs.to_coefficients(ops.compute_bias_correction(beta1, steps)))
             update = ops.divide_by_root(
-                unbiased, second, inputs.to_coefficients(ops.bias_correction(beta2, steps)), eps
+                unbiased, second_moments, inputs.to_coefficients(ops.compute_bias_correction(beta2, steps)), eps
             )
-            # The decay is part of the update, so the trust ratio scales it, too.
+            # Weight decay is part of the update, so the trust ratio scales it too.
             if decay:
                 torch._foreach_add_(update, inputs.weights, alpha=decay)
-            # Layers with a trust ratio get rates of their own.
-            rate: Any = inputs.gate_lr()
-            if chosen := [index for index, weight in enumerate(inputs.weights) if has_trust_ratio(weight)]:
-                w, u = (ops.compute_norms([tensors[index] for index in chosen]) for tensors in (inputs.weights, update))
-                rate = inputs.scale_layers(chosen, compute_ratio(w, u), (w > 0) & (u > 0), rate)
-            ops.subtract_(inputs.weights, ops.multiply(update, rate))
+            lr: Any = inputs.gate_lr()
+            if adapted := [index for index, weight in enumerate(inputs.weights) if has_trust_ratio(weight)]:
+                w, u = (
+                    ops.compute_norms([tensors[index] for index in adapted]) for tensors in (inputs.weights, update)
+                )
+                lr = inputs.scale_layers(adapted, compute_ratio(w, u), (w > 0) & (u > 0), lr)
+            ops.subtract_(inputs.weights, ops.multiply(update, lr))
 
         return UpdateRule(
             apply=apply,

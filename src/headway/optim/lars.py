@@ -29,7 +29,7 @@ class LARS(FusedOptimizer):
     0 (`headway.optim.split_decay` does).
 
     Args:
-        lr: a number, or a tensor of one.
+        lr: a number, or a scalar tensor.
         trust: the trust coefficient, the paper's eta. None: a ratio of 1 everywhere, which is SGD.
         lr_in_momentum: scale by the learning rate before the momentum buffer, not behind it.
         clip: limit each layer's rate lr * r to lr: LARC. The paper's value of `trust` is then 0.02.
@@ -37,7 +37,7 @@ class LARS(FusedOptimizer):
         fused: use the native core if possible. Same formulas; sums are rounded differently.
 
     Raises:
-        UsageError: an option out of range.
+        UsageError: an option is out of range.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LARS(FusedOptimizer):
         switches = {"lr_in_momentum": lr_in_momentum, "clip": clip, "nesterov": nesterov, "fused": fused}
         super().__init__(params, options | switches)
 
-    def _check(self, group: Group) -> None:
+    def _check_options(self, group: Group) -> None:
         check_ranges("LARS", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), eps=(0, inf))
         if not isinstance(group["lr_in_momentum"], bool):
             raise UsageError(f"LARS has lr_in_momentum={group['lr_in_momentum']!r}", fix="Set it to True or False.")
@@ -69,12 +69,12 @@ class LARS(FusedOptimizer):
         if group["trust"] is not None:
             check_ranges("LARS", group, trust=(0, inf))
 
-    def _rule(self, group: Group) -> UpdateRule:
+    def _build_update_rule(self, group: Group) -> UpdateRule:
         return build_lars_rule(group, trust=group["trust"], lr_in_momentum=group["lr_in_momentum"])
 
 
 def build_lars_rule(group: Group, *, trust: float | None, lr_in_momentum: bool) -> UpdateRule:
-    """Builds the rule of LARS from the options of a group, or without `trust` that of SGD with momentum."""
+    """Builds the update rule of LARS from the options of a group; with trust None that of SGD with momentum."""
     # A group of Muon has neither eps nor clip.
     coefficient, eps = (0.0, 0.0) if trust is None else (trust, group["eps"])
     clip = group.get("clip", False)
@@ -88,17 +88,20 @@ def build_lars_rule(group: Group, *, trust: float | None, lr_in_momentum: bool) 
         return (ratio / group["lr"]).clamp(max=1) if clip else ratio
 
     def apply(inputs: StepInputs) -> None:
-        lr, decay = inputs.gate_lr(), group["weight_decay"]
-        # The factor on d: for each layer with a trust ratio its own, for all others the same.
-        within: Any = lr if lr_in_momentum else inputs.gate_update(1.0)
-        if chosen := [index for index, weight in enumerate(inputs.weights) if has_trust_ratio(weight)]:
+        lr = inputs.gate_lr()
+        decay = group["weight_decay"]
+        # The factor on d: one number, or a list of the layers' own if there are trust ratios.
+        grad_factor: Any = lr if lr_in_momentum else inputs.gate_update(1.0)
+        if adapted := [index for index, weight in enumerate(inputs.weights) if has_trust_ratio(weight)]:
             w, g = (
-                ops.compute_norms([tensors[index] for index in chosen]) for tensors in (inputs.weights, inputs.grads)
+                ops.compute_norms([tensors[index] for index in adapted]) for tensors in (inputs.weights, inputs.grads)
             )
-            within = inputs.scale_layers(chosen, compute_ratio(w, g), (w > 0) & (g > 0), within)
-        # The decay has the same factor as the gradient, also if the factors differ by layer.
-        from_w: Any = [factor * decay for factor in within] if isinstance(within, list) else within * decay
-        addends = ops.combine(inputs.grads, within, inputs.weights, from_w if decay else 0)
+            grad_factor = inputs.scale_layers(adapted, compute_ratio(w, g), (w > 0) & (g > 0), grad_factor)
+        # Weight decay has the same factor as the gradient.
+        decay_factor: Any = (
+            [factor * decay for factor in grad_factor] if isinstance(grad_factor, list) else grad_factor * decay
+        )
+        addends = ops.combine(inputs.grads, grad_factor, inputs.weights, decay_factor if decay else 0)
         apply_momentum_(inputs, addends, inputs.gate_update(1.0) if lr_in_momentum else lr)
 
     return UpdateRule(
@@ -119,10 +122,13 @@ def build_lars_rule(group: Group, *, trust: float | None, lr_in_momentum: bool) 
     )
 
 
-def apply_momentum_(inputs: StepInputs, addends: list[Tensor], rate: ops.Coefficient) -> None:
-    """Steps in place: m = momentum * m + addend; w -= rate * m, or with `nesterov` rate * (addend + momentum * m).
+def apply_momentum_(inputs: StepInputs, addends: list[Tensor], lr: ops.Coefficient) -> None:
+    """Steps in place: m = momentum * m + addend; w -= lr * m, or with `nesterov` lr * (addend + momentum * m).
 
-    The memory of `addends` is overwritten.
+    Args:
+        inputs: its weights and momentum buffers are changed.
+        addends: one for each parameter; their memory is overwritten.
+        lr: one number, or one for each parameter.
     """
     # Without momentum there is no buffer, and the addend is the step.
     momentum = inputs.group["momentum"]
@@ -135,4 +141,4 @@ def apply_momentum_(inputs: StepInputs, addends: list[Tensor], rate: ops.Coeffic
             ops.add_(addends, ops.multiply(buffers, inputs.gate_update(momentum)))
         else:
             addends = buffers
-    ops.subtract_(inputs.weights, addends if isinstance(rate, float) and rate == 1 else ops.multiply(addends, rate))
+    ops.subtract_(inputs.weights, addends if isinstance(lr, float) and lr == 1 else ops.multiply(addends, lr))

@@ -32,72 +32,90 @@ def has_layer_rates(optimizer: Optimizer) -> bool:
 
 @torch.no_grad()
 def measure_layer_rates(
-    optimizer: Optimizer, parameters: Sequence[Tensor], before: Sequence[Tensor], g: Tensor
+    optimizer: Optimizer, parameters: Sequence[Tensor], weights_before: Sequence[Tensor], gradient_norms: Tensor
 ) -> Tensor:
-    """Computes the learning rate that each parameter had in the step that was just made, without waiting for the
-    device.
+    """Returns the learning rate that each parameter had in the newest step, without a host-device sync.
 
     Args:
+        optimizer: the optimizer after the step.
         parameters: the parameters after the step.
-        before: their values before the step.
-        g: norms of their gradients, float64 [n].
+        weights_before: their values before the step.
+        gradient_norms: norms of their gradients, float64 [n].
 
     Returns:
         float64 [n] on the device: the factor on the gradient (LARS, LBSGD, NovoGrad) or on Adam's update (LAMB) before
         momentum. NaN for a parameter without a gradient or with a norm of 0, and for every parameter of an optimizer
         without rates for each layer (`has_layer_rates`).
     """
-    one = torch.ones((), dtype=g.dtype, device=g.device)
-    nothing = one * torch.nan
+    unit = torch.ones((), dtype=gradient_norms.dtype, device=gradient_norms.device)
+    unknown_rate = unit * torch.nan
     # A parameter that another optimizer steps, or that had no gradient, keeps NaN.
-    rates = [nothing] * len(parameters)
+    rates = [unknown_rate] * len(parameters)
     if not has_layer_rates(optimizer):
         return torch.stack(rates)
     assert isinstance(optimizer, FusedOptimizer)
-    index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
-    w = torch.stack(torch._foreach_norm(list(before))).double()
-    weights, gradients = w.unbind(), g.unbind()
+    index_by_id = {id(parameter): index for index, parameter in enumerate(parameters)}
+    weight_norms = torch.stack(torch._foreach_norm(list(weights_before))).double()
+    norm_of_weights, norm_of_gradients = weight_norms.unbind(), gradient_norms.unbind()
     for group in optimizer.param_groups:
-        indices = [index_of[id(one)] for one in group["params"] if id(one) in index_of]
+        indices = [index_by_id[id(parameter)] for parameter in group["params"] if id(parameter) in index_by_id]
         if not indices:
             continue
-        rule, found = optimizer._rule(group), [one] * len(indices)
-        # The same function as in the step, given the norms as they were in it.
+        rule = optimizer._build_update_rule(group)
+        ratios = [unit] * len(indices)
+        # The function that the step used, with the norms of that step.
         if rule.trust_ratio is not None:
-            below = [
-                _measure_scaled_norm(optimizer, parameters[at], before[at], gradients[at], group) for at in indices
+            scaled_norms = [
+                _measure_scaled_norm(
+                    optimizer, parameters[index], weights_before[index], norm_of_gradients[index], group
+                )
+                for index in indices
             ]
-            found = list(rule.trust_ratio(torch.stack([weights[at] for at in indices]), torch.stack(below)).unbind())
-        for at, ratio in zip(indices, found, strict=True):
-            # Biases and batch norm step at the plain learning rate.
-            adapts = rule.has_trust_ratio is None or rule.has_trust_ratio(parameters[at])
-            rates[at] = group["lr"] * (ratio if adapts else one)
+            ratios = list(
+                rule.trust_ratio(
+                    torch.stack([norm_of_weights[index] for index in indices]), torch.stack(scaled_norms)
+                ).unbind()
+            )
+        for index, ratio in zip(indices, ratios, strict=True):
+            # Biases and batch norm have no ratio.
+            has_ratio = rule.has_trust_ratio is None or rule.has_trust_ratio(parameters[index])
+            rates[index] = group["lr"] * (ratio if has_ratio else unit)
     # NovoGrad's rate does not depend on the norm of the weights.
-    unknown = g == 0 if isinstance(optimizer, NovoGrad) else (w == 0) | (g == 0)
-    return torch.stack(rates).masked_fill(unknown, torch.nan)
+    is_unknown = gradient_norms == 0 if isinstance(optimizer, NovoGrad) else (weight_norms == 0) | (gradient_norms == 0)
+    return torch.stack(rates).masked_fill(is_unknown, torch.nan)
 
 
-def _measure_scaled_norm(optimizer: Optimizer, parameter: Tensor, before: Tensor, g: Tensor, group: Group) -> Tensor:
-    """The norm of the value that the trust ratio scaled in the step: the gradient, or the optimizer's update of it."""
+def _measure_scaled_norm(
+    optimizer: Optimizer, parameter: Tensor, weights_before: Tensor, gradient_norm: Tensor, group: Group
+) -> Tensor:
+    """Returns the norm of the value that the trust ratio scaled: the gradient, LAMB's update, or NovoGrad's moment."""
     if isinstance(optimizer, NovoGrad):
-        return _read_state_number(optimizer, parameter, "norm_sq", g).sqrt()
-    return _lamb_update_norm(optimizer, parameter, before, group, g) if isinstance(optimizer, LAMB) else g
+        return _read_state_number(optimizer, parameter, "norm_sq", gradient_norm).sqrt()
+    return (
+        _compute_lamb_update_norm(optimizer, parameter, weights_before, group, gradient_norm)
+        if isinstance(optimizer, LAMB)
+        else gradient_norm
+    )
 
 
 def _read_state_number(optimizer: Optimizer, parameter: Tensor, name: str, like: Tensor) -> Tensor:
-    found = optimizer.state[parameter].get(name)
-    return torch.full((), torch.nan, dtype=like.dtype, device=like.device) if found is None else found.to(like.dtype)
+    """Returns a scalar state in the type of `like`; NaN if there is none."""
+    value = optimizer.state[parameter].get(name)
+    return torch.full((), torch.nan, dtype=like.dtype, device=like.device) if value is None else value.to(like.dtype)
 
 
-def _lamb_update_norm(optimizer: Optimizer, parameter: Tensor, before: Tensor, group: Group, like: Tensor) -> Tensor:
-    """Norm of LAMB's update before the trust ratio, computed from the moments after the step."""
+def _compute_lamb_update_norm(
+    optimizer: Optimizer, parameter: Tensor, weights_before: Tensor, group: Group, like: Tensor
+) -> Tensor:
+    """Returns the norm of LAMB's update before the trust ratio, computed from the moments after the step."""
     state = optimizer.state[parameter]
     # Before the first step with a gradient there is no moment.
     if "exp_avg" not in state:
         return torch.full((), torch.nan, dtype=like.dtype, device=like.device)
-    (beta1, beta2), steps = group["betas"], state["step"].double().clamp(min=1)
-    first = state["exp_avg"] / (1 - beta1**steps).to(state["exp_avg"].dtype)
-    second = state["exp_avg_sq"] / (1 - beta2**steps).to(state["exp_avg_sq"].dtype)
-    update = first / (second.sqrt() + group["eps"]) + group["weight_decay"] * before
+    beta1, beta2 = group["betas"]
+    steps = state["step"].double().clamp(min=1)
+    first_moment = state["exp_avg"] / (1 - beta1**steps).to(state["exp_avg"].dtype)
+    second_moment = state["exp_avg_sq"] / (1 - beta2**steps).to(state["exp_avg_sq"].dtype)
+    update = first_moment / (second_moment.sqrt() + group["eps"]) + group["weight_decay"] * weights_before
     norm: Tensor = torch.linalg.vector_norm(update)
     return norm.to(like.dtype)

@@ -15,7 +15,7 @@ from headway.optim.fused_optimizer import FusedOptimizer, check_ranges, require_
 from headway.optim.internal_schedule import WARMUP_POWERS, LbsgdWarmup
 from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
-WARMUPS = get_args(LbsgdWarmup)
+WARMUP_NAMES = get_args(LbsgdWarmup)
 
 
 @final
@@ -30,14 +30,14 @@ class LBSGD(FusedOptimizer):
     Steps at the end of a run that fill no macro-batch move nothing: their gradients stay in the sum.
 
     Args:
-        lr: learning rate for the batch of one step; a number, or a tensor of one.
+        lr: learning rate for the batch of one step; a number, or a scalar tensor.
         batch_scale: steps of a macro-batch.
         steps_per_epoch: calls of `step` in one epoch, not macro-batches; required.
         begin_epoch: epochs that were done before the first step.
         fused: use the native core if possible. Same formulas; sums are rounded differently.
 
     Raises:
-        UsageError: an option out of range.
+        UsageError: an option is out of range.
     """
 
     def __init__(
@@ -56,66 +56,79 @@ class LBSGD(FusedOptimizer):
     ) -> None:
         require_steps_per_epoch("LBSGD", steps_per_epoch)
         options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "batch_scale": batch_scale}
-        times = {"warmup": warmup, "warmup_epochs": warmup_epochs, "begin_epoch": begin_epoch}
-        super().__init__(params, options | times | {"steps_per_epoch": steps_per_epoch, "fused": fused})
+        warmup_options = {"warmup": warmup, "warmup_epochs": warmup_epochs, "begin_epoch": begin_epoch}
+        super().__init__(params, options | warmup_options | {"steps_per_epoch": steps_per_epoch, "fused": fused})
 
-    def _check(self, group: Group) -> None:
+    def _check_options(self, group: Group) -> None:
         check_ranges("LBSGD", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), batch_scale=(1, inf))
         check_ranges("LBSGD", group, warmup_epochs=(0, inf), begin_epoch=(0, inf), steps_per_epoch=(0, inf))
         if group["batch_scale"] != int(group["batch_scale"]):
             raise UsageError(f"LBSGD has batch_scale={group['batch_scale']!r}", fix="Give it a whole number.")
-        if group["warmup"] not in WARMUPS:
-            raise UsageError(f"LBSGD has warmup={group['warmup']!r}", fix=f"Set it to one of {', '.join(WARMUPS)}.")
+        if group["warmup"] not in WARMUP_NAMES:
+            raise UsageError(
+                f"LBSGD has warmup={group['warmup']!r}", fix=f"Set it to one of {', '.join(WARMUP_NAMES)}."
+            )
 
-    def _rule(self, group: Group) -> UpdateRule:
-        scale, decay, warmup = group["batch_scale"], group["weight_decay"], group["warmup"]
+    def _build_update_rule(self, group: Group) -> UpdateRule:
+        batch_scale, warmup = group["batch_scale"], group["warmup"]
+        decay = group["weight_decay"]
         warmup_steps = group["warmup_epochs"] * group["steps_per_epoch"]
-        begun = round(group["begin_epoch"] * group["steps_per_epoch"])
-        buffered, summed = group["momentum"] > 0, scale > 1
+        begin_step = round(group["begin_epoch"] * group["steps_per_epoch"])
+        has_momentum = group["momentum"] > 0
+        is_accumulating = batch_scale > 1
 
         def compute_ratio(w: Tensor, g: Tensor) -> Tensor:
-            found: Tensor = (w.square() / (g.square() + decay * w.square() + 1e-18)).sqrt().clamp(0.01, 100)
-            return found
+            # 1e-18 keeps a layer without gradient and decay finite.
+            ratio: Tensor = (w.square() / (g.square() + decay * w.square() + 1e-18)).sqrt().clamp(0.01, 100)
+            return ratio
 
         def apply(inputs: StepInputs) -> None:
-            # Whether this step ends a macro-batch lies on the device: `moves` is 1 if it does, else 0.
-            steps = inputs.count_step() + begun
-            grads, moves = inputs.grads, torch.ones_like(steps)
-            if summed:
+            # On the device: `is_update` is 1 if this step ends a macro-batch, else 0.
+            steps = inputs.count_step() + begin_step
+            grads = inputs.grads
+            is_update = torch.ones_like(steps)
+            if is_accumulating:
                 sums = inputs.get_states("grad_sum")
                 ops.add_(sums, grads)
-                moves = (steps % scale == 0).double()
-                grads = ops.multiply(sums, 1 / scale)
+                is_update = (steps % batch_scale == 0).double()
+                grads = ops.multiply(sums, 1 / batch_scale)
             if inputs.live is not None:
-                moves = moves * inputs.live
+                is_update = is_update * inputs.live
             # The factor on the learning rate: of each layer, or the same for all as the warm-up rises.
             if warmup == "lars":
                 factor = compute_ratio(ops.compute_norms(inputs.weights), ops.compute_norms(grads))
             else:
-                share = (steps / warmup_steps).clamp(max=1) if warmup_steps > 0 else torch.ones_like(steps)
-                factor = 1 + (scale - 1) * share ** WARMUP_POWERS[warmup]
-            rate = inputs.to_coefficients(factor * group["lr"] * moves)
+                progress = (steps / warmup_steps).clamp(max=1) if warmup_steps > 0 else torch.ones_like(steps)
+                factor = 1 + (batch_scale - 1) * progress ** WARMUP_POWERS[warmup]
+            rate = inputs.to_coefficients(factor * group["lr"] * is_update)
             # m = momentum * m + lr * f * (g + weight_decay * w)
             addends = ops.multiply(grads, rate)
             if decay:
                 ops.add_(addends, ops.multiply(ops.multiply(inputs.weights, decay), rate))
-            if buffered:
+            if has_momentum:
                 buffers = inputs.get_states("momentum_buffer")
                 # The momentum decays once in a macro-batch.
-                ops.scale_(buffers, inputs.to_coefficients(1 - moves * (1 - group["momentum"])))
+                ops.scale_(buffers, inputs.to_coefficients(1 - is_update * (1 - group["momentum"])))
                 ops.add_(buffers, addends)
-                addends = ops.multiply(buffers, inputs.to_coefficients(moves))
+                addends = ops.multiply(buffers, inputs.to_coefficients(is_update))
             ops.subtract_(inputs.weights, addends)
-            if summed:
+            if is_accumulating:
                 # The sum begins again after a macro-batch.
-                ops.scale_(sums, inputs.to_coefficients(1 - moves))
+                ops.scale_(sums, inputs.to_coefficients(1 - is_update))
 
         return UpdateRule(
             apply=apply,
-            first_state="momentum_buffer" if buffered else None,
-            second_state="grad_sum" if summed else None,
+            first_state="momentum_buffer" if has_momentum else None,
+            second_state="grad_sum" if is_accumulating else None,
             has_step_count=True,
             trust_ratio=compute_ratio if warmup == "lars" else None,
             native_number=6,
-            native_options=(group["momentum"], decay, scale, WARMUPS.index(warmup), warmup_steps, begun),
+            native_options=(
+                group["momentum"],
+                decay,
+                batch_scale,
+                WARMUP_NAMES.index(warmup),
+                warmup_steps,
+                begin_step,
+            ),
         )

@@ -16,8 +16,7 @@ from headway.optim.master_weights import MasterWeights
 
 @final
 class Lookahead:
-    """Slow weights beside any optimizer (Zhang et al. 2019, "Lookahead Optimizer: k steps forward, 1 step back", arXiv
-    1907.08610, algorithm 1).
+    """Slow weights beside any optimizer (Zhang et al. 2019, "Lookahead Optimizer", arXiv 1907.08610, algorithm 1).
 
     Every `every_steps` steps: slow = slow + share * (weights - slow), then weights = slow. At step t of n the share is
     1 - (1 - alpha) * (t / n) ** power. With a power of 0 it is always alpha, as in the paper. With a greater power it
@@ -35,7 +34,7 @@ class Lookahead:
         steps: steps of the whole run.
 
     Raises:
-        UsageError: an option out of range, or a run of fewer steps than `every_steps`, which would learn nothing.
+        UsageError: an option is out of range, or the run has fewer steps than `every_steps`, and would learn nothing.
     """
 
     def __init__(
@@ -57,23 +56,27 @@ class Lookahead:
             what = f"Lookahead looks ahead every {every_steps} steps, and the run has {steps}"
             raise UsageError(what, fix=f"Set every_steps to at most {steps}.")
         self.every_steps = every_steps
-        self._alpha, self._power, self._steps = alpha, power, steps
+        self._alpha, self._power = alpha, power
+        self._steps = steps
         self._slow = WeightCopies(model, prefix="lookahead/", what="slow weights")
 
     def compute_share(self, step: int) -> float:
-        """Share of the way that the slow weights go at a step; the first step is 1."""
-        # The share falls along the run only if its length is known.
-        done = 1.0 if self._steps is None else min(1.0, step / self._steps)
-        held_back: float = (1 - self._alpha) * done**self._power
-        return 1 - held_back
+        """Returns the fraction of the way to the newest weights that the slow weights go at a step, from 1 on."""
+        # It falls along the run only if the length of the run is known.
+        progress = 1.0 if self._steps is None else min(1.0, step / self._steps)
+        distance: float = (1 - self._alpha) * progress**self._power
+        return 1 - distance
 
     @torch.no_grad()
     def update(self, step: int) -> bool:
-        """Call after each step; the first is 1. Returns True if it looked ahead: at multiples of `every_steps`."""
-        # The optimizer's own weights go on in between.
+        """Updates the slow weights and copies them to the network, at multiples of `every_steps`.
+
+        Call it after each step, from 1 on. Returns True if it changed the network.
+        """
+        # In between, the optimizer's own weights continue.
         if step % self.every_steps:
             return False
-        # First the slow weights follow, then the network goes on from them.
+        # The slow weights follow first; then the network continues from them.
         self._slow.update(self.compute_share(step))
         self._slow.copy_to_network()
         return True
@@ -83,9 +86,9 @@ class Lookahead:
         return self._slow.swap_in()
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors that a checkpoint saves."""
+        """Returns the tensors that a checkpoint saves, by name."""
         return self._slow.state()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Loads the tensors of `state`, in place. Raises CheckpointError: they are missing, or of another network."""
+        """Loads the result of `state`, in place. Raises CheckpointError if tensors are missing or do not fit."""
         self._slow.load(tensors)

@@ -16,11 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from headway.core.errors import UsageError
 
-KEPT = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+FP32_MODULES = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 """Modules whose parameters and statistics stay fp32. Kernels of batch norm accept 16-bit images beside fp32 parameters.
 For the others, inputs are widened and outputs narrowed."""
 
-KINDS = (torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @final
@@ -28,8 +28,8 @@ class MasterWeights:
     """Converts a network to 16 bits in place, and gives its optimizer fp32 masters instead of its weights.
 
     Clipping, loss scaling and parameter groups then act on the masters. A step is: `take_gradients`, the optimizer's
-    step, `write_back`; none of them waits for the device. The weights are always the rounded masters: a value that you
-    write into a weight is lost at the next step.
+    step, `write_back`; none of them causes a host-device sync. The weights are always the rounded masters: a value that
+    you write into a weight is lost at the next step.
 
     Parameters and statistics of batch, instance, group, layer and RMS norm stay fp32, and the optimizer steps them
     directly. All other parameters and floating-point buffers become 16 bit wide, and so do floating-point inputs of the
@@ -41,95 +41,109 @@ class MasterWeights:
         kind: torch.bfloat16 or torch.float16.
 
     Raises:
-        UsageError: another type, or the optimizer has no parameter of the network.
+        UsageError: `kind` is another type, or the optimizer has no parameter of the network.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, kind: torch.dtype) -> None:
-        if kind not in KINDS:
+        if kind not in HALF_DTYPES:
             raise UsageError(f"{kind} is no 16-bit type", fix="Give MasterWeights torch.bfloat16 or torch.float16.")
-        mine = {id(value) for value in model.parameters()}
-        if not any(id(value) in mine for group in optimizer.param_groups for value in group["params"]):
+        model_ids = {id(parameter) for parameter in model.parameters()}
+        if not any(id(parameter) in model_ids for group in optimizer.param_groups for parameter in group["params"]):
             fix = "Make the optimizer from the parameters of the network, and its MasterWeights once."
             raise UsageError("the optimizer has no parameter of this network, and would train nothing", fix=fix)
         # Norms stay fp32: their statistics lose too much in 16 bits.
-        kept = {id(value) for one in model.modules() if isinstance(one, KEPT) for value in one.parameters(False)}
+        fp32_ids = {
+            id(parameter)
+            for module in model.modules()
+            if isinstance(module, FP32_MODULES)
+            for parameter in module.parameters(False)
+        }
         self._model = model
         self._masters: dict[Tensor, nn.Parameter] = {}
-        value: Tensor
-        for value in model.parameters():
-            if value.is_floating_point() and id(value) not in kept:
-                self._masters[value] = nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
+        parameter: Tensor
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and id(parameter) not in fp32_ids:
+                self._masters[parameter] = nn.Parameter(
+                    parameter.detach().clone(), requires_grad=parameter.requires_grad
+                )
         # The optimizer keeps its groups and its state, with masters in the places of the weights.
         for group in optimizer.param_groups:
-            group["params"] = [self._masters.get(value, value) for value in group["params"]]
-        for value in [value for value in optimizer.state if value in self._masters]:
-            optimizer.state[self._masters[value]] = optimizer.state.pop(value)
+            group["params"] = [self._masters.get(parameter, parameter) for parameter in group["params"]]
+        for parameter in [parameter for parameter in optimizer.state if parameter in self._masters]:
+            optimizer.state[self._masters[parameter]] = optimizer.state.pop(parameter)
         # Frozen weights have masters, too, so that checkpoints hold them in fp32; but no gradients go there.
-        self._trained = [(half, master) for half, master in self._masters.items() if half.requires_grad]
-        self._narrow(kind)
+        self._trained_pairs = [(weight, master) for weight, master in self._masters.items() if weight.requires_grad]
+        self._convert_to_half(kind)
 
-    def _narrow(self, kind: torch.dtype) -> None:
-        for half in self._masters:
-            # The parameter object stays the same, for everyone who holds it.
-            half.data = half.data.to(kind)
+    def _convert_to_half(self, dtype: torch.dtype) -> None:
+        for weight in self._masters:
+            # The Parameter object stays the same, as others hold references to it.
+            weight.data = weight.data.to(dtype)
         for module in self._model.modules():
             # Batch norm accepts 16-bit images beside fp32 parameters; the other norms do not.
-            if isinstance(module, KEPT):
+            if isinstance(module, FP32_MODULES):
                 if not isinstance(module, _BatchNorm):
                     module.register_forward_pre_hook(_widen_inputs)
-                    module.register_forward_hook(partial(_narrow_output, kind))
+                    module.register_forward_hook(partial(_narrow_output, dtype))
                 continue
-            for name, value in module.named_buffers(recurse=False):
-                if value.is_floating_point():
-                    module._buffers[name] = value.to(kind)
-        self._model.register_forward_pre_hook(partial(_narrow_inputs, kind))
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.is_floating_point():
+                    module._buffers[name] = buffer.to(dtype)
+        self._model.register_forward_pre_hook(partial(_narrow_inputs, dtype))
 
     @torch.no_grad()
     def take_gradients(self) -> None:
         """Moves the gradients of the weights to the masters, in fp32."""
-        found = [(half, master) for half, master in self._trained if half.grad is not None]
-        if not found:
+        pairs = [(weight, master) for weight, master in self._trained_pairs if weight.grad is not None]
+        if not pairs:
             return
-        grads: list[Any] = [half.grad for half, _ in found]
-        for half, master in found:
+        grads: list[Any] = [weight.grad for weight, _ in pairs]
+        for weight, master in pairs:
             master.grad = torch.empty_like(master)
-            half.grad = None
+            weight.grad = None
         # One multi-tensor copy in place of a kernel for each gradient.
-        wide: list[Any] = [master.grad for _, master in found]
-        torch._foreach_copy_(wide, grads)
+        master_grads: list[Any] = [master.grad for _, master in pairs]
+        torch._foreach_copy_(master_grads, grads)
 
     @torch.no_grad()
     def write_back(self) -> None:
         """Copies the masters into the weights, rounded to 16 bits."""
-        if self._trained:
-            torch._foreach_copy_([half for half, _ in self._trained], [master for _, master in self._trained])
+        if self._trained_pairs:
+            torch._foreach_copy_(
+                [weight for weight, _ in self._trained_pairs], [master for _, master in self._trained_pairs]
+            )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The network's parameters by name, with masters instead of 16-bit weights."""
-        for name, value in self._model.named_parameters():
-            yield name, self._masters.get(value, value)
+        """Yields the network's parameters by name, with masters instead of 16-bit weights."""
+        for name, parameter in self._model.named_parameters():
+            yield name, self._masters.get(parameter, parameter)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The network's state to save, with masters instead of 16-bit weights."""
+        """Returns the network's state to save, with masters instead of 16-bit weights. Tensors are not copied."""
         state = self._model.state_dict(keep_vars=True)
         return {name: self._masters.get(value, value).detach() for name, value in state.items()}
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Loads such a state into masters and weights, in place."""
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Loads the result of `state_dict` into masters and weights, in place."""
         for name, value in self._model.state_dict(keep_vars=True).items():
             if value in self._masters:
-                self._masters[value].copy_(state[name])
-        self._model.load_state_dict(state)
+                self._masters[value].copy_(state_dict[name])
+        # torch rounds the fp32 values when it copies them into 16-bit weights.
+        self._model.load_state_dict(state_dict)
 
 
-def _narrow_inputs(kind: torch.dtype, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(one.to(kind) if isinstance(one, Tensor) and one.is_floating_point() else one for one in inputs)
+def _narrow_inputs(dtype: torch.dtype, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs
+    )
 
 
 def _widen_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(one.float() if isinstance(one, Tensor) and one.is_floating_point() else one for one in inputs)
+    return tuple(
+        value.float() if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs
+    )
 
 
-def _narrow_output(kind: torch.dtype, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-    return output.to(kind) if isinstance(output, Tensor) else output
+def _narrow_output(dtype: torch.dtype, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    return output.to(dtype) if isinstance(output, Tensor) else output

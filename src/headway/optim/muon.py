@@ -15,7 +15,7 @@ from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
 from headway.optim.lars import build_lars_rule
 from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the polynomial a x + b x^3 + c x^5, which brings singular values in (0, 1] near 1 in five steps."""
 
 
@@ -30,7 +30,7 @@ class Muon(FusedOptimizer):
 
     Args:
         params: a group can set `filters`. True: Muon steps its parameters, of two dimensions or more. False: SGD does.
-        lr: a number, or a tensor of one. Filters need a rate far below SGD's, or far above it.
+        lr: a number, or a scalar tensor. Filters need a rate far below SGD's, or far above it.
         filters: default of the groups; None: a parameter of three dimensions or more is a filter. The last layers of
             networks are matrices, and train worse with Muon.
         ns_steps: steps of the Newton-Schulz iteration.
@@ -38,7 +38,7 @@ class Muon(FusedOptimizer):
             For networks with batch norm after each filter. Filters of zeros have no direction, and stay.
 
     Raises:
-        UsageError: an option out of range, or a parameter of one dimension as a filter.
+        UsageError: an option is out of range, or a filter has one dimension.
     """
 
     def __init__(
@@ -60,49 +60,51 @@ class Muon(FusedOptimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Adds a group, as every torch optimizer does. A group without `filters` becomes two: filters, and the rest."""
-        asked = param_group.get("filters", self.defaults["filters"])
-        if asked is not None:
+        filters_option = param_group.get("filters", self.defaults["filters"])
+        if filters_option is not None:
             super().add_param_group(param_group)
             return
         params = param_group["params"]
         params = [params] if isinstance(params, Tensor) else list(params)
         for filters in (True, False):
-            some = [one for one in params if ((one[1] if isinstance(one, tuple) else one).ndim > 2) == filters]
-            if some:
-                super().add_param_group({**param_group, "params": some, "filters": filters})
+            selected = [
+                param for param in params if ((param[1] if isinstance(param, tuple) else param).ndim > 2) == filters
+            ]
+            if selected:
+                super().add_param_group({**param_group, "params": selected, "filters": filters})
 
-    def _check(self, group: Group) -> None:
+    def _check_options(self, group: Group) -> None:
         check_ranges("Muon", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), ns_steps=(1, inf))
-        if group["filters"] and (flat := [p for p in group["params"] if p.ndim < 2]):
-            what = f"Muon has a parameter of shape {tuple(flat[0].shape)} among its filters"
+        if group["filters"] and (vectors := [param for param in group["params"] if param.ndim < 2]):
+            what = f"Muon has a parameter of shape {tuple(vectors[0].shape)} among its filters"
             raise UsageError(what, fix="Put parameters of one dimension into a group with filters=False.")
 
-    def _rule(self, group: Group) -> UpdateRule:
+    def _build_update_rule(self, group: Group) -> UpdateRule:
         if not group["filters"]:
             return build_lars_rule(group, trust=None, lr_in_momentum=False)
-        # Momentum first, and `moved` is the direction whose singular values are made equal.
         momentum, decay = group["momentum"], group["weight_decay"]
 
         def apply(inputs: StepInputs) -> None:
-            lr, moved = inputs.gate_lr(), inputs.grads
+            lr = inputs.gate_lr()
+            direction = inputs.grads
             if momentum > 0:
                 buffers = inputs.get_states("momentum_buffer")
                 ops.scale_(buffers, inputs.gate_decay(momentum))
                 ops.add_(buffers, inputs.grads)
-                ahead = ops.multiply(buffers, momentum)
-                ops.add_(ahead, inputs.grads)
-                moved = ahead if group["nesterov"] else list(buffers)
+                lookahead = ops.multiply(buffers, momentum)
+                ops.add_(lookahead, inputs.grads)
+                direction = lookahead if group["nesterov"] else list(buffers)
             # Without batch norm behind the filter this would change the function that the network computes.
             if group["normalise"]:
-                sizes = ops.compute_norms(inputs.weights)
+                norms = ops.compute_norms(inputs.weights)
                 # Filters of zeros stay zeros.
-                inverse = 1 / sizes.masked_fill(sizes == 0, 1.0)
+                inverse = 1 / norms.masked_fill(norms == 0, 1.0)
                 factors = ops.multiply(list(inverse.unbind()), [len(weight) ** 0.5 for weight in inputs.weights])
                 ops.scale_(inputs.weights, inputs.to_coefficients(inputs.gate_decays(torch.stack(factors))))
             # The decay is decoupled: it acts on the weights, not on the gradient.
             if decay:
                 ops.scale_(inputs.weights, 1 - lr * decay)
-            ops.subtract_(inputs.weights, ops.multiply(orthogonalise(moved, group["ns_steps"]), lr))
+            ops.subtract_(inputs.weights, ops.multiply(orthogonalise(direction, group["ns_steps"]), lr))
 
         return UpdateRule(apply=apply, first_state="momentum_buffer" if momentum > 0 else None)
 
@@ -114,16 +116,16 @@ def orthogonalise(matrices: list[Tensor], ns_steps: int = 5) -> list[Tensor]:
         matrices: tensors of two dimensions or more, flattened to [rows, columns]; the results have their shapes.
         ns_steps: steps of the Newton-Schulz iteration X = a X + (b A + c A^2) X with A = X X^T.
     """
-    out: list[Tensor | None] = [None] * len(matrices)
+    results: list[Tensor | None] = [None] * len(matrices)
     # Matrices of one shape go through the iteration as one batch, with one kernel in place of many.
-    shapes: dict[tuple[int, int], list[int]] = {}
+    indices_by_shape: dict[tuple[int, int], list[int]] = {}
     for index, matrix in enumerate(matrices):
-        shapes.setdefault((matrix.shape[0], matrix[0].numel()), []).append(index)
-    a, b, c = COEFFICIENTS
-    for (rows, columns), indices in shapes.items():
+        indices_by_shape.setdefault((matrix.shape[0], matrix[0].numel()), []).append(index)
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    for (rows, columns), indices in indices_by_shape.items():
         x = torch.stack([matrices[index].flatten(1) for index in indices])
-        kind = x.dtype
-        if x.device.type == "cuda" and kind == torch.float32:
+        dtype = x.dtype
+        if x.device.type == "cuda" and dtype == torch.float32:
             x = x.bfloat16()
         # X X^T is smaller if X is wide.
         if rows > columns:
@@ -131,11 +133,11 @@ def orthogonalise(matrices: list[Tensor], ns_steps: int = 5) -> list[Tensor]:
         # The iteration converges for singular values up to 1, and the Frobenius norm is no less than the largest.
         x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
         for _ in range(ns_steps):
-            square = x @ x.mT
-            x = a * x + (b * square + c * square @ square) @ x
+            gram = x @ x.mT
+            x = a * x + (b * gram + c * gram @ gram) @ x
         if rows > columns:
             x = x.mT
-        x = x.to(kind) * max(1, rows / columns) ** 0.5
-        for index, one in zip(indices, x.unbind(), strict=True):
-            out[index] = one.reshape(matrices[index].shape)
-    return out  # type: ignore[return-value]
+        x = x.to(dtype) * max(1, rows / columns) ** 0.5
+        for index, matrix in zip(indices, x.unbind(), strict=True):
+            results[index] = matrix.reshape(matrices[index].shape)
+    return results  # type: ignore[return-value]

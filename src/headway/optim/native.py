@@ -21,8 +21,8 @@ from torch import Tensor
 from headway.core import native
 from headway.core.errors import UsageError
 
-TYPES = {torch.float32: 0, torch.float64: 1}
-"""Types of tensors that the core takes, and their numbers there: HW_FP32, HW_FP64."""
+NATIVE_TYPE_BY_DTYPE = {torch.float32: 0, torch.float64: 1}
+"""Numbers of the types that the core supports: HW_FP32, HW_FP64."""
 
 
 @final
@@ -38,7 +38,7 @@ class NativeRule(IntEnum):
     LBSGD = 6
 
 
-OPTIONS = {
+NUM_OPTIONS_BY_RULE = {
     NativeRule.LARS: 7,
     NativeRule.LAMB: 4,
     NativeRule.NOVOGRAD: 5,
@@ -53,14 +53,16 @@ OPTIONS = {
 @final
 @dataclass(frozen=True, kw_only=True)
 class NativeTensors:
-    """The tensors of one step: for each parameter one entry in every list.
+    """The tensors of one step: each list has one entry for each parameter.
 
     Attributes:
-        weights, grads: of one type out of TYPES.
-        first, second: states of the parameter's shape; None: the rule has none.
-        count: numbers of steps, float32; None: the rule has none.
-        norm: states that are one number; None: the rule has none.
-        adapt: whether the parameter has a trust ratio; None: all or none have, as the rule says.
+        weights: the parameters, of one type out of NATIVE_TYPE_BY_DTYPE; changed in place.
+        grads: their gradients, of the same type.
+        first: first states, with the parameter's shape, changed in place; None: the rule has none.
+        second: second states, likewise.
+        count: numbers of steps, float32 scalars, changed in place; None: the rule has none.
+        norm: states that are scalars, changed in place; None: the rule has none.
+        adapt: True if the parameter has a trust ratio; None: all or none have, as the rule says.
     """
 
     weights: Sequence[Tensor]
@@ -84,13 +86,13 @@ class _NativeStep(ctypes.Structure):
 
 
 # Printed once, if the library is missing.
-_LOSS = "LARS, LAMB and their like take several times as long on a CPU"
+_MISSING_LIBRARY_LOSS = "LARS, LAMB and their like take several times as long on a CPU"
 
 
 @cache
 def _load_library() -> ctypes.CDLL | None:
-    """Loads the core at the first call."""
-    return native.load_library({"hw_optimize": (c_int32, [ctypes.POINTER(_NativeStep)])}, loss=_LOSS)
+    """Returns the core, which the first call loads; None if it is not built."""
+    return native.load_library({"hw_optimize": (c_int32, [ctypes.POINTER(_NativeStep)])}, loss=_MISSING_LIBRARY_LOSS)
 
 
 def is_available() -> bool:
@@ -100,7 +102,7 @@ def is_available() -> bool:
 
 @cache
 def _find_gomp() -> int | None:
-    """Finds the address of GOMP_parallel in torch's libraries; None: torch has another OpenMP."""
+    """Returns the address of GOMP_parallel in torch's libraries; None: torch has another OpenMP."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
         return ctypes.cast(library.GOMP_parallel, c_void_p).value
@@ -117,7 +119,15 @@ def step_native(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
 ) -> None:
-    """Makes one step of `hw_optimize` over dense tensors on the CPU; see native/headway.h.
+    """Calls `hw_optimize` for one step over dense tensors on the CPU, which are changed in place; see native/headway.h.
+
+    Args:
+        rule: the update rule.
+        tensors: parameters, gradients and states.
+        options: the numbers that the rule needs, NUM_OPTIONS_BY_RULE of them.
+        lr: learning rate; a tensor is read.
+        grad_scale: loss scale by which the gradients are divided; None: 1.
+        found_inf: nonzero if the step is to be skipped; None: it is not.
 
     Raises:
         UsageError: a tensor has another type, shape, memory format or device than the core expects.
@@ -126,72 +136,82 @@ def step_native(
     library = _load_library()
     assert library is not None
     weights, adapt = tensors.weights, tensors.adapt
-    n, kind = len(weights), weights[0].dtype
-    # Scalars may be tensors: the core reads them through their addresses.
-    rate = lr.double() if isinstance(lr, Tensor) else None
-    scalars = [None if one is None else one.float() for one in (grad_scale, found_inf)]
+    n = len(weights)
+    dtype = weights[0].dtype
+    # Scalars may be tensors: the core reads them through pointers.
+    lr_tensor = lr.double() if isinstance(lr, Tensor) else None
+    scalars = [None if tensor is None else tensor.float() for tensor in (grad_scale, found_inf)]
     # The core walks flat memory: with a wrong shape or type it would read and write beyond the end of a tensor.
-    for name, one in (("lr", rate), ("grad_scale", scalars[0]), ("found_inf", scalars[1])):
-        if one is not None and (one.numel() != 1 or not one.is_cpu):
-            raise _native_error(f"{name} is of shape {tuple(one.shape)} on {one.device}, not one number on the CPU")
+    for name, tensor in (("lr", lr_tensor), ("grad_scale", scalars[0]), ("found_inf", scalars[1])):
+        if tensor is not None and (tensor.numel() != 1 or not tensor.is_cpu):
+            raise _build_error(
+                f"{name} is of shape {tuple(tensor.shape)} on {tensor.device}, not one number on the CPU"
+            )
     # The core trusts these lengths.
-    if len(options) != OPTIONS[rule] or (adapt is not None and len(adapt) != n) or kind not in TYPES:
-        raise _native_error(f"{rule.name} is given {len(options)} options and {n} parameters of {kind}")
+    if (
+        len(options) != NUM_OPTIONS_BY_RULE[rule]
+        or (adapt is not None and len(adapt) != n)
+        or dtype not in NATIVE_TYPE_BY_DTYPE
+    ):
+        raise _build_error(f"{rule.name} is given {len(options)} options and {n} parameters of {dtype}")
     for weight in weights:
         # Without gaps and overlaps, the last element lies `numel` elements from the first.
-        last = sum((size - 1) * step for size, step in zip(weight.shape, weight.stride(), strict=True))
-        if weight.numel() and last + 1 != weight.numel():
-            raise _native_error("a parameter is not dense in memory")
-    arrays = [_list_addresses(one, weights) for one in (weights, tensors.grads, tensors.first, tensors.second)]
-    arrays += [_list_addresses(tensors.count, weights, number=torch.float32)]
-    arrays += [_list_addresses(tensors.norm, weights, number=kind)]
-    elements = (c_int64 * n)(*[weight.numel() for weight in weights])
-    # These arrays must live until the call returns, as the structure holds their addresses alone.
-    adapting = None if adapt is None else (c_uint8 * n)(*adapt)
-    numbers = (c_double * len(options))(*options)
-    plain = c_double(0.0 if isinstance(lr, Tensor) else lr)
+        last_offset = sum((size - 1) * step for size, step in zip(weight.shape, weight.stride(), strict=True))
+        if weight.numel() and last_offset + 1 != weight.numel():
+            raise _build_error("a parameter is not dense in memory")
+    arrays = [_list_pointers(tensor, weights) for tensor in (weights, tensors.grads, tensors.first, tensors.second)]
+    arrays += [_list_pointers(tensors.count, weights, scalar_dtype=torch.float32)]
+    arrays += [_list_pointers(tensors.norm, weights, scalar_dtype=dtype)]
+    num_elements = (c_int64 * n)(*[weight.numel() for weight in weights])
+    # These arrays must live until the call returns, as the structure only holds pointers to them.
+    adapt_array = None if adapt is None else (c_uint8 * n)(*adapt)
+    options_array = (c_double * len(options))(*options)
+    lr_value = c_double(0.0 if isinstance(lr, Tensor) else lr)
     request = _NativeStep(
         ctypes.sizeof(_NativeStep),
         rule,
-        TYPES[kind],
+        NATIVE_TYPE_BY_DTYPE[dtype],
         torch.get_num_threads(),
         n,
-        *(None if array is None else ctypes.addressof(array) for array in (*arrays, elements, adapting, numbers)),
-        ctypes.addressof(plain) if rate is None else rate.data_ptr(),
-        *(None if one is None else one.data_ptr() for one in scalars),
+        *(
+            None if array is None else ctypes.addressof(array)
+            for array in (*arrays, num_elements, adapt_array, options_array)
+        ),
+        ctypes.addressof(lr_value) if lr_tensor is None else lr_tensor.data_ptr(),
+        *(None if tensor is None else tensor.data_ptr() for tensor in scalars),
         _find_gomp(),
     )
     if library.hw_optimize(request):
-        raise _native_error(f"{rule.name}, {n} parameters")
+        raise _build_error(f"{rule.name}, {n} parameters")
 
 
-def _list_addresses(
-    tensors: Sequence[Tensor] | None, weights: Sequence[Tensor], *, number: torch.dtype | None = None
+def _list_pointers(
+    tensors: Sequence[Tensor] | None, weights: Sequence[Tensor], *, scalar_dtype: torch.dtype | None = None
 ) -> ctypes.Array[c_uint64] | None:
-    """The addresses of tensors that fit their parameters.
+    """Returns the pointers to tensors, or None if there are none.
 
     Args:
-        number: each tensor is one number of this type; None: it has the parameter's shape, type and strides.
+        scalar_dtype: each tensor is a scalar of this type; None: it has the parameter's shape, type and strides.
 
     Raises:
-        UsageError: a tensor does not fit.
+        UsageError: a tensor has another shape, type, memory format or device.
     """
     if tensors is None:
         return None
     if len(tensors) != len(weights):
-        raise _native_error(f"{len(tensors)} tensors are given for {len(weights)} parameters")
+        raise _build_error(f"{len(tensors)} tensors are given for {len(weights)} parameters")
     for tensor, weight in zip(tensors, weights, strict=True):
-        if number is None:
+        if scalar_dtype is None:
             # Equal strides: element i of state and gradient belongs to element i of the weight.
             same_type = tensor.dtype == weights[0].dtype
             fits = same_type and tensor.shape == weight.shape and tensor.stride() == weight.stride()
         else:
-            fits = tensor.dtype == number and tensor.numel() == 1
+            fits = tensor.dtype == scalar_dtype and tensor.numel() == 1
         if not fits or not tensor.is_cpu:
             what = f"a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device} does not fit"
-            raise _native_error(f"{what} a parameter of shape {tuple(weight.shape)} and {weights[0].dtype}")
+            raise _build_error(f"{what} a parameter of shape {tuple(weight.shape)} and {weights[0].dtype}")
     return (c_uint64 * len(weights))(*[tensor.data_ptr() for tensor in tensors])
 
 
-def _native_error(why: str) -> UsageError:
-    return UsageError(f"the native core cannot do this step ({why})", fix="Set fused=False.")
+def _build_error(reason: str) -> UsageError:
+    return UsageError(f"the native core cannot do this step ({reason})", fix="Set fused=False.")

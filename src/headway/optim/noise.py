@@ -14,7 +14,7 @@ STREAM_NOISE = 600
 
 
 def draw_gradient_noise(keys: UInt64, sigma: float) -> NDArray[np.float32]:
-    """Draws factors z ~ N(1, sigma^2), one for each key, for the losses of the samples.
+    """Returns factors z ~ N(1, sigma^2) on the losses of the samples, [n] for n keys.
 
     With the gradient g_n of sample n, the gradient of a batch of M becomes (1/M) sum g_n z_n, as in Hoffer et al. 2017
     (arXiv 1705.08741, equation 9) with sigma^2 proportional to M. Gradients of single samples are never computed. The

@@ -22,12 +22,12 @@ class NovoGrad(FusedOptimizer):
     (g / (sqrt(v) + eps) + weight_decay * w); w -= lr * m. This is algorithm 1 of the paper.
 
     Args:
-        lr: a number, or a tensor of one.
+        lr: a number, or a scalar tensor.
         averaging: multiply the term that is added to m by 1 - beta1, so that m is a running mean.
         fused: use the native core if possible. Same formulas; sums are rounded differently.
 
     Raises:
-        UsageError: an option out of range.
+        UsageError: an option is out of range.
     """
 
     def __init__(
@@ -44,34 +44,38 @@ class NovoGrad(FusedOptimizer):
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "averaging": averaging}
         super().__init__(params, options | {"fused": fused})
 
-    def _check(self, group: Group) -> None:
+    def _check_options(self, group: Group) -> None:
         check_ranges("NovoGrad", group, lr=(0, inf), eps=(0, inf), weight_decay=(0, inf))
         check_betas("NovoGrad", group)
 
-    def _rule(self, group: Group) -> UpdateRule:
-        (beta1, beta2), eps, decay = group["betas"], group["eps"], group["weight_decay"]
+    def _build_update_rule(self, group: Group) -> UpdateRule:
+        beta1, beta2 = group["betas"]
+        eps, decay = group["eps"], group["weight_decay"]
 
-        # It ignores the norm of the weights: the gradient alone is normalised.
+        # The norm of the weights is ignored: only the gradient is normalised.
         def compute_ratio(w: Tensor, root: Tensor) -> Tensor:
-            below = root + eps
+            divisor = root + eps
             # With eps 0, a moment of 0 gives a rate of 0, not infinity.
-            found: Tensor = (1 / below).masked_fill(below == 0, 0.0)
-            return found
+            ratio: Tensor = (1 / divisor).masked_fill(divisor == 0, 0.0)
+            return ratio
 
         def apply(inputs: StepInputs) -> None:
-            # v is one number for each parameter. It begins at |g|^2, and stays as it is in a skipped step.
-            steps, before = inputs.count_step(), inputs.get_states("norm_sq")
-            square = ops.compute_norms(inputs.grads).square()
-            moment = torch.where(steps == 1, square, beta2 * torch.stack(before) + (1 - beta2) * square)
+            # v is one number for each parameter. It begins at |g|^2, and does not change in a skipped step.
+            steps = inputs.count_step()
+            states = inputs.get_states("norm_sq")
+            squared_norms = ops.compute_norms(inputs.grads).square()
+            new_moments = torch.where(
+                steps == 1, squared_norms, beta2 * torch.stack(states) + (1 - beta2) * squared_norms
+            )
             if inputs.live is not None:
-                moment = torch.where(inputs.live > 0, moment, torch.stack(before))
-            torch._foreach_copy_(before, list(moment.unbind()))
-            share = inputs.gate_update(1 - beta1 if group["averaging"] else 1.0)
-            # m = beta1 * m + share * (g / (sqrt(v) + eps) + weight_decay * w)
-            from_g = inputs.to_coefficients(compute_ratio(moment, moment.sqrt()) * share)
+                new_moments = torch.where(inputs.live > 0, new_moments, torch.stack(states))
+            torch._foreach_copy_(states, list(new_moments.unbind()))
+            factor = inputs.gate_update(1 - beta1 if group["averaging"] else 1.0)
+            # m = beta1 * m + factor * (g / (sqrt(v) + eps) + weight_decay * w)
+            grad_factor = inputs.to_coefficients(compute_ratio(new_moments, new_moments.sqrt()) * factor)
             buffers = inputs.get_states("exp_avg")
             ops.scale_(buffers, inputs.gate_decay(beta1))
-            ops.add_(buffers, ops.combine(inputs.grads, from_g, inputs.weights, share * decay))
+            ops.add_(buffers, ops.combine(inputs.grads, grad_factor, inputs.weights, factor * decay))
             ops.subtract_(inputs.weights, ops.multiply(buffers, inputs.gate_lr()))
 
         return UpdateRule(

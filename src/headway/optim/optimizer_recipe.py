@@ -1,7 +1,7 @@
 """The `optimizer` part of a recipe: one class for each optimizer, with its own keys and the way to build it.
 
 To add an optimizer, write its class in a file of its own, add a recipe class here, and list it in `AnyOptimizerRecipe`.
-Nothing here imports torch before `make`: a recipe is validated without it.
+Nothing here imports torch before `make`: that takes seconds, and a recipe is validated without it.
 """
 
 from __future__ import annotations
@@ -13,60 +13,64 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from headway.core.epochs import Epochs
 from headway.core.errors import RecipeError
-from headway.optim.internal_schedule import InternalSchedule, LbsgdWarmup, lbsgd_schedule, rmsprop_sgd_schedule
+from headway.optim.internal_schedule import (
+    InternalSchedule,
+    LbsgdWarmup,
+    build_lbsgd_schedule,
+    build_rmsprop_sgd_schedule,
+)
 from headway.optim.recipe_base import Group, NotNegative, OptimizerRecipe, Positive
 
-# Importing torch takes seconds, and a recipe is validated without it.
 if TYPE_CHECKING:
     import torch
 
-Share = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-# Optimizers of torch itself. Their step is fused: one kernel for all parameters, and no wait for the device.
+# Optimizers of torch itself. Their step is fused: one kernel for all parameters, and no host-device sync.
 
 
 class SGDRecipe(OptimizerRecipe):
     """SGD with momentum."""
 
     name: Literal["sgd"] = "sgd"
-    momentum: Share = 0.9
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.sgd import make_sgd
+        from headway.optim.sgd import build_sgd
 
-        return make_sgd(groups, lr, self.momentum, nesterov=False)
+        return build_sgd(groups, lr, self.momentum, nesterov=False)
 
 
-# Nesterov's momentum without momentum would be SGD, so it is refused.
 class NAGRecipe(OptimizerRecipe):
     """SGD with Nesterov's momentum."""
 
     name: Literal["nag"] = "nag"
-    momentum: Share = 0.9
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
 
     @model_validator(mode="after")
     def _check_momentum(self) -> NAGRecipe:
+        # Nesterov's momentum without momentum would be SGD.
         if self.momentum == 0:
             raise ValueError("'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd")
         return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.sgd import make_sgd
+        from headway.optim.sgd import build_sgd
 
-        return make_sgd(groups, lr, self.momentum, nesterov=True)
+        return build_sgd(groups, lr, self.momentum, nesterov=True)
 
 
 class AdamRecipe(OptimizerRecipe):
     """Adam."""
 
     name: Literal["adam"] = "adam"
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Shares of the running first and second moments that a step keeps."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from torch.optim import Adam
@@ -75,13 +79,13 @@ class AdamRecipe(OptimizerRecipe):
 
 
 class AdamWRecipe(OptimizerRecipe):
-    """Adam with weight decay apart from the gradient."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017)."""
 
     name: Literal["adamw"] = "adamw"
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Shares of the running first and second moments that a step keeps."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from torch.optim import AdamW
@@ -97,23 +101,23 @@ class LARSRecipe(OptimizerRecipe):
     """Layer-wise learning rates for large batches (You et al. 2017)."""
 
     name: Literal["lars"] = "lars"
-    momentum: Share = 0.9
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     trust: Positive = 0.001
-    """Trust coefficient: the factor on norm(weights) / norm(gradient) in each layer's rate; the papers' eta."""
+    """Trust coefficient: factor on norm(weights) / norm(gradient) in each layer's learning rate; eta in the papers."""
     eps: NotNegative = 0.0
     """Added to the divisor of the trust ratio."""
     lr_in_momentum: bool = True
-    """The learning rate scales what goes into the momentum buffer, as in MLPerf; false: what comes out of it."""
+    """Apply the learning rate to the input of the momentum buffer, as in MLPerf. False: to its output."""
     clip: bool = False
-    """No layer's rate is above lr (LARC; trust is then usually 0.02)."""
+    """Limit each layer's learning rate to `lr` (LARC; trust is then usually 0.02)."""
     nesterov: bool = False
-    """The step looks ahead by one more step of the momentum."""
+    """Use Nesterov's momentum."""
     no_decay: bool = True
 
     @model_validator(mode="after")
     def _check_momentum(self) -> LARSRecipe:
-        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, usual=0.9)
+        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, default=0.9)
         return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
@@ -139,10 +143,10 @@ class LAMBRecipe(OptimizerRecipe):
     """Adam's update with layer-wise learning rates (You et al. 2019)."""
 
     name: Literal["lamb"] = "lamb"
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Shares of the running first and second moments that a step keeps."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-6
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
     no_decay: bool = True
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
@@ -155,17 +159,17 @@ class LAMBRecipe(OptimizerRecipe):
         return True
 
 
-# eps may be 0: a moment of 0 then gives a rate of 0.
 class NovoGradRecipe(OptimizerRecipe):
     """Gradients normalised layer by layer (Ginsburg et al. 2019)."""
 
     name: Literal["novograd"] = "novograd"
-    betas: tuple[Share, Share] = (0.95, 0.98)
-    """Shares of the running first and second moments that a step keeps."""
+    betas: tuple[Fraction, Fraction] = (0.95, 0.98)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
+    # With eps 0, a second moment of 0 gives a learning rate of 0.
     eps: NotNegative = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
     averaging: bool = False
-    """Multiply the term that is added to the first moment by 1 - beta1."""
+    """Multiply the new term of the first moment by 1 - beta1."""
     no_decay: bool = True
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
@@ -178,15 +182,17 @@ class NovoGradRecipe(OptimizerRecipe):
         return True
 
 
-# Two weight decays: `weight_decay` acts on the gradient, whose sign alone counts, `decoupled_decay` on the weight.
 class SignumRecipe(OptimizerRecipe):
-    """The sign of the momentum (Bernstein et al. 2018)."""
+    """Steps along the sign of the momentum (Bernstein et al. 2018).
+
+    `weight_decay` is added to the gradient, of which only the sign counts; `decoupled_decay` acts on the weight itself.
+    """
 
     name: Literal["signum"] = "signum"
-    momentum: Share = 0.9
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     decoupled_decay: NotNegative = 0.0
-    """Weight decay apart from the gradient: the weight is reduced by lr * decoupled_decay of itself."""
+    """Decoupled weight decay: the weight is reduced by lr * decoupled_decay of itself."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from headway.optim.signum import Signum
@@ -198,10 +204,10 @@ class FTMLRecipe(OptimizerRecipe):
     """Follow the moving leader (Zheng and Kwok 2017)."""
 
     name: Literal["ftml"] = "ftml"
-    betas: tuple[Share, Share] = (0.6, 0.999)
-    """Shares of the running first and second moments that a step keeps."""
+    betas: tuple[Fraction, Fraction] = (0.6, 0.999)
+    """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from headway.optim.ftml import FTML
@@ -209,22 +215,24 @@ class FTMLRecipe(OptimizerRecipe):
         return FTML(groups, lr, betas=self.betas, eps=self.eps)
 
 
-# Both count in epochs, so they need the number of steps in one.
+# The next two count in epochs, so they need the number of steps in one.
+
+
 class LBSGDRecipe(OptimizerRecipe):
     """SGD for large batches, as MXNet's optimizer of that name: macro-batches and a warm-up."""
 
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs",)
 
     name: Literal["lbsgd"] = "lbsgd"
-    momentum: Share = 0.9
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     batch_scale: int = Field(default=1, ge=1)
-    """Steps of a macro-batch, after which the weights move once, at up to batch_scale * lr. Steps at the end of the run
-    that fill no macro-batch move nothing."""
+    """Number of steps in a macro-batch. The weights are updated once per macro-batch, at up to batch_scale * lr. Steps
+    at the end of the run that fill no macro-batch have no effect."""
     warmup: LbsgdWarmup = "linear"
-    """Shape of the rise from lr to batch_scale * lr; `lars`: a rate for each layer instead."""
+    """Shape of the warm-up from lr to batch_scale * lr. `lars`: a learning rate for each layer instead."""
     warmup_epochs: NotNegative = 5.0
-    """Length of the rise. Epochs of steps of the first batch."""
+    """Length of the warm-up in epochs. An epoch counts as its number of steps at the initial batch."""
     no_decay: bool = True
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
@@ -260,7 +268,7 @@ class LBSGDRecipe(OptimizerRecipe):
         return (self.warmup_epochs, "optimizer.warmup_epochs") if self.changes_lr else (0.0, "")
 
     def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
-        return lbsgd_schedule(self.batch_scale, self.warmup, self.warmup_epochs * steps_per_epoch)
+        return build_lbsgd_schedule(self.batch_scale, self.warmup, self.warmup_epochs * steps_per_epoch)
 
 
 class RMSpropSGDRecipe(OptimizerRecipe):
@@ -269,18 +277,18 @@ class RMSpropSGDRecipe(OptimizerRecipe):
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("center_epochs", "period_epochs")
 
     name: Literal["rmsprop_sgd"] = "rmsprop_sgd"
-    momentum: Share = 0.9
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.9
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the denominator, the root of the second moment."""
     lr_rmsprop: Positive = 3e-4
-    """Learning rate of RMSprop at the beginning, if the schedule's factor is 1."""
-    smoothing: Share = 0.99
-    """Share of the running second moment that one step keeps."""
+    """Learning rate of RMSprop at the beginning. The schedule's factor applies to it too."""
+    smoothing: Fraction = 0.99
+    """Coefficient of the running average of the squared gradient."""
     center_epochs: NotNegative = 10.0
-    """Time at which SGD has come to one half. Epochs of steps of the first batch."""
+    """Epoch at which SGD has half of the weight. An epoch counts as its number of steps at the initial batch."""
     period_epochs: Epochs = 5.0
-    """Length of the transition; it ends half a period after its centre."""
+    """Length of the transition in epochs. It ends half a period after `center_epochs`."""
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from headway.optim.rmsprop_sgd import RMSpropSGD
@@ -308,30 +316,31 @@ class RMSpropSGDRecipe(OptimizerRecipe):
         return self.center_epochs + self.period_epochs / 2, "optimizer.center_epochs + optimizer.period_epochs / 2"
 
     def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
-        center, period = self.center_epochs * steps_per_epoch, self.period_epochs * steps_per_epoch
-        return rmsprop_sgd_schedule(self.lr_rmsprop, center, period)
+        return build_rmsprop_sgd_schedule(
+            self.lr_rmsprop, self.center_epochs * steps_per_epoch, self.period_epochs * steps_per_epoch
+        )
 
 
 class MuonRecipe(OptimizerRecipe):
-    """Momentum with equal singular values for convolution filters, SGD for the rest (Jordan et al. 2024)."""
+    """Muon for convolution filters (momentum with equal singular values), SGD for the rest (Jordan et al. 2024)."""
 
     name: Literal["muon"] = "muon"
-    momentum: Share = 0.95
-    """Share of the last step that the next one keeps."""
+    momentum: Fraction = 0.95
+    """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     nesterov: bool = True
-    """The step looks ahead by one more step of the momentum."""
+    """Use Nesterov's momentum."""
     lr_rest: Positive | None = None
-    """Learning rate of SGD for everything that is no convolution filter; unset: `lr`."""
-    momentum_rest: Share = 0.9
-    """Momentum of that SGD."""
+    """Learning rate of SGD for all parameters that are no convolution filters. Unset: `lr`."""
+    momentum_rest: Fraction = 0.9
+    """Momentum of SGD for these other parameters."""
     ns_steps: int = Field(default=5, ge=1)
-    """Steps of the Newton-Schulz iteration."""
+    """Number of Newton-Schulz iterations in a step."""
     normalise: bool = False
-    """Bring filters to a fixed norm before each step; for networks with batch norm after each of them."""
+    """Scale filters to a fixed norm before each step. For networks with a batch norm after each convolution."""
 
     @model_validator(mode="after")
     def _check_momentum(self) -> MuonRecipe:
-        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, usual=0.95)
+        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, default=0.95)
         return self
 
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
@@ -347,15 +356,15 @@ class MuonRecipe(OptimizerRecipe):
         )
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
-        """Splits convolution filters, which Muon steps, from the parameters that its SGD steps."""
+        """Splits a group into convolution filters, which Muon steps, and the rest, which SGD steps; none is empty."""
         # A matrix such as the last layer trains worse with Muon, so only three dimensions or more count as a filter.
         filters = [p for p in group["params"] if p.ndim > 2]
-        rest = [p for p in group["params"] if p.ndim <= 2]
+        others = [p for p in group["params"] if p.ndim <= 2]
         # Relative to the filters' rate, so that `set_lr` moves both with the schedule.
         scale = group["lr_scale"] * (1.0 if self.lr_rest is None else self.lr_rest / lr)
         sgd = {"filters": False, "lr_scale": scale, "momentum": self.momentum_rest}
-        parts = [{**group, "params": filters, "filters": True}, {**group, "params": rest, **sgd}]
-        return [one for one in parts if one["params"]]
+        parts = [{**group, "params": filters, "filters": True}, {**group, "params": others, **sgd}]
+        return [part for part in parts if part["params"]]
 
     @property
     def is_layer_wise(self) -> bool:
@@ -382,23 +391,23 @@ AnyOptimizerRecipe = Annotated[
 
 
 @cache
-def _adapter() -> TypeAdapter[AnyOptimizerRecipe]:
+def _build_adapter() -> TypeAdapter[AnyOptimizerRecipe]:
     return TypeAdapter(AnyOptimizerRecipe)
 
 
 def read_optimizer(**values: Any) -> AnyOptimizerRecipe:
-    """Validates the `optimizer` part of a recipe: `read_optimizer(name="lars", lr=4.0)`.
+    """Validates the `optimizer` part of a recipe, and returns it: `read_optimizer(name="lars", lr=4.0)`.
 
     Raises:
         pydantic.ValidationError: an unknown name or key, or a value out of range.
     """
     # The adapter compiles the validators of all classes once, at the first call.
-    return _adapter().validate_python(values)
+    return _build_adapter().validate_python(values)
 
 
-def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float, *, usual: float) -> None:
+def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float, *, default: float) -> None:
     if nesterov and momentum == 0:
-        fix = f"Set momentum: {usual:g}, or nesterov: false"
+        fix = f"Set momentum: {default:g}, or nesterov: false"
         raise ValueError(f"{name!r} with nesterov needs a momentum above 0. {fix}")
 
 

@@ -17,7 +17,7 @@ from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 @final
 class RMSpropSGD(FusedOptimizer):
-    """A smooth transition: the first steps are RMSprop's, the last ones SGD's.
+    """A smooth transition from RMSprop to SGD: the first steps are RMSprop's, the last ones SGD's.
 
     With d = g + weight_decay * w: v = smoothing * v + (1 - smoothing) * d^2; m = momentum * m + (a + b / (sqrt(v) +
     eps)) * d; w -= lr * m. The share a of SGD rises from 0 to 1 as ELU does: with x = (epoch - center_epochs) /
@@ -25,16 +25,16 @@ class RMSpropSGD(FusedOptimizer):
     which writes m with the other sign.)
 
     Args:
-        lr: learning rate of SGD; a number, or a tensor of one.
+        lr: learning rate of SGD; a number, or a scalar tensor.
         rmsprop: the learning rate of RMSprop over that of SGD; the paper's are 3e-4 and 0.1 * batch / 256.
-        smoothing: share of the second moment that one step keeps.
+        smoothing: decay of the running second moment.
         center_epochs: time at which SGD's share is one half.
         period_epochs: length of the transition.
         steps_per_epoch: samples of the data set / batch; required.
         fused: use the native core if possible.
 
     Raises:
-        UsageError: an option out of range.
+        UsageError: an option is out of range, or `rmsprop` or `steps_per_epoch` is missing.
     """
 
     # Options are keyword arguments, as in every torch optimizer: eleven arguments in all.
@@ -59,10 +59,14 @@ class RMSpropSGD(FusedOptimizer):
             raise UsageError("RMSpropSGD does not know the learning rate of RMSprop", fix=fix)
         require_steps_per_epoch("RMSpropSGD", steps_per_epoch)
         options = {"lr": lr, "rmsprop": rmsprop, "momentum": momentum, "smoothing": smoothing, "eps": eps}
-        turn = {"center_epochs": center_epochs, "period_epochs": period_epochs, "steps_per_epoch": steps_per_epoch}
-        super().__init__(params, options | turn | {"weight_decay": weight_decay, "fused": fused})
+        transition_options = {
+            "center_epochs": center_epochs,
+            "period_epochs": period_epochs,
+            "steps_per_epoch": steps_per_epoch,
+        }
+        super().__init__(params, options | transition_options | {"weight_decay": weight_decay, "fused": fused})
 
-    def _check(self, group: Group) -> None:
+    def _check_options(self, group: Group) -> None:
         check_ranges(
             "RMSpropSGD", group, lr=(0, inf), rmsprop=(0, inf), momentum=(0, 1), smoothing=(0, 1), eps=(0, inf)
         )
@@ -73,24 +77,24 @@ class RMSpropSGD(FusedOptimizer):
             if group[option] == 0:
                 raise UsageError(f"RMSpropSGD has {option}=0", fix="Give it a number above 0.")
 
-    def _rule(self, group: Group) -> UpdateRule:
+    def _build_update_rule(self, group: Group) -> UpdateRule:
         momentum, smoothing, eps, decay = (group[name] for name in ("momentum", "smoothing", "eps", "weight_decay"))
         center, period = (group[name] * group["steps_per_epoch"] for name in ("center_epochs", "period_epochs"))
 
         def apply(inputs: StepInputs) -> None:
-            # The same as `internal_schedule.rmsprop_sgd_schedule`, for a step count that lies on the device.
-            away = (inputs.count_step() - 1 - center) / period
-            sgd = torch.where(away < 0, torch.exp(2 * away) / 2, (0.5 + away).clamp(max=1))
+            # The same as `internal_schedule.build_rmsprop_sgd_schedule`, for a step count that lies on the device.
+            distance = (inputs.count_step() - 1 - center) / period
+            sgd_share = torch.where(distance < 0, torch.exp(2 * distance) / 2, (0.5 + distance).clamp(max=1))
             moments, buffers = inputs.get_states("square_avg"), inputs.get_states("momentum_buffer")
             # v = smoothing * v + (1 - smoothing) * d^2, with the decayed gradient d
             addends = ops.combine(inputs.grads, 1.0, inputs.weights, inputs.gate_update(decay) if decay else 0)
             ops.update_square_moment_(moments, inputs.gate_decay(smoothing), 1 - smoothing, addends)
             # m = momentum * m + (a + b / (sqrt(v) + eps)) * d, where a is SGD's share
-            scaled = ops.divide_by_root(addends, moments, 1.0, eps)
-            ops.scale_(scaled, inputs.to_coefficients((1 - sgd) * group["rmsprop"]))
-            ops.add_(scaled, ops.multiply(addends, inputs.to_coefficients(sgd)))
+            updates = ops.divide_by_root(addends, moments, 1.0, eps)
+            ops.scale_(updates, inputs.to_coefficients((1 - sgd_share) * group["rmsprop"]))
+            ops.add_(updates, ops.multiply(addends, inputs.to_coefficients(sgd_share)))
             ops.scale_(buffers, inputs.gate_decay(momentum))
-            ops.add_(buffers, scaled)
+            ops.add_(buffers, updates)
             ops.subtract_(inputs.weights, ops.multiply(buffers, inputs.gate_lr()))
 
         return UpdateRule(

@@ -38,7 +38,7 @@ class RunSpan(NamedTuple):
 
 
 class ScheduleTurn(NamedTuple):
-    """A position at which a schedule changes its course, and the change in words."""
+    """A position at which a schedule changes its course, and the change in words, such as `falls to x 0.1`."""
 
     position: int
     change: str
@@ -49,8 +49,8 @@ class Warmup(NamedTuple):
 
     Attributes:
         epochs: its length.
-        start: factor at its first step; `base`: the learning rate there is the base of one that follows the batch.
-        power: the factor rises with this power of the share of the warm-up that is done.
+        start: factor at its first step; `base`: `base / lr` of a learning rate that follows the batch.
+        power: the factor rises with this power of the fraction of the warm-up that is done.
     """
 
     epochs: float = 0.0
@@ -59,8 +59,10 @@ class Warmup(NamedTuple):
 
 
 class ScheduleRecipe(RecipePart, ABC):
-    """How the learning rate moves during a run; it is the optimizer's `lr` times a factor from 0 to 1. A name alone
-    stands for its defaults: `schedule: cosine`."""
+    """Base of the schedules: the learning rate of a step is the optimizer's `lr` times a factor from 0 to 1.
+
+    A name alone stands for its defaults: `schedule: cosine`.
+    """
 
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ()
     """Fields that are moments or stretches of the run, in epochs."""
@@ -72,9 +74,8 @@ class ScheduleRecipe(RecipePart, ABC):
     def build_curve(self, span: RunSpan) -> Curve:
         """Returns the factor as a function of the position, for positions after the warm-up."""
 
-    # Turns are for people: `headway schedule` lists and draws them.
     def list_turns(self, span: RunSpan) -> list[ScheduleTurn]:
-        """Lists the positions at which the curve changes its course."""
+        """Lists the positions at which the curve changes its course, for `headway schedule`; some lie after its end."""
         return []
 
     @property
@@ -84,12 +85,12 @@ class ScheduleRecipe(RecipePart, ABC):
 
     @property
     def epoch_fields(self) -> dict[str, Any]:
-        """The values that count in epochs, by their keys. They are scaled when the run's length is."""
+        """The values that count in epochs, by their keys. They are scaled with the length of the run."""
         return {field: getattr(self, field) for field in self.EPOCH_FIELDS}
 
     @property
-    def falls_epochs(self) -> dict[str, tuple[float, ...]]:
-        """The first falls of the factor by the keys that set them; each has to lie inside the run."""
+    def first_decay_epochs(self) -> dict[str, tuple[float, ...]]:
+        """Epochs of the first decays of the factor by the keys that set them; each has to lie inside the run."""
         return {}
 
     @property
@@ -104,25 +105,25 @@ class WarmupScheduleRecipe(ScheduleRecipe, ABC):
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs",)
 
     warmup_epochs: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Length of the warm-up, in which the factor rises step by step."""
+    """Length of the warm-up in epochs. The factor rises at every step."""
     warmup_start: Factor | Literal["base"] = 0.0
-    """Factor at the first step of the warm-up. `base`: the learning rate is then `optimizer.lr.base`, that of the small
+    """Factor at the first step of the warm-up. `base`: begin with the learning rate `optimizer.lr.base` of the small
     batch."""
     warmup_power: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """The factor rises with this power of the share of the warm-up that is done: 1 is a line, 2 begins slowly, 0.5 (the
-    square root) fast."""
+    """Exponent of the warm-up: the factor rises with progress ** warmup_power. 1 is a line, 2 begins slowly, 0.5
+    (square root) fast."""
 
     @model_validator(mode="after")
     def _check_warmup(self) -> WarmupScheduleRecipe:
-        # A fall inside the warm-up would contradict it: the factor would rise and fall at once.
-        for falls in self.falls_epochs.values():
-            if falls[0] < self.warmup_epochs:
-                fall = "milestone" if self.name == "multi_step" else "first fall"
-                fix = f"Set warmup_epochs to at most {falls[0]:g}"
-                raise ValueError(f"the {fall} at epoch {falls[0]:g} lies inside the warm-up. {fix}")
+        # In such a warm-up the factor would rise and fall at once.
+        for decays in self.first_decay_epochs.values():
+            if decays[0] < self.warmup_epochs:
+                decay_name = "milestone" if self.name == "multi_step" else "first fall"
+                fix = f"Set warmup_epochs to at most {decays[0]:g}"
+                raise ValueError(f"the {decay_name} at epoch {decays[0]:g} lies inside the warm-up. {fix}")
         # A start or power without a warm-up is a leftover or a forgotten `warmup_epochs`.
-        for name, usual in (("warmup_start", 0), ("warmup_power", 1)):
-            if self.warmup_epochs == 0 and getattr(self, name) != usual:
+        for name, default in (("warmup_start", 0), ("warmup_power", 1)):
+            if self.warmup_epochs == 0 and getattr(self, name) != default:
                 raise ValueError(f"{name!r} counts only in a warm-up. Set warmup_epochs, or remove it")
         return self
 
@@ -131,7 +132,7 @@ class WarmupScheduleRecipe(ScheduleRecipe, ABC):
         return Warmup(self.warmup_epochs, self.warmup_start, self.warmup_power)
 
 
-# Curves are closures over plain numbers: one call takes 0.2 us, and every step makes one.
+# Curves are closures over Python numbers, not tensors: every step calls one, which takes 0.2 us.
 
 
 class ConstantScheduleRecipe(WarmupScheduleRecipe):
@@ -154,23 +155,24 @@ class StepScheduleRecipe(WarmupScheduleRecipe):
 
     name: Literal["step"] = "step"
     every_epochs: Epochs
-    """Epochs between two falls, for example a third of the run."""
+    """Epochs between two decays by `gamma`, for example a third of the run."""
     gamma: Gamma = 0.1
-    """Factor of each fall."""
+    """Factor of each decay."""
 
     def build_curve(self, span: RunSpan) -> Curve:
-        every, gamma = self.every_epochs * span.epoch, self.gamma
+        period = self.every_epochs * span.epoch
+        gamma = self.gamma
         # The fall lies at the nearest position, as milestones do.
-        return lambda position: gamma ** ((position + 0.5) // every)
+        return lambda position: gamma ** ((position + 0.5) // period)
 
     def list_turns(self, span: RunSpan) -> list[ScheduleTurn]:
-        every = self.every_epochs * span.epoch
+        period = self.every_epochs * span.epoch
         # One more than fits, as positions are rounded; turns beyond the run are dropped later.
-        count = math.ceil(span.total / every) + 1
-        return _list_falls([math.ceil(every * index - 0.5) for index in range(1, count)], self.gamma)
+        count = math.ceil(span.total / period) + 1
+        return _list_decays([math.ceil(period * index - 0.5) for index in range(1, count)], self.gamma)
 
     @property
-    def falls_epochs(self) -> dict[str, tuple[float, ...]]:
+    def first_decay_epochs(self) -> dict[str, tuple[float, ...]]:
         return {"every_epochs": (self.every_epochs,)}
 
 
@@ -181,9 +183,9 @@ class MultiStepScheduleRecipe(WarmupScheduleRecipe):
 
     name: Literal["multi_step"] = "multi_step"
     milestones_epochs: Annotated[Milestones, Field(min_length=1)]
-    """Epochs from the beginning of the run at which the factor falls, for example [30, 60] of 90."""
+    """Epochs at which the factor decays by `gamma`, for example [30, 60] of 90."""
     gamma: Gamma = 0.1
-    """Factor of each fall."""
+    """Factor of each decay."""
 
     def build_curve(self, span: RunSpan) -> Curve:
         milestones = [epochs_to_position(milestone, span.epoch) for milestone in self.milestones_epochs]
@@ -192,12 +194,12 @@ class MultiStepScheduleRecipe(WarmupScheduleRecipe):
         return lambda position: factors[bisect_right(milestones, position)]
 
     def list_turns(self, span: RunSpan) -> list[ScheduleTurn]:
-        return _list_falls(
+        return _list_decays(
             [epochs_to_position(milestone, span.epoch) for milestone in self.milestones_epochs], self.gamma
         )
 
     @property
-    def falls_epochs(self) -> dict[str, tuple[float, ...]]:
+    def first_decay_epochs(self) -> dict[str, tuple[float, ...]]:
         return {"milestones_epochs": self.milestones_epochs}
 
 
@@ -208,14 +210,15 @@ class ExponentialScheduleRecipe(WarmupScheduleRecipe):
 
     name: Literal["exponential"] = "exponential"
     every_epochs: Epochs
-    """Epochs in which the factor falls by `gamma` once, for example a third of the run."""
+    """Epochs in which the factor decays by `gamma` in total, for example a third of the run."""
     gamma: Gamma = 0.1
-    """Factor of the fall in `every_epochs`."""
+    """Factor of the decay in `every_epochs`."""
 
     def build_curve(self, span: RunSpan) -> Curve:
-        every, gamma, warmup = self.every_epochs * span.epoch, self.gamma, span.warmup
-        # The same factor as `step` at multiples of `every_epochs`, and smooth between them.
-        return lambda position: gamma ** ((position - warmup) / every)
+        period = self.every_epochs * span.epoch
+        gamma, warmup = self.gamma, span.warmup
+        # Without a warm-up, the same factor as `step` at multiples of `every_epochs`, and smooth between them.
+        return lambda position: gamma ** ((position - warmup) / period)
 
 
 class CosineScheduleRecipe(WarmupScheduleRecipe):
@@ -227,8 +230,9 @@ class CosineScheduleRecipe(WarmupScheduleRecipe):
 
     def build_curve(self, span: RunSpan) -> Curve:
         # SGDR without restarts (Loshchilov and Hutter 2016, arXiv 1608.03983).
-        end, fall, warmup, length = self.end, 1 - self.end, span.warmup, _fall_length(span)
-        return lambda position: end + fall * (1 + math.cos(math.pi * (position - warmup) / length)) / 2
+        end, amplitude = self.end, 1 - self.end
+        warmup, length = span.warmup, _count_decay_positions(span)
+        return lambda position: end + amplitude * (1 + math.cos(math.pi * (position - warmup) / length)) / 2
 
 
 class PolynomialScheduleRecipe(WarmupScheduleRecipe):
@@ -236,14 +240,15 @@ class PolynomialScheduleRecipe(WarmupScheduleRecipe):
 
     name: Literal["polynomial"] = "polynomial"
     power: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    """Exponent of the share of the run that is left; 1 is a straight line."""
+    """Exponent of the remaining share of the run. 1 is a straight line."""
     end: Factor = 0.0
     """Factor at the end of the run."""
 
     def build_curve(self, span: RunSpan) -> Curve:
         # Power 2 is the usual choice with LARS.
-        end, fall, power, warmup, length = self.end, 1 - self.end, self.power, span.warmup, _fall_length(span)
-        return lambda position: end + fall * (1 - (position - warmup) / length) ** power
+        end, amplitude, power = self.end, 1 - self.end, self.power
+        warmup, length = span.warmup, _count_decay_positions(span)
+        return lambda position: end + amplitude * (1 - (position - warmup) / length) ** power
 
 
 class TriangularScheduleRecipe(ScheduleRecipe):
@@ -253,13 +258,14 @@ class TriangularScheduleRecipe(ScheduleRecipe):
     start: Factor = 0.2
     """Factor at the first step."""
     peak: float = Field(default=0.25, gt=0, lt=1)
-    """Share of the run after which the factor is 1."""
+    """Share of the run at which the factor reaches 1."""
     end: Factor = 0.0
     """Factor at the end of the run."""
 
     def build_curve(self, span: RunSpan) -> Curve:
         # Two lines that meet at (peak, 1).
-        start, end, peak = self.start, self.end, self.peak * span.total
+        start, end = self.start, self.end
+        peak = self.peak * span.total
         rise = (1 - start) / peak
         drop = (1 - end) / (span.total - peak)
         return lambda position: start + rise * position if position < peak else end + drop * (span.total - position)
@@ -289,26 +295,27 @@ AnyScheduleRecipe = Annotated[
 
 
 @cache
-def _adapter() -> TypeAdapter[AnyScheduleRecipe]:
+def _build_adapter() -> TypeAdapter[AnyScheduleRecipe]:
     return TypeAdapter(AnyScheduleRecipe)
 
 
 def read_schedule(**values: Any) -> AnyScheduleRecipe:
-    """Validates the `schedule` part of a recipe: `read_schedule(name="cosine", warmup_epochs=5)`.
+    """Validates the `schedule` part of a recipe, and returns it: `read_schedule(name="cosine", warmup_epochs=5)`.
 
     Raises:
         pydantic.ValidationError: an unknown name or key, or a value out of range.
     """
-    return _adapter().validate_python(values)
+    return _build_adapter().validate_python(values)
 
 
 @final
 class Schedule:
-    """Factor on the learning rate of the step that begins at a position (samples served before it).
+    """Factor on the learning rate: `schedule(position)`, for the step that begins at a position (samples served).
 
     Args:
-        total: positions of the whole run; beyond them the factor stays as it is there. A longer warm-up is cut there.
-        epoch: positions of one epoch.
+        recipe: the schedule, with its options.
+        total: number of samples that the run serves. Later the factor stays constant. A longer warm-up is cut there.
+        epoch: number of samples of one epoch.
 
     Raises:
         UsageError: the warm-up starts at `base`, which only a recipe's optimizer knows.
@@ -329,22 +336,22 @@ class Schedule:
         span = self._span
         # The warm-up covers the curve: it ends at 1, where the curve begins.
         if position < span.warmup:
-            risen: float = (position / span.warmup) ** self._power
-            return self._start + (1 - self._start) * risen
+            progress: float = (position / span.warmup) ** self._power
+            return self._start + (1 - self._start) * progress
         return self._curve(position if position < span.total else span.total)
 
     def list_turns(self) -> list[ScheduleTurn]:
-        """Lists the turns between the first position and the last, without their order."""
-        warmup = [ScheduleTurn(self._span.warmup, "end of the warm-up")] if self._span.warmup else []
+        """Lists the turns within the run, in no particular order."""
+        warmup_turns = [ScheduleTurn(self._span.warmup, "end of the warm-up")] if self._span.warmup else []
         # Turns outside the run never happen: a milestone beyond its end, for example.
-        turns = [*warmup, *self._recipe.list_turns(self._span)]
+        turns = [*warmup_turns, *self._recipe.list_turns(self._span)]
         return [turn for turn in turns if 0 < turn.position < self._span.total]
 
 
-def _fall_length(span: RunSpan) -> int:
-    """Positions between the warm-up and the end of the run; a run that is all warm-up has no fall, and ends at 1."""
+def _count_decay_positions(span: RunSpan) -> int:
+    """Counts the positions between warm-up and end of the run; at least 1, as a run may be nothing but warm-up."""
     return max(span.total - span.warmup, 1)
 
 
-def _list_falls(positions: list[int], gamma: float) -> list[ScheduleTurn]:
+def _list_decays(positions: list[int], gamma: float) -> list[ScheduleTurn]:
     return [ScheduleTurn(position, f"falls to x {gamma**count:.4g}") for count, position in enumerate(positions, 1)]

@@ -16,18 +16,18 @@ from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 @final
 class Signum(FusedOptimizer):
-    """The sign of the momentum: every weight moves by lr, so the rates of Adam are suitable.
+    """Steps along the sign of the momentum: every weight moves by lr, so the rates of Adam are suitable.
 
     m = momentum * m + (1 - momentum) * (g + weight_decay * w); w = (1 - lr * decoupled_decay) * w - lr * sign(m).
     Algorithm 2 of the paper, with both weight decays of MXNet's optimizer of that name. With momentum 0 it is signSGD.
 
     Args:
-        lr: a number, or a tensor of one.
-        decoupled_decay: weight decay apart from the gradient, as AdamW's.
+        lr: a number, or a scalar tensor.
+        decoupled_decay: decoupled weight decay, as in AdamW.
         fused: use the native core if possible.
 
     Raises:
-        UsageError: an option out of range.
+        UsageError: an option is out of range.
     """
 
     def __init__(
@@ -43,23 +43,26 @@ class Signum(FusedOptimizer):
         options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "decoupled_decay": decoupled_decay}
         super().__init__(params, options | {"fused": fused})
 
-    def _check(self, group: Group) -> None:
+    def _check_options(self, group: Group) -> None:
         check_ranges("Signum", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), decoupled_decay=(0, inf))
 
-    def _rule(self, group: Group) -> UpdateRule:
-        momentum, decay, apart = group["momentum"], group["weight_decay"], group["decoupled_decay"]
+    def _build_update_rule(self, group: Group) -> UpdateRule:
+        momentum, decay, decoupled_decay = group["momentum"], group["weight_decay"], group["decoupled_decay"]
 
         def apply(inputs: StepInputs) -> None:
             # m = momentum * m + (1 - momentum) * (g + weight_decay * w)
-            lr, rest = inputs.gate_lr(), inputs.gate_update(1 - momentum)
+            lr = inputs.gate_lr()
+            grad_factor = inputs.gate_update(1 - momentum)
             buffers = inputs.get_states("momentum_buffer")
             ops.scale_(buffers, inputs.gate_decay(momentum))
-            ops.add_(buffers, ops.combine(inputs.grads, rest, inputs.weights, rest * decay if decay else 0))
+            ops.add_(
+                buffers, ops.combine(inputs.grads, grad_factor, inputs.weights, grad_factor * decay if decay else 0)
+            )
             # The decoupled decay acts before the step, on the old weights, as in AdamW.
-            if apart:
-                ops.scale_(inputs.weights, 1 - lr * apart)
+            if decoupled_decay:
+                ops.scale_(inputs.weights, 1 - lr * decoupled_decay)
             # Every weight moves by lr, in the direction of its momentum.
             ops.subtract_(inputs.weights, ops.multiply(list(torch._foreach_sign(buffers)), lr))
 
-        options = (momentum, decay, apart)
+        options = (momentum, decay, decoupled_decay)
         return UpdateRule(apply=apply, first_state="momentum_buffer", native_number=3, native_options=options)

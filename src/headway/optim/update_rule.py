@@ -1,7 +1,7 @@
 """The update rule of an optimizer, and the tensors that one step of it works on.
 
-Nothing here waits for the device. `torch.where` gets tensors alone for that reason: it would copy a number to the
-device, and wait.
+There is no host-device sync here. For that reason `torch.where` gets tensors only: it would copy a number to the device
+and wait.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Group = dict[str, Any]
 class StepInputs:
     """The parameters of a group that lie on one device and have one type.
 
-    A step is skipped if loss scaling found an infinite gradient. Whether it is lies on the device, so a skipped step
-    runs the same operations with coefficients that change nothing: see `gate_decay` and `gate_update`.
+    A step is skipped if loss scaling found an infinite gradient. The host does not know that, so a skipped step runs
+    the same operations with coefficients that change nothing: see `gate_decay` and `gate_update`.
 
     Attributes:
-        weights, grads: in the type that is computed in, float32 at least. Gradients are unscaled, and 0 in a skipped
-            step.
-        states: the state of each parameter, by name.
+        weights: the parameters in the type of the arithmetic, float32 at least; changed in place.
+        grads: their gradients in that type: unscaled, and 0 in a skipped step.
+        states: the state of each parameter, by name; changed in place.
         group: the options.
         live: 1, or 0 in a skipped step, on the device; None: no step can be skipped.
     """
@@ -39,60 +39,63 @@ class StepInputs:
     live: Tensor | None
 
     def get_states(self, name: str) -> list[Tensor]:
-        """The state of that name of every parameter."""
+        """Returns the state `name` of every parameter."""
         return [state[name] for state in self.states]
 
     def gate_lr(self) -> float | Tensor:
-        """The learning rate, or 0 in a skipped step."""
-        # A learning rate that is a tensor is captured in CUDA graphs; it is moved without waiting.
+        """Returns the learning rate, or 0 in a skipped step."""
+        # A learning rate that is a tensor is captured in CUDA graphs.
         lr: float | Tensor = self.group["lr"]
         if isinstance(lr, Tensor):
             lr = lr.to(self.weights[0].device, self.weights[0].dtype)
         return lr if self.live is None else lr * self.live
 
-    def gate_decay(self, share: float) -> float | Tensor:
-        """The share that a state keeps, or 1 in a skipped step."""
+    def gate_decay(self, decay: float) -> float | Tensor:
+        """Returns the decay factor of a state, or 1 in a skipped step."""
         if self.live is None:
-            return share
-        # Both branches are tensors: see the head of this file.
-        return torch.where(self.live > 0, torch.full_like(self.live, share), torch.ones_like(self.live))
+            return decay
+        # Both branches are tensors: see the docstring of this file.
+        return torch.where(self.live > 0, torch.full_like(self.live, decay), torch.ones_like(self.live))
 
-    def gate_decays(self, shares: Tensor) -> Tensor:
-        """The share that each parameter's state keeps, [n], or 1 in a skipped step."""
-        return shares if self.live is None else torch.where(self.live > 0, shares, torch.ones_like(shares))
+    def gate_decays(self, decays: Tensor) -> Tensor:
+        """Returns the decay factor of each parameter's state, [n], or 1 in a skipped step."""
+        return decays if self.live is None else torch.where(self.live > 0, decays, torch.ones_like(decays))
 
-    def gate_update(self, share: Any) -> Any:
-        """The factor on a value that is added to a state, or 0 in a skipped step."""
-        return share if self.live is None else share * self.live
+    def gate_update(self, factor: Any) -> Any:
+        """Returns the factor on a value that is added to a state, or 0 in a skipped step."""
+        return factor if self.live is None else factor * self.live
 
     def count_step(self) -> Tensor:
-        """Counts the step, and returns each parameter's number of steps, float64 [n], at least 1."""
+        """Increments the step counts, and returns them, float64 [n], at least 1. A skipped step does not count."""
         steps = self.get_states("step")
         if self.live is None:
             torch._foreach_add_(steps, 1)
         else:
-            # A list of tensors: the host would read the value of a single one.
+            # A list of tensors, because the host would read the value of a single one.
             torch._foreach_add_(steps, [self.live.float()] * len(steps))
         return torch.stack(steps).double().clamp(min=1)
 
     def to_coefficients(self, values: Tensor) -> list[Tensor]:
-        """One number for each parameter, [n] of any type, as coefficients of the type that is computed in."""
+        """Returns a scalar tensor for each parameter, in the type of the arithmetic, from [n] values of any type."""
         return list(values.to(self.weights[0].dtype).unbind())
 
-    def scale_layers(self, chosen: Sequence[int], ratio: Tensor, known: Tensor, rate: float | Tensor) -> list[Tensor]:
-        """The rate of every parameter: rate * ratio for the chosen ones with a known ratio, and rate for the others.
+    def scale_layers(self, indices: Sequence[int], ratio: Tensor, is_valid: Tensor, lr: float | Tensor) -> list[Tensor]:
+        """Returns the learning rate of every parameter: lr * ratio where the ratio is valid, and lr for all others.
 
         Args:
-            ratio, known: a number and a bool for each of the chosen.
+            indices: indices of the parameters that have a ratio.
+            ratio: [len(indices)], their trust ratios.
+            is_valid: bool [len(indices)].
+            lr: learning rate of the group.
         """
-        # A masked fill in place of a branch: the host does not know which ratios are known.
-        values = self.to_coefficients(ratio.masked_fill(~known, 1.0) * rate)
-        other = self.to_coefficients(torch.ones_like(ratio[:1]) * rate)
-        # One tensor object for all others: they are only read.
-        out = other * len(self.weights)
-        for index, value in zip(chosen, values, strict=True):
-            out[index] = value
-        return out
+        # A masked fill in place of a branch: the host does not know which ratios are valid.
+        values = self.to_coefficients(ratio.masked_fill(~is_valid, 1.0) * lr)
+        default_rate = self.to_coefficients(torch.ones_like(ratio[:1]) * lr)
+        # The others share one tensor, as they are only read.
+        rates = default_rate * len(self.weights)
+        for index, value in zip(indices, values, strict=True):
+            rates[index] = value
+        return rates
 
 
 @final
@@ -102,15 +105,16 @@ class UpdateRule:
 
     Attributes:
         apply: the step in torch's operations; changes weights and states in place.
-        first_state, second_state: names of the states that have the parameter's shape; None: there is none.
-        has_step_count: there is a state `step`, one number.
-        norm_state: name of a state that is one number; None: there is none.
+        first_state: name of a state with the parameter's shape; None: there is none.
+        second_state: name of another one; None: there is none.
+        has_step_count: there is a scalar state `step`.
+        norm_state: name of another scalar state; None: there is none.
         native_number: number of the rule in the native core (`native.NativeRule`); None: the core does not know it.
         native_options: the numbers that the native core gets.
-        has_trust_ratio: tells the parameters that have a trust ratio; None: all or none, as `trust_ratio` says.
-        trust_ratio: the factor on the learning rate of each layer, [n]. Arguments are float64 [n] both: the norms of
-            its weights, and of the value that is scaled (the gradient, LAMB's update, or the root of NovoGrad's
-            moment). A ratio that comes from a norm of 0 is ignored. None: all layers have the same rate.
+        has_trust_ratio: tells if a parameter has a trust ratio; None: all or none have, as `trust_ratio` says.
+        trust_ratio: computes the factor on the learning rate of each layer, [n], from two float64 [n]: the norms of its
+            weights, and of the value that is scaled (the gradient, LAMB's update, or the root of NovoGrad's moment). A
+            ratio that comes from a norm of 0 is ignored. None: all layers have the same rate.
     """
 
     apply: Callable[[StepInputs], None]

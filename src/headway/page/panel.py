@@ -19,26 +19,33 @@ class Panel:
     """Data of one picture: a chart, cards, images, a table or a text.
 
     `data` holds the fields of the kind's model in `panel_data.py`, `LinesData` for `lines` and so on: plain numbers,
-    unescaped texts, and None for a gap. The functions below build it.
+    unescaped texts, and None for a gap. The functions below build it; their `**panel` are the other fields.
+
+    Attributes:
+        name: File name of the panel without extension; also its anchor on the page.
+        title: Heading of the picture.
+        kind: Kind of picture.
+        data: Numbers and texts of the picture.
+        order: Panels are sorted by this number, then by name.
+        note: One sentence under the title: how to read the picture, and the limits of its numbers.
+        width: Width on the page.
+        section: Heading above the panel.
     """
 
-    # File name of the panel without extension; also its anchor on the page.
     name: str
     title: str
     kind: PanelKind
     data: dict[str, Any]
-    # Panels are sorted by this number, then by name.
     order: int = 100
-    # One sentence under the title: how to read the picture, and the limits of its numbers.
     note: str = ""
     width: Literal["full", "half"] = "half"
-    # Heading above the panel.
     section: str = field(default="Run")
 
     def to_json(self) -> str:
-        """Return the panel as JSON text. Characters outside Unicode (a file name in another encoding) become `?`.
+        """Returns the panel as JSON text. Characters outside Unicode (a file name in another encoding) become `?`.
 
-        Raises HeadwayError if `data` holds NaN, infinity or an object.
+        Raises:
+            HeadwayError: `data` holds NaN, infinity or an object.
         """
         members = {member.name: getattr(self, member.name) for member in fields(self)}
         try:
@@ -54,8 +61,9 @@ class Panel:
 
     @staticmethod
     def from_json(text: str) -> Panel:
-        """Read a panel from JSON text. Raises HeadwayError if the text is not one."""
+        """Returns the panel that JSON text describes. Raises HeadwayError if the text is not one."""
         try:
+            # An unknown key, or a missing one, is a TypeError.
             return Panel(**parse_object(text))
         except (TypeError, ValueError) as error:
             raise HeadwayError(f"this text is not a panel: {error}") from error
@@ -74,10 +82,11 @@ def lines(
     bands: Sequence[tuple[int, Sequence[float | None], Sequence[float | None]]] = (),
     **panel: Any,
 ) -> Panel:
-    """Build a `lines` panel.
+    """Builds a `lines` panel.
 
     Args:
-        series: (name, x, y) of each line. bands: (index of a line, low, high) of a shaded range around it.
+        series: (name, x, y) of each line.
+        bands: (index of a line, low, high) of a shaded range around it.
     """
     # The index of a band's line is stored as `of`; its bounds belong to the x of that line.
     data = {
@@ -93,12 +102,12 @@ def lines(
 
 
 def choose_y_range(values: Sequence[float | None]) -> tuple[float, float] | None:
-    """Choose the `y_range` of a quantity that is never negative. None: its values have a range of their own."""
+    """Returns the `y_range` of a quantity that is never negative: (0, 1.1 * c) for a constant c > 0, else None."""
     # Around a constant, plotly's automatic axis would reach below 0.
-    found = {value for value in values if value is not None}
-    most = max(found, default=0.0)
-    # A tenth of room above the constant, so that its line does not lie on the frame.
-    return (0.0, 1.1 * most) if len(found) == 1 and most > 0 else None
+    known_values = {value for value in values if value is not None}
+    largest = max(known_values, default=0.0)
+    # A tenth more than the constant, so that its line does not lie on the frame.
+    return (0.0, 1.1 * largest) if len(known_values) == 1 and largest > 0 else None
 
 
 def bars(
@@ -112,17 +121,18 @@ def bars(
     rules: Sequence[tuple[str, float]] = (),
     **panel: Any,
 ) -> Panel:
-    """Build a `bars` panel, one horizontal bar per name.
+    """Builds a `bars` panel, one horizontal bar per name.
 
     Args:
-        stacks: (name, one value per bar) of each part. rules: (name, position) of lines across the bars.
+        stacks: (name, one value per bar) of each part.
+        rules: (name, position) of lines across the bars.
     """
     data = {
         "x_label": x_label,
         "names": list(names),
-        "stacks": [{"name": label, "values": list(values)} for label, values in stacks],
+        "stacks": [{"name": part_name, "values": list(values)} for part_name, values in stacks],
         "log_x": log_x,
-        "rules": [{"name": label, "at": at} for label, at in rules],
+        "rules": [{"name": rule_name, "at": position} for rule_name, position in rules],
     }
     return Panel(name=name, title=title, kind="bars", data=data, **panel)
 
@@ -137,7 +147,7 @@ def matrix(
     y_label: str = "true",
     **panel: Any,
 ) -> Panel:
-    """Build a `matrix` panel: rows are y (true), columns are x (predicted)."""
+    """Builds a `matrix` panel: rows are y (true), columns are x (predicted)."""
     # Lists throughout: a producer may pass numpy rows or tuples.
     rows = [list(row) for row in values]
     data = {"x_label": x_label, "y_label": y_label, "names": list(names), "values": rows}
@@ -157,11 +167,14 @@ def surface(
     log_z: bool = False,
     **panel: Any,
 ) -> Panel:
-    """Build a `surface` panel, full width: contour lines and, with WebGL, a view in three dimensions.
+    """Builds a `surface` panel, full width: contour lines and, with WebGL, a view in three dimensions.
 
     Args:
-        z: heights, a row per y. axis_labels: of x, y and z. marks: (name, x, y) of named points; `path` joins them by a
-            line.
+        z: heights, a row per y.
+        axis_labels: labels of x, y and z.
+        marks: (name, x, y) of named points.
+        path: join the marks by a line.
+        log_z: colour by powers of ten.
     """
     data = {
         **dict(zip(("x_label", "y_label", "z_label"), axis_labels, strict=True)),
@@ -172,6 +185,7 @@ def surface(
         "marks": [{"name": label, "x": across, "y": up} for label, across, up in marks],
         "path": path,
     }
+    # The caller's width has priority.
     return Panel(name=name, title=title, kind="surface", data=data, **{"width": "full", **panel})
 
 
@@ -187,19 +201,21 @@ def grid(
     log: bool = False,
     **panel: Any,
 ) -> Panel:
-    """Build a `grid` panel, a heat map.
+    """Builds a `grid` panel, a heat map.
 
     Args:
         rows: (name, one value per x), from top to bottom.
+        log: colour by powers of ten.
     """
     labels = {"x_label": x_label, "y_label": y_label, "z_label": z_label}
-    names, values = [label for label, _ in rows], [list(row) for _, row in rows]
+    names = [label for label, _ in rows]
+    values = [list(row) for _, row in rows]
     data = {**labels, "x": list(x), "names": names, "values": values, "log": log}
     return Panel(name=name, title=title, kind="grid", data=data, **panel)
 
 
 def cards(name: str, title: str, values: Sequence[tuple[str, str, str]], **panel: Any) -> Panel:
-    """Build a `cards` panel, full width, from (label, value, note) triples."""
+    """Builds a `cards` panel, full width, from (label, value, note) triples."""
     data = {"cards": [{"label": label, "value": value, "note": note} for label, value, note in values]}
     return Panel(name=name, title=title, kind="cards", data=data, **{"width": "full", **panel})
 
@@ -207,18 +223,22 @@ def cards(name: str, title: str, values: Sequence[tuple[str, str, str]], **panel
 def images(
     name: str, title: str, pictures: Sequence[tuple[str, str, str]], *, whole: bool = False, **panel: Any
 ) -> Panel:
-    """Build an `images` panel from (data URI, caption, note) triples."""
-    found = [{"src": src, "caption": caption, "note": note} for src, caption, note in pictures]
-    data = {"images": found, "whole": whole}
+    """Builds an `images` panel from (data URI, caption, note) triples.
+
+    Args:
+        whole: show the images one below the other, at their own width.
+    """
+    image_data = [{"src": src, "caption": caption, "note": note} for src, caption, note in pictures]
+    data = {"images": image_data, "whole": whole}
     return Panel(name=name, title=title, kind="images", data=data, **panel)
 
 
 def table(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], **panel: Any) -> Panel:
-    """Build a `table` panel. Its producer formats every cell."""
+    """Builds a `table` panel. Its producer formats every cell."""
     data = {"columns": list(columns), "rows": [list(row) for row in rows]}
     return Panel(name=name, title=title, kind="table", data=data, **panel)
 
 
 def text(name: str, title: str, content: str, **panel: Any) -> Panel:
-    """Build a `text` panel: monospaced, unchanged."""
+    """Builds a `text` panel: monospaced, unchanged."""
     return Panel(name=name, title=title, kind="text", data={"text": content}, **panel)

@@ -13,9 +13,9 @@ from headway.core.errors import HeadwayError, suggest_nearest
 from headway.page.panel import Panel, PanelKind
 
 # Cells listed beside a matrix: as many as fit there without scrolling.
-LARGEST_CELLS = 12
+MAX_LISTED_CELLS = 12
 # Cells that are set flush right: `1,234`, `5e-4`, `93.1 %`, `12 ms`, `-`.
-NUMBER = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?[%\w/]{1,9})?|-?")
+NUMERIC_CELL = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?[%\w/]{1,9})?|-?")
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -70,8 +70,8 @@ class SeriesData(_PanelData):
 class BandData(_PanelData):
     """Shaded range around one line, with a bound per point of the line. A None is a gap."""
 
-    # Index of the series whose x the bounds belong to.
     of: Annotated[int, Field(ge=0)]
+    """Index of the series whose x the bounds belong to."""
     low: list[float | None]
     high: list[float | None]
 
@@ -97,6 +97,7 @@ class LinesData(_PanelData):
     @model_validator(mode="after")
     def _check_bands(self) -> LinesData:
         for band in self.bands:
+            # Checked before it is used as an index below.
             if band.of >= len(self.series):
                 raise ValueError(f"a band belongs to series {band.of}, and there are {len(self.series)}")
             points = len(self.series[band.of].x)
@@ -134,8 +135,8 @@ class BarsData(_PanelData):
     names: list[str]
     stacks: list[StackData]
     log_x: bool = False
-    # Lines across all bars.
     rules: list[RuleData] = []
+    """Lines across all bars."""
 
     @model_validator(mode="after")
     def _check_values(self) -> BarsData:
@@ -171,8 +172,8 @@ class MatrixData(_PanelData):
     x_label: str
     y_label: str
     names: list[str]
-    # Rows are y, columns are x: both labels agree on the diagonal.
     values: list[list[Annotated[float, Field(ge=0)]]]
+    """Rows are y, columns are x: both labels agree on the diagonal."""
 
     @model_validator(mode="after")
     def _check_square(self) -> MatrixData:
@@ -184,20 +185,21 @@ class MatrixData(_PanelData):
     def is_empty(self) -> bool:
         return not self.names
 
-    def find_largest(self) -> list[tuple[str, str, str]]:
-        """Find the largest cells off the diagonal, as (row name, column name, value); zeros are left out."""
+    def list_largest_cells(self) -> list[tuple[str, str, str]]:
+        """Lists the largest cells off the diagonal, as (row name, column name, value); zeros are left out."""
         # A page without a matrix needs no numpy.
         import numpy as np
 
         cells = np.array(self.values)
+        # The diagonal of a confusion matrix holds the correct predictions.
         np.fill_diagonal(cells, 0)
         flat = cells.ravel()
         # A partition finds the smallest cell of the list in linear time; a matrix may have a million cells.
-        floor = np.partition(flat, -min(LARGEST_CELLS, flat.size))[-min(LARGEST_CELLS, flat.size)]
-        kept = np.flatnonzero((flat >= floor) & (flat > 0))
-        best = kept[np.argsort(-flat[kept], kind="stable")][:LARGEST_CELLS].tolist()
-        places = [divmod(index, len(self.names)) for index in best]
-        return [(self.names[y], self.names[x], format(self.values[y][x], ",.6g")) for y, x in places]
+        smallest_listed = np.partition(flat, -min(MAX_LISTED_CELLS, flat.size))[-min(MAX_LISTED_CELLS, flat.size)]
+        candidates = np.flatnonzero((flat >= smallest_listed) & (flat > 0))
+        largest = candidates[np.argsort(-flat[candidates], kind="stable")][:MAX_LISTED_CELLS].tolist()
+        cell_indices = [divmod(index, len(self.names)) for index in largest]
+        return [(self.names[y], self.names[x], format(self.values[y][x], ",.6g")) for y, x in cell_indices]
 
 
 @final
@@ -221,14 +223,14 @@ class SurfaceData(_PanelData):
     z: list[list[float | None]]
     log_z: bool = False
     marks: list[MarkData] = []
-    # A line joins the marks, for example the checkpoints of a run.
     path: bool = False
+    """A line joins the marks, for example the checkpoints of a run."""
 
     @model_validator(mode="after")
     def _check_heights(self) -> SurfaceData:
         if len(self.z) != len(self.y) or any(len(row) != len(self.x) for row in self.z):
             raise ValueError(f"{len(self.y)} y and {len(self.x)} x need {len(self.y)} rows of {len(self.x)} heights")
-        if any(one >= other for side in (self.x, self.y) for one, other in pairwise(side)):
+        if any(previous >= following for axis in (self.x, self.y) for previous, following in pairwise(axis)):
             raise ValueError("x and y must ascend")
         return self
 
@@ -246,14 +248,14 @@ class GridData(_PanelData):
     x: list[float]
     names: list[str]
     values: list[list[float | None]]
-    # Colours by powers of ten.
     log: bool = False
+    """Colours by powers of ten."""
 
     @model_validator(mode="after")
     def _check_rows(self) -> GridData:
         if len(self.values) != len(self.names) or any(len(row) != len(self.x) for row in self.values):
             raise ValueError(f"{len(self.names)} names and {len(self.x)} x need as many rows of as many values")
-        if any(one >= other for one, other in pairwise(self.x)):
+        if any(previous >= following for previous, following in pairwise(self.x)):
             raise ValueError("x must ascend")
         return self
 
@@ -299,8 +301,8 @@ class TableData(_PanelData):
         return not self.rows
 
     def find_numeric_columns(self) -> list[bool]:
-        """Tell for each column whether all cells are numbers, with or without a unit: those are set flush right."""
-        return [all(NUMBER.fullmatch(row[i].strip()) for row in self.rows) for i in range(len(self.columns))]
+        """Tells for each column whether all cells are numbers, with or without a unit: those are set flush right."""
+        return [all(NUMERIC_CELL.fullmatch(row[i].strip()) for row in self.rows) for i in range(len(self.columns))]
 
 
 @final
@@ -326,7 +328,7 @@ class _Document(BaseModel, Generic[T]):
     section: str
 
 
-DOCUMENTS: dict[str, Any] = {
+DOCUMENT_BY_KIND: dict[str, Any] = {
     "cards": _Document[CardsData], "lines": _Document[LinesData], "bars": _Document[BarsData],
     "matrix": _Document[MatrixData], "surface": _Document[SurfaceData], "grid": _Document[GridData],
     "images": _Document[ImagesData], "table": _Document[TableData], "text": _Document[TextData],
@@ -336,47 +338,53 @@ DOCUMENTS: dict[str, Any] = {
 @final
 @dataclass(frozen=True, kw_only=True)
 class CheckedPanel:
-    """Checked panel, ready for the template."""
+    """Checked panel, ready for the template.
 
-    # The panel, with its data as the model of its kind.
+    Attributes:
+        document: The panel, with its data as the model of its kind.
+        json: The panel as JSON that is safe inside a script element; empty if no script draws it.
+        is_empty: There is nothing to draw.
+        anchor: Id of its HTML element.
+    """
+
     document: Any
-    # The panel as JSON that is safe inside a script element; empty if no script draws it.
     json: str
     is_empty: bool
     anchor: str
 
 
 def check_panel(panel: Panel) -> CheckedPanel:
-    """Check a panel and prepare it for the page.
+    """Checks a panel and prepares it for the page.
 
-    Raises HeadwayError if the kind is unknown, or the data do not fit it. The message names the panel.
+    Raises:
+        HeadwayError: the kind is unknown, or the data do not fit it. The message names the panel.
     """
-    if panel.kind not in DOCUMENTS:
+    if panel.kind not in DOCUMENT_BY_KIND:
         raise HeadwayError(
             f"panel {panel.name!r} has the unknown kind {panel.kind!r}",
             fix=suggest_nearest(str(panel.kind), get_args(PanelKind)),
         )
-    text = panel.to_json()
+    document_json = panel.to_json()
     try:
-        document = DOCUMENTS[panel.kind].model_validate_json(text)
+        document = DOCUMENT_BY_KIND[panel.kind].model_validate_json(document_json)
     except ValidationError as error:
         # The first error is enough for the author of the panel.
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(step) for step in first["loc"])
-        raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {place}: {first['msg']}") from error
-    empty = document.data.is_empty()
+        first_error = error.errors(include_url=False)[0]
+        key = ".".join(str(step) for step in first_error["loc"])
+        raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {key}: {first_error['msg']}") from error
+    is_empty = document.data.is_empty()
     # Cards, images, tables and texts are plain HTML: only charts need their data as JSON.
-    drawn = panel.kind in ("lines", "bars", "matrix", "surface", "grid") and not empty
+    is_chart = panel.kind in ("lines", "bars", "matrix", "surface", "grid") and not is_empty
     return CheckedPanel(
         document=document,
-        json=_escape_for_script(text) if drawn else "",
-        is_empty=empty,
+        json=_escape_for_script(document_json) if is_chart else "",
+        is_empty=is_empty,
         # An id holds no white space.
         anchor="-".join(document.name.split()),
     )
 
 
 def _escape_for_script(text: str) -> str:
-    """Escape JSON so that it cannot end its script element, or open a comment there. `<` occurs only inside texts."""
+    """Escapes JSON so that it cannot end its script element, or open a comment there. `<` occurs only inside texts."""
     # The escape is valid in any JSON text, and the browser's parser turns it back.
     return text.replace("<", "\\u003c")

@@ -14,17 +14,17 @@ from headway.core.errors import HeadwayError
 from headway.page.panel import Panel
 from headway.page.panel_data import CheckedPanel, check_panel
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 
 # plotly.js with the traces of `charts.js` alone, from deploy/plotly-bundle.sh: 1.8 MB, read if a chart needs it. The
 # Python package plotly, whose plotly.js has 4.8 MB, would add 64 MB to an installation.
-PLOTLY = "plotly.min.js"
+PLOTLY_FILE = "plotly.min.js"
 
 
 def render(
     panels: Sequence[Panel], *, title: str, subtitle: str, sections: Sequence[str] | None = None, footer: str = ""
 ) -> str:
-    """Render the page as one HTML text that loads nothing from outside itself.
+    """Returns the page as one HTML text that loads nothing from outside itself.
 
     Args:
         panels: sorted by (order, name) under the heading of their section. Half-width panels stand side by side; one
@@ -32,25 +32,34 @@ def render(
         sections: headings that come first, in this order, if they have a panel; the others follow by their lowest
             order.
 
-    Raises HeadwayError if a panel cannot be drawn, or two have the same name.
+    Raises:
+        HeadwayError: a panel cannot be drawn, or two have the same name.
     """
-    checked = [check_panel(panel) for panel in panels]
-    names = [one.document.name for one in checked]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise HeadwayError(f"two panels are called {twice!r}", fix="Give every panel its own name.")
+    checked_panels = [check_panel(panel) for panel in panels]
+    names = [checked_panel.document.name for checked_panel in checked_panels]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise HeadwayError(f"two panels are called {duplicate!r}", fix="Give every panel its own name.")
     # Sections in the given order, then by their lowest panel; panels of a section by (order, name).
-    first = {section: index for index, section in enumerate(sections or ())}
+    section_index = {section: index for index, section in enumerate(sections or ())}
     lowest: dict[str, int] = {}
-    for panel in (one.document for one in checked):
+    for panel in (checked_panel.document for checked_panel in checked_panels):
         lowest[panel.section] = min(panel.order, lowest.get(panel.section, panel.order))
 
-    def sort_key(one: CheckedPanel) -> tuple[int, int, str, int, str]:
-        panel = one.document
-        return (first.get(panel.section, len(first)), lowest[panel.section], panel.section, panel.order, panel.name)
+    def sort_key(checked_panel: CheckedPanel) -> tuple[int, int, str, int, str]:
+        panel = checked_panel.document
+        return (
+            section_index.get(panel.section, len(section_index)),
+            lowest[panel.section],
+            panel.section,
+            panel.order,
+            panel.name,
+        )
 
-    by_section = groupby(sorted(checked, key=sort_key), key=lambda one: one.document.section)
-    groups = [(section, _lay_out(group)) for section, group in by_section]
+    panels_by_section = groupby(
+        sorted(checked_panels, key=sort_key), key=lambda checked_panel: checked_panel.document.section
+    )
+    groups = [(section, _lay_out(group)) for section, group in panels_by_section]
     html = _load_template().render(
         title=title,
         subtitle=subtitle,
@@ -58,29 +67,32 @@ def render(
         groups=groups,
         css=_read_asset("page.css"),
         script=_read_asset("charts.js"),
-        plotly=_read_asset(PLOTLY) if any(one.json for one in checked) else "",
+        plotly=_read_asset(PLOTLY_FILE) if any(checked_panel.json for checked_panel in checked_panels) else "",
     )
     # A title may hold a file name in another encoding, which Python reads as surrogates.
     return html.encode("utf-8", errors="replace").decode("utf-8")
 
 
-def _lay_out(checked: Iterable[CheckedPanel]) -> list[tuple[CheckedPanel, bool]]:
-    """Return (panel, whether it takes the full width): also if it has no half-width neighbour in its row."""
-    placed: list[tuple[CheckedPanel, bool]] = []
-    for full, run in groupby(checked, key=lambda one: one.document.width == "full"):
-        row = list(run)
-        lone = len(row) - 1 if len(row) % 2 and not full else -1
-        placed += [(p, full or index == lone) for index, p in enumerate(row)]
-    return placed
+def _lay_out(checked_panels: Iterable[CheckedPanel]) -> list[tuple[CheckedPanel, bool]]:
+    """Returns (panel, True if it takes the full width): also if it has no half-width neighbour in its row."""
+    layout: list[tuple[CheckedPanel, bool]] = []
+    for is_full, row_panels in groupby(
+        checked_panels, key=lambda checked_panel: checked_panel.document.width == "full"
+    ):
+        row = list(row_panels)
+        lone_index = len(row) - 1 if len(row) % 2 and not is_full else -1
+        layout += [(checked_panel, is_full or index == lone_index) for index, checked_panel in enumerate(row)]
+    return layout
 
 
 @cache
 def _load_template() -> Template:
-    loader = FileSystemLoader(TEMPLATES)
+    # Strict: a misspelt variable is an error, not an empty string.
+    loader = FileSystemLoader(TEMPLATE_FOLDER)
     return Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).get_template("page.html")
 
 
 def _read_asset(name: str) -> Markup:
-    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+    return Markup((TEMPLATE_FOLDER / name).read_text(encoding="utf-8"))

@@ -65,17 +65,17 @@ def calibrate_compute(
     # Start with all time proportional to the batch. The exchange that overlaps with backward depends on the compute
     # time, so fit and subtraction alternate until they agree.
     least = min(one.seconds / one.samples for one in runs)
-    found = ComputeTime(0.0, least)
+    fitted = ComputeTime(0.0, least)
     for _ in range(MAX_ROUNDS):
         left = []
         for one in runs:
-            step = predict_run(found, one)
+            step = predict_run(fitted, one)
             # At least 5 % stay: a predicted exchange longer than the measured step must not turn the rest negative.
             left.append(max(one.seconds - step.slowest_s - step.exposed_s, 0.05 * one.seconds))
-        before, found = found, _fit_compute([one.samples for one in runs], left, fixed_s)
-        if math.isclose(before.sample_s, found.sample_s, rel_tol=1e-9):
+        before, fitted = fitted, _fit_compute([one.samples for one in runs], left, fixed_s)
+        if math.isclose(before.sample_s, fitted.sample_s, rel_tol=1e-9):
             break
-    return found
+    return fitted
 
 
 def _fit_compute(samples: Sequence[float], seconds: Sequence[float], fixed_s: float | None) -> ComputeTime:

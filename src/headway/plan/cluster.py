@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import final
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headway.core.collectives import AllReduceAlgorithm, Link, Network
 from headway.core.errors import UsageError, suggest_nearest
@@ -16,6 +16,9 @@ from headway.plan.step import GPU_ALGORITHMS
 
 # Share of a device's memory bandwidth at which it sums arrays: two are read, one is written.
 REDUCE_BANDWIDTH_SHARE = 1 / 3
+
+# Stands for a link that nothing crosses: PCIe 3 x16, as in catalog/links.yaml.
+NO_LINK = Link(5.7e-6, 12e9)
 
 
 class ClusterPart(RecipePart, allow_inf_nan=False):
@@ -115,10 +118,12 @@ class Cluster(ClusterPart):
     device: str | Device
     # Devices per node.
     devices: int = Field(ge=1)
-    # Available nodes. None: as many as requested.
+    # Available nodes. None: as many as requested, or 1 without a link between nodes.
     nodes: int | None = Field(default=None, ge=1)
-    inside: IntraNodeLink
-    between: InterNodeLink
+    # May be left out if a node has one device.
+    inside: IntraNodeLink | None = None
+    # May be left out if there is one node.
+    between: InterNodeLink | None = None
     node: ClusterNode = ClusterNode()
     storage: ClusterStorage = ClusterStorage()
     # Standard deviation of a device's compute time over its mean.
@@ -130,16 +135,31 @@ class Cluster(ClusterPart):
     # True: the all-reduce of a bucket runs while backward computes other gradients.
     overlap: bool = True
 
+    @model_validator(mode="after")
+    def _check_links(self) -> Cluster:
+        if self.inside is None and self.devices > 1:
+            fix = "write for example inside: {gb_s: 24, latency_us: 5.7}"
+            raise ValueError(f"inside is missing, the link between the {self.devices} devices of a node: {fix}")
+        if self.between is None and (self.nodes or 1) > 1:
+            fix = "write for example between: {ports: 1, gbit_s: 100, latency_us: 25, efficiency: 0.8}"
+            raise ValueError(f"between is missing, the link from each of the {self.nodes} nodes to the others: {fix}")
+        return self
+
+    @property
+    def most_nodes(self) -> int | None:
+        """Available nodes. None: as many as requested."""
+        return 1 if self.between is None else self.nodes
+
     @property
     def device_spec(self) -> Device:
         """Device of the cluster. Raises UsageError if its name is not in the catalog."""
         if isinstance(self.device, Device):
             return self.device
-        found = load_devices()
-        if self.device not in found:
+        devices = load_devices()
+        if self.device not in devices:
             problem = f"there is no device {self.device!r} in the catalog"
-            raise UsageError(problem, where=f"{self.title}: device", fix=suggest_nearest(self.device, found))
-        return found[self.device]
+            raise UsageError(problem, where=f"{self.title}: device", fix=suggest_nearest(self.device, devices))
+        return devices[self.device]
 
     def build_network(self, nodes: int, *, spread: bool = False) -> Network:
         """Build the network between the devices of this many nodes.
@@ -148,12 +168,15 @@ class Cluster(ClusterPart):
             spread: the job's nodes lie between those of other jobs, so that all traffic crosses the oversubscribed
                 links. Otherwise a ring passes group after group and crosses each border once.
         """
-        far = self.between
-        # Placed together, one ring flow leaves each group: the links upwards are not shared, and oversubscription costs
-        # nothing. Spread out, every node's flow competes for them.
-        share = far.oversubscription if spread and far.group is not None and nodes > far.group else 1.0
-        between = Link(far.latency_us * 1e-6, far.bytes_s / share)
-        inside = Link(self.inside.latency_us * 1e-6, self.inside.gb_s * 1e9)
+        # One device alone sends nothing, and so does one node to others; they get a link all the same.
+        inside = between = NO_LINK
+        if (near := self.inside) is not None:
+            inside = between = Link(near.latency_us * 1e-6, near.gb_s * 1e9)
+        if (far := self.between) is not None:
+            # Placed together, one ring flow leaves each group: the links upwards are not shared, and oversubscription
+            # costs nothing. Spread out, every node's flow competes for them.
+            share = far.oversubscription if spread and far.group is not None and nodes > far.group else 1.0
+            between = Link(far.latency_us * 1e-6, far.bytes_s / share)
         return Network(
             nodes, self.devices, inside, between, self.device_spec.memory_gb_s * 1e9 * REDUCE_BANDWIDTH_SHARE
         )
@@ -182,10 +205,10 @@ def find_cluster(name: str) -> Cluster:
     if path.suffix not in (".yaml", ".yml"):
         fix = suggest_nearest(name, load_clusters())
         raise UsageError("there is no such cluster in the catalog, and it is not a YAML file", where=name, fix=fix)
-    found = read_recipe(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
+    cluster = read_recipe(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
     # A device that the file names must be in the catalog: the error points at that line of the file.
     try:
-        _ = found.recipe.device_spec
+        _ = cluster.recipe.device_spec
     except UsageError as error:
-        raise UsageError(error.what, where=found.origins["device"], fix=error.fix) from None
-    return found.recipe
+        raise UsageError(error.what, where=cluster.origins["device"], fix=error.fix) from None
+    return cluster.recipe

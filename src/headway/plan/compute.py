@@ -20,6 +20,10 @@ from headway.plan.step import ComputeTime, StepTime
 # Share of a device's peak that convolutional networks reach in training. Published single-device runs of ResNet-50:
 # fp32 0.29 (K80) to 0.69 (P100), mixed precision 0.16 to 0.27 (V100 to H100).
 PEAK_SHARE = {"fp32": 0.5, "tensor cores": 0.2}
+NO_PROFILE = (
+    "No device was measured: the time of a step comes from the data sheet and may be 2 times off, as the 90 % band"
+    " says. Measure one: headway doctor RECIPE, then --profile RECIPE.profile.json."
+)
 # Largest deviation of a fit from its measurements, as a logarithm, that gives no warning.
 MAX_MISFIT = 0.1
 # Seconds of one kernel launch, and launches per layer and step: forward, two backward, the optimizer's, and one for
@@ -98,15 +102,15 @@ def _measure_contention(profile: Profile) -> tuple[float, float]:
     loader, loop, stalls = (
         sum(one.seconds for one in profile.ceilings if one.side == side) for side in ("input", "loop", "stall")
     )
-    found = profile.together
-    if found is None or not _trains_on_cpu(profile):
+    timing = profile.together
+    if timing is None or not _trains_on_cpu(profile):
         return loader, loop
     # The slower side takes the doctor's prediction for the whole job, without stalls; the faster one is slowed down by
     # the measured ratio, but never beyond the slower side.
     steady = max(1 / profile.predicted - stalls, loader, loop)
-    if found.input_beside > found.loop_beside:
-        return steady, min(steady, loop * max(1.0, found.loop_beside / found.loop_alone))
-    return min(steady, loader * max(1.0, found.input_beside / found.input_alone)), steady
+    if timing.input_beside > timing.loop_beside:
+        return steady, min(steady, loop * max(1.0, timing.loop_beside / timing.loop_alone))
+    return min(steady, loader * max(1.0, timing.input_beside / timing.input_alone)), steady
 
 
 def apply_measured_links(profile: Profile, cluster: Cluster) -> Cluster:
@@ -175,7 +179,7 @@ def estimate_from_data_sheet(workload: Workload, device: Device) -> ComputeEstim
     elif sheet.tf32 is not None:
         kind, peak = "TF32", sheet.tf32
     share = PEAK_SHARE["fp32" if kind == "fp32" else "tensor cores"]
-    warnings = []
+    warnings = [NO_PROFILE]
     if kind != "mixed" and sheet.mixed is not None:
         warning = f"The workload computes in fp32, and {device.title} has {sheet.mixed:g} TFLOPS in mixed precision: "
         # TF32 and bf16 both came with the A100: a device without the one lacks the other.

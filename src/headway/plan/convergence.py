@@ -97,8 +97,8 @@ def fit_epochs(points: Sequence[ConvergencePoint]) -> EpochsLaw:
 
     def fit_least(log_critical: float) -> tuple[float, float]:
         """Return (sum of squares, ln E_min) for a critical batch: the best E_min is a mean."""
-        found = log_epochs - np.log1p(batch / math.exp(log_critical))
-        return float(((found - found.mean()) ** 2).sum()), float(found.mean())
+        offsets = log_epochs - np.log1p(batch / math.exp(log_critical))
+        return float(((offsets - offsets.mean()) ** 2).sum()), float(offsets.mean())
 
     # The critical batch is sought between a hundredth of the smallest batch and a thousand times the largest: by a
     # grid, then by ternary search between its best points.
@@ -133,11 +133,13 @@ def leave_one_out(points: Sequence[ConvergencePoint]) -> list[tuple[ConvergenceP
         Pairs (point, predicted over measured epochs, less 1). The smallest and the largest batch are always fitted.
     """
     ordered = sorted(points, key=lambda one: one.batch)
-    found = []
+    predictions = []
     for at in range(1, len(ordered) - 1):
         one = ordered[at]
-        found.append((one, fit_epochs([*ordered[:at], *ordered[at + 1 :]]).predict_epochs(one.batch) / one.epochs - 1))
-    return found
+        predictions.append(
+            (one, fit_epochs([*ordered[:at], *ordered[at + 1 :]]).predict_epochs(one.batch) / one.epochs - 1)
+        )
+    return predictions
 
 
 @final

@@ -1,4 +1,4 @@
-"""Switches and cables of a fat tree with one or two levels, counted and listed port by port.
+"""Counts the switches and cables of a fat tree with one or two levels.
 
 Nodes connect to leaf switches. A leaf keeps so many ports for other switches that the traffic its nodes can send is at
 most `oversubscription` times the traffic that can leave it. Above 1:1 all ports of a node go to the same leaf. One leaf
@@ -22,17 +22,6 @@ RADIXES = (36, 40, 64, 128, 216, 324)
 # Fewest ports of a node in the fabric: with one its GPUs starve (the same designs).
 MIN_PORTS = 2
 MAX_OVERSUBSCRIPTION = 8.0
-
-
-@final
-@dataclass(frozen=True)
-class Cable:
-    """Cable from one port to another. Ports are counted from 1."""
-
-    a: str
-    a_port: int
-    b: str
-    b_port: int
 
 
 @final
@@ -66,10 +55,10 @@ class Fabric:
     @property
     def switches(self) -> dict[int, int]:
         """Number of switches by their ports."""
-        found = {self.leaf_ports: self.leaves}
+        switches = {self.leaf_ports: self.leaves}
         if self.core_ports is not None:
-            found[self.core_ports] = found.get(self.core_ports, 0) + self.cores
-        return found
+            switches[self.core_ports] = switches.get(self.core_ports, 0) + self.cores
+        return switches
 
     @property
     def nodes_per_leaf(self) -> float:
@@ -87,24 +76,6 @@ class Fabric:
         if self.leaves == 1:
             return self.leaf_ports - self.node_cables
         return 0 if self.core_ports is None else self.cores * self.core_ports - self.switch_cables
-
-    def list_cables(self) -> Iterator[Cable]:
-        """List all cables, those of nodes first."""
-        for number in range(self.node_cables):
-            node, port = divmod(number, self.ports_per_node)
-            leaf, at = divmod(number, self.down)
-            yield Cable(f"node {node + 1}", port + 1, f"leaf {leaf + 1}", at + 1)
-        if self.leaves == 2:
-            for number in range(self.up):
-                at = self.down + number + 1
-                yield Cable("leaf 1", at, "leaf 2", at)
-        elif self.leaves > 2:
-            # A leaf deals its links out to the cores in turn, so that each core gets as many.
-            each = self.up // self.cores
-            for leaf in range(self.leaves):
-                for number in range(self.up):
-                    core, turn = number % self.cores, number // self.cores
-                    yield Cable(f"leaf {leaf + 1}", self.down + number + 1, f"core {core + 1}", leaf * each + turn + 1)
 
 
 def design_fabric(
@@ -143,8 +114,8 @@ def design_fabric(
         leaf = SMALL_RADIX if small is not None and small[1] <= 2 else DIRECTOR_RADIX
     if core is None:
         core = CORE_RADIX if leaf == DIRECTOR_RADIX else leaf
-    found = _find_smallest(nodes, ports_per_node, leaf, core, oversubscription)
-    if found is None:
+    fabric = _find_smallest(nodes, ports_per_node, leaf, core, oversubscription)
+    if fabric is None:
         most = _count_most_nodes(ports_per_node, leaf, core, oversubscription)
         problem = (
             f"{nodes:,} nodes with {ports_per_node} ports each do not fit under two levels of switches with {leaf} and"
@@ -152,7 +123,7 @@ def design_fabric(
         )
         fix = f"Up to {most:,} do. Take larger switches, fewer ports per node, or more oversubscription."
         raise UsageError(problem, where="--facility", fix=fix)
-    cores, leaves, up, down = found
+    cores, leaves, up, down = fabric
     return Fabric(nodes, ports_per_node, leaf, core if cores else None, down, up, leaves, cores)
 
 

@@ -74,12 +74,12 @@ def load_nodes() -> dict[str, NodeSpec]:
 
 def find_node(name: str) -> NodeSpec:
     """Find a node type by name. Raises UsageError if there is none."""
-    found = load_nodes()
-    if name not in found:
+    nodes = load_nodes()
+    if name not in nodes:
         raise UsageError(
-            f"there is no node type {name!r} in the catalog", where="--node", fix=suggest_nearest(name, found)
+            f"there is no node type {name!r} in the catalog", where="--node", fix=suggest_nearest(name, nodes)
         )
-    return found[name]
+    return nodes[name]
 
 
 @final
@@ -168,7 +168,7 @@ class FacilityPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values for JSON."""
-        found = asdict(self)
+        values = asdict(self)
         switches = {str(ports): count for ports, count in self.fabric.switches.items()}
         derived = {
             "switches": switches,
@@ -177,7 +177,7 @@ class FacilityPlan:
             "links_left": self.fabric.links_left,
             "oversubscription": self.fabric.oversubscription,
         }
-        return {**found, "fabric": {**found["fabric"], **derived}, "pods": list(self.pods)}
+        return {**values, "fabric": {**values["fabric"], **derived}, "pods": list(self.pods)}
 
 
 def build_facility_request(workload: Workload | None, **values: Any) -> FacilityRequest:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from headway.core.byte_format import format_bytes
 from headway.core.files import write_atomically
 from headway.page import panel, renderer
 from headway.page.panel import Panel
@@ -38,7 +39,7 @@ def build_panels(plan: FacilityPlan, placement: Placement | None = None) -> list
         ("power", f"{plan.watts / 1000:,.1f} kW", f"{plan.building_watts / 1000:,.1f} kW with the building"),
         ("switches", switches, f"{net.oversubscription:.3g}:1 between leaves" if net.leaves > 1 else "full bisection"),
         (f"{name_link(plan.machine)} cables", f"{net.node_cables + net.switch_cables:,}", ""),
-        ("reads", f"{feed.bytes_s / 1e9:,.1f} GB/s", STORAGE_NAMES[feed.storage]),
+        ("reads", f"{format_bytes(feed.bytes_s)}/s", STORAGE_NAMES[feed.storage]),
     ]
     lines = {
         "racks": [facility_text.describe_racks(plan), facility_text.describe_floor(plan)],
@@ -137,7 +138,7 @@ def draw_facility(plan: FacilityPlan) -> str:
 
 def _fill_racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
     """Distribute the nodes of each pod over racks. A rack with nodes of two pods stands in the first."""
-    found, left = list[list[_Rack]](), 0
+    rows, left = list[list[_Rack]](), 0
     for at, nodes in enumerate(pods):
         # Nodes of this pod that already stand in the last rack of the pod before.
         nodes -= left
@@ -145,8 +146,8 @@ def _fill_racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
         whole, last = divmod(nodes, per_rack)
         racks = [_Rack(per_rack, 0)] * whole
         left = min(per_rack - last, following) if last else 0
-        found.append([*racks, *([_Rack(last, left)] if last else [])])
-    return found
+        rows.append([*racks, *([_Rack(last, left)] if last else [])])
+    return rows
 
 
 def _draw_cables(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.core.byte_format import format_bytes
 from headway.plan.facility import RACK_WATTS, STORAGE_NAMES, FacilityPlan, name_link
 from headway.plan.placement import Placement
 from headway.plan.wording import pluralise
@@ -99,17 +100,15 @@ def describe_storage(plan: FacilityPlan) -> list[str]:
     feed, wanted = plan.feed, plan.wanted
     lines = [
         STORAGE_NAMES[feed.storage],
-        f"{feed.bytes_s / 1e9:,.1f} GB/s of reads in the first epoch, {feed.node_bytes_s / 1e9:.2f} a node"
-        f" ({describe_images(plan)}), and {feed.write_bytes_s / 1e9:.2g} of writes",
+        f"{format_bytes(feed.bytes_s)}/s of reads in the first epoch, {format_bytes(feed.node_bytes_s)}/s a node"
+        f" ({describe_images(plan)}), and {format_bytes(feed.write_bytes_s)}/s of writes",
     ]
     # The 10 GbE of the storage are apart from the fabric, and much slower than it.
+    path = f"its 10 GbE carry {format_bytes(feed.path_bytes_s)}/s a node"
     if feed.node_bytes_s > feed.path_bytes_s:
-        lines.append(
-            f"its 10 GbE carry {feed.path_bytes_s / 1e9:.2f} GB/s a node, too little: connect it to the fabric, or copy"
-            " the set to local disks first"
-        )
+        lines.append(f"{path}, too little: connect it to the fabric, or copy the set to local disks first")
     else:
-        lines.append(f"its 10 GbE carry {feed.path_bytes_s / 1e9:.2f} GB/s a node: enough")
+        lines.append(f"{path}: enough")
     # Unknown without the size of the training set.
     if feed.kept is not None:
         disks = f"{plan.machine.local_tb:g} TB on a node's own disks"
@@ -127,7 +126,7 @@ def describe_images(plan: FacilityPlan) -> str:
     """Describe the training rate of a node and the size of an image."""
     rate = plan.machine.images_s if plan.wanted.images_s is None else plan.wanted.images_s
     whose = plan.wanted.images_from if plan.wanted.images_s is not None else " of ResNet-50"
-    return f"{rate:,.0f} images/s{whose}, {plan.wanted.image_bytes / 1e3:,.0f} kB each"
+    return f"{rate:,.0f} images/s{whose}, {format_bytes(plan.wanted.image_bytes)} each"
 
 
 def describe_jobs(placement: Placement) -> list[str]:
@@ -136,7 +135,7 @@ def describe_jobs(placement: Placement) -> list[str]:
     for number, (job, parts) in enumerate(zip(placement.jobs, placement.parts, strict=True)):
         pods = " + ".join(f"{part} on pod {pod + 1}" for pod, part in enumerate(parts) if part)
         between = placement.count_bytes_between(number)
-        crossing = f"; {between / 1e6:,.0f} MB between pods in each step" if between else ""
+        crossing = f"; {format_bytes(between)} between pods in each step" if between else ""
         lines.append(f"{pluralise(job.nodes, 'node')}: {pods}{crossing}")
     how = "the minimum" if placement.exact else "maybe not the minimum, since not all placements were tried"
-    return [*lines, f"{placement.total_bytes / 1e6:,.0f} MB between pods for one step of each: {how}"]
+    return [*lines, f"{format_bytes(placement.total_bytes)} between pods for one step of each: {how}"]

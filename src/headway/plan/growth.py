@@ -167,11 +167,11 @@ def predict_data_growth(
     Raises UsageError as `fit_power_law` and `predict_growth` do.
     """
     error, size = fit_power_law(errors), fit_power_law(sizes) if sizes else None
-    found = [
+    growths = [
         predict_growth(
             times * error.high, error, size=size, flops_per_sample=workload.operations,
             now_parameters=workload.parameters, epochs=workload.run.epochs,
         )
         for times in (2, 5, 10, 100)
     ]  # fmt: skip
-    return DataGrowth(error, size, tuple(found))
+    return DataGrowth(error, size, tuple(growths))

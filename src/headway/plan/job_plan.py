@@ -70,7 +70,7 @@ class JobPlan:
             }
             for one, lr in zip(self.predictions, self.lars, strict=True)
         ]
-        found = {
+        values = {
             "name": self.name,
             "cluster": self.cluster.model_dump(mode="json"),
             "compute": asdict(self.estimate),
@@ -87,7 +87,7 @@ class JobPlan:
             "nodes_in_time": self.nodes_in_time,
             "growth": None if self.growth is None else asdict(self.growth),
         }
-        plain: dict[str, Any] = _replace_infinite(found)
+        plain: dict[str, Any] = _replace_infinite(values)
         return plain
 
 

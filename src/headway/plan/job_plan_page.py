@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headway.core.byte_format import format_bytes
 from headway.core.files import write_atomically
 from headway.page import panel, renderer
 from headway.page.panel import Panel
@@ -154,7 +155,7 @@ def _build_sensitivity_panels(plan: JobPlan) -> list[Panel]:
     ways = [
         (
             one.name, f"{one.images_s:,.0f}", format_hours(one.hours), f"{one.gain:.2f}",
-            f"{one.memory.used / 1e9:.1f} GB{'' if one.memory.fits else ', too much'}", one.note,
+            f"{format_bytes(one.memory.used)}{'' if one.memory.fits else ', too much'}", one.note,
         )
         for one in plan.strategies
     ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from headway.core.byte_format import format_bytes
 from headway.plan.convergence import EpochsLaw
 from headway.plan.growth import DataGrowth
 from headway.plan.job_plan import JobPlan, list_warnings
@@ -28,20 +29,20 @@ SHORT_NAMES = {
 
 
 def format_plan(plan: JobPlan) -> str:
-    """Format a plan: inputs, warnings, a table of node counts, then conclusions."""
+    """Format a plan: warnings, inputs, a table of node counts, then conclusions."""
     estimate, compute = plan.estimate, plan.estimate.compute
     step = f"{format_milliseconds(compute.fixed_s)} and {format_milliseconds(compute.sample_s)} a sample"
     warned = list_warnings(plan)
     lines = [
         f"{plan.name} on {plan.cluster.title}",
+        *warned,
+        *([""] if warned else []),
         f"  step      {step}, by {estimate.how}",
-        f"  exchange  {sum(one.nbytes for one in plan.job.gradients) / 1e6:,.1f} MB of gradients",
+        f"  exchange  {format_bytes(sum(one.nbytes for one in plan.job.gradients))} of gradients",
         f"  epochs    {plan.epochs_from}",
         f"  memory    {describe_memory(plan)}",
         f"  input     {describe_input(plan)}",
         "",
-        *warned,
-        *([""] if warned else []),
         *align_table(tabulate_predictions(plan)),
         "",
         *list_verdicts(plan),
@@ -63,6 +64,10 @@ def list_verdicts(plan: JobPlan) -> list[str]:
         keep = "None of them keeps" if few is None else f"{pluralise(few, 'node')} keep{'s' if few == 1 else ''}"
         lines.append(f"{keep} the deadline of {format_hours(plan.deadline_h)}.")
     law, best = plan.job.epochs, plan.best
+    idle = 1 - best.images_s / (best.batch / best.step.seconds)
+    if best.limit in ("loading", "storage"):
+        at = pluralise(best.nodes, "node")
+        lines.append(f"At {at} {best.limit} limits: the devices idle {idle:.0%} of the time.")
     if isinstance(law, EpochsLaw):
         regime = law.classify_batch(best.batch)
         lines.append(f"The batch of {best.batch:,.0f} against a critical batch of {law.critical:,.0f}: {regime}.")
@@ -165,7 +170,7 @@ def describe_memory(plan: JobPlan) -> str:
     held = plan.memory
     fits = "" if held.fits else ", too much"
     return (
-        f"{held.used / 1e9:.1f} of {held.capacity / 1e9:g} GB{fits}; a device has room for up to"
+        f"{format_bytes(held.used)} of {format_bytes(held.capacity)}{fits}; a device has room for up to"
         f" {held.most_samples:,} samples"
     )
 

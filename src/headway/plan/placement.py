@@ -64,15 +64,15 @@ def parse_jobs(text: str, gradient_bytes: float) -> list[PlacedJob]:
 
     Raises UsageError if a part has another form.
     """
-    found = []
+    jobs = []
     for part in text.split(","):
         nodes, _, megabytes = part.strip().partition(":")
         try:
-            found.append(PlacedJob(int(nodes), float(megabytes) * 1e6 if megabytes else gradient_bytes))
+            jobs.append(PlacedJob(int(nodes), float(megabytes) * 1e6 if megabytes else gradient_bytes))
         except ValueError:
             fix = "Write nodes, and megabytes of gradients if you know them: 30,12:400,8."
             raise UsageError(f"{part.strip()!r} is not a job", where="--jobs", fix=fix) from None
-    return found
+    return jobs
 
 
 def place_jobs(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> Placement:
@@ -144,8 +144,8 @@ def _place_exactly(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> JobParts |
         # Follow the decisions from the start. The cache holds every state on the way.
         left, free = tuple(job.nodes for job in jobs), tuple(sorted(pods))
         columns = dict[int, tuple[int, ...]]()
-        while (found := find_least(left, free)[1]) is not None:
-            size, here = found
+        while (parts := find_least(left, free)[1]) is not None:
+            size, here = parts
             pod = next(at for at, nodes in enumerate(pods) if nodes == size and at not in columns)
             columns[pod] = here
             left = tuple(nodes - part for nodes, part in zip(left, here, strict=True))

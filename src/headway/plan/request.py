@@ -104,7 +104,7 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
         workload, estimate, epochs, per_device=request.per_device, batch=request.batch,
         accumulate=request.accumulate, spread=request.spread,
     )  # fmt: skip
-    nodes = parse_nodes(request.nodes or f"1..{min(cluster.nodes or DEFAULT_MAX_NODES, DEFAULT_MAX_NODES)}")
+    nodes = parse_nodes(request.nodes or f"1..{min(cluster.most_nodes or DEFAULT_MAX_NODES, DEFAULT_MAX_NODES)}")
     plan = build_plan(workload, job, cluster, estimate, epochs_from, nodes, deadline_h=request.deadline)
     return replace(plan, growth=_predict_growth(workload, request))
 
@@ -115,7 +115,7 @@ def _check_options(request: PlanRequest, cluster: Cluster) -> None:
         raise UsageError(f"a price is 0 or more, not {request.price:g}", where="--price")
     if request.deadline is not None and not 0 < request.deadline < math.inf:
         raise UsageError(f"a deadline is a number of hours above 0, not {request.deadline:g}", where="--deadline")
-    if request.spread and cluster.between.group is None:
+    if request.spread and (cluster.between is None or cluster.between.group is None):
         problem = f"{cluster.title} has no groups over which its nodes could be spread"
         fix = "Give `group` and `oversubscription` of `between` in a YAML file."
         raise UsageError(problem, where="--spread", fix=fix)

@@ -28,6 +28,9 @@ def predict_scaling(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) ->
         raise UsageError("node counts start at 1", where="--nodes", fix="Write --nodes 1..64, or --nodes 1,2,4.")
     if counts[-1] * cluster.devices > MAX_DEVICES:
         raise UsageError(f"a plan covers up to {MAX_DEVICES:,} devices", where="--nodes")
+    if cluster.between is None and counts[-1] > 1:
+        fix = "Write --nodes 1, or give the cluster a link `between:` its nodes."
+        raise UsageError(f"{cluster.title} is one node, not {counts[-1]}", where="--nodes", fix=fix)
     if cluster.nodes is not None and counts[-1] > cluster.nodes:
         problem = f"{cluster.title} has {cluster.nodes} nodes, not {counts[-1]}"
         raise UsageError(problem, where="--nodes", fix=f"Write --nodes 1..{cluster.nodes}.")

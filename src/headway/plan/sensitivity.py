@@ -58,13 +58,16 @@ def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturba
 
     def scale_part(name: str, key: str) -> Perturbation:
         part = getattr(cluster, name)
+        # A box without a link between nodes has nothing to scale there.
+        if part is None:
+            return lambda by: (job, cluster)
         value = getattr(part, key)
         return lambda by: (job, cluster.model_copy(update={name: part.model_copy(update={key: value * by})}))
 
     def scale_compute(**changes: float) -> TrainingJob:
         return replace(job, compute=replace(compute, **changes))
 
-    found: dict[str, Perturbation] = {
+    perturbations: dict[str, Perturbation] = {
         # A faster device needs less time: this one divides.
         "speed of a device": lambda by: (scale_compute(sample_s=compute.sample_s / by), cluster),
         "fixed time of a step": lambda by: (scale_compute(fixed_s=compute.fixed_s * by), cluster),
@@ -75,9 +78,12 @@ def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturba
     }
     if not isinstance(epochs, int | float):
         law = epochs
-        found["critical batch"] = lambda by: (replace(job, epochs=replace(law, critical=law.critical * by)), cluster)
+        perturbations["critical batch"] = lambda by: (
+            replace(job, epochs=replace(law, critical=law.critical * by)),
+            cluster,
+        )
     if cluster.node.images_s is not None:
-        found["loading of a node"] = scale_part("node", "images_s")
+        perturbations["loading of a node"] = scale_part("node", "images_s")
     for key, name in (
         ("node_gb_s", "storage to a node"),
         ("shared_gb_s", "shared storage"),
@@ -85,8 +91,8 @@ def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturba
         ("cache_gb", "cache of a node"),
     ):
         if getattr(cluster.storage, key):
-            found[name] = scale_part("storage", key)
-    return found
+            perturbations[name] = scale_part("storage", key)
+    return perturbations
 
 
 def rank_sensitivities(job: TrainingJob, cluster: Cluster, nodes: int) -> list[InputSensitivity]:
@@ -96,11 +102,11 @@ def rank_sensitivities(job: TrainingJob, cluster: Cluster, nodes: int) -> list[I
     def compare(perturb: Perturbation, by: float) -> float:
         return predict(*perturb(by), nodes).hours / planned
 
-    found = [
+    sensitivities = [
         InputSensitivity(name, compare(perturb, 1 - PERTURBATION), compare(perturb, 1 + PERTURBATION))
         for name, perturb in list_perturbations(job, cluster).items()
     ]
-    return sorted(found, key=lambda one: -one.magnitude)
+    return sorted(sensitivities, key=lambda one: -one.magnitude)
 
 
 def compute_band(job: TrainingJob, cluster: Cluster, planned: Prediction) -> tuple[float, float]:

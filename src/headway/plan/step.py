@@ -141,8 +141,8 @@ def build_cost_function(network: Network, among: tuple[Algorithm, ...], wire_rat
 
     def compute_cost(nbytes: float) -> tuple[float, Algorithm]:
         if nbytes not in known:
-            found = collectives.choose_algorithm(nbytes, network, among, wire_ratio=wire_ratio)
-            known[nbytes] = found.seconds, found.algorithm
+            choice = collectives.choose_algorithm(nbytes, network, among, wire_ratio=wire_ratio)
+            known[nbytes] = choice.seconds, choice.algorithm
         return known[nbytes]
 
     return compute_cost
@@ -166,23 +166,23 @@ def overlap_exchange(buckets: Sequence[PlannedBucket], backward_s: float, cost: 
 
 def list_gradients(workload: Workload) -> list[PlannedBucket]:
     """List each layer's gradients in the order of the backward pass, whose progress is measured in multiply-adds."""
-    total, found, spent = workload.backward_multiply_adds, list[PlannedBucket](), 0
+    total, gradients, spent = workload.backward_multiply_adds, list[PlannedBucket](), 0
     for layer in workload.order_by_gradient():
         spent += layer.backward_multiply_adds
         if layer.gradient_bytes:
-            found.append(PlannedBucket(layer.gradient_bytes, spent / total if total else 1.0))
-    return found
+            gradients.append(PlannedBucket(layer.gradient_bytes, spent / total if total else 1.0))
+    return gradients
 
 
 def pack_buckets(gradients: Sequence[PlannedBucket], nbytes: float) -> list[PlannedBucket]:
     """Pack gradients into buckets of at least this size, in order; the last one may be smaller."""
-    found, held = list[PlannedBucket](), 0.0
+    buckets, held = list[PlannedBucket](), 0.0
     for one in gradients:
         held += one.nbytes
         if held >= nbytes:
-            found.append(PlannedBucket(held, one.ready))
+            buckets.append(PlannedBucket(held, one.ready))
             held = 0.0
-    return [*found, PlannedBucket(held, 1.0)] if held else found
+    return [*buckets, PlannedBucket(held, 1.0)] if held else buckets
 
 
 def choose_buckets(
@@ -204,8 +204,8 @@ def choose_buckets(
         return pack_buckets(gradients, nbytes)
     cost = build_cost_function(network, tuple(among), wire_ratio)
 
-    def measure_exposed(found: Sequence[PlannedBucket]) -> tuple[float, float]:
-        exchange = overlap_exchange(found, backward_s, cost)
+    def measure_exposed(buckets: Sequence[PlannedBucket]) -> tuple[float, float]:
+        exchange = overlap_exchange(buckets, backward_s, cost)
         return exchange.exposed_s, exchange.seconds
 
     return min((pack_buckets(gradients, size) for size in BUCKET_SIZES), key=measure_exposed)
@@ -213,12 +213,12 @@ def choose_buckets(
 
 def make_even_buckets(nbytes: float, *, each: float = BUCKET_BYTES, first: float = FIRST_BYTES) -> list[PlannedBucket]:
     """Make buckets for a network of which only the gradients' bytes are known: backward produces them evenly."""
-    found, made = list[PlannedBucket](), 0.0
+    buckets, made = list[PlannedBucket](), 0.0
     while made < nbytes:
-        part = min(each if found else first, nbytes - made)
+        part = min(each if buckets else first, nbytes - made)
         made += part
-        found.append(PlannedBucket(part, made / nbytes))
-    return found
+        buckets.append(PlannedBucket(part, made / nbytes))
+    return buckets
 
 
 @lru_cache(maxsize=256)

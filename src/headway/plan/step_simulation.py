@@ -146,9 +146,9 @@ def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
         spans.append((there, over, end, exchanges))
     # The trace shows the ranks with the most compute time of the whole run.
     traced = np.argsort(-behind, kind="stable")[:TRACED_RANKS].tolist()
-    found = {name: np.array(values) for name, values in parts.items()}
+    arrays = {name: np.array(values) for name, values in parts.items()}
     return SimulatedSteps(
-        found["seconds"], found["waits"], found["computing"], found["slowest"], found["exposed"], last,
+        arrays["seconds"], arrays["waits"], arrays["computing"], arrays["slowest"], arrays["exposed"], last,
         _build_trace(traced, spans, 1 - scenario.backward / scenario.accumulate),
     )  # fmt: skip
 
@@ -186,27 +186,27 @@ def _simulate_exchange(
         return [], 0.0
     meanwhile = scenario.backward / scenario.accumulate if scenario.overlap else 0.0
     backward, hosts = meanwhile * computing, scenario.network.hosts
-    starts, done, found = there + computing - backward, 0.0, list[tuple[float, float]]()
+    starts, done, spans = there + computing - backward, 0.0, list[tuple[float, float]]()
     for bucket, (down, across, up) in zip(scenario.buckets, costs, strict=True):
         # Each host reduces on its own as soon as its ranks have the bucket; between hosts all wait for the last one.
         full = (starts + bucket.ready * backward).reshape(hosts, -1).max(axis=1)
         begins = float((np.maximum(full, done) + down).max())
-        found.append((max(done, float(full.min())), begins + across + up))
+        spans.append((max(done, float(full.min())), begins + across + up))
         done = begins + across + up
-    return found, done
+    return spans, done
 
 
 def _build_trace(ranks: Sequence[int], spans: Sequence[_StepSpan], forward: float) -> list[dict[str, Any]]:
     """Build the trace events of these ranks."""
-    found = list[dict[str, Any]]()
+    events = list[dict[str, Any]]()
 
     def add(name: str, rank: int, row: str, begins: float, ends: float) -> None:
         if ends > begins:
             times = {"ts": round(begins * 1e6, 3), "dur": round((ends - begins) * 1e6, 3)}
-            found.append({"name": name, "ph": "X", "pid": rank, "tid": row, "cat": "simulated", **times})
+            events.append({"name": name, "ph": "X", "pid": rank, "tid": row, "cat": "simulated", **times})
 
     for rank in ranks:
-        found.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
+        events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
         free = 0.0
         for number, (there, over, end, exchanges) in enumerate(spans):
             add("wait for a batch", rank, "input", free, float(there[rank]))
@@ -217,7 +217,7 @@ def _build_trace(ranks: Sequence[int], spans: Sequence[_StepSpan], forward: floa
                 add(f"bucket {at}", rank, "exchange", begins, ends)
             add(f"step {number}: waits for others", rank, "compute", float(over[rank]), float(end[rank]))
             free = float(end[rank])
-    return found
+    return events
 
 
 def simulate_prediction(

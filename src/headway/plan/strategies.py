@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from headway.core import collectives
+from headway.core.byte_format import format_bytes
 from headway.core.collectives import Network
 from headway.core.workload import Workload, WorkloadLayer
 from headway.plan.cluster import Cluster
@@ -91,10 +92,10 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
         return estimate_memory(network, samples, cluster.device_spec.memory_bytes, plain.devices)
 
     memory = estimate(each)
-    found = [Strategy("data parallel", plain.images_s, plain.hours, 1.0, memory, "")]
+    strategies = [Strategy("data parallel", plain.images_s, plain.hours, 1.0, memory, "")]
 
     def add(name: str, other: Prediction, needs: DeviceMemory, note: str) -> None:
-        found.append(Strategy(name, other.images_s, other.hours, plain.hours / other.hours, needs, note))
+        strategies.append(Strategy(name, other.images_s, other.hours, plain.hours / other.hours, needs, note))
 
     # Too large for the memory: micro-batches while one sample fits, else strips of an image.
     if not memory.fits and memory.most_samples and each > 1:
@@ -111,7 +112,7 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
                 note = f"a batch of {shared.batch:,.0f}"
                 add(f"each image in {strips} strips", shared, estimate(1 / strips), note)
     if plain.devices == 1:
-        return sorted(found, key=lambda one: one.hours)
+        return sorted(strategies, key=lambda one: one.hours)
     # Model parallelism for fully connected layers: activations cross the network instead of their gradients.
     if dense := find_dense_layers(workload):
         names = {layer.name for layer in dense}
@@ -122,14 +123,14 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
         compute = replace(job.compute, fixed_s=job.compute.fixed_s + exchange_s)
         sharded = replace(job, gradients=tuple(list_gradients(rest)), compute=compute)
         layers = "a fully connected layer" if len(dense) == 1 else f"{len(dense)} fully connected layers"
-        note = f"{received / 1e6:,.1f} MB of activations per step and device instead of their gradients"
+        note = f"{format_bytes(received)} of activations per step and device instead of their gradients"
         needs = estimate(each, _shard_layers(workload, names, plain.devices))
         add(f"{layers} in {plain.devices:,} parts", predict(sharded, cluster, nodes), needs, note)
     for times in (2, 4):
         batch = None if job.batch is None else times * job.batch
         rarer = predict(replace(job, batch=batch, accumulate=times * job.accumulate), cluster, nodes)
         add(f"gradients of {times} steps exchanged at once", rarer, memory, f"{times} times the batch")
-    return sorted(found, key=lambda one: one.hours)
+    return sorted(strategies, key=lambda one: one.hours)
 
 
 def _shard_layers(workload: Workload, names: set[str], parts: int) -> Workload:
@@ -152,9 +153,9 @@ def _shard_layers(workload: Workload, names: set[str], parts: int) -> Workload:
 
 def find_dense_layers(workload: Workload) -> list[WorkloadLayer]:
     """Find the fully connected layers, if they hold at least a tenth of the gradients; else return none."""
-    found = [one for one in workload.layers if one.kind == "Linear" and one.gradient_bytes and one.input_shape]
+    dense = [one for one in workload.layers if one.kind == "Linear" and one.gradient_bytes and one.input_shape]
     total = workload.step.exchange.gradient_bytes
-    return found if sum(one.gradient_bytes for one in found) >= MIN_DENSE_SHARE * total else []
+    return dense if sum(one.gradient_bytes for one in dense) >= MIN_DENSE_SHARE * total else []
 
 
 def estimate_dense_sharding(

@@ -55,14 +55,14 @@ class ComparedRun:
     @cached_property
     def images(self) -> float:
         """Number of images that the run trained on."""
-        found: float = self.summary["epochs"] * self.about["samples"]
-        return found
+        images: float = self.summary["epochs"] * self.about["samples"]
+        return images
 
     @property
     def images_per_step(self) -> float:
         """Number of images in a step, on average."""
-        found: float = self.images / self.summary["step"]
-        return found
+        images: float = self.images / self.summary["step"]
+        return images
 
     @cached_property
     def recipe_values(self) -> dict[str, str]:
@@ -72,8 +72,8 @@ class ComparedRun:
     def list_metrics(self) -> dict[str, float | None]:
         """Lists the metrics of the last evaluation, the loss last."""
         last = self.evaluated[-1].items() if self.evaluated else ()
-        found = {name: value for name, value in last if name not in NON_METRIC_KEYS}
-        return dict(sorted(found.items(), key=lambda item: item[0] == "loss"))
+        metrics = {name: value for name, value in last if name not in NON_METRIC_KEYS}
+        return dict(sorted(metrics.items(), key=lambda item: item[0] == "loss"))
 
 
 @final
@@ -101,13 +101,13 @@ class Comparison:
 
     def list_numbers(self) -> dict[str, tuple[float | None, float | None]]:
         """Lists numbers of both runs: images/s, seconds, waiting share, seconds to a common goal, common metrics."""
-        found: dict[str, tuple[float | None, float | None]]
-        found = {name: _read_both(self.sides, name) for name in ("images_s", "seconds", "wait_share")}
+        numbers: dict[str, tuple[float | None, float | None]]
+        numbers = {name: _read_both(self.sides, name) for name in ("images_s", "seconds", "wait_share")}
         goals = [side.summary.get("stop_at") for side in self.sides]
         if goals[0] and goals[1] and goals[0]["goal"] == goals[1]["goal"]:
-            found["seconds_to_reach"] = (goals[0]["seconds_to_reach"], goals[1]["seconds_to_reach"])
+            numbers["seconds_to_reach"] = (goals[0]["seconds_to_reach"], goals[1]["seconds_to_reach"])
         mine, theirs = (side.list_metrics() for side in self.sides)
-        return found | {name: (value, theirs[name]) for name, value in mine.items() if name in theirs}
+        return numbers | {name: (value, theirs[name]) for name, value in mine.items() if name in theirs}
 
     @property
     def is_per_step(self) -> bool:

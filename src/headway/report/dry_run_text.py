@@ -7,7 +7,7 @@ from math import ceil
 
 from headway.core.byte_format import format_bytes
 from headway.core.workload import Workload
-from headway.train.dry_run import DryRun
+from headway.training.dry_run import DryRun
 
 # Epochs in a row of learning rates.
 RATES_PER_ROW = 10
@@ -15,15 +15,15 @@ RATES_PER_ROW = 10
 MAX_RATE_ROWS = 12
 
 
-def format_dry_run(found: DryRun) -> str:
+def format_dry_run(dry_run: DryRun) -> str:
     """Formats steps, batch, network, memory, exchange, learning rates and kinds of layers."""
-    work, recipe = found.workload, found.loaded.recipe
+    work, recipe = dry_run.workload, dry_run.loaded.recipe
     run, step, images = work.run, work.step, work.input
     # Frozen layers have no gradients, so their parameters do not count.
     trained = sum(one.parameters * one.gradient_bytes // one.weight_bytes for one in work.layers if one.weight_bytes)
     rows = [
         ("steps", f"{run.steps:,} in {run.epochs:.4g} epochs of {run.samples:,} samples"),
-        ("batch", _describe_batch(found)),
+        ("batch", _describe_batch(dry_run)),
         ("images", _describe_images(work)),
         ("on host", ", ".join(("decode", *images.on_host))),
         ("on device", ", ".join(images.on_device) or "no augmentation"),
@@ -39,13 +39,13 @@ def format_dry_run(found: DryRun) -> str:
             "per step",
         ),
         ("precision", step.precision),
-        *_describe_compile(found),
+        *_describe_compile(dry_run),
         (
             "optimizer",
             f"{step.update.optimizer}: {format_bytes(step.update.state_bytes, 4)} of state, "
             f"{step.update.passes:.1f} passes over the weights",
         ),
-        ("exchange", _describe_exchange(found)),
+        ("exchange", _describe_exchange(dry_run)),
     ]
     if run.evaluations:
         of = f" of {run.evaluation_samples:,} samples" if run.evaluation_samples is not None else ""
@@ -61,8 +61,8 @@ def format_dry_run(found: DryRun) -> str:
         ]
     lines = [f"{recipe.name}: dry run, nothing was trained", ""]
     lines += [f"{name:<13}{text}" for name, text in rows]
-    lines += ["", *_list_memory(found), "", *_list_rates(found.rates), "", *_list_layer_kinds(work)]
-    return "\n".join([*lines, *(["", *found.notes] if found.notes else [])])
+    lines += ["", *_list_memory(dry_run), "", *_list_rates(dry_run.rates), "", *_list_layer_kinds(work)]
+    return "\n".join([*lines, *(["", *dry_run.notes] if dry_run.notes else [])])
 
 
 def format_count(number: float) -> str:
@@ -73,16 +73,16 @@ def format_count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _describe_batch(found: DryRun) -> str:
-    work, batch = found.workload, f"{found.workload.step.batch:,}"
+def _describe_batch(dry_run: DryRun) -> str:
+    work, batch = dry_run.workload, f"{dry_run.workload.step.batch:,}"
     largest = max(phase.batch for phase in work.run.phases)
     if largest > work.step.batch:
         batch = f"{batch}, growing to {largest:,}"
-    ranks = f"{found.ranks:,} rank{'s'[: found.ranks > 1]}"
-    if found.hosts > 1:
-        ranks += f" on {found.hosts:,} hosts"
-    about = "" if found.micro_batch * found.accumulation * found.ranks == largest else " at most"
-    return f"{batch}: {found.micro_batch:,} in a micro-batch x {found.accumulation:,} accumulated x {ranks}{about}"
+    ranks = f"{dry_run.ranks:,} rank{'s'[: dry_run.ranks > 1]}"
+    if dry_run.hosts > 1:
+        ranks += f" on {dry_run.hosts:,} hosts"
+    about = "" if dry_run.micro_batch * dry_run.accumulation * dry_run.ranks == largest else " at most"
+    return f"{batch}: {dry_run.micro_batch:,} in a micro-batch x {dry_run.accumulation:,} accumulated x {ranks}{about}"
 
 
 def _describe_images(work: Workload) -> str:
@@ -93,9 +93,9 @@ def _describe_images(work: Workload) -> str:
     return text
 
 
-def _describe_compile(found: DryRun) -> list[tuple[str, str]]:
+def _describe_compile(dry_run: DryRun) -> list[tuple[str, str]]:
     """Describes the graphs that torch.compile makes of the network, even if the recipe does not compile it."""
-    asked, fits = found.loaded.recipe.compile, found.compilable
+    asked, fits = dry_run.loaded.recipe.compile, dry_run.compilable
     word = str(asked).lower()
     if fits is None:
         return [("compile", word)]
@@ -113,23 +113,23 @@ def _describe_compile(found: DryRun) -> list[tuple[str, str]]:
     ]
 
 
-def _describe_exchange(found: DryRun) -> str:
-    exchange = found.workload.step.exchange
+def _describe_exchange(dry_run: DryRun) -> str:
+    exchange = dry_run.workload.step.exchange
     text = f"{format_bytes(exchange.gradient_bytes, 4)} of gradients per step"
     if exchange.statistics_bytes:
         text += f", {format_bytes(exchange.statistics_bytes, 4)} of running statistics"
-    if found.ranks == 1:
+    if dry_run.ranks == 1:
         return f"{text}; none with one process"
-    who = "host" if found.hosts > 1 else "rank"
+    who = "host" if dry_run.hosts > 1 else "rank"
     name = "ring" if exchange.algorithm == "auto" else exchange.algorithm
-    return f"{text}; each {who} sends {format_bytes(found.sent_bytes, 4)} ({name})"
+    return f"{text}; each {who} sends {format_bytes(dry_run.sent_bytes, 4)} ({name})"
 
 
-def _list_memory(found: DryRun) -> list[str]:
-    places = [where for where in ("device", "host") if any(part.where == where for part in found.memory)]
+def _list_memory(dry_run: DryRun) -> list[str]:
+    places = [where for where in ("device", "host") if any(part.where == where for part in dry_run.memory)]
     lines = ["memory per rank, estimated; without temporary memory of layers and without the cache of the data"]
     for where in places:
-        parts = [part for part in found.memory if part.where == where]
+        parts = [part for part in dry_run.memory if part.where == where]
         on = f"  on the {where}" if len(places) > 1 else ""
         lines += [f"  {part.name:<22}{format_bytes(part.bytes, 4):>10}{on}  {part.what}".rstrip() for part in parts]
         lines.append(f"  {'total':<22}{format_bytes(sum(part.bytes for part in parts), 4):>10}{on}")

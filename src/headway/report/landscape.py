@@ -20,8 +20,7 @@ from headway.observe import directions
 from headway.observe.directions import PlaneAxes, WeightVector
 from headway.observe.sharpness import EpsilonSharpness, HessianEigenvalue
 from headway.report.solution import MetricCurves, Solution, open_solution
-from headway.setup.inputs import Say
-from headway.train import runs
+from headway.training import runs
 
 STATISTICS = ("auto", "keep", "recompute")
 SETS = ("both", "train", "eval")
@@ -163,7 +162,7 @@ class Landscape:
 
 
 def compute_landscape(
-    folders: Sequence[Path], options: LandscapeOptions, *, say: Say, progress: Progress | None = None
+    folders: Sequence[Path], options: LandscapeOptions, progress: Progress | None = None
 ) -> Landscape:
     """Measures the loss landscape of runs, along filter-normalised directions (Li et al. 2018, arXiv 1712.09913).
 
@@ -183,7 +182,7 @@ def compute_landscape(
     with ExitStack() as stack:
         solutions = []
         for name, folder in zip(names, folders, strict=True):
-            solution = open_solution(name, RunFolder.open(folder), options.sets, options.samples, options.seed, say=say)
+            solution = open_solution(name, RunFolder.open(folder), options.sets, options.samples, options.seed)
             solutions.append(stack.enter_context(closing(solution)))
         paths = [_load_path(solution) if options.path else [] for solution in solutions]
         if options.between:
@@ -317,12 +316,12 @@ def _measure_plane(
 ) -> LossPlane:
     recompute = one.should_recompute(options.statistics != "keep" and options.sets != "eval")
     sides = []
-    for values in zip(*axes.places, strict=True):
+    for values in zip(*axes.coordinates, strict=True):
         beyond = PLANE_MARGIN * (max(values) - min(values))
         sides.append(_space_evenly(min(values) - beyond, max(values) + beyond, options.grid))
     x, y = sides
     surfaces = one.measure_plane(x, y, axes.first, axes.second, origin, recompute=recompute)
-    marks = [(mark, *place) for mark, place in zip(names, axes.places, strict=True)]
+    marks = [(mark, *place) for mark, place in zip(names, axes.coordinates, strict=True)]
     how = one.describe_statistics(recompute)
     return LossPlane(kind=kind, name=name, marks=marks, x=x, y=y, surfaces=surfaces, statistics=how, shares=axes.shares)
 

@@ -11,7 +11,7 @@ from headway.core.run_folder import RunFolder
 from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.report.landscape import Landscape, LandscapeRun, LossLine, LossPlane
-from headway.train.evaluation_panels import write_panels
+from headway.training.evaluation_panels import write_panels
 
 SECTION = "Loss landscape"
 # Prefix of the panels' names.
@@ -26,7 +26,7 @@ STATISTICS_NOTES = {
 }
 
 
-def write_page(found: Landscape, out: Path | None = None) -> Path:
+def write_page(landscape: Landscape, out: Path | None = None) -> Path:
     """Writes the page and returns its path.
 
     The panels of a single run also go into its report, and replace those of an earlier landscape.
@@ -34,36 +34,38 @@ def write_page(found: Landscape, out: Path | None = None) -> Path:
     Args:
         out: Path of the page; default: landscape.html in the run's folder, or here for several runs.
     """
-    made = build_panels(found)
-    if len(found.runs) == 1:
-        run = RunFolder(Path(found.runs[0].folder))
+    made = build_panels(landscape)
+    if len(landscape.runs) == 1:
+        run = RunFolder(Path(landscape.runs[0].folder))
         # An earlier landscape may have had more planes: none of its panels may stay.
         for old in run.panels.glob(f"{PREFIX}*.json"):
             old.unlink()
         write_panels(run, made)
         out = out or run.folder / "landscape.html"
     out = out or Path("landscape.html")
-    names = ", ".join(one.name for one in found.runs)
-    html = renderer.render(made, title=f"{names}: loss landscape", subtitle=_describe_data(found), sections=(SECTION,))
+    names = ", ".join(one.name for one in landscape.runs)
+    html = renderer.render(
+        made, title=f"{names}: loss landscape", subtitle=_describe_data(landscape), sections=(SECTION,)
+    )
     write_atomically(out, html)
     return out
 
 
-def _describe_data(found: Landscape) -> str:
-    counts = found.runs[0].samples
+def _describe_data(landscape: Landscape) -> str:
+    counts = landscape.runs[0].samples
     sizes = " and ".join(f"{count:,} {name} images" for name, count in counts.items())
-    return f"Measured on {sizes} (seed {found.options.seed}); the loss does not include weight decay"
+    return f"Measured on {sizes} (seed {landscape.options.seed}); the loss does not include weight decay"
 
 
-def format_numbers(found: Landscape) -> str:
+def format_numbers(landscape: Landscape) -> str:
     """Formats the numbers of the runs, and the barriers between them, for the terminal."""
-    columns, rows = _list_rows(found)
+    columns, rows = _list_rows(landscape)
     widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
     lines = []
     for row in (columns, *rows):
         cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
-    lines += [f"{line.name}: {_describe_barrier(line)}" for line in found.lines if line.kind == "between"]
+    lines += [f"{line.name}: {_describe_barrier(line)}" for line in landscape.lines if line.kind == "between"]
     return "\n".join(lines)
 
 
@@ -72,29 +74,29 @@ def _describe_barrier(line: LossLine) -> str:
     return f"Distance {_format_number(line.distance)}; barrier {', '.join(barriers)}."
 
 
-def build_panels(found: Landscape) -> list[Panel]:
+def build_panels(landscape: Landscape) -> list[Panel]:
     """Builds the table of numbers, then lines and planes by data set and metric."""
-    around = [line for line in found.lines if line.kind == "around"]
-    out = [_build_numbers_table(found), *_build_recipe_table(found), *_build_lines_around(around)]
+    around = [line for line in landscape.lines if line.kind == "around"]
+    out = [_build_numbers_table(landscape), *_build_recipe_table(landscape), *_build_lines_around(around)]
     # Orders leave room for ten panels of each line and plane.
-    for place, line in enumerate(line for line in found.lines if line.kind == "between"):
+    for place, line in enumerate(line for line in landscape.lines if line.kind == "between"):
         out += _build_lines_between(line, 640 + 10 * place, place)
-    for place, plane in enumerate(found.planes):
+    for place, plane in enumerate(landscape.planes):
         out += _build_surfaces(plane, 700 + 10 * place, place)
     return out
 
 
-def _list_rows(found: Landscape) -> tuple[list[str], list[list[str]]]:
+def _list_rows(landscape: Landscape) -> tuple[list[str], list[list[str]]]:
     """Lists column titles and rows of the numbers at each solution."""
-    sets = list(found.runs[0].numbers)
-    metrics = list(next(iter(found.runs[0].numbers.values())))
+    sets = list(landscape.runs[0].numbers)
+    metrics = list(next(iter(landscape.runs[0].numbers.values())))
     columns = ["run", *(f"{metric.replace('_', ' ')}, {name}" for metric in metrics for name in sets)]
     # A run without sharpness has dashes if another run has some.
-    how = [one.sharpness for one in found.runs]
+    how = [one.sharpness for one in landscape.runs]
     if any(how):
         columns += ["largest eigenvalue", "by relative change", "Keskar's sharpness, %"]
     rows = []
-    for one in found.runs:
+    for one in landscape.runs:
         row = [
             one.name,
             *(_format_number(one.numbers.get(name, {}).get(metric)) for metric in metrics for name in sets),
@@ -103,37 +105,37 @@ def _list_rows(found: Landscape) -> tuple[list[str], list[list[str]]]:
     return columns, rows
 
 
-def _build_numbers_table(found: Landscape) -> Panel:
-    columns, rows = _list_rows(found)
+def _build_numbers_table(landscape: Landscape) -> Panel:
+    columns, rows = _list_rows(landscape)
     note = "Measured at the solution itself."
-    if found.options.sharpness:
+    if landscape.options.sharpness:
         note += (
             " Sharpness is that of the training loss. Largest eigenvalue: of the Hessian, by power iteration. Compare "
             "runs by the second one, by relative change in units of each filter's norm: the other two numbers change "
             "if weights are rescaled, even if the network computes the same. Keskar's sharpness: from the highest "
-            f"loss found in a box of epsilon {found.options.epsilon:g}, so a lower bound."
+            f"loss found in a box of epsilon {landscape.options.epsilon:g}, so a lower bound."
         )
     table: dict[str, Any] = {"section": SECTION, "order": 600, "width": "full", "note": note}
     return panel.table(f"{PREFIX}numbers", "Solutions", columns, rows, **table)
 
 
 def _format_sharpness(one: LandscapeRun) -> list[str]:
-    found = one.sharpness
-    if found is None:
+    sharpness = one.sharpness
+    if sharpness is None:
         return ["-"] * 3
-    values = [found.eigenvalue and found.eigenvalue.value, found.relative and found.relative.value]
-    return [*map(_format_number, values), _format_number(found.keskar and found.keskar.percent)]
+    values = [sharpness.eigenvalue and sharpness.eigenvalue.value, sharpness.relative and sharpness.relative.value]
+    return [*map(_format_number, values), _format_number(sharpness.keskar and sharpness.keskar.percent)]
 
 
 def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _build_recipe_table(found: Landscape) -> list[Panel]:
-    if len(found.runs) < 2:
+def _build_recipe_table(landscape: Landscape) -> list[Panel]:
+    if len(landscape.runs) < 2:
         return []
-    keys = list(found.runs[0].recipe)
-    rows = [[one.name, *(format_value(one.recipe[key]) for key in keys)] for one in found.runs]
+    keys = list(landscape.runs[0].recipe)
+    rows = [[one.name, *(format_value(one.recipe[key]) for key in keys)] for one in landscape.runs]
     note = "Batch, learning rate and weight decay, and all other differences between the recipes."
     table: dict[str, Any] = {"section": SECTION, "order": 601, "width": "full", "note": note}
     return [panel.table(f"{PREFIX}recipes", "Differences between the runs", ["run", *keys], rows, **table)]

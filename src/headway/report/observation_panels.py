@@ -46,8 +46,8 @@ def build_panels(run: RunFolder, train: Sequence[dict[str, Any]], beside: Sequen
 
 def build_divergence_cards(records: Sequence[dict[str, Any]]) -> list[Panel]:
     """Builds a card for each message about the divergence of the run."""
-    found = [record for record in records if record["kind"] == "divergence"]
-    cards = [("diverges", f"step {record['step']:,}", record["what"]) for record in found]
+    divergences = [record for record in records if record["kind"] == "divergence"]
+    cards = [("diverges", f"step {record['step']:,}", record["what"]) for record in divergences]
     return [panel.cards("divergence", "The run diverges", cards, section="Training", order=190)] if cards else []
 
 
@@ -115,36 +115,36 @@ def _build_layer_panels(run: RunFolder) -> list[Panel]:
 def _select_rates(values: Numbers) -> tuple[str, Numbers, str]:
     """Selects (name, [time, layer], note) of the local rates; |w| / |g| if the optimizer has no rate per layer."""
     if np.isfinite(values[:, :, 3]).any():
-        said = "Learning rate of each layer, with the schedule and the trust ratio."
-        return "local learning rate", values[:, :, 3], said
-    said = (
+        note = "Learning rate of each layer, with the schedule and the trust ratio."
+        return "local learning rate", values[:, :, 3], note
+    note = (
         "LARS would step each layer at eta x lr x |w| / |g|. If rows differ by powers of ten, one learning rate is "
         "too large for some layers and too small for others."
     )
-    return "|w| / |g|", _divide(values[:, :, 0], values[:, :, 1]), said
+    return "|w| / |g|", _divide(values[:, :, 0], values[:, :, 1]), note
 
 
 def _build_layer_comparison(runs: Sequence[RunFolder]) -> list[Panel]:
     """Builds a chart per layer with a line per run."""
-    found = [(run, table) for run in runs if (table := row_file.read_rows(run.rows_path("layers"))) is not None]
-    if len(found) < 2:
+    tables = [(run, table) for run in runs if (table := row_file.read_rows(run.rows_path("layers"))) is not None]
+    if len(tables) < 2:
         return []
-    shared = [name for name in found[0][1].names if all(name in table.names for _, table in found)]
+    shared = [name for name in tables[0][1].names if all(name in table.names for _, table in tables)]
     if not shared:
         return []
     chosen = [shared[place] for place in sorted({round(x) for x in np.linspace(0, len(shared) - 1, COMPARED_LAYERS)})]
     # One kind of number for all runs: local rates only if every optimizer has them.
     lines: list[tuple[str, list[float], Numbers, tuple[str, ...]]] = []
-    has_rates = [bool(np.isfinite(table.values[:, :, 3]).any()) for _, table in found]
+    has_rates = [bool(np.isfinite(table.values[:, :, 3]).any()) for _, table in tables]
     name = "local learning rate" if all(has_rates) else "|w| / |g|"
-    for run, table in found:
+    for run, table in tables:
         epochs, values = _thin_out(run, table)
         rates = values[:, :, 3] if all(has_rates) else _divide(values[:, :, 0], values[:, :, 1])
         batch = run.read_recipe_tree()["batch"]
         lines.append((f"batch {batch:,} ({run.folder.resolve().name})", epochs, rates, table.names))
     out = []
     for place, (layer, label) in enumerate(zip(chosen, _shorten_names(chosen), strict=True)):
-        series = [(said, epochs, _round_values(rates[:, names.index(layer)])) for said, epochs, rates, names in lines]
+        series = [(title, epochs, _round_values(rates[:, names.index(layer)])) for title, epochs, rates, names in lines]
         known = [value for _, _, values in series for value in values if value is not None and value > 0]
         out.append(
             panel.lines(
@@ -199,18 +199,18 @@ def _build_activation_panels(run: RunFolder) -> list[Panel]:
 
 
 def _build_noise_panel(train: Sequence[dict[str, Any]]) -> list[Panel]:
-    found = [record for record in train if "noise_scale" in record]
-    known = [record["noise_scale"] for record in found if record["noise_scale"] is not None]
+    estimates = [record for record in train if "noise_scale" in record]
+    known = [record["noise_scale"] for record in estimates if record["noise_scale"] is not None]
     if not known:
         return []
-    epochs, batches = [r["epoch"] for r in found], [r["batch"] for r in found]
-    scale = [r["noise_scale"] for r in found]
-    low, high = ([r[f"noise_scale_{end}"] for r in found] for end in ("low", "high"))
+    epochs, batches = [r["epoch"] for r in estimates], [r["batch"] for r in estimates]
+    scale = [r["noise_scale"] for r in estimates]
+    low, high = ([r[f"noise_scale_{end}"] for r in estimates] for end in ("low", "high"))
     # An interval without an upper end is filled up to the edge of the chart, and the note says so.
     top = 10 * max(*known, *batches)
     least = max(1.0, min(*known, *batches) / 10)
     bounds = [(max(a or least, least), top if b is None else b) for a, b in zip(low, high, strict=True)]
-    note = describe_noise_scale(found[-1])
+    note = describe_noise_scale(estimates[-1])
     if any(end >= top for _, end in bounds):
         note += f" If the band reaches the edge, the interval has no upper end, or one above {_format_samples(top)}."
     return [

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headway.core.byte_format import format_bytes
 from headway.core.errors import UsageError
 from headway.core.files import read_text, write_atomically
 from headway.core.recipe import format_value
@@ -18,8 +19,8 @@ from headway.page.panel import Panel
 from headway.report import observation_panels, step_anatomy, utilisation_panels
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.run_log import NON_METRIC_KEYS
-from headway.train.evaluation_panels import write_panels
-from headway.train.progress import format_duration
+from headway.training.evaluation_panels import write_panels
+from headway.training.progress import format_duration
 
 SECTIONS = (
     "Result",
@@ -160,8 +161,8 @@ def _build_curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) 
         )
         for place, (name, title, label) in enumerate(kinds):
             # Older records have no batch.
-            found = [r for r in train if name in r]
-            epochs, values = [r["epoch"] for r in found], [r[name] for r in found]
+            points = [r for r in train if name in r]
+            epochs, values = [r["epoch"] for r in points], [r[name] for r in points]
             # A constant batch needs no curve: it is in the table of the recipe.
             if name != "batch" or len(set(values)) > 1:
                 series, bounds = [(label, epochs, values)], panel.choose_y_range(values)
@@ -197,20 +198,20 @@ def _build_time_panels(train: list[dict[str, Any]], summary: dict[str, Any]) -> 
 
 def _build_input_table(summary: dict[str, Any]) -> list[Panel]:
     """Builds the table of images/s that each input stage reaches alone, and the rate of the run."""
-    found = summary.get("input")
-    if found is None:
+    loader = summary.get("input")
+    if loader is None:
         return []
     # Rates of a single thread: only decoding has several of them.
-    rows = [(f"{name} (the loader's thread)", f"{rate:,.0f}") for name, rate in found["stage_images_s"].items()]
-    rows += [(f"{name} (one decoding thread)", f"{rate:,.0f}") for name, rate in found["thread_images_s"].items()]
+    rows = [(f"{name} (the loader's thread)", f"{rate:,.0f}") for name, rate in loader["stage_images_s"].items()]
+    rows += [(f"{name} (one decoding thread)", f"{rate:,.0f}") for name, rate in loader["thread_images_s"].items()]
     rows.append(("the run", f"{summary['images_s']:,.0f}"))
-    threads, cores = found["threads"], found.get("cores")
-    name, _, reason = found["tier"].partition(", ")
+    threads, cores = loader["threads"], loader.get("cores")
+    name, _, reason = loader["tier"].partition(", ")
     note = (
-        f"{describe_decoding(found['backend'], threads, cores)} "
+        f"{describe_decoding(loader['backend'], threads, cores)} "
         f"Training data {TIER_PHRASES.get(name, name)}: {reason}. "
-        f"On average {found['occupancy']:.1f} of {found['ahead']} prefetched batches were ready when the loop asked. "
-        f"Read: {found['record_bytes'] / 1e6:,.1f} MB."
+        f"On average {loader['occupancy']:.1f} of {loader['ahead']} prefetched batches were ready when the loop asked. "
+        f"Read: {format_bytes(loader['record_bytes'])}."
     )
     title = "Input: images/s of each stage alone"
     return [panel.table("input", title, ("stage", "images/s"), rows, section="Time", order=330, note=note)]
@@ -219,11 +220,11 @@ def _build_input_table(summary: dict[str, Any]) -> list[Panel]:
 def _build_recipe_tables(about: dict[str, Any], recipe: str) -> list[Panel]:
     values = flatten_recipe(recipe)
     rows = [(key, values.get(key, ""), origin) for key, origin in about["origins"].items()]
-    found = [*describe_machine(about), ("command", " ".join(about["command"]))]
+    machine = [*describe_machine(about), ("command", " ".join(about["command"]))]
     title, wide = "Recipe, with the origin of each value", {"section": "Recipe and machine", "width": "full"}
     return [
         panel.table("recipe", title, ("key", "value", "origin"), rows, order=500, **wide),
-        panel.table("machine", "Machine and versions", ("property", "value"), found, order=510, **wide),
+        panel.table("machine", "Machine and versions", ("property", "value"), machine, order=510, **wide),
     ]
 
 
@@ -233,7 +234,7 @@ def describe_machine(about: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("processor", f"{host['processor']}, {host['cores']} cores"),
         ("device", about["device"]),
-        ("memory", f"{host['memory_bytes'] / 2**30:.1f} GiB"),
+        ("memory", format_bytes(host["memory_bytes"])),
         ("system", host["system"]),
         ("torch threads", str(about["torch_threads"])),
         *about["versions"].items(),

@@ -17,7 +17,7 @@ from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.optim.batch_scaling import require_number
 from headway.optim.internal_schedule import InternalSchedule
 from headway.optim.schedule import Schedule, ScheduleTurn
-from headway.setup.rates import check_length, find_batch_warnings, find_oddities, plan_steps, resolve_rates
+from headway.setup.rates import check_length, find_batch_warnings, find_step_warnings, plan_steps, resolve_rates
 from headway.setup.recipe import TrainRecipe
 
 # Points of a curve; a chart is about as many pixels wide.
@@ -94,21 +94,21 @@ class SchedulePreview:
         """Lists the first step, all changes of the schedule, the highest learning rate, and the last step."""
         sizes = zip(self.plan.starts.tolist(), self.plan.sizes.tolist(), strict=True)
         grows = [ScheduleTurn(start, f"batch grows to {size:,}") for start, size in sizes if start]
-        said: dict[int, list[str]] = {0: ["start"]}
+        changes: dict[int, list[str]] = {0: ["start"]}
         for turn in sorted([*self.schedule.list_turns(), *grows]):
             step = self.plan.count_steps(0, turn.position)
             if step < self.steps:
-                said.setdefault(step, []).append(turn.change)
+                changes.setdefault(step, []).append(turn.change)
         for step, text in self.internal.turns:
             if step < self.steps:
-                said.setdefault(step, []).append(text)
+                changes.setdefault(step, []).append(text)
         # The optimizer's own factor times the schedule may be highest between two turns.
         if self.internal.turns:
-            said.setdefault(max(self._choose_steps(CURVE_POINTS), key=lambda step: self.compute_point(step).lr), [])
+            changes.setdefault(max(self._choose_steps(CURVE_POINTS), key=lambda step: self.compute_point(step).lr), [])
         if left := self.steps % self.internal.steps_per_update:
-            said.setdefault(self.steps - left, []).append("macro-batch not full: no update")
-        said.setdefault(self.steps - 1, []).append("last step")
-        points = [self.compute_point(step, ", ".join(what)) for step, what in sorted(said.items())]
+            changes.setdefault(self.steps - left, []).append("macro-batch not full: no update")
+        changes.setdefault(self.steps - 1, []).append("last step")
+        points = [self.compute_point(step, ", ".join(what)) for step, what in sorted(changes.items())]
         # A constant learning rate has no peak to mark.
         if max(point.lr for point in points) == min(point.lr for point in points):
             return points
@@ -169,7 +169,7 @@ def build_preview(path: Path, overrides: Sequence[str], samples: int | None = No
         internal=recipe.optimizer.build_internal_schedule(samples / recipe.batch),
         lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
         momentum=recipe.optimizer.displayed_momentum,
-        warnings=[*find_batch_warnings(recipe), *find_oddities(recipe, samples, plan, steps)],
+        warnings=[*find_batch_warnings(recipe), *find_step_warnings(recipe, samples, plan, steps)],
     )
 
 

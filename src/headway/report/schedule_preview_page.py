@@ -24,7 +24,7 @@ MAX_TURNS = 14
 SCHEDULE_KEYS = ("batch", "batch_growth", "epochs", "optimizer", "schedule")
 
 
-def format_preview(found: SchedulePreview, width: int, *, blocks: bool = True) -> str:
+def format_preview(preview: SchedulePreview, width: int, *, blocks: bool = True) -> str:
     """Formats charts of learning rate and batch, and a table of every turn.
 
     Args:
@@ -32,18 +32,18 @@ def format_preview(found: SchedulePreview, width: int, *, blocks: bool = True) -
         blocks: True if the terminal can show block characters.
     """
     columns, shades = max(20, width - MARGIN - 2), BLOCKS if blocks else ASCII_BLOCKS
-    points, turns = [_find_point(found, column, columns) for column in range(columns)], found.list_turns()
+    points, turns = [_find_point(preview, column, columns) for column in range(columns)], preview.list_turns()
     # Turns count for the scale, too: the peak may lie between two columns.
     highest = max(point.lr for point in (*points, *turns))
-    lines = [_format_headline(found), ""]
+    lines = [_format_headline(preview), ""]
     lines += ["learning rate", *_draw_bars([point.lr for point in points], highest, shades)]
-    lines += [*_draw_axis(found.epochs, columns), ""]
+    lines += [*_draw_axis(preview.epochs, columns), ""]
     if rmsprop := [point.lr_rmsprop for point in points if point.lr_rmsprop is not None]:
         lines += ["learning rate of RMSprop", *_draw_bars(rmsprop, max(rmsprop), shades)]
-        lines += [*_draw_axis(found.epochs, columns), ""]
-    if found.plan.grows:
-        lines += ["batch", *_draw_bars([point.batch for point in points], found.largest_batch, shades)]
-        lines += [*_draw_axis(found.epochs, columns), ""]
+        lines += [*_draw_axis(preview.epochs, columns), ""]
+    if preview.plan.grows:
+        lines += ["batch", *_draw_bars([point.batch for point in points], preview.largest_batch, shades)]
+        lines += [*_draw_axis(preview.epochs, columns), ""]
     rows = [_format_point(turn) for turn in turns]
     if len(rows) > MAX_TURNS:
         half = MAX_TURNS // 2
@@ -56,10 +56,12 @@ def format_preview(found: SchedulePreview, width: int, *, blocks: bool = True) -
     return "\n".join(lines)
 
 
-def _format_headline(found: SchedulePreview) -> str:
-    steps = f"{found.steps:,} step{'s'[: found.steps > 1]}"
-    macro = f", {found.internal.steps_per_update} of them a macro-batch" if found.internal.steps_per_update > 1 else ""
-    return f"{found.loaded.recipe.name}: {steps}{macro}, {found.epochs:.4g} epochs of {found.samples:,} samples"
+def _format_headline(preview: SchedulePreview) -> str:
+    steps = f"{preview.steps:,} step{'s'[: preview.steps > 1]}"
+    macro = (
+        f", {preview.internal.steps_per_update} of them a macro-batch" if preview.internal.steps_per_update > 1 else ""
+    )
+    return f"{preview.loaded.recipe.name}: {steps}{macro}, {preview.epochs:.4g} epochs of {preview.samples:,} samples"
 
 
 def _format_point(point: SchedulePoint) -> tuple[str, ...]:
@@ -68,9 +70,9 @@ def _format_point(point: SchedulePoint) -> tuple[str, ...]:
     return (f"{point.step:,}", f"{point.epoch:.2f}", rate, momentum, f"{point.batch:,}", point.what)
 
 
-def _find_point(found: SchedulePreview, column: int, columns: int) -> SchedulePoint:
-    middle = (2 * column + 1) * found.total_positions // (2 * columns)
-    return found.compute_point(max(0, found.plan.count_steps(0, middle + 1) - 1))
+def _find_point(preview: SchedulePreview, column: int, columns: int) -> SchedulePoint:
+    middle = (2 * column + 1) * preview.total_positions // (2 * columns)
+    return preview.compute_point(max(0, preview.plan.count_steps(0, middle + 1) - 1))
 
 
 def _draw_bars(values: Sequence[float], top: float, shades: str) -> list[str]:
@@ -98,27 +100,27 @@ def _draw_axis(epochs: float, columns: int) -> list[str]:
     return [f"{'epoch':>{MARGIN}} {''.join(out).rstrip()}"]
 
 
-def render_preview(found: SchedulePreview) -> str:
+def render_preview(preview: SchedulePreview) -> str:
     """Renders the same as one HTML file with charts."""
-    recipe = found.loaded.recipe
+    recipe = preview.loaded.recipe
     return renderer.render(
-        _build_panels(found),
+        _build_panels(preview),
         title=f"{recipe.name}: schedule",
         subtitle="Computed from the recipe, before the run",
         sections=("Schedule", "Steps"),
     )
 
 
-def _build_panels(found: SchedulePreview) -> list[Panel]:
-    recipe, points, turns = found.loaded.recipe, found.sample_curve(), found.list_turns()
+def _build_panels(preview: SchedulePreview) -> list[Panel]:
+    recipe, points, turns = preview.loaded.recipe, preview.sample_curve(), preview.list_turns()
     epochs = [point.epoch for point in points]
     highest = max(turns, key=lambda turn: turn.lr)
-    largest = found.largest_batch
+    largest = preview.largest_batch
     cards = [
-        ("steps", f"{found.steps:,}", f"{found.epochs:.4g} epochs of {found.samples:,} samples"),
+        ("steps", f"{preview.steps:,}", f"{preview.epochs:.4g} epochs of {preview.samples:,} samples"),
         ("highest learning rate", f"{highest.lr:.5g}", f"at epoch {highest.epoch:.4g}"),
         ("last learning rate", f"{turns[-1].lr:.5g}", f"at step {turns[-1].step:,}"),
-        ("largest batch", f"{largest:,}", f"from {turns[0].batch:,}" if found.plan.grows else "throughout"),
+        ("largest batch", f"{largest:,}", f"from {turns[0].batch:,}" if preview.plan.grows else "throughout"),
     ]
     rates: list[float | None] = [point.lr for point in points]
     # These fall by a factor each time: on a linear axis the last rates would look like zero.
@@ -146,12 +148,12 @@ def _build_panels(found: SchedulePreview) -> list[Panel]:
         if None not in values and (name != "lr-log" or recipe.schedule.name in falls)
     ]
     columns = ("step", "epoch", "learning rate", "momentum", "batch", "change")
-    origins = found.loaded.origins
-    leaves = [leaf for leaf in found.loaded.list_leaves() if leaf[0].partition(".")[0] in SCHEDULE_KEYS]
+    origins = preview.loaded.origins
+    leaves = [leaf for leaf in preview.loaded.list_leaves() if leaf[0].partition(".")[0] in SCHEDULE_KEYS]
     rows = [(key, format_value(value), origins.get(key, "default")) for key, value in leaves]
     wide: dict[str, Any] = {"section": "Steps", "width": "full"}
     return [
-        panel.cards("length", "Run", cards, section="Schedule", order=100, note=" ".join(found.warnings)),
+        panel.cards("length", "Run", cards, section="Schedule", order=100, note=" ".join(preview.warnings)),
         *lines,
         panel.table("turns", "Changes", columns, [_format_point(turn) for turn in turns], order=300, **wide),
         panel.table("recipe", "Recipe", ("key", "value", "origin"), rows, order=310, **wide),

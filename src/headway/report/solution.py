@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -21,15 +22,17 @@ from headway.observe.directions import WeightVector
 from headway.observe.sharpness import (
     EpsilonSharpness,
     HessianEigenvalue,
+    ProgressCallback,
     SharpnessObjective,
-    Tick,
     find_largest_eigenvalue,
     measure_epsilon_sharpness,
 )
 from headway.setup.build import TrainSetup
 from headway.setup.checks import check_labels
-from headway.setup.inputs import Say, open_dataset
-from headway.train import runs
+from headway.setup.inputs import open_dataset
+from headway.training import runs
+
+LOG = logging.getLogger("headway.report")
 
 # Loss and metrics; None if one is not finite.
 SolutionMetrics = dict[str, float | None]
@@ -62,7 +65,7 @@ class Solution:
     setup: TrainSetup
     samples: dict[str, DataSample]
     # Called after every place, and every step of the sharpness.
-    tick: Tick = field(default=lambda: None)
+    tick: ProgressCallback = field(default=lambda: None)
 
     def close(self) -> None:
         self.setup.inputs.close()
@@ -88,9 +91,9 @@ class Solution:
         if recompute:
             self._recompute_statistics()
         with switch_to_evaluation(self.setup.model), torch.no_grad():
-            found = {name: self._measure_sample(sample) for name, sample in self.samples.items()}
+            metrics = {name: self._measure_sample(sample) for name, sample in self.samples.items()}
         self.tick()
-        return found
+        return metrics
 
     def measure_line(self, places: Sequence[Sequence[tuple[float, WeightVector]]], *, recompute: bool) -> MetricCurves:
         """Measures places that differ from the present weights by sums of factor x direction."""
@@ -171,8 +174,8 @@ class Solution:
         sums: dict[str, torch.Tensor] = {}
         for images, labels in sample.batches:
             outputs = self._compute_outputs(images)
-            found = {"loss": self.setup.task.loss(outputs, labels), **self.setup.task.metrics(outputs, labels)}
-            for name, values in found.items():
+            metrics = {"loss": self.setup.task.loss(outputs, labels), **self.setup.task.metrics(outputs, labels)}
+            for name, values in metrics.items():
                 # Sums stay on the device: one host-device sync at the end instead of one per batch.
                 total = values.double().sum()
                 sums[name] = sums[name] + total if name in sums else total
@@ -191,11 +194,11 @@ class Solution:
                     model(self.setup.augment.normalise(images))
 
 
-def _drop_nonfinite(found: EpsilonSharpness) -> EpsilonSharpness | None:
-    return found if math.isfinite(found.percent) else None
+def _drop_nonfinite(sharpness: EpsilonSharpness) -> EpsilonSharpness | None:
+    return sharpness if math.isfinite(sharpness.percent) else None
 
 
-def open_solution(name: str, run: RunFolder, sets: str, count: int, seed: int, *, say: Say) -> Solution:
+def open_solution(name: str, run: RunFolder, sets: str, count: int, seed: int) -> Solution:
     """Loads a run's best weights in float32, and `count` samples of its data sets, drawn by `seed`.
 
     Args:
@@ -205,37 +208,37 @@ def open_solution(name: str, run: RunFolder, sets: str, count: int, seed: int, *
         UsageError: The run has no weights or no real data, or no evaluation set although only that is wanted.
         HeadwayError: A data set cannot be opened, or all its samples are damaged.
     """
-    setup = runs.load_trained(run, say=say, wide=True)
+    setup = runs.load_trained(run, wide=True)
     try:
-        found = _list_uris(setup, run, sets, say)
-        samples = {which: _load_sample(setup, uri, count, seed, sets, say) for which, uri in found.items()}
+        found = _list_uris(setup, run, sets)
+        samples = {which: _load_sample(setup, uri, count, seed, sets) for which, uri in found.items()}
     except BaseException:
         setup.inputs.close()
         raise
     return Solution(name=name, run=run, setup=setup, samples=samples)
 
 
-def _list_uris(setup: TrainSetup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
+def _list_uris(setup: TrainSetup, run: RunFolder, sets: str) -> dict[str, str]:
     options, where = setup.recipe.data, str(run.folder)
     if options.train == SYNTHETIC:
         fix = "Train on real data first."
         raise UsageError("the run was trained on synthetic data, so there is nothing to draw", where=where, fix=fix)
-    found = {}
+    uris = {}
     if sets != "eval":
-        found[TRAINING] = options.train
+        uris[TRAINING] = options.train
     if sets != "train" and options.eval is not None:
-        found[EVALUATION] = options.eval
+        uris[EVALUATION] = options.eval
     elif sets == "eval":
         fix = "Draw its training set: --sets train."
         raise UsageError("the run has no evaluation set", where=where, fix=fix)
     elif sets == "both":
-        say(f"{run.folder} has no evaluation set: only its training set is drawn.")
-    return found
+        LOG.info(f"{run.folder} has no evaluation set: only its training set is drawn.")
+    return uris
 
 
-def _load_sample(setup: TrainSetup, uri: str, count: int, seed: int, sets: str, say: Say) -> DataSample:
+def _load_sample(setup: TrainSetup, uri: str, count: int, seed: int, sets: str) -> DataSample:
     try:
-        dataset = open_dataset(setup.loaded.base, uri, say)
+        dataset = open_dataset(setup.loaded.base, uri)
     except HeadwayError as error:
         other = " Or draw only the other set: --sets train, or --sets eval --no-sharpness." if sets == "both" else ""
         raise type(error)(error.what, where=error.where or uri, fix=f"{error.fix}{other}".strip()) from error
@@ -254,5 +257,5 @@ def _load_sample(setup: TrainSetup, uri: str, count: int, seed: int, sets: str, 
     if not good:
         raise HeadwayError("every sample is damaged", where=uri, fix="Run headway verify on it, then pack it again.")
     if good < count:
-        say(f"{count - good:,} of {count:,} samples of {uri} are damaged and left out.")
+        LOG.warning(f"{count - good:,} of {count:,} samples of {uri} are damaged and left out.")
     return DataSample(batches, good)

@@ -83,10 +83,10 @@ def list_step_parts(summary: Mapping[str, Any], device: str) -> tuple[StepPart, 
     )
 
 
-def _list_input_parts(found: Mapping[str, Any] | None, device: str) -> list[tuple[str, str, float | None, str]]:
+def _list_input_parts(loader: Mapping[str, Any] | None, device: str) -> list[tuple[str, str, float | None, str]]:
     """Lists (part, stage of the loop, seconds per step of the loader's thread, note) of the first five parts."""
     own, queue = "the loop's clock: augment", "the loop's clock: wait, for the next batch"
-    if found is None:
+    if loader is None:
         none = "nothing to do: the images are in memory"
         return [
             ("read", "", None, none),
@@ -95,7 +95,7 @@ def _list_input_parts(found: Mapping[str, Any] | None, device: str) -> list[tupl
             ("queue", "wait", None, queue),
             ("transport to the device", "", None, none),
         ]
-    thread, place = "the loader's thread", found["tier"].partition(", ")[0]
+    thread, place = "the loader's thread", loader["tier"].partition(", ")[0]
     transport = {
         "none": "part of pre-process if files are mapped (pages are loaded on access); else part of read",
         "disk": "part of read: samples that are not in the local cache are fetched",
@@ -108,33 +108,33 @@ def _list_input_parts(found: Mapping[str, Any] | None, device: str) -> list[tupl
         copied, copy = "wait", "the copy starts when the loop takes a batch, and runs in parallel"
     made = f"{thread}: {', '.join(PREPARE_STAGES)}; {own}"
     return [
-        ("read", "", _sum_loader_seconds(found, ("read",)), f"{thread}: read"),
+        ("read", "", _sum_loader_seconds(loader, ("read",)), f"{thread}: read"),
         ("transport", "", None, transport),
-        ("pre-process", "augment", _sum_loader_seconds(found, PREPARE_STAGES), made),
-        ("queue", "wait", None, f"{queue}; {found['ahead']} are prefetched"),
+        ("pre-process", "augment", _sum_loader_seconds(loader, PREPARE_STAGES), made),
+        ("queue", "wait", None, f"{queue}; {loader['ahead']} are prefetched"),
         ("transport to the device", copied, None, copy),
     ]
 
 
-def _sum_loader_seconds(found: Mapping[str, Any], stages: Sequence[str]) -> float | None:
+def _sum_loader_seconds(loader: Mapping[str, Any], stages: Sequence[str]) -> float | None:
     """Sums the seconds per step of stages of the loader's thread; None if the number of batches is unknown."""
-    if not found.get("batches"):
+    if not loader.get("batches"):
         return None
     # A stage that took no time has no rate.
-    rates: dict[str, float] = found["stage_images_s"]
-    images: float = found["images"] / found["batches"]
+    rates: dict[str, float] = loader["stage_images_s"]
+    images: float = loader["images"] / loader["batches"]
     return sum(images / rates[stage] for stage in stages if stage in rates)
 
 
 def build_panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
     """Builds the bars of the loop and the loader's thread, and the table of all parts; empty before the run ends."""
-    found = list_step_parts(summary, device) if summary else ()
-    if not found:
+    parts = list_step_parts(summary, device) if summary else ()
+    if not parts:
         return []
     steps, seconds = summary["step"], summary["seconds_by_stage"]
     # Parts of one stage become one bar, because only their sum was measured.
     bars: dict[str, tuple[float, float]] = {}
-    for part in found:
+    for part in parts:
         label = part.stage if part.is_shared else part.name
         bars[label] = (part.loop_s or 0.0, part.loader_s or 0.0)
     if "reduce" in seconds:
@@ -154,7 +154,7 @@ def build_panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
             "anatomy-table",
             "Parts of a step, in order",
             ("part", "ms per step", "loader's thread, ms", "source of the number"),
-            [(part.name, _format_part(part), _format_ms(part.loader_s), part.note) for part in found],
+            [(part.name, _format_part(part), _format_ms(part.loader_s), part.note) for part in parts],
             order=334,
             **more,
         ),
@@ -165,20 +165,20 @@ def _describe_host_syncs(summary: Mapping[str, Any], device: str) -> str:
     """Describes how often a step read tensor values in Python; empty for runs that did not count."""
     if "host_syncs" not in summary:
         return ""
-    found = summary["host_syncs"]
-    if found is None:
+    syncs = summary["host_syncs"]
+    if syncs is None:
         return (
             "Values read in Python: not counted, because the process made too few steps. Counting needs "
             f"{host_syncs.COUNTED_STEPS} steps after the first {host_syncs.SKIPPED_STEPS} that neither log, evaluate "
             "nor save."
         )
-    if not found["a_step"]:
-        return f"Values read in Python: none in {found['steps']} steps."
-    places = ", ".join(f"{one['method']} at {one['place']} ({one['a_step']:g})" for one in found["places"])
-    told = f"Values read in Python: {found['a_step']:.3g} per step, {places}"
+    if not syncs["a_step"]:
+        return f"Values read in Python: none in {syncs['steps']} steps."
+    places = ", ".join(f"{one['method']} at {one['place']} ({one['a_step']:g})" for one in syncs["places"])
+    text = f"Values read in Python: {syncs['a_step']:.3g} per step, {places}"
     if device == "cpu":
-        return f"{told}; on a GPU each read of a tensor there is a host-device sync."
-    return f"{told}; {found['waits_a_step']:.3g} of them waited for the device."
+        return f"{text}; on a GPU each read of a tensor there is a host-device sync."
+    return f"{text}; {syncs['waits_a_step']:.3g} of them waited for the device."
 
 
 def _format_part(part: StepPart) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core import row_file
+from headway.core.byte_format import format_bytes
 from headway.core.run_folder import RunFolder
 from headway.observe import host_load, nvml
 from headway.observe.gpu_peaks import compute_model_flops_utilisation, find_peak_flops
@@ -62,22 +63,22 @@ def build_panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mappi
         records: Records of metrics.jsonl.
         about: Provenance of the run.
     """
-    host, gpu = _read_load(run, host_load.KIND), _read_load(run, nvml.KIND)
+    host, gpu = _read_load(run, host_load.SOURCE_KIND), _read_load(run, nvml.SOURCE_KIND)
     main, column = (host, "own") if about["device"] == "cpu" else (gpu, "busy")
     # Too few readings of the GPU say nothing, but those of the host still do.
-    if main is None or (found := main.summarise(column)) is None:
+    if main is None or (statistics := main.summarise(column)) is None:
         return [] if host is None or about["device"] == "cpu" else [_build_host_table(host)]
     summary = run.read_summary()
     out = [_build_utilisation_chart(main, column, host, records)]
     if gpu is not None and np.isfinite(gpu["power_w"]).any():
         out.append(_build_power_chart(gpu))
-    told = [*_list_load_rows(found), *_list_period_rows(found, run, summary)]
-    told += _list_host_rows(main) if main is host else [*_list_gpu_rows(main), *_list_host_rows(host)]
-    told += _list_peak_rows(run, summary, about)
-    note = describe_load(found, _compute_wait_share(summary)) if summary else ""
+    rows = [*_list_load_rows(statistics), *_list_period_rows(statistics, run, summary)]
+    rows += _list_host_rows(main) if main is host else [*_list_gpu_rows(main), *_list_host_rows(host)]
+    rows += _list_peak_rows(run, summary, about)
+    note = describe_load(statistics, _compute_wait_share(summary)) if summary else ""
     title = "Utilisation of the processor in numbers" if main is host else "Utilisation of the GPU in numbers"
     given: dict[str, Any] = {"section": SECTION, "order": 352, "note": note, "width": "full"}
-    return [*out, panel.table("utilisation-table", title, ("measure", "value"), told, **given)]
+    return [*out, panel.table("utilisation-table", title, ("measure", "value"), rows, **given)]
 
 
 def _read_load(run: RunFolder, kind: str) -> _LoadReadings | None:
@@ -135,28 +136,28 @@ def _build_power_chart(gpu: _LoadReadings) -> Panel:
     return panel.lines("power", "Power", lines, bands=[(0, low, high)], x_label=unit, y_label="W", **given)
 
 
-def _list_load_rows(found: LoadStatistics) -> list[tuple[str, str]]:
-    dip = "" if found.dip_s is None else f", median length {found.dip_s:.2g} s"
-    variation = "unknown" if found.variation is None else f"{found.variation:.2f}"
+def _list_load_rows(load: LoadStatistics) -> list[tuple[str, str]]:
+    dip = "" if load.dip_s is None else f", median length {load.dip_s:.2g} s"
+    variation = "unknown" if load.variation is None else f"{load.variation:.2f}"
     return [
-        ("utilisation, mean", f"{found.mean:.1%}"),
-        ("variance; standard deviation over mean", f"{found.variance:.4f}; {variation}"),
-        ("10th, 50th and 90th percentile", f"{found.p10:.1%}, {found.p50:.1%}, {found.p90:.1%}"),
-        ("spikiness, 1 - mean / p90", f"{found.spikiness:.1%}"),
-        ("idle (below 5 %)", f"{found.idle_share:.1%} of the time"),
-        ("swings between 0 and 100 %", f"{found.swings_s:.2f} per second"),
-        ("dips below half of p90", f"{found.dips_min:.1f} per minute{dip}"),
-        ("samples", f"{found.seconds / found.spacing_s:,.0f} of {found.spacing_s:.2g} s"),
+        ("utilisation, mean", f"{load.mean:.1%}"),
+        ("variance; standard deviation over mean", f"{load.variance:.4f}; {variation}"),
+        ("10th, 50th and 90th percentile", f"{load.p10:.1%}, {load.p50:.1%}, {load.p90:.1%}"),
+        ("spikiness, 1 - mean / p90", f"{load.spikiness:.1%}"),
+        ("idle (below 5 %)", f"{load.idle_share:.1%} of the time"),
+        ("swings between 0 and 100 %", f"{load.swings_s:.2f} per second"),
+        ("dips below half of p90", f"{load.dips_min:.1f} per minute{dip}"),
+        ("samples", f"{load.seconds / load.spacing_s:,.0f} of {load.spacing_s:.2g} s"),
     ]
 
 
-def _list_period_rows(found: LoadStatistics, run: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    if found.period_s is None:
+def _list_period_rows(load: LoadStatistics, run: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if load.period_s is None:
         return [("period", "none found")]
-    text = f"every {found.period_s:.3g} s"
+    text = f"every {load.period_s:.3g} s"
     if summary and summary["step"]:
         intervals = _measure_intervals(run, summary)
-        names = match_intervals(found.period_s, intervals)
+        names = match_intervals(load.period_s, intervals)
         known = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in intervals.items())
         # A period that matches an interval of the run points to its cause.
         text += f", as the run's {' and '.join(names)}" if names else f", unlike the intervals of the run ({known})"
@@ -169,51 +170,51 @@ def _measure_intervals(run: RunFolder, summary: Mapping[str, Any]) -> dict[str, 
     step_s, epoch_s = summary["seconds"] / summary["step"], summary["seconds"] / summary["epochs"]
     saved = recipe["checkpoint"]
     steps = saved["every_steps"]
-    found = {"steps": step_s, "epochs": epoch_s}
+    intervals = {"steps": step_s, "epochs": epoch_s}
     if recipe["data"]["eval"] is not None:
-        found["evaluations"] = epoch_s * recipe["evaluate"]["every_epochs"]
-    found["checkpoints"] = epoch_s * saved["every_epochs"] if steps is None else step_s * steps
-    return found
+        intervals["evaluations"] = epoch_s * recipe["evaluate"]["every_epochs"]
+    intervals["checkpoints"] = epoch_s * saved["every_epochs"] if steps is None else step_s * steps
+    return intervals
 
 
 def _list_host_rows(host: _LoadReadings | None) -> list[tuple[str, str]]:
     if host is None:
         return []
-    found = (
-        ("own", "processor: used by this process", "{:.1%} of the usable cores", 1.0),
-        ("busy", "processor: used by all processes", "{:.1%} of the usable cores", 1.0),
-        ("memory_bytes", "processor: memory of this process, mean", "{:.3g} GB", 1e9),
-        ("throttled", "processor: throttled by its quota", "in {:.1%} of the scheduler's periods", 1.0),
-        ("read_bytes_s", "read from the disk", "{:,.1f} MB/s", 1e6),
+    columns = (
+        ("own", "processor: used by this process", "{:.1%} of the usable cores".format),
+        ("busy", "processor: used by all processes", "{:.1%} of the usable cores".format),
+        ("memory_bytes", "processor: memory of this process, mean", format_bytes),
+        ("throttled", "processor: throttled by its quota", "in {:.1%} of the scheduler's periods".format),
+        ("read_bytes_s", "read from the disk", lambda rate: f"{format_bytes(rate)}/s"),
     )
-    means = [(words, form, host.compute_mean(name) / scale) for name, words, form, scale in found]
-    return [(words, form.format(value)) for words, form, value in means if np.isfinite(value)]
+    means = [(words, format_value, host.compute_mean(name)) for name, words, format_value in columns]
+    return [(words, format_value(value)) for words, format_value, value in means if np.isfinite(value)]
 
 
 def _list_gpu_rows(gpu: _LoadReadings) -> list[tuple[str, str]]:
-    told = []
+    rows = []
     if np.isfinite(memory := gpu.compute_mean("memory_busy")):
-        told.append(("GPU: memory read or written", f"{memory:.1%} of the time"))
+        rows.append(("GPU: memory read or written", f"{memory:.1%} of the time"))
     power, limit, busy = gpu.compute_mean("power_w"), gpu.compute_mean("power_limit_w"), gpu.compute_mean("busy")
     # Power far below the limit, at full utilisation, tells small kernels from real work.
     if np.isfinite(power) and np.isfinite(limit):
-        told.append(("GPU: power, mean", f"{power:,.0f} W of {limit:,.0f} W"))
+        rows.append(("GPU: power, mean", f"{power:,.0f} W of {limit:,.0f} W"))
         light = "yes: small kernels, memory or launches limit it" if is_busy_but_light(busy, power, limit) else "no"
-        told.append(("GPU: busy but light", light))
+        rows.append(("GPU: busy but light", light))
     # Each reason is one bit of NVML's mask.
     reasons = gpu["throttle"][np.isfinite(gpu["throttle"])].astype(np.int64)
     if len(reasons):
         slowed = {name: float(((reasons & bit) > 0).mean()) for bit, name in nvml.THROTTLE_REASONS.items()}
-        found = [f"{name}, {share:.1%} of the time" for name, share in slowed.items() if share > 0]
-        told.append(("GPU: clock limited by", "; ".join(found) or "nothing"))
-    for name, words, unit, scale in (
-        ("sm_clock_hz", "clock, mean", "MHz", 1e6),
-        ("temperature_c", "temperature, mean", "°C", 1.0),
-        ("memory_bytes", "memory, mean", "GB", 1e9),
+        limits = [f"{name}, {share:.1%} of the time" for name, share in slowed.items() if share > 0]
+        rows.append(("GPU: clock limited by", "; ".join(limits) or "nothing"))
+    for name, words, format_value in (
+        ("sm_clock_hz", "clock, mean", lambda clock: f"{clock / 1e6:,.4g} MHz"),
+        ("temperature_c", "temperature, mean", "{:,.4g} °C".format),
+        ("memory_bytes", "memory, mean", format_bytes),
     ):
         if np.isfinite(value := gpu.compute_mean(name)):
-            told.append((f"GPU: {words}", f"{value / scale:,.4g} {unit}"))
-    return told
+            rows.append((f"GPU: {words}", format_value(value)))
+    return rows
 
 
 def _list_peak_rows(run: RunFolder, summary: Mapping[str, Any], about: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -238,18 +239,18 @@ def _compute_wait_share(summary: Mapping[str, Any]) -> float:
     return float(stages.get("wait", 0.0) / max(sum(stages.values()), 1e-9))
 
 
-def _choose_time_unit(found: _LoadReadings) -> tuple[str, float]:
+def _choose_time_unit(readings: _LoadReadings) -> tuple[str, float]:
     """Chooses (name, seconds) of the time unit that suits the length of a run."""
-    longest = float(found["seconds"].max())
+    longest = float(readings["seconds"].max())
     return ("seconds", 1.0) if longest < 300 else ("minutes", 60.0) if longest < 4 * 3600 else ("hours", 3600.0)
 
 
 def _average_blocks(
-    found: _LoadReadings, name: str, factor: float, scale: float
+    readings: _LoadReadings, name: str, factor: float, scale: float
 ) -> tuple[list[float], list[float | None], list[float | None], list[float | None]]:
     """Merges neighbours of a column to (times, means, lowest, highest), without unknown readings."""
-    known = np.isfinite(found[name])
-    at, values = found["seconds"][known] / scale, factor * found[name][known]
+    known = np.isfinite(readings[name])
+    at, values = readings["seconds"][known] / scale, factor * readings[name][known]
     parts = np.array_split(np.arange(len(at)), max(1, min(MAX_POINTS, len(at))))
     # Six and four digits keep the page small.
     pieces = [values[part] for part in parts if len(part)]

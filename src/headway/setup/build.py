@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,22 +10,22 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 
-from headway.comm.batch_norm import convert_sync
+from headway.comm.batch_norm import convert_sync_batchnorm
 from headway.core.errors import DataError, RecipeError
 from headway.core.malloc import keep_freed_memory
 from headway.core.recipe import LoadedRecipe
-from headway.core.user_code import import_user_object
 from headway.core.world import World
 from headway.data import dataset as data
 from headway.data.augment import Augment
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
+from headway.data.batch_transform import BatchTransform
 from headway.data.data_recipe import SYNTHETIC
 from headway.data.resolution import describe_sizes, list_sizes
 from headway.launch.ranks import Ranks
 from headway.model.builder import build_model, find_initialiser
 from headway.model.freezing import FreezeSchedule
-from headway.model.model_size import ModelSize, measure_model_size
+from headway.model.model_size import ModelSize
 from headway.observe.activations import ActivationPercentiles
 from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
@@ -34,27 +33,31 @@ from headway.optim.layer_decay import describe_layer_rates
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.follow_weights import follow_weights
-from headway.setup.inputs import Inputs, Rehearsal, Say, open_inputs
-from headway.setup.micro_batch import largest_micro_batch
+from headway.setup.inputs import LOG, Inputs, Rehearsal, open_inputs
+from headway.setup.micro_batch import find_largest_micro_batch
 from headway.setup.precision import (
-    TYPES,
+    DTYPE_BY_NAME,
     Precision,
     PrecisionName,
     choose_fastest,
     describe_emulation,
     measure_precisions,
 )
-from headway.setup.rates import check_length, find_batch_warnings, find_oddities, plan_steps, resolve_rates
+from headway.setup.rates import check_length, find_batch_warnings, find_step_warnings, plan_steps, resolve_rates
 from headway.setup.recipe import NO_GRAPHS, TrainRecipe
-from headway.setup.task import LABELS, TargetSpec, Task, build_task
-from headway.setup.trial import build_attempt
-
-LOG = logging.getLogger("headway.train")
+from headway.setup.task import LABEL_PHRASES, TargetSpec, Task, build_task
+from headway.setup.trial import build_trial_pass, count_network
+from headway.setup.user_transforms import import_batch_transform
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedData:
-    """Facts about the training data in a run folder, with which the network is built again without the data."""
+    """Facts about the training data in a run folder, with which the network is built again without the data.
+
+    Attributes:
+        target: kind and number of the labels.
+        samples: number of samples of the training set.
+    """
 
     target: TargetSpec
     samples: int
@@ -66,12 +69,24 @@ class TrainSetup:
 
     Attributes:
         loaded: the recipe with every `auto` resolved.
-        epoch: number of samples in an epoch.
-        plan: the number of samples in each step. steps: number of steps of the run.
-        lr: the learning rate that the schedule multiplies.
+        device: the device that trains.
+        inputs: the data sets and their loaders.
+        target: kind and number of the labels.
+        task: computes loss and metrics.
+        augment: the augmentation on the device.
+        transform: the user's function on each training batch.
+        model: the network, on the device.
         forward: `model`, or its compiled form.
         counts: parameters and multiply-adds of the network; None for the resolved recipe of a run.
+        optimizer: steps the parameters, or their fp32 masters.
         masters: fp32 weights that the optimizer steps, if the network has 16-bit weights.
+        freezing: freezes layers at their epochs.
+        schedule: the factor on `lr` as a function of the position.
+        precision: autocast and loss scaling.
+        epoch: number of samples in an epoch.
+        plan: the number of samples in each step.
+        steps: number of steps of the run.
+        lr: the learning rate that the schedule multiplies.
     """
 
     loaded: LoadedRecipe[TrainRecipe]
@@ -101,10 +116,10 @@ class TrainSetup:
 
     @property
     def agreed_recipe(self) -> LoadedRecipe[TrainRecipe]:
-        """The recipe with the precision that all ranks have."""
+        """The resolved recipe, with the precision on which all ranks agreed."""
         precision = self.precision
-        same = precision.name == self.recipe.precision
-        return self.loaded if same else self.loaded.resolve("precision", precision.name, precision.reason)
+        is_unchanged = precision.name == self.recipe.precision
+        return self.loaded if is_unchanged else self.loaded.resolve("precision", precision.name, precision.reason)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Returns the network's state as it is saved: fp32 masters in place of 16-bit weights."""
@@ -131,7 +146,7 @@ class TrainSetup:
         return self.inputs.channels
 
     def batches(self, position: int, rank: int = 0, world: int = 1) -> Iterable[Batch]:
-        """Returns endless training batches from a position on, or a rank's share of each."""
+        """Returns the endless stream of a rank's training batches from a position (samples served before) on."""
         return self.inputs.build_batches(self.recipe, self.plan, position, rank, world)
 
     def lr_at(self, position: int) -> float:
@@ -142,16 +157,17 @@ class TrainSetup:
 def build_setup(
     loaded: LoadedRecipe[TrainRecipe],
     *,
-    say: Say,
     fresh: bool = True,
     recorded: RecordedData | None = None,
     ranks: Ranks | None = None,
     rehearsal: Rehearsal | None = None,
 ) -> TrainSetup:
-    """Builds a run's parts, and resolves every `auto`.
+    """Builds the parts of a run, and resolves every `auto`. The caller closes `inputs` of the result.
+
+    It seeds the global random generators of torch, numpy and Python, and makes the run's GPU the current device.
 
     Args:
-        say: called with each sentence that the user should read once.
+        loaded: the recipe as the user gave it, or as a run recorded it.
         fresh: start from the recipe's weights and `init`. False if a checkpoint or trained weights will be loaded.
         recorded: facts about the training data, which are then not opened; for the resolved recipe of a run.
         ranks: the ranks of this run; each takes the device of its number on its host.
@@ -161,12 +177,15 @@ def build_setup(
     Raises:
         HeadwayError: something is wrong with recipe, data, network or task.
     """
-    return _SetupBuilder(loaded, say, fresh, recorded, ranks, rehearsal).build()
+    return _SetupBuilder(loaded, fresh, recorded, ranks, rehearsal).build()
 
 
 def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
-    """Returns the device that the recipe names. Args: rehearsed: in a dry run a CPU may stand in for a GPU."""
-    # A dry run may be made on a machine without the GPU that the recipe names.
+    """Returns the device that the recipe names. Raises RecipeError if this machine lacks it.
+
+    Args:
+        rehearsed: this is a dry run, in which a CPU stands in for an absent GPU.
+    """
     name = recipe.device
     if rehearsed and not torch.cuda.is_available():
         name = "cpu" if name.startswith("cuda") else name
@@ -193,7 +212,6 @@ class _SetupBuilder:
     def __init__(
         self,
         loaded: LoadedRecipe[TrainRecipe],
-        say: Say,
         fresh: bool,
         recorded: RecordedData | None,
         ranks: Ranks | None,
@@ -202,23 +220,26 @@ class _SetupBuilder:
         # The weights come first: whether the recipe sets a key is known only before other keys are resolved. A resumed
         # run has their values in its recipe.
         if fresh and recorded is None:
-            loaded = follow_weights(loaded, say=say)
+            loaded = follow_weights(loaded)
         # Then rates: the batch decides epochs and learning rate, on which later steps rely.
         self.loaded = resolve_rates(loaded)
-        self.say, self.fresh, self.recorded, self.ranks, self.rehearsal = say, fresh, recorded, ranks, rehearsal
+        self.fresh = fresh
+        self.recorded = recorded
+        self.ranks = ranks
+        self.rehearsal = rehearsal
         for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
-            say(text)
+            LOG.warning(text)
         self.trains = rehearsal is None
         self.device = self._prepare_device()
         self.loaded, self.inputs = open_inputs(
-            self.loaded, self.device, say=say, opened=recorded is None, rehearsal=rehearsal
+            self.loaded, self.device, opens_data=recorded is None, rehearsal=rehearsal
         )
         # `loaded` changes as each further `auto` is resolved; `recipe` keeps them as they were given.
         self.recipe = self.loaded.recipe
         self.samples = self.inputs.samples if recorded is None else recorded.samples
 
     def build(self) -> TrainSetup:
-        """Builds the setup, or closes the data and raises."""
+        """Builds the setup. If that fails, the data is closed before the error is raised."""
         try:
             return self._build()
         except BaseException:
@@ -236,22 +257,22 @@ class _SetupBuilder:
         self._check_combinations()
         transform = self._import_transform()
         # Without data there is nothing to try the network on: its recipe was resolved by an earlier run.
-        first = self._load_first_batch(augment) if self.recorded is None else None
-        if first is not None and self.fresh:
+        first_batch = self._load_first_batch(augment) if self.recorded is None else None
+        if first_batch is not None and self.fresh:
             initialise = find_initialiser(recipe.model, model, base=self.loaded.base)
             if initialise is not None:
-                initialise(first.images)
-        seconds = self._resolve_precision(model, task, first)
+                initialise(first_batch.images)
+        step_seconds = self._resolve_precision(model, task, first_batch)
         optimizer = build_optimizer(recipe.optimizer, model, self.samples / recipe.batch)
-        if self.fresh and (rates := describe_layer_rates(model, recipe.optimizer.layer_decay)):
-            self.say(rates)
-        masters = MasterWeights(model, optimizer, TYPES[recipe.precision]) if recipe.half_weights else None
-        name: Any = self.loaded.recipe.precision
-        precision = Precision(name, self.device, seconds=seconds, masters=masters)
+        if self.fresh and (layer_rates := describe_layer_rates(model, recipe.optimizer.layer_decay)):
+            LOG.info(layer_rates)
+        masters = MasterWeights(model, optimizer, DTYPE_BY_NAME[recipe.precision]) if recipe.half_weights else None
+        precision_name: Any = self.loaded.recipe.precision
+        precision = Precision(precision_name, self.device, seconds=step_seconds, masters=masters)
         counts = None
-        if first is not None:
-            counts = self._try_network(model, task, precision, first)
-            self._resolve_micro_batch(model, precision, first)
+        if first_batch is not None:
+            counts = self._try_network(model, task, precision, first_batch)
+            self._resolve_micro_batch(model, precision, first_batch)
         plan, steps = self._plan_steps()
         return TrainSetup(
             loaded=self.loaded,
@@ -262,7 +283,7 @@ class _SetupBuilder:
             augment=augment,
             transform=transform,
             model=model,
-            forward=compile_model(model, recipe.compile, self.say),
+            forward=compile_model(model, recipe.compile),
             counts=counts,
             optimizer=optimizer,
             masters=masters,
@@ -276,7 +297,7 @@ class _SetupBuilder:
         )
 
     def _prepare_device(self) -> torch.device:
-        """Resolves `device`, makes it the current one and returns it."""
+        """Resolves `device`, makes it the current CUDA device and returns it."""
         recipe, ranks = self.loaded.recipe, self.ranks
         device = _resolve_device(recipe, rehearsed=not self.trains)
         if recipe.compile == "graphs" and device.type == "cpu" and self.trains:
@@ -308,11 +329,12 @@ class _SetupBuilder:
     def _seed_generators(self) -> None:
         seed = self.recipe.seed
         torch.manual_seed(seed)
+        # numpy takes seeds of 32 bits.
         np.random.seed(seed % 2**32)
         random.seed(seed)
 
     def _read_target(self) -> TargetSpec:
-        """Returns the kind of labels: as recorded, of the training set, or of synthetic data."""
+        """Returns the kind of the labels: the recorded one, that of the training set, or that of synthetic data."""
         inputs = self.inputs
         if self.recorded is not None:
             return self.recorded.target
@@ -344,36 +366,35 @@ class _SetupBuilder:
         if self.recipe.task.factory == "auto":
             # Recorded by import path, so that the run is rebuilt with this task whatever its labels are then.
             name = f"{Task.__module__}:{type(task).__name__}"
-            self._resolve("task.factory", name, f"labels are {LABELS[target.kind]}")
+            self._resolve("task.factory", name, f"labels are {LABEL_PHRASES[target.kind]}")
         return task
 
     def _build_model(self, task: Task) -> torch.nn.Module:
-        recipe, ranks, say = self.recipe, self.ranks, self.say
+        recipe, ranks = self.recipe, self.ranks
         model = build_model(
             recipe.model,
             num_outputs=task.outputs,
             in_channels=self.inputs.channels,
             base=self.loaded.base,
-            say=say,
             loads_weights=self.fresh,
         )
         model = model.to(device=self.device)
         # Built only to refuse patterns that match no layer, before there is a run folder.
         ActivationPercentiles(model, recipe.observe.activations)
-        # The ranks have not met yet, so the layers get a group of this process alone; `Ranks.meet` gives them its own.
+        # Before the rendezvous the layers get a group of this process alone; `Ranks.meet` replaces it.
         if ranks is not None and recipe.comm.batch_norm == "sync":
-            model = convert_sync(model, World.create_single(self.device).create_group(name="not met yet"))
+            model = convert_sync_batchnorm(model, World.create_single(self.device).create_group(name="not met yet"))
         if recipe.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        apply_activation_checkpointing(model, recipe.activation_checkpointing, say)
+        apply_activation_checkpointing(model, recipe.activation_checkpointing)
         return model
 
     def _check_combinations(self) -> None:
-        """Raises RecipeError for keys that cannot work with this precision, or on this device."""
+        """Raises RecipeError if a key cannot work with this precision, or on this device."""
         recipe, ranks = self.recipe, self.ranks
         if ranks is not None:
             # The ranks measure the noise scale in their all-reduce, so they must know before they meet.
-            ranks.noise_scale = recipe.observe.noise_scale
+            ranks.measures_noise = recipe.observe.noise_scale
         if recipe.observe.noise_scale and recipe.precision == "fp16":
             what = "gradients in fp16 do not tell the noise scale, as the loss scale changes between steps"
             raise RecipeError(what, where="observe.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
@@ -382,13 +403,13 @@ class _SetupBuilder:
             raise RecipeError(what, where="comm.on_rank_failure", fix="Set it to restart or auto.")
 
     def _import_transform(self) -> Callable[..., Any] | None:
+        """Returns the transform that the loop calls; the loader calls one of uint8 images."""
         name = self.recipe.transform
-        if name is None:
-            return None
-        transform: Callable[..., Any] = import_user_object(name, base=self.loaded.base, what="transform")
-        if not callable(transform):
-            raise RecipeError(f"{name!r} cannot be called", where="transform", fix="Name a function.")
-        return transform
+        transform = None if name is None else import_batch_transform(name, self.loaded.base)
+        if name is None or transform is None or self.recipe.transform_on == "float":
+            return transform
+        self.inputs.batch_transform = BatchTransform(transform, name)
+        return None
 
     def _load_first_batch(self, augment: Augment) -> _FirstBatch:
         batch = self.inputs.read_first_batch(self.loaded.recipe)
@@ -396,73 +417,78 @@ class _SetupBuilder:
         return _FirstBatch(augment.normalise(batch.images), batch.labels.clone())
 
     def _resolve_precision(
-        self, model: torch.nn.Module, task: Task, first: _FirstBatch | None
+        self, model: torch.nn.Module, task: Task, first_batch: _FirstBatch | None
     ) -> dict[PrecisionName, float] | None:
         """Resolves `precision: auto`; returns the seconds that it measured."""
         recipe, device = self.recipe, self.device
-        seconds = None
+        step_seconds = None
         if recipe.precision == "auto":
-            if first is not None and self.trains:
+            if first_batch is not None and self.trains:
                 # A network that fails in fp32 too must be reported as such, and not as slow.
-                checks.check_network(model, *first.take(2), task, Precision("fp32", device))
-                seconds = measure_precisions(model, first.images, recipe, device, self.ranks)
-            name, reason = choose_fastest([seconds] if seconds else [])
+                checks.check_network(model, *first_batch.take(2), task, Precision("fp32", device))
+                step_seconds = measure_precisions(model, first_batch.images, recipe, device, self.ranks)
+            name, reason = choose_fastest([step_seconds] if step_seconds else [])
             if not self.trains:
                 reason = "as a dry run measures nothing; the run chooses what is fastest on its device"
-            self.say(f"Precision: {name}, {reason}.")
+            LOG.info(f"Precision: {name}, {reason}.")
             self._resolve("precision", name, reason)
-        elif self.fresh and self.trains and (slower := describe_emulation(recipe.precision, device)):
-            self.say(slower)
-        return seconds
+        elif self.fresh and self.trains and (emulation_warning := describe_emulation(recipe.precision, device)):
+            LOG.warning(emulation_warning)
+        return step_seconds
 
     def _try_network(
-        self, model: torch.nn.Module, task: Task, precision: Precision, first: _FirstBatch
+        self, model: torch.nn.Module, task: Task, precision: Precision, first_batch: _FirstBatch
     ) -> ModelSize | None:
-        """Puts two samples through network and task, in each image size that differs; counts the network."""
+        """Runs two samples through network and task at the largest and the smallest image size.
+
+        Returns the parameters and multiply-adds of the network; None in a dry run.
+        """
         recipe, inputs = self.recipe, self.inputs
         check = checks.check_network if self.trains else checks.check_network_shapes
-        images, labels = first.take(2)
-        names = check(model, images, labels, task, precision)
+        # Batch norm needs two samples.
+        images, labels = first_batch.take(2)
+        metric_names = check(model, images, labels, task, precision)
         height, width = inputs.find_smallest_size(recipe)
         # Progressive resolution starts with smaller images, on which the network may fail.
         if (height, width) != inputs.size:
             layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-            small = images[:, :, :height, :width].contiguous(memory_format=layout)
-            check(model, small, labels, task, precision, where="data.progressive.start")
+            small_images = images[:, :, :height, :width].contiguous(memory_format=layout)
+            check(model, small_images, labels, task, precision, where="data.progressive.start")
         counts = None
         if self.trains:
-            counts = _count_network(model, first.images[:1], precision)
-            size = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
-            self.say(f"Network: {counts.describe()}{size}.")
-        checks.check_metrics(names, task)
-        checks.check_stop_at(recipe, names)
+            counts = count_network(model, first_batch.images[:1], precision.autocast)
+            per_image = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
+            LOG.info(f"Network: {counts.describe()}{per_image}.")
+        checks.check_metrics(metric_names, task)
+        checks.check_stop_at(recipe, metric_names)
         return counts
 
-    def _resolve_micro_batch(self, model: torch.nn.Module, precision: Precision, first: _FirstBatch) -> None:
+    def _resolve_micro_batch(self, model: torch.nn.Module, precision: Precision, first_batch: _FirstBatch) -> None:
         recipe = self.recipe
         if recipe.micro_batch != "auto" or not self.trains:
             return
         # The ranks agree on a precision later, and it may be a wider one than is fastest here.
         context = precision.autocast if self.ranks is None else precision.autocast_widest
-        attempt = build_attempt(model, first.images, context)
-        micro_batch, reason = largest_micro_batch(recipe.largest_batch, self.device, attempt)
+        run_trial = build_trial_pass(model, first_batch.images, context)
+        micro_batch, reason = find_largest_micro_batch(recipe.largest_batch, self.device, run_trial)
         checks.check_ghost_groups(recipe, micro_batch)
         self._resolve("micro_batch", micro_batch, reason)
 
     def _plan_steps(self) -> tuple[BatchPlan, int]:
-        """Returns the sizes of the steps and their number; tells the user of anything unusual about them."""
+        """Returns the number of samples in each step and the number of steps; warns of anything unusual about them."""
         recipe, ranks = self.recipe, self.ranks
         plan, steps = plan_steps(recipe, self.samples)
         check_length(recipe, steps)
         if self.fresh:
-            messages = find_oddities(recipe, self.samples, plan, steps)
+            for text in find_step_warnings(recipe, self.samples, plan, steps):
+                LOG.warning(text)
             if (progressive := recipe.data.progressive) is not None:
                 epochs = plan.find_position(steps) / self.inputs.samples
-                messages.append(describe_sizes(list_sizes(progressive, self.inputs.size, epochs)))
-            if ranks is not None and (idle := checks.describe_idle_ghost(self.loaded.recipe, ranks.launched_size)):
-                messages.append(idle)
-            for text in messages:
-                self.say(text)
+                LOG.info(describe_sizes(list_sizes(progressive, self.inputs.size, epochs)))
+            if ranks is not None and (
+                idle_ghost := checks.describe_idle_ghost(self.loaded.recipe, ranks.launched_size)
+            ):
+                LOG.warning(idle_ghost)
         return plan, steps
 
     def _resolve(self, key: str, value: Any, reason: str) -> None:
@@ -476,15 +502,5 @@ class _FirstBatch(NamedTuple):
     labels: torch.Tensor
 
     def take(self, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the first images and labels, as views."""
         return self.images[:samples], self.labels[:samples]
-
-
-def _count_network(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> ModelSize:
-    try:
-        # Dropout draws numbers here, which the run must not miss.
-        with torch.random.fork_rng(devices=[]), precision.autocast():
-            return measure_model_size(model, images)
-    # The error is one of torch's counter: the network itself was tried before, and can be trained.
-    except Exception as error:
-        LOG.debug("multiply-adds were not counted: %s", error)
-        return ModelSize(sum(value.numel() for value in model.parameters()), None)

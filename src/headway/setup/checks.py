@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, suggest_nearest
+from headway.core.recipe import LoadedRecipe
+from headway.data.data_recipe import SYNTHETIC, DataRecipe
 from headway.data.dataset import Dataset
 from headway.model.fake_tensors import use_fake_tensors
 from headway.setup.precision import Precision
@@ -15,32 +17,68 @@ from headway.setup.recipe import TrainRecipe
 from headway.setup.run_log import NON_METRIC_KEYS
 from headway.setup.task import TargetSpec, Task
 
-ANY_SIZE = "Take a network for images of any size, set it to more, or remove data.progressive."
+SIZE_FIX = "Take a network for images of any size, set it to more, or remove data.progressive."
 
-NARROW = (
+HALF_WEIGHTS_FIX = (
     "With half_weights all but norms is 16 bit wide: give tensors that the network makes by itself the type of its "
     "weights, or remove half_weights."
 )
 
 
-def check_labels(target: TargetSpec, held_out: Dataset) -> None:
-    """Raises DataError if the labels of a data set are not those that a network is made for."""
-    theirs = TargetSpec.from_dataset(held_out)
-    check_label_range(held_out)
-    if target.kind != theirs.kind or (target.kind == "value" and target.numbers != theirs.numbers):
-        what = f"its labels ({theirs.kind}) are of another kind than those of the training data ({target.kind})"
-        raise DataError(what, where=str(held_out.folder), fix="Pack both from one source.")
-    if target.classes != theirs.classes:
+def check_cache_options(loaded: LoadedRecipe[TrainRecipe]) -> None:
+    """Raises RecipeError if options of the disk cache are set and another cache is used."""
+    # A value that `auto` resolved is not the user's, so the disk options of a resumed run are no mistake.
+    data_recipe = loaded.recipe.data
+    defaults = DataRecipe(train=SYNTHETIC)
+    if data_recipe.cache in ("auto", "disk") or loaded.origins["data.cache"].startswith("auto: "):
+        return
+    for key in ("cache_folder", "cache_gb"):
+        if getattr(data_recipe, key) != getattr(defaults, key):
+            what = f"cache: {data_recipe.cache} does not use it"
+            raise RecipeError(what, where=f"data.{key}", fix="Remove it, or set data.cache to disk or auto.")
+
+
+def check_shifts(recipe: TrainRecipe, smallest_size: tuple[int, int], size: tuple[int, int]) -> None:
+    """Raises RecipeError if images are too small for a shift in training or in evaluation.
+
+    Args:
+        smallest_size: (height, width) at the beginning of training.
+        size: (height, width) at the end of training, and in evaluation.
+    """
+    side = min(smallest_size)
+    translate = recipe.augment.translate
+    if translate >= side:
+        what = f"translate {translate} is no less than the image's side of {side}"
+        if side < min(size):
+            what += " at the beginning of training"
+        raise RecipeError(what, where="augment.translate", fix=f"Set it to at most {side - 1}.")
+    # Evaluation always has the full size, so its shift is compared with that.
+    side = min(size)
+    shift = recipe.evaluate.shift
+    if shift >= side:
+        what = f"a shift of {shift} is no less than the image's side of {side}"
+        raise RecipeError(what, where="evaluate.shift", fix=f"Set it to at most {side - 1}.")
+
+
+def check_labels(target: TargetSpec, dataset: Dataset) -> None:
+    """Raises DataError if the labels of a data set are not those that a network was built for."""
+    other_target = TargetSpec.from_dataset(dataset)
+    check_label_range(dataset)
+    # Numbers have no names to compare, but vectors may differ in length.
+    if target.kind != other_target.kind or (target.kind == "value" and target.numbers != other_target.numbers):
+        what = f"its labels ({other_target.kind}) are of another kind than those of the training data ({target.kind})"
+        raise DataError(what, where=str(dataset.folder), fix="Pack both from one source.")
+    if target.classes != other_target.classes:
         # The first five names are enough to see the mistake.
-        extra = sorted(set(theirs.classes) - set(target.classes))
-        lacking = sorted(set(target.classes) - set(theirs.classes))
+        extra = sorted(set(other_target.classes) - set(target.classes))
+        missing = sorted(set(target.classes) - set(other_target.classes))
         parts = [
             f"{word} {', '.join(map(repr, names[:5]))}{' and more' if len(names) > 5 else ''}"
-            for word, names in (("has also", extra), ("lacks", lacking))
+            for word, names in (("has also", extra), ("lacks", missing))
             if names
         ]
         what = f"its classes are unlike those of the training data: it {' and '.join(parts) or 'has another order'}"
-        raise DataError(what, where=str(held_out.folder), fix="Pack both from one source: headway pack SRC DST.")
+        raise DataError(what, where=str(dataset.folder), fix="Pack both from one source: headway pack SRC DST.")
 
 
 def check_label_range(dataset: Dataset) -> None:
@@ -48,7 +86,8 @@ def check_label_range(dataset: Dataset) -> None:
 
     The loss would index beyond the network's outputs; on a GPU that ends the process.
     """
-    labels, classes = dataset.label, len(dataset.classes)
+    labels = dataset.label
+    classes = len(dataset.classes)
     if dataset.description.label_kind == "class" and len(labels) and (labels.min() < 0 or labels.max() >= classes):
         sample = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
         what = f"sample {sample} ({dataset.name(sample)}) has the label {labels[sample]}"
@@ -65,50 +104,59 @@ def check_network(
     precision: Precision,
     where: str = "",
 ) -> list[str]:
-    """Puts two samples through network and task; returns `loss` and the names of the task's metrics.
+    """Runs two samples through network and task. Returns `loss` and the names of the task's metrics.
+
+    The network runs in evaluation mode, and is in training mode afterwards.
 
     Args:
+        images: float [2, C, H, W].
+        labels: their labels.
         where: the recipe key that decides the size of these images, for the error. Empty: the network is at fault.
 
     Raises:
-        RecipeError: outputs, loss or metrics have the wrong shape. UserCodeError: network or task failed.
+        RecipeError: outputs, loss or metrics have the wrong shape.
+        UserCodeError: network or task failed.
     """
-    what, shape = "the network", format_shape(images)
+    part = "the network"
+    shape = format_shape(images)
     # In evaluation mode and with forked generators, so that a check leaves no trace in the run.
     model.eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             with precision.autocast():
                 outputs = model(images)
-            gave = tuple(outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-            if gave != (task.outputs,):
-                wrong = f"it gives {gave} for a sample, the data needs ({task.outputs},)"
+            output_shape = tuple(outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+            if output_shape != (task.outputs,):
+                message = f"it gives {output_shape} for a sample, the data needs ({task.outputs},)"
                 if where:
-                    raise RecipeError(f"{what} takes no images of {shape}: {wrong}", where=where, fix=ANY_SIZE)
+                    raise RecipeError(f"{part} takes no images of {shape}: {message}", where=where, fix=SIZE_FIX)
                 fix = f"Make the network give {task.outputs} outputs; a factory that takes num_classes gets it."
-                raise RecipeError(wrong, where="model", fix=fix)
+                raise RecipeError(message, where="model", fix=fix)
             # From here on a failure is one of the task.
-            what = "the task"
+            part = "the task"
+            # As in training, where loss and metrics are computed in fp32.
             outputs = outputs.float()
             metrics = task.metrics(outputs, labels)
             if "loss" in metrics:
                 raise RecipeError("a metric cannot be called 'loss'", where="task", fix="The loss is reported anyway.")
-            found = {"loss": task.loss(outputs, labels), **metrics}
+            values = {"loss": task.loss(outputs, labels), **metrics}
     except HeadwayError:
         raise
     except Exception as error:
-        wrong = f"{what} failed on images of {shape} (channels x height x width): {type(error).__name__}: {error}"
-        fix = ANY_SIZE if where else NARROW if precision.is_narrow and what == "the network" else ""
-        raise UserCodeError(wrong, where=where or what.removeprefix("the "), fix=fix) from error
+        message = f"{part} failed on images of {shape} (channels x height x width): {type(error).__name__}: {error}"
+        fix = SIZE_FIX if where else HALF_WEIGHTS_FIX if precision.is_narrow and part == "the network" else ""
+        raise UserCodeError(message, where=where or part.removeprefix("the "), fix=fix) from error
     finally:
         model.train()
     # One number per sample: the Trainer weighs and sums them itself.
-    for name, value in found.items():
+    for name, value in values.items():
         if not isinstance(value, torch.Tensor) or value.shape != (len(images),):
-            form = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
-            wrong = f"{name} has the {form} for {len(images)} samples"
-            raise RecipeError(wrong, where="task", fix="A task gives one number a sample.")
-    return list(found)
+            description = (
+                f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
+            )
+            message = f"{name} has the {description} for {len(images)} samples"
+            raise RecipeError(message, where="task", fix="A task gives one number a sample.")
+    return list(values)
 
 
 def check_network_shapes(
@@ -119,17 +167,18 @@ def check_network_shapes(
     precision: Precision,
     where: str = "",
 ) -> list[str]:
-    """Does the same as `check_network` on tensors without values, which takes no computation.
+    """Does the same as `check_network` on fake tensors, which takes no computation.
 
-    A network or task that needs values fails on such tensors, so every failure is checked again with values.
+    A network or task that needs values fails on such tensors, so after a failure the check is repeated with values.
     """
-    with suppress(Exception), use_fake_tensors(model, images, labels) as (some_images, some_labels):
-        return check_network(model, some_images, some_labels, task, precision, where)
+    # Code that reads a value of a fake tensor may raise any exception.
+    with suppress(Exception), use_fake_tensors(model, images, labels) as (fake_images, fake_labels):
+        return check_network(model, fake_images, fake_labels, task, precision, where)
     return check_network(model, images, labels, task, precision, where)
 
 
 def format_shape(images: torch.Tensor) -> str:
-    """Formats channels, height and width, for example `3x32x32`."""
+    """Returns channels, height and width of a batch as text, for example `3x32x32`."""
     return "x".join(str(side) for side in images.shape[1:])
 
 
@@ -147,6 +196,7 @@ def check_metrics(names: list[str], task: Task) -> None:
 
 def check_stop_at(recipe: TrainRecipe, metrics: list[str]) -> None:
     """Raises RecipeError if `stop_at` names a metric that no evaluation reports."""
+    # Otherwise the run would never reach its goal.
     for name in recipe.stop_at or {}:
         if name not in metrics:
             raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=suggest_nearest(name, metrics))
@@ -162,9 +212,10 @@ def check_ghost_groups(recipe: TrainRecipe, micro_batch: int) -> None:
 
 def describe_idle_ghost(recipe: TrainRecipe, ranks: int) -> str:
     """Returns a warning if ghost batch norm has no effect on so many ranks; else an empty text."""
-    # Rounded up: the largest share of any rank counts.
-    norm, share = recipe.model.batch_norm, -(-recipe.largest_batch // ranks)
-    if norm is None or norm.ghost is None or norm.ghost <= share:
+    norm = recipe.model.batch_norm
+    # Rounded up: the rank with the most samples counts.
+    rank_batch = -(-recipe.largest_batch // ranks)
+    if norm is None or norm.ghost is None or norm.ghost <= rank_batch:
         return ""
-    what = f"Batch norm sees at most {share} samples at once on each of {ranks} processes"
+    what = f"Batch norm sees at most {rank_batch} samples at once on each of {ranks} processes"
     return f"{what}, so that model.batch_norm.ghost {norm.ghost} divides nothing. Set it to less, or remove it."

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import Literal, final
+from typing import Literal
 
 import torch
 
@@ -11,29 +12,31 @@ from headway.core.errors import RecipeError, UsageError
 from headway.model.activation_checkpointing import checkpoint_activations
 from headway.model.graph_breaks import collect_break_notes, list_graph_breaks
 
-MAX_NAMES = 3
-"""Number of module names in a message; the others are counted."""
+LOG = logging.getLogger("headway.setup")
+
+MAX_LISTED_MODULES = 3
+"""Largest number of module names in a message; the others are counted."""
 
 
 def compile_model(
-    model: torch.nn.Module,
-    how: bool | Literal["graphs", "max-autotune"],
-    say: Callable[[str], object] = lambda text: None,
+    model: torch.nn.Module, mode: bool | Literal["graphs", "max-autotune"]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Compiles a network as the recipe's `compile` says. The optimizer is not compiled.
+    """Returns a network compiled as the recipe's `compile` says. The optimizer is not compiled.
+
+    At the first forward pass, the log has a message for each line that breaks the network's graph.
 
     Args:
-        how: False: the network itself. True: torch.compile. `graphs` and `max-autotune`: its modes of these names.
-        say: called at the first forward pass with each line that breaks the network's graph.
+        mode: False: the network itself. True: torch.compile. `graphs`: with CUDA graphs. `max-autotune`: with kernels
+            that are chosen by trial.
     """
-    if how is False:
+    if mode is False:
         return model
-    if how is True:
-        return report_graph_breaks(torch.compile(model), model, say)
-    if how == "max-autotune":
-        return report_graph_breaks(torch.compile(model, mode="max-autotune-no-cudagraphs"), model, say)
-    # CUDA graphs replay kernels at fixed addresses; torch.compile manages their memory in this mode.
-    compiled = report_graph_breaks(torch.compile(model, mode="reduce-overhead"), model, say)
+    # CUDA graphs replay kernels at fixed addresses; torch.compile manages their memory in the mode `reduce-overhead`.
+    # Only `graphs` asks for them.
+    torch_modes = {True: None, "max-autotune": "max-autotune-no-cudagraphs", "graphs": "reduce-overhead"}
+    compiled = report_graph_breaks(torch.compile(model, mode=torch_modes[mode]), model)
+    if mode != "graphs":
+        return compiled
 
     def replay(images: torch.Tensor) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()
@@ -43,55 +46,38 @@ def compile_model(
     return replay
 
 
-@final
-class GraphBreakMessage(str):
-    """A message about a break of the compiled graph; `line` names the line of the network alone."""
-
-    line: str
-
-    def __new__(cls, line: str) -> GraphBreakMessage:
-        message = super().__new__(cls, f"torch.compile breaks the network's graph: {line}.")
-        message.line = line
-        return message
-
-
 def report_graph_breaks(
-    compiled: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, say: Callable[[str], object]
+    compiled: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Wraps a compiled network, so that the graph breaks of its first call are reported.
-
-    torch.compile notes them in any case, so this costs nothing.
-    """
-    # Only the first call compiles; later ones skip the listener, which costs some time.
-    begun = False
+    """Wraps a compiled network, so that the graph breaks of its first call, which compiles, are reported."""
+    was_called = False
 
     def forward(images: torch.Tensor) -> torch.Tensor:
-        nonlocal begun
-        if begun:
+        nonlocal was_called
+        # Only the first call compiles, so later ones skip the listener, which costs some time.
+        if was_called:
             return compiled(images)
-        begun = True
+        was_called = True
         with collect_break_notes() as notes:
             outputs = compiled(images)
-        for one in list_graph_breaks(model, notes):
-            say(GraphBreakMessage(one.describe()))
+        for graph_break in list_graph_breaks(model, notes):
+            LOG.info(f"torch.compile breaks the network's graph: {graph_break.describe()}.")
         return outputs
 
     return forward
 
 
-def apply_activation_checkpointing(
-    model: torch.nn.Module, asked: bool | tuple[str, ...], say: Callable[[str], object]
-) -> None:
-    """Applies activation checkpointing as the recipe's `activation_checkpointing` says.
+def apply_activation_checkpointing(model: torch.nn.Module, setting: bool | tuple[str, ...]) -> None:
+    """Applies activation checkpointing to a network in place, as the recipe's `activation_checkpointing` says.
 
     Raises:
         RecipeError: the network has no such modules.
     """
-    if asked is False:
+    if setting is False:
         return
     try:
-        names = checkpoint_activations(model, None if asked is True else asked)
+        names = checkpoint_activations(model, None if setting is True else setting)
     except UsageError as error:
         raise RecipeError(error.what, where="activation_checkpointing", fix=error.fix) from None
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    say(f"Computed again in the backward pass: {', '.join(names[:MAX_NAMES])}{more}.")
+    others = f" and {len(names) - MAX_LISTED_MODULES} more" if len(names) > MAX_LISTED_MODULES else ""
+    LOG.info(f"Computed again in the backward pass: {', '.join(names[:MAX_LISTED_MODULES])}{others}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from typing import Any
 
 from headway.core.recipe import LoadedRecipe
@@ -11,12 +11,14 @@ from headway.model.factory_weights import find_input_format
 from headway.model.input_format import InputFormat, format_metadata
 from headway.setup.recipe import TrainRecipe
 
+LOG = logging.getLogger("headway.setup")
+
 # ImageNet's, times 255: the normalisation of most weights that do not tell their own.
 USUAL = "mean [123.675, 116.28, 103.53], std [58.395, 57.12, 57.375]"
 
 
-def follow_weights(loaded: LoadedRecipe[TrainRecipe], *, say: Callable[[str], object]) -> LoadedRecipe[TrainRecipe]:
-    """Resolves what the recipe leaves open by the InputFormat of its pretrained weights, and says so.
+def follow_weights(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe]:
+    """Resolves what the recipe leaves open by the InputFormat of its pretrained weights, and logs it.
 
     `augment.mean`, `augment.std`, `data.size`, `data.channels` and `data.crop.share` are set if the recipe does not
     set them: the first layers of a network expect the numbers that they were trained on.
@@ -29,7 +31,7 @@ def follow_weights(loaded: LoadedRecipe[TrainRecipe], *, say: Callable[[str], ob
     if found is None:
         # Weights that do not tell their normalisation are usable, and the user has to know that it is a guess.
         if recipe.model.weights is not None and "auto" in (recipe.augment.mean, recipe.augment.std):
-            say(
+            LOG.warning(
                 f"{recipe.model.weights} does not tell its normalisation, so it is measured on your images. If the "
                 f"network was trained with another one (ImageNet's usual: {USUAL}), set augment.mean and augment.std."
             )
@@ -40,7 +42,7 @@ def follow_weights(loaded: LoadedRecipe[TrainRecipe], *, say: Callable[[str], ob
     reason = f"of the weights ({found.origin})"
     loaded = loaded.resolve_all({key: (value, reason) for key, value in values.items()})
     shown = ", ".join(f"{key} {_format(value)}" for key, value in values.items())
-    say(f"Images as the weights were trained ({found.origin}): {shown}.")
+    LOG.info(f"Images as the weights were trained ({found.origin}): {shown}.")
     return loaded
 
 

@@ -17,7 +17,7 @@ from headway.setup.recipe import TrainRecipe
 from headway.setup.trial import measure_seconds_per_sample
 
 PrecisionName = Literal["fp32", "bf16", "fp16"]
-TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPE_BY_NAME = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 MIN_SPEEDUP = 1.05
 """`auto` takes another precision than fp32 only if it is so many times as fast, as it has fewer digits."""
@@ -29,6 +29,7 @@ class Precision:
 
     Args:
         name: fp32, bf16 or fp16.
+        device: the device that trains.
         seconds: seconds per sample in each precision on this rank, if `auto` measured them.
         masters: fp32 weights of a network with 16-bit weights, which needs no autocast.
 
@@ -47,32 +48,39 @@ class Precision:
         seconds: Mapping[PrecisionName, float] | None = None,
         masters: MasterWeights | None = None,
     ) -> None:
-        self._device, self._masters = device.type, masters
+        self._device = device.type
+        self._masters = masters
         self.is_narrow = masters is not None
         self.reason = ""
-        self._seconds, self._agreed = seconds, False
+        self._seconds = seconds
+        self._has_agreed = False
         self.recorded: PrecisionName | None = None
         self._set_name(name)
 
     def _set_name(self, name: PrecisionName) -> None:
         self.name: PrecisionName = name
-        # GradScaler keeps scale, growth and found-inf on the device; with torch's fused optimizers, step and update do
-        # not wait for it.
+        # GradScaler keeps scale, growth and found-inf on the device; with torch's fused optimizers, step and update
+        # cause no host-device sync.
         self._scaler = torch.amp.GradScaler(self._device) if name == "fp16" else None
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Returns the context of the forward pass."""
         if self.name == "fp32" or self.is_narrow:
             return nullcontext()
-        return torch.autocast(self._device, TYPES[self.name])
+        return torch.autocast(self._device, DTYPE_BY_NAME[self.name])
 
     def autocast_widest(self) -> AbstractContextManager[Any]:
         """Returns the context of a forward pass that keeps as much memory as training may need."""
         # Until the ranks have agreed on a precision, that is fp32, even if another one is faster on this rank.
-        return nullcontext() if self.is_auto and not self._agreed else self.autocast()
+        return nullcontext() if self.is_auto and not self._has_agreed else self.autocast()
 
     def backward(self, losses: torch.Tensor, weights: torch.Tensor) -> None:
-        """Adds the gradient of sum(losses * weights); both of shape [b], weights = 1 / global batch (0 for masked)."""
+        """Accumulates the gradient of sum(losses * weights) into `.grad`, times the loss scale in fp16.
+
+        Args:
+            losses: [b], loss of each sample.
+            weights: [b], 1 / global batch, or 0 for a masked sample.
+        """
         if self._scaler is not None:
             weights = self._scaler.scale(weights)
         losses.backward(weights)
@@ -80,8 +88,12 @@ class Precision:
     def step(
         self, optimizer: torch.optim.Optimizer, clip_norm: float | None, parameters: list[torch.nn.Parameter]
     ) -> None:
-        """Clips the gradient if asked, and steps. In fp16 a step with a non-finite gradient changes nothing."""
+        """Clips the gradient of `parameters` to `clip_norm` (None: not at all), and steps.
+
+        In fp16 a step with a non-finite gradient changes nothing but the loss scale.
+        """
         if self._masters is not None:
+            # Before unscaling and clipping, which act on the gradients of the masters.
             self._masters.take_gradients()
         # The norm is that of the unscaled gradient.
         if self._scaler is not None and clip_norm is not None:
@@ -101,57 +113,66 @@ class Precision:
         """True if `auto` chose the precision, so that other ranks may have chosen another one."""
         return self._seconds is not None
 
-    def finding(self) -> Any:
-        """Returns the facts of this rank from which all ranks choose a precision, for JSON."""
-        return {"agreed": self.name if self._agreed else self.recorded, "seconds": self._seconds}
+    def get_vote(self) -> Any:
+        """Returns this rank's vote on the precision, as JSON values: what it agreed on before, and its measurement."""
+        return {"agreed": self.name if self._has_agreed else self.recorded, "seconds": self._seconds}
 
-    def agree(self, findings: Sequence[Any]) -> str:
-        """Chooses the same precision on all ranks, and returns a message if it differs from this rank's own.
+    def agree_on_votes(self, votes: Sequence[Any]) -> str:
+        """Sets the precision that all ranks choose from their votes. Returns a message if it changes on this rank.
 
-        The precision that some ranks agreed on before has priority; else the fastest on the slowest rank is taken.
+        A precision that some ranks agreed on before has priority; else the fastest on the slowest rank is taken.
 
         Args:
-            findings: those of all ranks, in one order.
+            votes: those of all ranks, in the same order on each.
         """
-        if not self.is_auto or self._agreed:
+        if not self.is_auto or self._has_agreed:
             return ""
-        self._agreed = True
-        before = [found["agreed"] for found in findings if found["agreed"]]
-        if before:
-            name, self.reason = before[0], "as the other ranks had agreed"
+        # All ranks have the same votes, and so make the same choice.
+        self._has_agreed = True
+        agreed_names = [vote["agreed"] for vote in votes if vote["agreed"]]
+        if agreed_names:
+            name, self.reason = agreed_names[0], "as the other ranks had agreed"
         else:
-            name, self.reason = choose_fastest([found["seconds"] for found in findings if found["seconds"]])
+            name, self.reason = choose_fastest([vote["seconds"] for vote in votes if vote["seconds"]])
         if name == self.name:
             return ""
         self._set_name(name)
         return f"Precision: {name}, {self.reason}."
 
-    def state(self) -> dict[str, float]:
-        """Returns the loss scale and its counters; empty without loss scaling. This waits for the device."""
+    def state_dict(self) -> dict[str, float]:
+        """Returns the loss scale and its counters; empty without loss scaling. This is a host-device sync."""
         return dict(self._scaler.state_dict()) if self._scaler is not None else {}
 
-    def load(self, state: dict[str, float], where: str = "") -> None:
-        """Restores such a state. Raises CheckpointError: it is damaged."""
+    def load_state_dict(self, state_dict: dict[str, float], where: str = "") -> None:
+        """Restores the result of `state_dict`. Raises CheckpointError if a value is missing or out of range.
+
+        Args:
+            where: the checkpoint, for the error.
+        """
         if self._scaler is None:
             return
         # A scale of 0 or below, or a fractional counter, would make the following steps meaningless.
-        for name, mine in self._scaler.state_dict().items():
-            if name not in state or not is_number(state[name], 0, 1e38) or not (state[name] or name == GROWTH_TRACKER):
+        for name, current in self._scaler.state_dict().items():
+            if (
+                name not in state_dict
+                or not is_number(state_dict[name], 0, 1e38)
+                or not (state_dict[name] or name == GROWTH_TRACKER_KEY)
+            ):
                 raise CheckpointError(f"its manifest has no good scalars.precision.{name}", where=where)
-            if type(mine) is int and type(state[name]) is not int:
+            if type(current) is int and type(state_dict[name]) is not int:
                 raise CheckpointError(f"its manifest has a fraction as scalars.precision.{name}", where=where)
-        self._scaler.load_state_dict(state)
+        self._scaler.load_state_dict(state_dict)
 
 
-GROWTH_TRACKER = "_growth_tracker"
-"""Key of a GradScaler's state: steps since its scale changed, the only number that may be 0."""
+GROWTH_TRACKER_KEY = "_growth_tracker"
+"""Key of a GradScaler's state_dict: steps since its scale changed, the only number that may be 0."""
 
 
 def list_candidates(device: torch.device, *, scaled: bool = True) -> tuple[PrecisionName, ...]:
-    """Lists the precisions among which `auto` chooses on a device.
+    """Returns the precisions among which `auto` chooses on a device; fp32 is always one of them.
 
     Args:
-        scaled: fp16 is allowed, which needs a loss scale.
+        scaled: a loss scale can be used, so that fp16 is allowed.
     """
     # bf16 only with hardware units: a processor without them takes up to a hundred times as long. GPUs before compute
     # capability 8.0 get fp16 instead, which saves memory at least.
@@ -174,13 +195,14 @@ def describe_emulation(name: PrecisionName, device: torch.device) -> str:
 def measure_precisions(
     model: torch.nn.Module, images: torch.Tensor, recipe: TrainRecipe, device: torch.device, ranks: Ranks | None
 ) -> dict[PrecisionName, float]:
-    """Measures the seconds that forward and backward take for a sample, in each precision that `auto` chooses among.
+    """Returns the seconds that forward and backward take for a sample, in each precision that `auto` chooses among.
 
     See `measure_seconds_per_sample`. A process that joins a run measures nothing and returns an empty dict, as it takes
-    the precision of the others. With one precision to choose from nothing is measured either.
+    the precision of the others. If there is only one precision, nothing is measured, and its value is 0.
     """
-    if ranks is not None and ranks.joins:
+    if ranks is not None and ranks.is_joining:
         return {}
+    # A rank runs its own part of the batch.
     samples = recipe.batch // (1 if ranks is None else ranks.launched_size)
     if isinstance(recipe.micro_batch, int):
         samples = min(samples, recipe.micro_batch)
@@ -191,26 +213,26 @@ def measure_precisions(
     return measure_seconds_per_sample(model, images[: max(2, samples)], contexts)
 
 
-def choose_fastest(found: Sequence[Mapping[PrecisionName, float]]) -> tuple[PrecisionName, str]:
+def choose_fastest(seconds_by_rank: Sequence[Mapping[PrecisionName, float]]) -> tuple[PrecisionName, str]:
     """Returns the precision that is fastest on the slowest rank, and the reason.
 
     Args:
-        found: for each rank, the seconds per sample by precision; inf if the network fails in it.
+        seconds_by_rank: for each rank, the seconds per sample by precision; inf if the network fails in it.
     """
-    if not found:
+    if not seconds_by_rank:
         return "fp32", "there was nothing to measure it with"
     # A step takes as long as on the slowest rank.
-    names = [name for name in found[0] if all(name in one for one in found)]
-    slowest = {name: max(one[name] for one in found) for name in names}
-    where = "here" if len(found) == 1 else "on the slowest rank"
-    best = min((name for name in names if name != "fp32"), key=lambda name: slowest[name], default=None)
-    if best is None:
-        return "fp32", f"bf16 has no units {'here' if len(found) == 1 else 'on some rank'}"
-    if math.isinf(slowest[best]):
-        return "fp32", f"the network fails in {best}"
-    ratio = slowest["fp32"] / slowest[best]
+    names = [name for name in seconds_by_rank[0] if all(name in seconds for seconds in seconds_by_rank)]
+    slowest_s = {name: max(seconds[name] for seconds in seconds_by_rank) for name in names}
+    location = "here" if len(seconds_by_rank) == 1 else "on the slowest rank"
+    fastest = min((name for name in names if name != "fp32"), key=lambda name: slowest_s[name], default=None)
+    if fastest is None:
+        return "fp32", f"bf16 has no units {'here' if len(seconds_by_rank) == 1 else 'on some rank'}"
+    if math.isinf(slowest_s[fastest]):
+        return "fp32", f"the network fails in {fastest}"
+    ratio = slowest_s["fp32"] / slowest_s[fastest]
     if ratio >= MIN_SPEEDUP:
-        return best, f"{ratio:.2g} times as fast as fp32 {where}"
+        return fastest, f"{ratio:.2g} times as fast as fp32 {location}"
     if ratio > 1 / MIN_SPEEDUP:
-        return "fp32", f"{best} is {ratio:.2f} times as fast {where}, which is not worth its lost digits"
-    return "fp32", f"{1 / ratio:.2g} times as fast as {best} {where}"
+        return "fp32", f"{fastest} is {ratio:.2f} times as fast {location}, which is not worth its lost digits"
+    return "fp32", f"{1 / ratio:.2g} times as fast as {fastest} {location}"

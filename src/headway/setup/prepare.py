@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.errors import UserCodeError
-from headway.core.random_keys import UInt64
-from headway.core.random_keys import make_keys as keys_of
+from headway.core.random_keys import UInt64, make_keys
 from headway.data.batch import Batch
 from headway.setup.build import TrainSetup
 
@@ -15,6 +14,7 @@ def prepare_batch(setup: TrainSetup, batch: Batch, step: int) -> tuple[torch.Ten
     """Returns the images and labels of a batch: augmented, normalised, and passed through the user's transform.
 
     Args:
+        batch: decoded samples on the device.
         step: number of the step for the error message; the first one is 1.
 
     Raises:
@@ -44,16 +44,17 @@ def augment_batch(setup: TrainSetup, batch: Batch, keys: UInt64 | None) -> tuple
         batch.labels,
         keys,
         epochs=batch.epochs,
-        first_epoch_keys=keys_of(batch.seed, 0, batch.samples) if setup.augment.needs_epochs else None,
+        first_epoch_keys=make_keys(batch.seed, 0, batch.samples) if setup.augment.needs_epochs else None,
         masked=batch.served < 0 if batch.bad else None,
     )
 
 
 def split_micro_batches(setup: TrainSetup, *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-    """Splits the tensors of one step into micro-batches of nearly equal size."""
+    """Splits the tensors of one step, each [b, ...], into micro-batches of nearly equal size, as views."""
     # len() of a tensor takes 2 us more than its shape, and a slice of it 1.5 us: this runs in every step.
-    micro, samples = setup.recipe.micro_batch, tensors[0].shape[0]
-    if not isinstance(micro, int) or micro >= samples:
+    micro_batch = setup.recipe.micro_batch
+    samples = tensors[0].shape[0]
+    if not isinstance(micro_batch, int) or micro_batch >= samples:
         return [tensors]
     # Nearly equal, because batch norm fails on a last part of one sample.
-    return list(zip(*(tensor.tensor_split(-(-samples // micro)) for tensor in tensors), strict=True))
+    return list(zip(*(tensor.tensor_split(-(-samples // micro_batch)) for tensor in tensors), strict=True))

@@ -21,13 +21,23 @@ from headway.data.pack_mode import open_header
 from headway.data.reference import GRAY_MODES
 from headway.setup.few_photographs import propose_for_few
 
-MAX_INSPECTED = 256
+MAX_INSPECTED_IMAGES = 256
 """Largest number of image files whose headers are read; they stand for the sizes of all images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFindings:
-    """Facts about a source of images."""
+    """Facts about a source of images.
+
+    Attributes:
+        samples: number of training images.
+        held_out: an evaluation set is there.
+        packed: the images are packed.
+        kind: kind of the labels.
+        outputs: number of classes, labels or numbers.
+        sizes: (width, height) of the images inspected.
+        gray: every image inspected is gray.
+    """
 
     samples: int
     held_out: bool
@@ -35,7 +45,6 @@ class SourceFindings:
     kind: LabelKind
     outputs: int
     sizes: Sequence[tuple[int, int]]
-    """(width, height) of the images inspected."""
     gray: bool
 
     @property
@@ -56,28 +65,30 @@ def inspect_source(src: Path) -> SourceFindings:
         HeadwayError: the source is none of these, or its images cannot be opened.
     """
     # A packed folder has its columns at hand, so no image needs to be opened.
-    part = next((p for p in (src, src / "train") if (p / COLUMNS_FILE).is_file()), None)
-    if part is not None:
-        packed = opening.open(part)
-        about = packed.description
-        ids = np.linspace(0, len(packed) - 1, min(MAX_INSPECTED, len(packed))).astype(int)
+    packed_folder = next((folder for folder in (src, src / "train") if (folder / COLUMNS_FILE).is_file()), None)
+    if packed_folder is not None:
+        dataset = opening.open(packed_folder)
+        description = dataset.description
+        indices = np.linspace(0, len(dataset) - 1, min(MAX_INSPECTED_IMAGES, len(dataset))).astype(int)
         sizes = (
-            [about.common_size] if about.common_size else list(zip(packed.width[ids], packed.height[ids], strict=True))
+            [description.common_size]
+            if description.common_size
+            else list(zip(dataset.width[indices], dataset.height[indices], strict=True))
         )
         return SourceFindings(
-            samples=len(packed),
+            samples=len(dataset),
             held_out=(src / "eval" / COLUMNS_FILE).is_file(),
             packed=True,
-            kind=about.label_kind,
-            outputs=len(about.classes) or 1,
-            sizes=[(int(w), int(h)) for w, h in sizes],
-            gray=about.channels == 1,
+            kind=description.label_kind,
+            outputs=len(description.classes) or 1,
+            sizes=[(int(width), int(height)) for width, height in sizes],
+            gray=description.channels == 1,
         )
-    train, held_out = open_split(src)
+    train, eval_source = open_split(src)
     sizes, modes = _inspect_files(train)
     return SourceFindings(
         samples=len(train),
-        held_out=held_out is not None,
+        held_out=eval_source is not None,
         packed=False,
         kind=train.label_kind,
         outputs=len(train.classes) or 1,
@@ -87,11 +98,14 @@ def inspect_source(src: Path) -> SourceFindings:
 
 
 def _inspect_files(source: PackSource) -> tuple[list[tuple[int, int]], Counter[str]]:
-    sizes, modes = [], Counter[str]()
-    ids = np.linspace(0, len(source) - 1, min(MAX_INSPECTED, len(source))).astype(int)
-    for place in np.unique(ids):
+    """Returns the (width, height) of up to 256 evenly spaced images, and how often each Pillow mode occurs."""
+    sizes = []
+    modes = Counter[str]()
+    # Evenly spaced, as neighbouring images are often alike.
+    indices = np.linspace(0, len(source) - 1, min(MAX_INSPECTED_IMAGES, len(source))).astype(int)
+    for index in np.unique(indices):
         try:
-            with open_header(source.images.read(int(place))) as image:
+            with open_header(source.images.read(int(index))) as image:
                 sizes.append(image.size)
                 modes[image.mode] += 1
         # `headway pack` names every bad file; here the others are enough.
@@ -105,134 +119,142 @@ def _inspect_files(source: PackSource) -> tuple[list[tuple[int, int]], Counter[s
 
 
 def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> tuple[Path, SourceFindings, Path]:
-    """Writes a recipe for `src`.
+    """Inspects images and writes a recipe that fits them.
 
     Args:
-        out: the recipe's file; None: NAME.yaml in the current folder.
+        src: image folder, list of images, or packed folder.
+        out: file to write; None: NAME.yaml in the current folder.
+        overwrite: replace an existing file.
 
     Returns:
-        the recipe's path, the facts about `src`, and the folder to pack the data into (`src` if it is packed already).
+        The recipe's path, the facts about `src`, and the folder to pack the data into (`src` if it is packed already).
 
     Raises:
-        UsageError: the recipe exists and `overwrite` is off. HeadwayError: see `look`.
+        UsageError: the recipe exists and `overwrite` is off, or its folder does not exist.
+        HeadwayError: `src` is none of these, or its images cannot be opened.
     """
-    found = inspect_source(src)
+    findings = inspect_source(src)
     # Not resolved, so that a link gives its own name to the recipe.
     path = Path(os.path.abspath(src))
     name = (path.name if path.is_dir() else path.stem).removesuffix(".packed").lstrip(".") or "images"
     out = out or Path(f"{name}.yaml")
     if out.exists() and not overwrite:
         raise UsageError("this recipe exists", where=str(out), fix="Name another with --out, or pass --overwrite.")
-    packed = src if found.packed else out.parent / f"{name}.packed"
+    packed = src if findings.packed else out.parent / f"{name}.packed"
     if not out.parent.is_dir():
         raise UsageError("there is no such folder", where=str(out.parent))
     # Paths in a recipe are relative to its folder.
     relative = Path(os.path.relpath(packed.resolve(), out.resolve().parent))
-    out.write_text(format_recipe(found, name, relative), encoding="utf-8")
-    return out, found, packed
+    out.write_text(format_recipe(findings, name, relative), encoding="utf-8")
+    return out, findings, packed
 
 
-def format_recipe(found: SourceFindings, name: str, packed: Path) -> str:
-    """Formats a proposal as YAML; every choice has its reason as a comment."""
-    side, batch = _choose_side(found), _choose_batch(found)
-    epochs = _choose_epochs(found, batch)
-    why_batch, why_epochs = _explain_batch(found), "fewer are quicker, more may be better"
+def format_recipe(findings: SourceFindings, name: str, packed: Path) -> str:
+    """Returns a proposed recipe as YAML, with the reason for every choice as a comment.
+
+    Args:
+        name: name of the run.
+        packed: packed folder of the data, relative to the recipe.
+    """
+    side, batch = _choose_side(findings), _choose_batch(findings)
+    epochs = _choose_epochs(findings, batch)
+    why_batch, why_epochs = _explain_batch(findings), "fewer are quicker, more may be better"
     parts = [
-        _format_size(found, side),
-        _format_augment(found, side),
-        _format_model(found, side),
-        _format_optimizer(found, side, batch),
+        _format_size(findings, side),
+        _format_augment(findings, side),
+        _format_model(findings, side),
+        _format_optimizer(findings, side, batch),
     ]
-    if (few := propose_for_few(found, side)) is not None:
+    if (few := propose_for_few(findings, side)) is not None:
         parts = [few.size, few.augment, few.model, few.optimizer]
         batch, epochs, why_epochs = few.batch, few.epochs, few.explain_epochs
         why_batch = "few photographs: a small batch makes more steps of them"
-    split = packed if found.packed and not found.held_out else packed / "train"
+    train_folder = packed if findings.packed and not findings.held_out else packed / "train"
     # `headway pack` splits off an evaluation set, unless the data are packed already.
-    held_out = f"  eval: {_quote_yaml(str(packed / 'eval'))}\n" if found.held_out or not found.packed else ""
-    colour = "gray" if found.gray else "colour"
-    sizes = f"all {found.sizes[0][0]} x {found.sizes[0][1]}" if found.common_size else "of different sizes"
+    eval_line = f"  eval: {_quote_yaml(str(packed / 'eval'))}\n" if findings.held_out or not findings.packed else ""
+    colours = "gray" if findings.gray else "colour"
+    sizes = f"all {findings.sizes[0][0]} x {findings.sizes[0][1]}" if findings.common_size else "of different sizes"
     lines = [
-        f"# Proposed by headway init: {found.samples:,} images, {_describe_labels(found)}, {colour}, {sizes}.",
+        f"# Proposed by headway init: {findings.samples:,} images, {_describe_labels(findings)}, {colours}, {sizes}.",
         "# Every line may be changed here, or for one run on the command line: headway train RECIPE key=value",
         f"name: {_quote_yaml(name)}",
         "seed: 1",
         "",
         "data:",
-        f"  train: {_quote_yaml(str(split))}",
-        *([held_out.rstrip()] if held_out else []),
+        f"  train: {_quote_yaml(str(train_folder))}",
+        *([eval_line.rstrip()] if eval_line else []),
         *(line for part in parts for line in (*part, "")),
         f"batch: {batch}  # {why_batch}",
-        f"epochs: {epochs}  # up to {found.samples // batch} steps each; {why_epochs}",
-        _format_precision(found),
+        f"epochs: {epochs}  # up to {findings.samples // batch} steps each; {why_epochs}",
+        _format_precision(findings),
         "channels_last: true  # faster for convolutions",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _format_precision(found: SourceFindings) -> str:
-    if found.kind == "value":
+def _format_precision(findings: SourceFindings) -> str:
+    if findings.kind == "value":
         return "precision: fp32  # bf16 keeps 3 digits, too few for numbers"
     return "precision: auto  # bf16 where it is faster: measured at the start"
 
 
 def _quote_yaml(text: str) -> str:
-    """Formats a text as YAML, quoted if needed: a folder may be called 2024, 1e-3 or `no`."""
+    """Returns a string as YAML, quoted if needed: a folder may be called 2024, 1e-3 or `no`."""
     # Letters first and slashes are safe as plain YAML; all else is quoted.
     quotes = None if text[:1].isalpha() or "/" in text else "'"
     return yaml.safe_dump(text, default_style=quotes, allow_unicode=True, width=math.inf).removesuffix("...\n").strip()
 
 
-def _describe_labels(found: SourceFindings) -> str:
+def _describe_labels(findings: SourceFindings) -> str:
     names = {"class": ("class", "classes"), "multi": ("label", "labels"), "value": ("number", "numbers")}
-    return f"{found.outputs} {names[found.kind][found.outputs > 1]}"
+    return f"{findings.outputs} {names[findings.kind][findings.outputs > 1]}"
 
 
-def _choose_side(found: SourceFindings) -> int:
-    """Chooses the shorter side that the network sees: that of small images themselves, else 32, 64, 128 or 224."""
-    if found.common_size and max(found.common_size) <= 64:
-        return min(found.common_size)
+def _choose_side(findings: SourceFindings) -> int:
+    """Returns the side of the network's input: the shorter side of small images, else 32, 64, 128 or 224 pixels."""
+    if findings.common_size and max(findings.common_size) <= 64:
+        return min(findings.common_size)
     # The largest side that half of the images have, so that few are enlarged.
-    median = found.median_side
-    return next((side for side in (224, 128, 64, 32) if median >= side), 32)
+    median_side = findings.median_side
+    return next((side for side in (224, 128, 64, 32) if median_side >= side), 32)
 
 
 def _choose_family(side: int) -> str:
     return "small" if side < 24 else "cifar" if side <= 64 else "resnet"
 
 
-def _choose_batch(found: SourceFindings) -> int:
-    side = _choose_side(found)
-    largest = {"small": 512, "cifar": 1024, "resnet": 256}[_choose_family(side)]
+def _choose_batch(findings: SourceFindings) -> int:
+    side = _choose_side(findings)
+    max_batch = {"small": 512, "cifar": 1024, "resnet": 256}[_choose_family(side)]
     # At least 25 steps per epoch, unless that needs a batch below 32: with fewer steps an epoch trains little.
-    return int(max(32, min(largest, 2 ** int(np.log2(max(1, found.samples / 25))))))
+    return int(max(32, min(max_batch, 2 ** int(np.log2(max(1, findings.samples / 25))))))
 
 
-def _explain_batch(found: SourceFindings) -> str:
+def _explain_batch(findings: SourceFindings) -> str:
     return (
         "large enough to keep the device busy, small enough for 25 steps an epoch"
-        if found.samples > 800
+        if findings.samples > 800
         else "few images"
     )
 
 
-def _choose_epochs(found: SourceFindings, batch: int) -> int:
-    steps = {"small": 1200, "cifar": 1000, "resnet": 4000}[_choose_family(_choose_side(found))]
-    return int(np.clip(round(steps * batch / found.samples), 10, 60))
+def _choose_epochs(findings: SourceFindings, batch: int) -> int:
+    total_steps = {"small": 1200, "cifar": 1000, "resnet": 4000}[_choose_family(_choose_side(findings))]
+    return int(np.clip(round(total_steps * batch / findings.samples), 10, 60))
 
 
-def _format_size(found: SourceFindings, side: int) -> list[str]:
-    if found.common_size and max(found.common_size) <= 64:
+def _format_size(findings: SourceFindings, side: int) -> list[str]:
+    if findings.common_size and max(findings.common_size) <= 64:
         return []
-    why = f"half the images have a shorter side of at least {found.median_side} pixels"
-    return [f"  size: {side}  # the largest centred square is resized to this; {why}"]
+    reason = f"half the images have a shorter side of at least {findings.median_side} pixels"
+    return [f"  size: {side}  # the largest centred square is resized to this; {reason}"]
 
 
-def _format_augment(found: SourceFindings, side: int) -> list[str]:
+def _format_augment(findings: SourceFindings, side: int) -> list[str]:
     # A sixteenth of the side is 2 pixels of 32.
     shift = max(1, side // 16)
     flip = "false  # gray images are often signs or writing, where a mirror image means something else"
-    if not found.gray:
+    if not findings.gray:
         flip = "true  # a mirrored photograph shows the same thing; set false for text, signs or directions"
     return [
         "augment:",
@@ -241,8 +263,8 @@ def _format_augment(found: SourceFindings, side: int) -> list[str]:
     ]
 
 
-def _format_model(found: SourceFindings, side: int) -> list[str]:
-    factory, why = {
+def _format_model(findings: SourceFindings, side: int) -> list[str]:
+    factory, reason = {
         "small": ("headway.model:small_net", "for images of 8 to 23 pixels"),
         "cifar": (
             "headway.model:cifar_net",
@@ -250,21 +272,21 @@ def _format_model(found: SourceFindings, side: int) -> list[str]:
         ),
         "resnet": ("headway.model:resnet18", "for photographs; resnet50 is better and three times as slow"),
     }[_choose_family(side)]
-    lines = ["model:", f"  factory: {factory}  # {why}"]
+    lines = ["model:", f"  factory: {factory}  # {reason}"]
     if _choose_family(side) == "resnet":
         lines.append("  zero_init: true  # each residual block begins as the identity, which steadies the first epochs")
     return lines
 
 
-def _format_optimizer(found: SourceFindings, side: int, batch: int) -> list[str]:
-    regression = found.kind == "value"
-    smoothing = ["task:", "  args: {label_smoothing: 0.1}  # keeps the network from being too sure", ""]
-    head = smoothing if found.kind == "class" else []
+def _format_optimizer(findings: SourceFindings, side: int, batch: int) -> list[str]:
+    is_regression = findings.kind == "value"
+    label_smoothing = ["task:", "  args: {label_smoothing: 0.1}  # keeps the network from being too sure", ""]
+    task_lines = label_smoothing if findings.kind == "class" else []
     # cifar_net trains at a large rate that rises and falls, with larger steps for the biases of batch norm.
-    if _choose_family(side) == "cifar" and not regression:
+    if _choose_family(side) == "cifar" and not is_regression:
         lr = round(1.5 * batch / 1024, 3)
         return [
-            *head,
+            *task_lines,
             "optimizer:",
             "  name: nag",
             f"  lr: {lr}  # 1.5 for a batch of 1,024, in proportion to the batch",
@@ -276,15 +298,15 @@ def _format_optimizer(found: SourceFindings, side: int, batch: int) -> list[str]
             "schedule: {name: triangular, start: 0.2, peak: 0.23, end: 0.07}",
         ]
     # 0.1 for a batch of 128, as usual for residual networks; for numbers a twentieth of it.
-    lr = round(min(0.4, 0.1 * batch / 128) * (0.05 if regression else 1), 4)
+    lr = round(min(0.4, 0.1 * batch / 128) * (0.05 if is_regression else 1), 4)
     return [
-        *head,
+        *task_lines,
         "optimizer:",
         "  name: nag",
         f"  lr: {lr}  # in proportion to the batch",
         "  momentum: 0.9",
         "  weight_decay: 0.0005",
-        *([] if regression else ["  clip_norm: 5.0  # a bad batch early on cannot throw the run off"]),
+        *([] if is_regression else ["  clip_norm: 5.0  # a bad batch early on cannot throw the run off"]),
         "  groups:",
         "    - {match: '(bn|norm|downsample\\.1).*|bias$', weight_decay: 0}  # no decay on biases and batch norm",
         "    - {match: '.*'}",

@@ -16,12 +16,12 @@ VERY_LARGE_BATCH = 4096
 """Batch above which an optimizer without layer-wise rates causes a warning."""
 FEW_STEPS = 10
 """Steps of a run below which a large batch causes a warning."""
-MAX_EPOCHS_OFF = 0.1
+MAX_EPOCHS_DEVIATION = 0.1
 """Share of its epochs by which a run may be longer or shorter than asked without a warning."""
 
 
 def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe]:
-    """Replaces each {base, per, scale} of a recipe by its number.
+    """Returns the recipe with a number in place of each {base, per, scale}.
 
     If the epochs follow the batch, all other epochs of the recipe are scaled with them, so that each part of the run
     has as many steps as with the small batch (regime adaptation: Hoffer et al. 2017, arXiv 1705.08741).
@@ -42,91 +42,111 @@ def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe
     if isinstance(epochs := recipe.epochs, BatchScaledRecipe):
         values["epochs"] = (epochs.compute_value(batch), epochs.explain(batch))
         factor = epochs.compute_factor(batch)
-        why = f"x {factor:.6g}, as the epochs of the run"
+        reason = f"x {factor:.6g}, as the epochs of the run"
         # The moments of the run that are given in epochs.
-        given: dict[str, Any] = {
+        epoch_values: dict[str, Any] = {
             **{f"schedule.{field}": value for field, value in schedule.epoch_fields.items()},
             "batch_growth.milestones_epochs": growth.milestones_epochs if growth is not None else (),
             **{f"optimizer.{field}": value for field, value in recipe.optimizer.epoch_fields.items()},
         }
-        for place, part in enumerate(recipe.model.freeze_after):
-            given[f"model.freeze_after.{place}.after_epochs"] = part.after_epochs
+        for index, part in enumerate(recipe.model.freeze_after):
+            epoch_values[f"model.freeze_after.{index}.after_epochs"] = part.after_epochs
         if (progressive := recipe.data.progressive) is not None:
-            given["data.progressive.from_epoch"] = progressive.from_epoch
-            given["data.progressive.until_epoch"] = progressive.until_epoch
-        for key, value in given.items():
+            epoch_values["data.progressive.from_epoch"] = progressive.from_epoch
+            epoch_values["data.progressive.until_epoch"] = progressive.until_epoch
+        for key, value in epoch_values.items():
             # 0 and an empty tuple mean that the setting is off.
             if value and factor != 1:
-                scaled = [one * factor for one in value] if isinstance(value, tuple) else value * factor
-                values[key] = (scaled, why)
+                scaled = [epoch * factor for epoch in value] if isinstance(value, tuple) else value * factor
+                values[key] = (scaled, reason)
     return loaded.resolve_all(values) if values else loaded
 
 
-def find_oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
-    """Finds settings that are hardly meant: few and large steps, another length than asked, a flat warm-up."""
-    out = []
+def find_step_warnings(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
+    """Returns warnings about settings that are hardly meant: few and large steps, another length, a flat warm-up.
+
+    Args:
+        recipe: its rates are resolved.
+        samples: size of the training set.
+        plan: number of samples in each step.
+        steps: number of steps of the run.
+    """
+    warnings = []
     if recipe.schedule.warmup.epochs and recipe.schedule.warmup.start == 1:
         what = f"The warm-up of {recipe.schedule.warmup.epochs:g} epochs begins at the rate at which it ends"
         fix = "take a larger batch (base is the rate of `per`), or remove schedule.warmup_epochs"
-        out.append(f"{what}, so that nothing rises: {fix}.")
-    asked, ends = require_number(recipe.epochs, "epochs"), plan.find_position(steps) / samples
-    few = steps < FEW_STEPS and plan.largest_batch > min(LARGE_BATCH, samples)
-    if not few and abs(ends / asked - 1) <= MAX_EPOCHS_OFF:
-        return out
+        warnings.append(f"{what}, so that nothing rises: {fix}.")
+    requested_epochs = require_number(recipe.epochs, "epochs")
+    actual_epochs = plan.find_position(steps) / samples
+    has_few_steps = steps < FEW_STEPS and plan.largest_batch > min(LARGE_BATCH, samples)
+    if not has_few_steps and abs(actual_epochs / requested_epochs - 1) <= MAX_EPOCHS_DEVIATION:
+        return warnings
     # A batch that grows has several sizes; the largest is the one to be named.
     size = f"{'up to ' if plan.grows else ''}{plan.largest_batch:,}"
-    each = plan.largest_batch / samples
-    what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {each:.3g} epochs each"
-    if abs(ends / asked - 1) > MAX_EPOCHS_OFF:
-        what += f", and ends after {ends:.4g} epochs in place of {asked:.4g}, as every step is full"
-    return [*out, f"{what}. {'So few steps hardly train: set' if few else 'Set'} batch to less, or train for longer."]
+    epochs_per_step = plan.largest_batch / samples
+    what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {epochs_per_step:.3g} epochs each"
+    if abs(actual_epochs / requested_epochs - 1) > MAX_EPOCHS_DEVIATION:
+        what += f", and ends after {actual_epochs:.4g} epochs in place of {requested_epochs:.4g}, as every step is full"
+    return [
+        *warnings,
+        f"{what}. {'So few steps hardly train: set' if has_few_steps else 'Set'} batch to less, or train for longer.",
+    ]
 
 
 def plan_steps(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
-    """Plans the sizes of the steps and their number. Args: recipe: its rates are resolved. samples: one epoch."""
+    """Returns the number of samples in each step, and the number of steps.
+
+    Args:
+        recipe: its rates are resolved.
+        samples: size of the training set.
+    """
     plan = BatchPlan(recipe.batch, recipe.batch_growth, epoch=samples)
     return plan, plan.round_to_steps(require_number(recipe.epochs, "epochs") * samples)
 
 
 def check_length(recipe: TrainRecipe, steps: int) -> None:
-    """Raises RecipeError for settings that would never take effect in so few steps."""
-    lookahead, ema, scale = recipe.optimizer.lookahead, recipe.model.ema, recipe.optimizer.steps_per_update
+    """Raises RecipeError if a setting would never take effect in so few steps."""
+    lookahead, ema = recipe.optimizer.lookahead, recipe.model.ema
+    steps_per_update = recipe.optimizer.steps_per_update
     if lookahead is not None and steps < lookahead.every_steps:
         what = f"it looks ahead every {lookahead.every_steps} steps, and the run has {steps}"
         raise RecipeError(what, where="optimizer.lookahead", fix="Set every_steps to less, or train for longer.")
     if ema is not None and steps < ema.every_steps:
         what = f"the average is updated every {ema.every_steps} steps, and the run has {steps}"
         raise RecipeError(what, where="model.ema", fix="Set every_steps to less, or train for longer.")
-    if steps < scale:
-        what = f"weights move once in {scale} steps, and the run has {steps}, so nothing would be trained"
+    if steps < steps_per_update:
+        what = f"weights move once in {steps_per_update} steps, and the run has {steps}, so nothing would be trained"
         raise RecipeError(what, where="optimizer.batch_scale", fix="Set it to less, or train for longer.")
 
 
 def find_batch_warnings(recipe: TrainRecipe) -> list[str]:
-    """Lists known problems with a batch of this size, each with its fix."""
-    # The batch by which the weights move once: for lbsgd that is a macro-batch of several steps.
-    out = []
-    optimizer, scale = recipe.optimizer, recipe.optimizer.steps_per_update
-    steps = f" ({scale} steps of {{:,}})" if scale > 1 else ""
-    batch, largest = recipe.batch * scale, recipe.largest_batch * scale
+    """Returns warnings about known problems with a batch of this size, each with its fix."""
+    warnings = []
+    optimizer = recipe.optimizer
+    # With lbsgd the weights move once for a macro-batch of several steps.
+    steps_per_update = optimizer.steps_per_update
+    steps_text = f" ({steps_per_update} steps of {{:,}})" if steps_per_update > 1 else ""
+    effective_batch = recipe.batch * steps_per_update
+    largest_effective_batch = recipe.largest_batch * steps_per_update
     # A warm-up that fits into the run.
-    rise = min(5.0, require_number(recipe.epochs, "epochs") / 4)
+    warmup_epochs = min(5.0, require_number(recipe.epochs, "epochs") / 4)
     if (
-        batch > LARGE_BATCH
+        effective_batch > LARGE_BATCH
         and not recipe.schedule.changes_lr
         and not optimizer.changes_lr
         and recipe.batch_growth is None
     ):
-        out.append(
-            f"A batch of {batch:,}{steps.format(recipe.batch)} trains at one learning rate throughout: above "
-            f"{LARGE_BATCH:,} that often diverges early or ends at a lower accuracy. Set for example "
-            f"schedule: {{name: cosine, warmup_epochs: {rise:.2g}}}."
+        warnings.append(
+            f"A batch of {effective_batch:,}{steps_text.format(recipe.batch)} trains at one learning rate throughout: "
+            f"above {LARGE_BATCH:,} that often diverges early or ends at a lower accuracy. Set for example "
+            f"schedule: {{name: cosine, warmup_epochs: {warmup_epochs:.2g}}}."
         )
     # Layer-wise rates (LARS, LAMB) were made for batches of this size.
-    if largest > VERY_LARGE_BATCH and not optimizer.is_layer_wise:
+    if largest_effective_batch > VERY_LARGE_BATCH and not optimizer.is_layer_wise:
         fix = "optimizer.warmup to lars, or optimizer.name" if optimizer.name == "lbsgd" else "optimizer.name"
-        out.append(
-            f"A batch of {largest:,}{steps.format(recipe.largest_batch)} is taken by {optimizer.name}, which treats "
-            f"all layers alike: above {VERY_LARGE_BATCH:,} that often loses accuracy. Set {fix} to lars or lamb."
+        warnings.append(
+            f"A batch of {largest_effective_batch:,}{steps_text.format(recipe.largest_batch)} is taken by "
+            f"{optimizer.name}, which treats all layers alike: above {VERY_LARGE_BATCH:,} that often loses accuracy. "
+            f"Set {fix} to lars or lamb."
         )
-    return out
+    return warnings

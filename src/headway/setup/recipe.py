@@ -25,7 +25,8 @@ class TaskRecipe(RecipePart):
     """The task, which turns the network's outputs into loss and metrics."""
 
     factory: str = "auto"
-    """Import path of a task. auto: by the labels, Classification, MultiLabel (several) or Regression (numbers)."""
+    """Import path of a task. auto: chosen by the labels: Classification (one class), MultiLabel (several) or Regression
+    (numbers)."""
     args: dict[str, Any] = {}
     """Keyword arguments of the task, for example {label_smoothing: 0.1}."""
 
@@ -34,39 +35,38 @@ class EvaluateRecipe(RecipePart):
     """Evaluations on the evaluation set."""
 
     every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Epochs between two evaluations; there is one after the last step too."""
+    """Epochs between two evaluations. Another one follows the last step."""
     batch: int | None = Field(default=None, ge=1)
-    """Samples at once. Unset: as in training, with its micro-batch if there is one."""
+    """Samples per forward pass. Unset: as in training, with its micro-batch if there is one."""
     flip: bool = False
-    """Average the outputs for each image and its mirror image, in twice the time; `headway predict` does it too.
-    Krizhevsky et al. 2012, section 4.1."""
+    """Average the outputs for each image and its mirror image, which doubles the time (Krizhevsky et al. 2012, section
+    4.1). `headway predict` does the same."""
     shift: int = Field(default=0, ge=0)
-    """Average the outputs for each image with those for two copies of it, moved by so many pixels up and left, and
-    down and right, in three times the time. The two copies together weigh as much as the image; the border is filled by
-    reflection. With `flip`, all three are mirrored too. 1 gives the evaluation of airbench94 (Jordan 2024, arXiv
-    2404.00498)."""
+    """Pixels by which two copies of each image are moved: one up and left, one down and right; reflection fills the
+    border. The outputs are averaged, where the two copies together weigh as much as the image. It triples the time.
+    With `flip`, all three are mirrored too. 1 is the evaluation of airbench94 (Jordan 2024, arXiv 2404.00498)."""
 
 
 class CheckpointRecipe(RecipePart):
     """Checkpoints, from which a run continues after a stop or a crash."""
 
     every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Epochs between two checkpoints; there is one after the last step, and on SIGTERM or Ctrl-C, too."""
+    """Epochs between two checkpoints. Others are written after the last step, and on SIGTERM or Ctrl-C."""
     every_steps: int | None = Field(default=None, ge=1)
-    """Steps between two checkpoints, in place of `every_epochs`."""
+    """Steps between two checkpoints. Replaces `every_epochs`."""
     keep: int = Field(default=2, ge=1)
-    """Number of checkpoints kept. With two, a damaged one does not lose the run."""
+    """Number of checkpoints to keep. With two, the run survives a damaged one."""
     asynchronous: bool = True
-    """Let a thread write checkpoints from a copy of the state in host memory, while training continues. False: training
-    waits, and there is no copy."""
+    """Write checkpoints in a thread, from a copy of the state in host memory, while training continues. False: training
+    waits, and no copy is made."""
     folder: str | None = Field(default=None, min_length=1)
-    """Folder for checkpoints in place of checkpoints/ in the run folder, or an address that fsspec writes to, such as
-    s3://bucket/run. Every host needs to see it; otherwise rank 0 writes alone. Two runs must not share it."""
+    """Folder for checkpoints instead of checkpoints/ in the run folder, or an address that fsspec can write to, such as
+    s3://bucket/run. If not all hosts can reach it, rank 0 writes alone. Two runs must not share it."""
 
     @field_validator("folder")
     @classmethod
     def _check_folder(cls, folder: str | None) -> str | None:
-        # fsspec may chain addresses with `::`, so that memory:// can stand inside.
+        # fsspec chains URLs with `::`, so memory:// may stand inside.
         if folder is not None and re.search(r"(^|::)memory://", folder, re.IGNORECASE):
             raise ValueError(
                 f"{folder} is memory of the process, which ends with it, so that nothing could go on from there: "
@@ -79,62 +79,69 @@ class TrainRecipe(RecipePart):
     """The recipe of a training run."""
 
     name: str = "run"
-    """Name of the run folder under runs/, unless --run names another folder."""
+    """Name of the run folder in runs/. Not used if --run names another folder."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of the order, of the augmentation keys, and of the generators of torch, numpy and Python."""
+    """Seed of the sample order, the augmentation, and the random generators of torch, NumPy and Python."""
     device: str = "auto"
     """`cpu`, `cuda` or `cuda:1`; auto: cuda if PyTorch sees a GPU."""
     data: DataRecipe
     augment: AugmentRecipe = AugmentRecipe()
     transform: str | None = None
-    """Import path of your function transform(images, labels, keys) -> (images, labels). It gets each training batch on
-    the device, after normalisation (float [b, C, H, W]); `keys` (uint64 [b], numpy) give random numbers: see
+    """Import path of your function `transform(images, labels, keys) -> (images, labels)`. It receives each training
+    batch, with images as `transform_on` says. Draw random numbers from `keys` (uint64 [b], NumPy): see
     headway.core.random_keys."""
+    transform_on: Literal["float", "uint8"] = "float"
+    """Images that `transform` gets. `float`: float32 [b, C, H, W] on the device, after augmentation and normalisation.
+    `uint8`: uint8 [b, C, H, W] before them; it returns uint8 of the same shape, and runs in the loader's thread, beside
+    the training loop, unless the images are kept on the device."""
     model: ModelRecipe
     task: TaskRecipe = TaskRecipe()
     optimizer: AnyOptimizerRecipe
     schedule: AnyScheduleRecipe = ConstantScheduleRecipe()
     batch: int = Field(ge=1)
-    """Global batch: samples of one step over all ranks. If it is larger than the data set, a step spans epochs."""
+    """Global batch: samples per step over all ranks. If it is larger than the data set, a step spans several epochs."""
     batch_growth: BatchGrowthRecipe | None = None
-    """Let the batch grow instead of letting the learning rate fall; see below."""
+    """Increase the batch at milestones, instead of lowering the learning rate: `milestones_epochs` and `factor`."""
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
-    """Samples that go through the network at once; gradients accumulate over a step. Unset: the whole batch. auto: the
-    largest that fits into memory. Batch norm sees one micro-batch at a time."""
+    """Samples per forward and backward pass; gradients accumulate over a step. Unset: the whole batch. auto: the
+    largest that fits into memory. Batch norm takes its statistics of one micro-batch."""
     epochs: Scalable
-    """Length of the run, which ends at the nearest whole step. Or {base, per, scale}, which follows the batch; see
-    below."""
+    """Length of the run in epochs, rounded to whole steps. Or {base, per, scale}, to scale it with the batch."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Precision of forward and backward; parameters stay fp32. auto: the faster of fp32 and bf16 (fp16 on a GPU without
-    units for bf16), as measured with this network at the start."""
+    """Precision of forward and backward; parameters stay fp32. auto: the faster of fp32 and bf16, as measured with this
+    network at the start (fp16 instead of bf16 on a GPU without units for bf16)."""
     half_weights: bool = False
-    """With bf16 or fp16: also make parameters and gradients 16 bit wide, while the optimizer steps fp32 copies of the
-    parameters; see above."""
+    """Keep parameters and gradients in 16 bits too, except those of norms. The optimizer updates fp32 copies of the
+    parameters. Needs `precision` bf16 or fp16."""
     channels_last: bool = True
-    """Memory format of images and filters: faster for convolutions on CPUs and on GPUs with tensor cores."""
+    """Use the channels-last memory format for images and filters: faster for convolutions on CPUs and on GPUs with
+    tensor cores."""
     compile: bool | Literal["graphs", "max-autotune"] = False
-    """torch.compile the network, which makes the first step longer. `graphs`: replay CUDA graphs too. `max-autotune`:
-    try several kernels for each operation, which takes minutes."""
+    """Compile the network with torch.compile, which makes the first step longer. `graphs`: also replay CUDA graphs.
+    `max-autotune`: time several kernels for each operation, which takes minutes."""
     activation_checkpointing: bool | tuple[str, ...] = False
-    """Modules whose activations are computed again in the backward pass instead of kept: regular expressions (re.search
-    on a module's full name), or true for the blocks of Headway's networks. Less memory, more time."""
+    """Modules whose activations are recomputed in the backward pass instead of kept: less memory, more time. Regular
+    expressions (re.search on a module's full name), or true for the blocks of Headway's networks."""
     comm: CommRecipe = CommRecipe()
     evaluate: EvaluateRecipe = EvaluateRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     observe: ObserveRecipe = ObserveRecipe()
     log_every_steps: int = Field(default=50, ge=1)
-    """Steps between two records of loss and metrics. Reading them waits for the device."""
+    """Steps between two records of loss and metrics. Each record waits for the device."""
     stop_at: dict[str, Annotated[float, Field(allow_inf_nan=False)]] | None = None
-    """End the run once an evaluation reaches all of these, for example {accuracy: 0.98}. The summary has the time."""
+    """End the run once an evaluation reaches all of these metrics, for example {accuracy: 0.98}. The summary holds the
+    time."""
     log_ids: bool = False
-    """Write (position, asked, served) of every sample to ids.bin."""
+    """Write (position, asked, served) of every sample to ids.bin: its place in the run, the sample of the order, and
+    the one that was used."""
     sinks: tuple[Literal["tensorboard", "mlflow", "wandb", "prometheus"], ...] = ()
-    """Further outputs of metrics, besides metrics.jsonl. The first three need the packages tensorboard, mlflow-skinny
-    and wandb; prometheus serves them at `observe.prometheus_address` and `observe.prometheus_port`."""
+    """More outputs of metrics besides metrics.jsonl. `tensorboard`, `mlflow` and `wandb` need the packages tensorboard,
+    mlflow-skinny and wandb. `prometheus` serves them at `observe.prometheus_address` and `observe.prometheus_port`."""
 
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
+        # The run folder is runs/NAME, which must be visible and directly in runs/.
         if not name or "/" in name or name.startswith("."):
             raise ValueError(f"{name!r} cannot name a folder")
         return name
@@ -151,9 +158,9 @@ class TrainRecipe(RecipePart):
 
     @field_validator("activation_checkpointing")
     @classmethod
-    def _check_patterns(cls, found: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
-        check_patterns(*(() if isinstance(found, bool) else found))
-        return found
+    def _check_patterns(cls, patterns: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
+        check_patterns(*(() if isinstance(patterns, bool) else patterns))
+        return patterns
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainRecipe:
@@ -162,6 +169,8 @@ class TrainRecipe(RecipePart):
             what = f"micro_batch {self.micro_batch} is larger than batch {self.largest_batch}"
             raise ValueError(f"{what}: set it to at most that")
         self._check_speed()
+        if self.transform is None and self.transform_on != "float":
+            raise ValueError("transform_on counts only with a transform: remove it, or set transform")
         if self.stop_at is not None and self.data.eval is None:
             raise ValueError("stop_at needs an evaluation set: set data.eval, or remove stop_at")
         self._check_epochs()
@@ -176,6 +185,7 @@ class TrainRecipe(RecipePart):
         if self.optimizer.lookahead is not None and self.model.ema is not None:
             what = "optimizer.lookahead and model.ema both say which weights are evaluated"
             raise ValueError(f"{what}: remove one of them")
+        # An empty goal would be reached at the first evaluation.
         if self.stop_at == {}:
             raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
         return self
@@ -191,22 +201,22 @@ class TrainRecipe(RecipePart):
                 "epochs: set it to less, or train for longer"
             )
         for key, milestones in {
-            **{f"schedule.{key}": falls for key, falls in schedule.falls_epochs.items()},
+            **{f"schedule.{key}": epochs for key, epochs in schedule.first_decay_epochs.items()},
             **{
-                f"model.freeze_after.{place}.after_epochs": (part.after_epochs,)
-                for place, part in enumerate(self.model.freeze_after)
+                f"model.freeze_after.{index}.after_epochs": (part.after_epochs,)
+                for index, part in enumerate(self.model.freeze_after)
             },
             "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
         }.items():
             # A milestone at the end itself would never take effect either.
-            late = [epoch for epoch in milestones if epoch >= epochs]
-            if late:
-                what = f"{key} has {late[0]:g}, and the run ends at epoch {epochs:g}"
+            unreachable = [epoch for epoch in milestones if epoch >= epochs]
+            if unreachable:
+                what = f"{key} has {unreachable[0]:g}, and the run ends at epoch {epochs:g}"
                 raise ValueError(f"{what}: remove it, or train for longer")
-        settled, fields = self.optimizer.settled_epochs
+        settled_epoch, settled_keys = self.optimizer.settled_epochs
         progressive = self.data.progressive
         for key, end in {
-            fields: settled,
+            settled_keys: settled_epoch,
             "data.progressive.until_epoch": 0 if progressive is None else progressive.until_epoch,
         }.items():
             # The end may be a sum of scaled epochs, with their rounding errors.

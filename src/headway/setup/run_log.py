@@ -31,6 +31,8 @@ class RunLog:
     """The open files of one run folder.
 
     Args:
+        run: the run folder.
+        sinks: names of the sinks.
         leads: this process is the one that writes metrics, quarantine, weights and sinks. Every rank writes ids.
         name: name of this process among several; its file of ids is named after it.
         weights_metadata: metadata of weights.safetensors, one key at most.
@@ -45,11 +47,13 @@ class RunLog:
         name: str = "",
         weights_metadata: Mapping[str, str] | None = None,
     ) -> None:
-        self._run, self._names, self._name = run, sinks, name
+        self._run = run
         self._weights_metadata = None if weights_metadata is None else dict(weights_metadata)
+        self._sink_names = sinks
+        self._name = name
         self._ids: IO[bytes] | None = None
         self.confirm: Callable[[], None] = lambda: None
-        """Called before the best weights are replaced; raises if the other ranks have gone on without this process."""
+        """Called before the best weights are replaced. It raises if the other ranks continued without this process."""
         self._is_lead = False
         self._sinks: list[MetricsSink] = []
         if leads:
@@ -61,25 +65,29 @@ class RunLog:
         return self._is_lead
 
     def take_lead(self, after: tuple[int, int] | None = None) -> None:
-        """Makes this process write for all ranks from now on.
+        """Makes this process write for all ranks from now on, and opens metrics and sinks.
 
         Args:
-            after: (position, step). Entries that another process wrote for later ones are removed.
+            after: (position, step) from which the run continues. Metrics after it are removed.
         """
         self._is_lead = True
-        # The former lead may have written entries of steps that are repeated now.
+        # The previous lead may have written records of steps that are repeated now.
         if after is not None:
             self._run.truncate_metrics(after[0])
         self._metrics = self._run.metrics_path.open("a", encoding="utf-8")
-        self._sinks = open_sinks(self._names, self._run.folder, after_step=after and after[1])
+        self._sinks = open_sinks(self._sink_names, self._run.folder, after_step=after and after[1])
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Appends to metrics.jsonl, and passes the record on to the sinks."""
+        """Appends a record to metrics.jsonl, with null in place of NaN and infinity, and passes it on to the sinks."""
         if not self._is_lead:
             return
         # JSON has no NaN and no infinity.
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        finite = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
         self._metrics.write(json.dumps(finite) + "\n")
+        # A process that is killed loses what is in its buffer.
         self._metrics.flush()
         for sink in self._sinks:
             sink.record(record)
@@ -94,23 +102,28 @@ class RunLog:
             self._ids = path.open("ab", buffering=0 if self._name else -1)
         self._ids.write(np.stack([positions, asked, served], axis=1).astype("<i8").tobytes())
 
-    def write_quarantine(self, bad: Sequence[BadSample], name: Callable[[int], str]) -> None:
-        """Appends damaged samples to quarantine.jsonl."""
+    def write_quarantine(self, samples: Sequence[BadSample], get_name: Callable[[int], str]) -> None:
+        """Appends damaged samples to quarantine.jsonl.
+
+        Args:
+            get_name: returns the name of a sample by its index.
+        """
         if not self._is_lead:
             return
         with self._run.quarantine_path.open("a", encoding="utf-8") as file:
-            for entry in bad:
-                file.write(json.dumps({**asdict(entry), "name": name(entry.asked)}) + "\n")
+            for sample in samples:
+                file.write(json.dumps({**asdict(sample), "name": get_name(sample.asked)}) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def write_weights(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Writes weights.safetensors, whole or not at all."""
+    def write_weights(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """Writes weights.safetensors atomically."""
         if not self._is_lead:
             return
         # Cloned, because safetensors refuses tensors that share memory.
-        tensors = {name: t.detach().cpu().contiguous().clone() for name, t in state.items()}
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state_dict.items()}
         data = save_tensors(tensors, self._weights_metadata)
+        # A process that the other ranks left behind must not replace newer weights.
         self.confirm()
         write_atomically(self._run.weights_path, data)
 
@@ -128,18 +141,18 @@ class RunLog:
             row_file.append_row(self._run.rows_path(kind), names, columns, position, step, values)
 
     def cut_ids(self, position: int) -> None:
-        """Removes the ids of this process from a position on, as their step failed."""
+        """Removes the ids of this process from a position on, whose step failed."""
         self._run.truncate_ids(position, self._name)
 
     def flush(self) -> None:
-        """Brings all logged entries onto the disk; called before a checkpoint that relies on them."""
+        """Syncs metrics and ids to disk. Call it before a checkpoint, which relies on them."""
         for file in (self._metrics if self._is_lead else None, self._ids):
             if file is not None:
                 file.flush()
                 os.fsync(file.fileno())
 
     def cut_back(self, position: int, step: int) -> None:
-        """Removes all entries after a position, if this process is the lead. Args: step: the step at that position."""
+        """Removes all entries after a position, if this process is the lead. `step` is the step at that position."""
         if self._is_lead:
             self._metrics.close()
             for sink in self._sinks:

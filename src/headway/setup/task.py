@@ -19,23 +19,27 @@ from headway.data.columns import LabelKind
 from headway.data.dataset import Dataset
 from headway.setup.recipe import TaskRecipe
 
-LABELS: dict[LabelKind, str] = {"class": "classes", "multi": "sets of names", "value": "numbers"}
+LABEL_PHRASES: dict[LabelKind, str] = {"class": "classes", "multi": "sets of names", "value": "numbers"}
 """Each kind of label in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSpec:
-    """The kind of labels that a data set has, and how many numbers or classes."""
+    """The kind of labels that a data set has, and how many numbers or classes.
+
+    Attributes:
+        kind: `class`, `multi` (several labels) or `value` (numbers).
+        classes: names of the classes or of the numbers; empty for a single number.
+        numbers: numbers of a label: 1 for a class or a single number, else the length of the vector.
+    """
 
     kind: LabelKind
     classes: tuple[str, ...]
-    """Names of the classes or of the numbers; empty for a single number."""
     numbers: int
-    """Numbers of a label: 1 for a class or a single number, else the length of the vector."""
 
     @staticmethod
     def from_dataset(dataset: Dataset) -> TargetSpec:
-        """Reads it off a data set."""
+        """Returns the labels' kind of a data set."""
         shape, description = dataset.label.shape, dataset.description
         numbers = int(shape[1]) if len(shape) > 1 else 1
         return TargetSpec(kind=description.label_kind, classes=description.classes, numbers=numbers)
@@ -63,11 +67,11 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Returns metrics of each sample, shape [b]; their means are reported. Must not sync with the device."""
+        """Returns the metrics by name, each of shape [b]; their means are reported. Must not sync with the device."""
 
     @abstractmethod
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
-        """Returns the columns that `headway predict` writes for each sample."""
+        """Returns for each sample the columns that `headway predict` writes, by name. Outputs: [b, outputs]."""
 
 
 class Classification(Task):
@@ -75,7 +79,7 @@ class Classification(Task):
 
     Args:
         target: the classes.
-        label_smoothing: share of the target spread over all classes (Szegedy et al. 2016, arXiv 1512.00567).
+        label_smoothing: fraction of the target spread over all classes (Szegedy et al. 2016, arXiv 1512.00567).
     """
 
     primary, higher_is_better = "accuracy", True
@@ -94,19 +98,21 @@ class Classification(Task):
         return F.cross_entropy(outputs, labels, reduction="none", label_smoothing=self._smoothing)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        # A transform has mixed classes; the class with the largest share counts.
+        # A transform such as mixup gives soft labels, of which the largest counts.
         if labels.ndim == 2:
             labels = labels.argmax(dim=1)
         return {"accuracy": (outputs.argmax(dim=1) == labels).float()}
 
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
-        probability, place = outputs.softmax(dim=1).max(dim=1)
-        pairs = zip(place.tolist(), probability.tolist(), strict=True)
-        return [{"label": self._classes[k], "probability": round(p, 6)} for k, p in pairs]
+        probability, class_ids = outputs.softmax(dim=1).max(dim=1)
+        pairs = zip(class_ids.tolist(), probability.tolist(), strict=True)
+        return [
+            {"label": self._classes[class_id], "probability": round(probability, 6)} for class_id, probability in pairs
+        ]
 
 
 class MultiLabel(Task):
-    """Binary cross-entropy, mean over the labels; metrics `label_accuracy` (labels right) and `exact` (all right)."""
+    """Binary cross-entropy, mean over the labels; metrics `label_accuracy` and `exact` (every label is right)."""
 
     primary, higher_is_better = "label_accuracy", True
 
@@ -122,16 +128,17 @@ class MultiLabel(Task):
         return F.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(dim=1)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        right = ((outputs > 0) == (labels > 0.5)).float()
-        return {"label_accuracy": right.mean(dim=1), "exact": right.amin(dim=1)}
+        # A logit above 0 is a probability above 0.5.
+        is_right = ((outputs > 0) == (labels > 0.5)).float()
+        return {"label_accuracy": is_right.mean(dim=1), "exact": is_right.amin(dim=1)}
 
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
         # A label is predicted above a probability of 0.5.
         rows = outputs.sigmoid().tolist()
         names = self._classes
         return [
-            {"labels": [n for n, p in zip(names, row, strict=True) if p > 0.5]}
-            | {f"probability_{n}": round(p, 6) for n, p in zip(names, row, strict=True)}
+            {"labels": [name for name, probability in zip(names, row, strict=True) if probability > 0.5]}
+            | {f"probability_{name}": round(probability, 6) for name, probability in zip(names, row, strict=True)}
             for row in rows
         ]
 
@@ -152,6 +159,7 @@ class Regression(Task):
         return self._numbers
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        # Labels of one number are [b], and outputs [b, 1].
         return (outputs - labels.reshape(outputs.shape)).square().mean(dim=1)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -162,6 +170,7 @@ class Regression(Task):
 
 
 def _expect_kind(target: TargetSpec, kind: LabelKind, name: str) -> None:
+    """Raises RecipeError if the labels are not of the kind that the task `name` needs."""
     words = {"class": "a class", "multi": "several labels", "value": "numbers"}
     if target.kind != kind:
         fix = "Leave task.factory out, and it is chosen by the labels."
@@ -181,17 +190,21 @@ def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
     else:
         factory = import_user_object(recipe.factory, base=base, what="task.factory")
     # A wrong argument of a built-in task is a mistake in the recipe; in a user's task it is one in the code.
-    ours = isinstance(factory, type) and factory.__module__ == __name__
+    is_built_in = isinstance(factory, type) and factory.__module__ == __name__
     try:
         task = factory(target, **recipe.args)
     except HeadwayError:
         raise
     # Most often an argument that the task does not have.
     except TypeError as error:
-        if ours:
+        if is_built_in:
             # The misspelt argument, if there is one, with the nearest name as the fix.
-            unknown = [key for key in recipe.args if key not in (known := signature(factory).parameters)]
-            fix = suggest_nearest(unknown[0], [one for one in known if one != "target"]) if unknown else ""
+            unknown_arguments = [key for key in recipe.args if key not in (parameters := signature(factory).parameters)]
+            fix = (
+                suggest_nearest(unknown_arguments[0], [name for name in parameters if name != "target"])
+                if unknown_arguments
+                else ""
+            )
             raise RecipeError(str(error).partition(") ")[2] or str(error), where="task.args", fix=fix) from None
         raise UserCodeError(f"{recipe.factory!r} failed: {error}", where="task") from error
     except Exception as error:
@@ -203,14 +216,14 @@ def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
 
 
 def reaches_goal(task: Task, name: str, value: float, goal: float) -> bool:
-    """Tells whether the mean of a metric, or of the loss, is as good as a goal."""
+    """Tells whether the mean of a metric, or of the loss, is at least as good as a goal."""
     # The loss is always better when lower; other metrics than the primary one are taken as better when higher.
     lower_is_better = name == "loss" or (name == task.primary and not task.higher_is_better)
     return value <= goal if lower_is_better else value >= goal
 
 
 def is_better(task: Task, metrics: Mapping[str, float], best: Mapping[str, float]) -> bool:
-    """Tells whether an evaluation is better than the best one before, by the primary metric. NaN never is."""
+    """Tells whether an evaluation is better than the best previous one, by the primary metric. NaN never is."""
     name = task.primary
     # On a tie the lower loss decides: a diverged run is as accurate as its untrained network, both by chance.
     if metrics[name] == best[name]:

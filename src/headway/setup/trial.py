@@ -14,121 +14,162 @@ import torch
 
 from headway.core.errors import TrainingError
 from headway.core.modules import preserve_training_state
+from headway.model.model_size import ModelSize, measure_model_size
 
-LOG = logging.getLogger("headway.train")
+LOG = logging.getLogger("headway.setup")
 
 N = TypeVar("N", bound=str)
 
 FIRST_TRIAL_SAMPLES = 2
 """Samples of the first, smallest trial. Each next one has four times as many."""
 MIN_TURN_S = 0.2
-"""Trials grow until all contexts together take so long. A shorter trial measures mostly the start of kernels."""
-ROUNDS, BUDGET_S = 9, 2.0
-"""Number of trials that count, and the seconds they may take together. One is made in any case."""
+"""Trials grow until all contexts together take so long. A shorter trial measures mostly kernel launches."""
+NUM_ROUNDS = 9
+"""Number of rounds that count."""
+MAX_ROUNDS_S = 2.0
+"""Seconds after which no further round begins."""
 HOPELESS_RATIO = 3.0
 """A context so many times as slow as the fastest is dropped: a type without hardware units may be 100 times as slow."""
 LONG_PASS_S = 1.0
 """A first pass on a CPU that takes longer is not repeated, as warming up is a small part of it."""
 
 
-def build_attempt(
+def build_trial_pass(
     model: torch.nn.Module, images: torch.Tensor, context: Callable[[], AbstractContextManager[Any]]
 ) -> Callable[[int], None]:
-    """Builds a function that runs forward and backward over so many samples, and leaves no trace."""
+    """Builds a function that runs forward and backward over a number of samples, and restores the training state.
 
-    def run(samples: int) -> None:
+    Args:
+        images: repeated if more samples are asked for.
+        context: returns the context of the forward pass.
+    """
+
+    def run_pass(samples: int) -> None:
         with preserve_training_state(model):
             _run_pass(model, images[torch.arange(samples, device=images.device) % len(images)], context)
 
-    return run
+    return run_pass
+
+
+def count_network(
+    model: torch.nn.Module, images: torch.Tensor, context: Callable[[], AbstractContextManager[Any]]
+) -> ModelSize:
+    """Returns the parameters of a network, and its multiply-adds if torch can count them; the network must work.
+
+    Args:
+        images: one image, [1, C, H, W].
+        context: returns the context of the forward pass.
+    """
+    try:
+        # Dropout draws numbers here, which the run must not miss.
+        with torch.random.fork_rng(devices=[]), context():
+            return measure_model_size(model, images)
+    # The error is one of torch's counter, as the network was tried before.
+    except Exception as error:
+        LOG.debug("multiply-adds were not counted: %s", error)
+        return ModelSize(sum(parameter.numel() for parameter in model.parameters()), None)
 
 
 def measure_seconds_per_sample(
     model: torch.nn.Module,
     images: torch.Tensor,
-    arms: Mapping[N, Callable[[], AbstractContextManager[Any]]],
+    contexts: Mapping[N, Callable[[], AbstractContextManager[Any]]],
 ) -> dict[N, float]:
     """Measures the seconds of forward and backward per sample in each context. It takes some three seconds in all.
 
     Args:
-        images: one micro-batch. arms: the contexts by name.
+        images: one micro-batch.
+        contexts: the contexts of the forward pass by name.
 
     Returns:
-        the median over several rounds, in which the contexts take turns. A context that fails has inf; one that is more
+        The median over several rounds by name; the contexts take turns. A context that fails has inf; one that is more
         than three times as slow as the fastest has the time of its first passes.
+
+    Raises:
+        TrainingError: two samples do not fit into the device's memory.
     """
-    seconds: dict[N, float] = {}
+    seconds_by_name: dict[N, float] = {}
     samples = min(FIRST_TRIAL_SAMPLES, len(images))
     with preserve_training_state(model):
-        left = dict(arms)
+        remaining = dict(contexts)
         try:
             while True:
-                left = _drop_slow_arms(model, images[:samples], left, seconds)
+                remaining = _drop_slow_contexts(model, images[:samples], remaining, seconds_by_name)
                 # Grow until a turn is long enough to measure, or there is nothing more to compare or to grow with.
-                if samples == len(images) or len(left) < 2 or sum(seconds[n] for n in left) * samples >= MIN_TURN_S:
+                if (
+                    samples == len(images)
+                    or len(remaining) < 2
+                    or sum(seconds_by_name[name] for name in remaining) * samples >= MIN_TURN_S
+                ):
                     break
                 samples = min(4 * samples, len(images))
-        # The size before this one fitted.
+        # The previous size fitted.
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             if samples == FIRST_TRIAL_SAMPLES:
                 what = f"not even {samples} samples fit into the device's memory"
                 raise TrainingError(what, where="precision") from None
             samples = max(FIRST_TRIAL_SAMPLES, samples // 4)
-        if len(left) < 2 or sum(seconds[name] for name in left) * samples > BUDGET_S:
-            return seconds
-        found: dict[N, list[float]] = {name: [] for name in left}
+        if len(remaining) < 2 or sum(seconds_by_name[name] for name in remaining) * samples > MAX_ROUNDS_S:
+            return seconds_by_name
+        times_by_name: dict[N, list[float]] = {name: [] for name in remaining}
         # The order alternates, so that a device that warms up or slows down treats all alike.
-        started, names = perf_counter(), list(left)
-        for number in range(ROUNDS):
-            for name in names if number % 2 else reversed(names):
-                found[name].append(_time_pass(model, images[:samples], left[name], warm=number > 0) / samples)
-            if perf_counter() - started > BUDGET_S:
+        names = list(remaining)
+        start_s = perf_counter()
+        for round_index in range(NUM_ROUNDS):
+            for name in names if round_index % 2 else reversed(names):
+                times_by_name[name].append(
+                    _time_pass(model, images[:samples], remaining[name], warm=round_index > 0) / samples
+                )
+            if perf_counter() - start_s > MAX_ROUNDS_S:
                 break
-    return seconds | {name: median(times) for name, times in found.items()}
+    return seconds_by_name | {name: median(times) for name, times in times_by_name.items()}
 
 
-def _drop_slow_arms(
+def _drop_slow_contexts(
     model: torch.nn.Module,
     images: torch.Tensor,
-    arms: dict[N, Callable[[], AbstractContextManager[Any]]],
-    seconds: dict[N, float],
+    contexts: dict[N, Callable[[], AbstractContextManager[Any]]],
+    seconds_by_name: dict[N, float],
 ) -> dict[N, Callable[[], AbstractContextManager[Any]]]:
-    """Times one pass in each context, and returns the contexts that are still in the race.
+    """Times one pass in each context, and returns the contexts that are less than three times as slow as the fastest.
 
     Args:
-        seconds: by name, for a sample; updated.
+        seconds_by_name: seconds of a sample by name; updated in place.
     """
-    for name, context in arms.items():
+    for name, context in contexts.items():
         try:
-            seconds[name] = _time_pass(model, images, context) / len(images)
+            seconds_by_name[name] = _time_pass(model, images, context) / len(images)
         except torch.cuda.OutOfMemoryError:
             raise
         # An operation of the user's network may not exist for this type.
         except Exception as error:
             LOG.debug("a pass in %s failed: %s", name, error)
             model.zero_grad(set_to_none=True)
-            seconds[name] = math.inf
-    best = min(seconds.values())
-    for name, context in arms.items():
-        # Timed once more before it is dropped: another program may have had the cores.
-        if HOPELESS_RATIO * best <= seconds[name] < math.inf:
-            seconds[name] = min(seconds[name], _time_pass(model, images, context, warm=True) / len(images))
-    return {name: context for name, context in arms.items() if seconds[name] < HOPELESS_RATIO * best}
+            seconds_by_name[name] = math.inf
+    fastest_s = min(seconds_by_name.values())
+    for name, context in contexts.items():
+        # Timed once more before it is dropped: another program may have used the cores.
+        if HOPELESS_RATIO * fastest_s <= seconds_by_name[name] < math.inf:
+            seconds_by_name[name] = min(
+                seconds_by_name[name], _time_pass(model, images, context, warm=True) / len(images)
+            )
+    return {name: context for name, context in contexts.items() if seconds_by_name[name] < HOPELESS_RATIO * fastest_s}
 
 
 def _time_pass(
     model: torch.nn.Module, images: torch.Tensor, context: Callable[[], AbstractContextManager[Any]], warm: bool = False
 ) -> float:
-    """Times one pass. Unless `warm`, a pass before it warms up libraries and caches."""
-    wait: Callable[[], object] = torch.cuda.synchronize if images.device.type == "cuda" else lambda: None
+    """Returns the seconds of one pass. Unless `warm`, a pass before it warms up libraries and caches."""
+    # Kernels on a GPU run asynchronously, so the clock is read after a synchronize.
+    synchronize: Callable[[], object] = torch.cuda.synchronize if images.device.type == "cuda" else lambda: None
     seconds = 0.0
     for _ in range(1 if warm else 2):
-        wait()
-        started = perf_counter()
+        synchronize()
+        start_s = perf_counter()
         _run_pass(model, images, context)
-        wait()
-        seconds = perf_counter() - started
+        synchronize()
+        seconds = perf_counter() - start_s
         model.zero_grad(set_to_none=True)
         if seconds > LONG_PASS_S and images.device.type == "cpu":
             break
@@ -138,4 +179,5 @@ def _time_pass(
 def _run_pass(model: torch.nn.Module, images: torch.Tensor, context: Callable[[], AbstractContextManager[Any]]) -> None:
     with context():
         outputs = model(images)
+    # Any loss will do: the time of backward does not depend on it.
     outputs.float().sum().backward()

@@ -15,12 +15,14 @@ from headway.observe.step_marks import StepMarks
 
 @final
 class Hooks:
-    """Hangs hooks on networks and optimizers; `remove` takes them off.
+    """Registers hooks on networks and optimizers that mark the stages; `remove` removes them.
 
     Only passes that keep a graph for backward count as forward: an evaluation inside of the loop is other code.
 
     Args:
         models: outermost networks, as the loop calls them.
+        optimizers: optimizers of the loop.
+        marks: gets the begin and end of each stage.
 
     Attributes:
         autocast: lower precision was on in the first forward pass; None: there was none.
@@ -30,9 +32,10 @@ class Hooks:
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], marks: StepMarks
     ) -> None:
         self.autocast: bool | None = None
-        # Functions that take one hook off each.
-        self._remove: list[Callable[[], object]] = []
-        before, after = _Hook(self._read_autocast, marks.begin_forward), _Hook(lambda: None, marks.end_forward)
+        # Each function removes one hook.
+        self._removers: list[Callable[[], object]] = []
+        pre_hook = _Hook(self._read_autocast, marks.begin_forward)
+        post_hook = _Hook(lambda: None, marks.end_forward)
 
         def mark_begin(*_: object) -> None:
             if not is_compiling():
@@ -46,30 +49,36 @@ class Hooks:
             compiled = vars(model).get("_compiled_call_impl")
             if compiled is not None:
                 # model.compile() traces hooks too, and they do nothing then: the compiled call is wrapped instead.
-                vars(model)["_compiled_call_impl"] = _mark_call(compiled, before, after)
-                self._remove.append(partial(vars(model).__setitem__, "_compiled_call_impl", compiled))
+                vars(model)["_compiled_call_impl"] = _wrap_call(compiled, pre_hook, post_hook)
+                self._removers.append(partial(vars(model).__setitem__, "_compiled_call_impl", compiled))
                 continue
-            self._remove.append(model.register_forward_pre_hook(before, prepend=True).remove)
-            self._remove.append(model.register_forward_hook(after).remove)
+            self._removers.append(model.register_forward_pre_hook(pre_hook, prepend=True).remove)
+            self._removers.append(model.register_forward_hook(post_hook).remove)
         for optimizer in optimizers:
             # Hooks of each optimizer, not global ones: other optimizers of the process are not part of this loop.
-            self._remove.append(optimizer.register_step_pre_hook(mark_begin).remove)
-            self._remove.append(optimizer.register_step_post_hook(mark_end).remove)
+            self._removers.append(optimizer.register_step_pre_hook(mark_begin).remove)
+            self._removers.append(optimizer.register_step_post_hook(mark_end).remove)
 
     def remove(self) -> None:
-        """Takes all hooks off."""
-        while self._remove:
-            self._remove.pop()()
+        """Removes all hooks."""
+        while self._removers:
+            self._removers.pop()()
 
     def _read_autocast(self) -> None:
-        """Notes at the first forward pass whether autocast is on."""
+        """Sets `autocast` at the first forward pass."""
         self.autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 @final
 class _Hook:
-    """A hook that copies of the network do not take along: copy.deepcopy (averaged weights) and torch.save of a whole
-    network would otherwise copy the watch and everything it holds."""
+    """A hook that does nothing in copies of its network.
+
+    copy.deepcopy (averaged weights) and torch.save of a whole network would otherwise copy the watch too.
+
+    Args:
+        first: called at the first forward pass only, before `mark`.
+        mark: called at every forward pass that keeps a graph for backward.
+    """
 
     def __init__(self, first: Callable[[], None], mark: Callable[[], None]) -> None:
         self._first: Callable[[], None] | None = first
@@ -92,15 +101,15 @@ def _build_empty_hook() -> Callable[..., None]:
 
 
 def _do_nothing(*_: object) -> None:
-    """Stands for the hook in a copy."""
+    """Replaces the hook in a copy."""
 
 
-def _mark_call(compiled: Callable[..., Any], before: _Hook, after: _Hook) -> Callable[..., Any]:
+def _wrap_call(compiled: Callable[..., Any], pre_hook: _Hook, post_hook: _Hook) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        before()
+        pre_hook()
         try:
             return compiled(*args, **kwargs)
         finally:
-            after()
+            post_hook()
 
     return call

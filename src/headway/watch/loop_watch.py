@@ -24,8 +24,9 @@ from headway.watch.hooks import Hooks
 B = TypeVar("B")
 
 # Steps averaged into one number when ranks are compared.
-WINDOW = 50
-MOST_PLACES = 8
+WINDOW_STEPS = 50
+# Source lines reported as host-device syncs.
+MAX_REPORTED_READS = 8
 
 
 def watch(
@@ -35,8 +36,9 @@ def watch(
     *,
     every: Mapping[str, int] | None = None,
 ) -> LoopWatch[B]:
-    """Watches a training loop: the time of waiting for batches, forward, loss, backward, optimizer and the rest, and
-    its limit.
+    """Watches a training loop: it measures the time of each stage, and finds what limits the loop.
+
+    The stages are waiting for batches, forward, loss, backward, optimizer and the rest.
 
     ```python
     with headway.watch.watch(loader, model, optimizer) as seen:
@@ -45,15 +47,20 @@ def watch(
     print(seen.verdict())
     ```
 
-    It never waits for the device. It takes about 24 us a step, 6 us of them for torch's calls of hooks, and about 8 us
+    It causes no host-device sync. It takes about 24 us a step, 6 us of them for torch's calls of hooks, and about 8 us
     for each of the first 1,000 values that Python reads, to look up the source line (one core of a busy two-core
     machine, torch 2.13; median of 41 pairs of 1,000 steps of 95 us, quartiles 21 to 26 us). Without `with`, call
     `seen.close()` to remove the hooks.
 
     Args:
-        loader: gives the batches. model: as your loop calls it, also compiled or in DistributedDataParallel; or
-            several. optimizer: one or several.
-        every: what your loop does now and then, by name: `{"logging": 50}`, in steps. Stalls are matched with it.
+        loader: the iterable of batches that your loop runs over.
+        model: the module that your loop calls, also compiled or in DistributedDataParallel; or several.
+        optimizer: one or several.
+        every: periods in steps of what your loop does now and then, by name: `{"logging": 50}`. Stalls are matched
+            with them.
+
+    Returns:
+        The watch. Iterate over its `loader`, and call its `verdict()`.
 
     Raises:
         UsageError: an argument has the wrong type.
@@ -84,10 +91,13 @@ class LoopWatch(Generic[B]):
         optimizers: Sequence[torch.optim.Optimizer],
         every: Mapping[str, int],
     ) -> None:
-        self._given, self._models, self._optimizers, self._every = loader, models, optimizers, every
+        self._original_loader = loader
+        self._models = models
+        self._optimizers = optimizers
+        self._every = every
         self._device = torch.device("cpu")
         self._samples: int | None = None
-        # Token of the loop that is watched now; None: no loop runs.
+        # Token of the loop that is watched; None: no loop runs.
         self._current: object = None
         self._marks = StepMarks()
         self._hooks: Hooks | None = Hooks(models, optimizers, self._marks)
@@ -105,6 +115,7 @@ class LoopWatch(Generic[B]):
         if self._current is not None:
             self._abandon(self._current)
         if self._hooks is not None:
+            # A verdict after the end still needs to know it.
             self._autocast = self._hooks.autocast
             self._hooks.remove()
             self._hooks = None
@@ -134,32 +145,34 @@ class LoopWatch(Generic[B]):
         ranks, windows = _gather_ranks(series)
         return conclude_watch(series, tuple(self._marks.starts), self._collect_facts(), ranks=ranks, windows=windows)
 
-    def iterate(self, make: Callable[[], Iterator[B]], *, index: int = -1) -> WatchedIterator[B]:
-        """Watches one loop.
+    def iterate(self, make_iterator: Callable[[], Iterator[B]], *, index: int = -1) -> WatchedIterator[B]:
+        """Begins to watch one loop, instead of a loop that may still be watched. Returns the iterator for your loop.
 
         Args:
-            make: makes its iterator. index: number of the newest batch that it gave already, from 0 on.
+            make_iterator: returns the original iterator. The time that it takes is measured.
+            index: index of the newest batch that the loop already has; -1: none.
         """
+        # The token tells this loop from later ones over the same loader.
         token = object()
         if self._hooks is None:
-            return WatchedIterator(make(), self, token)
+            return WatchedIterator(make_iterator(), self, token)
         # Weights may move to a device after the watch was built, so it is looked up at each loop.
-        self._device = next((one.device for model in self._models for one in model.parameters()), self._device)
-        self._marks.is_device_idle, self._marks.will_exchange = (
-            _build_idle_query(self._device),
-            _build_exchange_query(self._models),
+        self._device = next(
+            (parameter.device for model in self._models for parameter in model.parameters()), self._device
         )
+        self._marks.is_device_idle = _build_idle_query(self._device)
+        self._marks.will_exchange = _build_exchange_query(self._models)
         if self._current is None:
             add_listener(self._marks)
         self._current = token
         self._marks.begin_loop(index)
         try:
-            inner = make()
+            iterator = make_iterator()
         except BaseException:
             self._abandon(token)
             raise
         self._marks.finish_iterator()
-        return WatchedIterator(inner, self, token)
+        return WatchedIterator(iterator, self, token)
 
     def _abandon(self, token: object) -> None:
         """Ends the watch of a loop that was left early."""
@@ -172,33 +185,34 @@ class LoopWatch(Generic[B]):
         remove_listener(self._marks)
 
     def _collect_facts(self) -> LoopFacts:
-        loader, device = self._given, self._device
-        torchs = loader if isinstance(loader, DataLoader) else None
-        read = self._marks.places.most_common(MOST_PLACES)
-        places = ((f"{name} at {Path(file).name}:{line}", times) for (name, file, line), times in read if file)
+        loader, device = self._original_loader, self._device
+        torch_loader = loader if isinstance(loader, DataLoader) else None
+        read_counts = self._marks.read_locations.most_common(MAX_REPORTED_READS)
+        places = ((f"{name} at {Path(file).name}:{line}", times) for (name, file, line), times in read_counts if file)
         try:
             # Iterable data sets have no length, and some loaders raise NotImplementedError.
             batches = len(loader)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
             batches = None
-        cuda = device.type == "cuda"
+        # Tensor cores compute in bf16 from compute capability 8.0 on.
+        is_cuda = device.type == "cuda"
         return LoopFacts(
             device=device.type,
             samples=self._samples,
             batches=batches or None,
-            torch_loader=torchs is not None,
-            workers=None if torchs is None else torchs.num_workers,
-            persistent=torchs is not None and torchs.persistent_workers,
-            pinned=torchs is not None and torchs.pin_memory,
-            prefetch=None if torchs is None else torchs.prefetch_factor,
+            torch_loader=torch_loader is not None,
+            workers=None if torch_loader is None else torch_loader.num_workers,
+            persistent=torch_loader is not None and torch_loader.persistent_workers,
+            pinned=torch_loader is not None and torch_loader.pin_memory,
+            prefetch=None if torch_loader is None else torch_loader.prefetch_factor,
             cores=count_rank_cores(),
             threads=torch.get_num_threads(),
             compiled=any(_is_compiled(model) for model in self._models),
             autocast=self._autocast if self._hooks is None else self._hooks.autocast,
-            bf16=cuda and torch.cuda.get_device_capability(device) >= (8, 0),
+            bf16=is_cuda and torch.cuda.get_device_capability(device) >= (8, 0),
             fusable=any(_can_be_fused(optimizer) for optimizer in self._optimizers),
             exchange=_describe_exchange(self._models),
-            elsewhere=self._marks.elsewhere,
+            elsewhere=self._marks.steps_on_other_thread,
             every=tuple(self._every.items()),
             places=tuple(places),
         )
@@ -209,7 +223,8 @@ class WatchedLoader(Generic[B]):
     """A loader whose loops are watched; everything else is passed on to the original loader."""
 
     def __init__(self, loader: Iterable[B], watched: LoopWatch[B]) -> None:
-        self._loader, self._watched = loader, watched
+        self._loader = loader
+        self._watched = watched
 
     def __iter__(self) -> WatchedIterator[B]:
         return self._watched.iterate(lambda: iter(self._loader))
@@ -229,7 +244,9 @@ class WatchedIterator(Generic[B]):
     """One loop over a loader; `LoopWatch.iterate` makes it."""
 
     def __init__(self, inner: Iterator[B], watched: LoopWatch[B], token: object) -> None:
-        self._inner, self._watched, self._token = inner, watched, token
+        self._inner = inner
+        self._watched = watched
+        self._token = token
         self._marks = watched._marks
 
     def __iter__(self) -> Self:
@@ -240,7 +257,7 @@ class WatchedIterator(Generic[B]):
         if watched._current is not self._token:
             # This loop is over, or a newer one over the same loader is watched now.
             return next(self._inner)
-        # Between `asked` and `came` the loop waits for its batch.
+        # From here to `receive_batch` the loop waits for its batch.
         marks.request_batch()
         try:
             batch = next(self._inner)
@@ -267,19 +284,23 @@ class WatchedIterator(Generic[B]):
             self._watched._abandon(self._token)
 
 
-def _to_tuple(given: Any, kind: type, where: str, what: str) -> tuple[Any, ...]:
-    found = tuple(given) if isinstance(given, list | tuple) else (given,)
-    if not found:
+def _to_tuple(value: Any, class_: type, where: str, what: str) -> tuple[Any, ...]:
+    """Returns one object or several as a tuple. Raises UsageError if there is none, or one of another class."""
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not values:
         raise UsageError("the list is empty", where=where, fix=f"Give {what}, or several.")
-    for one in found:
-        if not isinstance(one, kind):
+    for item in values:
+        if not isinstance(item, class_):
             fix = f"Give {what}, or a list of them; if one wraps another, the inner one."
-            raise UsageError(f"an object of type {type(one).__name__} is not {what}", where=where, fix=fix)
-    return found
+            raise UsageError(f"an object of type {type(item).__name__} is not {what}", where=where, fix=fix)
+    return values
 
 
 def _build_idle_query(device: torch.device) -> Callable[[], bool | None] | None:
-    """Builds a function that queries whether a device has finished its current stream, without waiting (2 us)."""
+    """Builds a function that queries whether a device has finished its current stream, without a sync (2 us).
+
+    The function returns None if that is unknown. On a CPU there is no function.
+    """
     if device.type != "cuda":
         return None
 
@@ -294,7 +315,7 @@ def _build_idle_query(device: torch.device) -> Callable[[], bool | None] | None:
 
 
 def _build_exchange_query(models: Sequence[nn.Module]) -> Callable[[], bool] | None:
-    """Builds a function that checks whether the next backward exchanges gradients."""
+    """Builds a function that tells whether the next backward all-reduces gradients; None without DDP."""
     for model in models:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             return lambda: bool(model.require_backward_grad_sync)
@@ -302,17 +323,18 @@ def _build_exchange_query(models: Sequence[nn.Module]) -> Callable[[], bool] | N
 
 
 def _count_samples(batch: Any) -> int | None:
-    """Returns the samples of a batch: the first dimension of its first tensor."""
+    """Returns the number of samples of a batch: the first dimension of its first tensor. None without a tensor."""
     if isinstance(batch, torch.Tensor):
         return int(batch.shape[0]) if batch.ndim else None
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):
-        return next((found for one in batch if (found := _count_samples(one)) is not None), None)
+        return next((samples for item in batch if (samples := _count_samples(item)) is not None), None)
     return None
 
 
 def _is_compiled(model: nn.Module) -> bool:
+    # `model.compile()` sets this attribute; `torch.compile(model)` wraps the module in this class.
     return model._compiled_call_impl is not None or type(model).__name__ == "OptimizedModule"
 
 
@@ -332,30 +354,37 @@ def _describe_exchange(models: Sequence[nn.Module]) -> str:
         return "backward contains the exchange of gradients, and the waiting for other ranks"
     if any(
         # FSDP2 changes the class of a module instead of wrapping it, so its name is looked for.
-        "FullyShard" in kind.__name__ or kind.__name__ == "FSDPModule"
+        "FullyShard" in class_.__name__ or class_.__name__ == "FSDPModule"
         for model in models
-        for kind in type(model).mro()
+        for class_ in type(model).mro()
     ):
         return "forward and backward contain the exchange of weights and gradients, and the waiting for other ranks"
     return "several ranks train; their exchange is in the stages in which your loop does it"
 
 
 def _gather_ranks(series: StepSeries) -> tuple[tuple[RankTime, ...], np.ndarray[Any, np.dtype[np.float64]]]:
-    """Returns the times of all ranks, and [windows, ranks] own seconds of a step.
+    """Gathers the times of all ranks, as a collective operation.
 
-    Own time is everything but backward, in which the ranks wait for each other: while one still computes, the others
-    wait.
+    Returns:
+        The times of each rank; and the mean seconds of a step without backward, [windows, ranks]. In backward the ranks
+        wait for the slowest one, so that it hides which one that is.
     """
     steady = series.select(series.index > 0)
-    step, own = steady.seconds.sum(1), steady.seconds.sum(1) - steady.seconds[:, BACKWARD]
+    step_s = steady.seconds.sum(1)
+    compute_s = step_s - steady.seconds[:, BACKWARD]
     # Means of windows are compared, because single steps are too noisy; ranks may differ in their number of windows.
-    windows = [float(own[first : first + WINDOW].mean()) for first in range(0, len(own) - WINDOW + 1, WINDOW)]
-    mine = (float(step.mean()), float(np.percentile(step, 99)), float(own.mean())) if len(step) else None
-    everyone = gather_json((mine, windows))
-    shortest = min(len(found) for _, found in everyone)
+    window_means = [
+        float(compute_s[start : start + WINDOW_STEPS].mean())
+        for start in range(0, len(compute_s) - WINDOW_STEPS + 1, WINDOW_STEPS)
+    ]
+    rank_times = (
+        (float(step_s.mean()), float(np.percentile(step_s, 99)), float(compute_s.mean())) if len(step_s) else None
+    )
+    all_ranks = gather_json((rank_times, window_means))
+    num_windows = min(len(means) for _, means in all_ranks)
     ranks = tuple(
         RankTime(rank=rank, step_s=times[0], p99_s=times[1], own_s=times[2])
-        for rank, (times, _) in enumerate(everyone)
+        for rank, (times, _) in enumerate(all_ranks)
         if times is not None
     )
-    return ranks, np.array([found[:shortest] for _, found in everyone], np.float64).T
+    return ranks, np.array([means[:num_windows] for _, means in all_ranks], np.float64).T

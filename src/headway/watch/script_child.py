@@ -30,15 +30,14 @@ from headway.observe.step_marks import WARM_UP_STEPS
 from headway.watch.loop_watch import LoopWatch, WatchedIterator
 
 # Seconds that an optimizer may step outside of any loop over a DataLoader before the script is ended.
-LOST_S = 30.0
+MAX_UNWATCHED_S = 30.0
 # It must also step more often than this: one step may take long.
-FEW = 3
+MIN_UNWATCHED_STEPS = 3
 
 
 @final
 class WatchEnded(BaseException):
-    """Ends the script from inside of its loop. Not an Exception, so that `except Exception` in the script does not
-    catch it."""
+    """Ends the script from within its loop. `except Exception` in the script does not catch a BaseException."""
 
 
 @final
@@ -46,20 +45,24 @@ class ScriptSession:
     """Watches one script.
 
     Args:
-        steps, seconds: limits of the watch; None: no limit.
+        result: JSON file to write.
+        steps: most steps of the watch, after the warm-up; None: no limit.
+        seconds: longest duration of the watch; None: no limit.
     """
 
     def __init__(self, result: Path, steps: int | None, seconds: float | None) -> None:
-        self._result, self._steps, self._seconds = result, steps, seconds
+        self._result = result
+        self._steps, self._seconds = steps, seconds
         self._loader: DataLoader[Any] | None = None
-        self._newest: DataLoader[Any] | None = None
+        self._newest_loader: DataLoader[Any] | None = None
         self._models: dict[int, nn.Module] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._watch: LoopWatch[Any] | None = None
-        self._depth, self._updates = 0, 0
-        self._first_step = self._began = 0.0
-        self._look_out: list[Callable[[], object]] = []
-        self._remove: list[Callable[[], object]] = []
+        self._forward_depth = 0
+        self._updates = 0
+        self._first_step_s = self._began_s = 0.0
+        self._search_hooks: list[Callable[[], object]] = []
+        self._step_hooks: list[Callable[[], object]] = []
         self._original = DataLoader.__iter__
 
     def begin(self) -> None:
@@ -73,75 +76,97 @@ class ScriptSession:
             return session.iterate(loader, partial(original, loader))
 
         DataLoader.__iter__ = iterate  # type: ignore[method-assign,assignment]
-        entered = register_module_forward_pre_hook(self._on_forward_begin)
-        left = register_module_forward_hook(self._on_forward_end, always_call=True)
-        self._look_out = [entered.remove, left.remove]
-        self._remove = [register_optimizer_step_pre_hook(self._on_optimizer_step).remove]
+        pre_hook = register_module_forward_pre_hook(self._on_forward_begin)
+        post_hook = register_module_forward_hook(self._on_forward_end, always_call=True)
+        self._search_hooks = [pre_hook.remove, post_hook.remove]
+        self._step_hooks = [register_optimizer_step_pre_hook(self._on_optimizer_step).remove]
 
     def end(self) -> None:
         """Removes the hooks that look for the loop; a watch that has begun continues."""
-        for hooks in (self._look_out, self._remove):
+        for hooks in (self._search_hooks, self._step_hooks):
             while hooks:
                 hooks.pop()()
 
-    def write_result(self, **said: Any) -> None:
-        """Writes the result file, once."""
+    def write_result(self, **fields: Any) -> None:
+        """Writes fields to the result file, as JSON. Only the first call has an effect."""
+        # The verdict at the limit counts, not the exit of the script that follows it.
         if not self._result.exists():
-            write_atomically(self._result, json.dumps(said))
+            write_atomically(self._result, json.dumps(fields))
 
     def write_verdict(self) -> None:
-        """Writes the verdict, or that there was no loop."""
+        """Writes the verdict, or the reason why no training loop was found."""
         if self._watch is not None:
             self.write_result(observed=self._watch.verdict().to_json())
             return
-        stepped = f"its optimizer stepped {self._updates} times" if self._updates else "no torch optimizer stepped"
-        times = "never" if self._loader is None else "at most once"
+        optimizer_text = (
+            f"its optimizer stepped {self._updates} times" if self._updates else "no torch optimizer stepped"
+        )
+        times_text = "never" if self._loader is None else "at most once"
         what = "no training loop over a torch.utils.data.DataLoader was seen in this process"
-        self.write_result(missing=f"{what}: {stepped}, {times} in a loop over one")
+        self.write_result(missing=f"{what}: {optimizer_text}, {times_text} in a loop over one")
 
-    def iterate(self, loader: DataLoader[Any], make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Replaces iter(loader)."""
+    def iterate(self, loader: DataLoader[Any], make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Returns the iterator of a loop over a DataLoader of the script. It replaces `DataLoader.__iter__`.
+
+        Args:
+            make_iterator: calls the original `DataLoader.__iter__`.
+        """
         if self._watch is not None and self._is_watched_loader(loader):
-            return LoopProxy(self, loader, self._watch.iterate(make), watched=True)
-        return LoopProxy(self, loader, make(), watched=False)
+            return LoopProxy(self, loader, self._watch.iterate(make_iterator), watched=True)
+        return LoopProxy(self, loader, make_iterator(), watched=False)
 
     def on_request(self, loader: DataLoader[Any]) -> None:
-        """Called when a loop asks for its next batch."""
+        """Handles the request of a loop for its next batch: begins the watch, or ends the script at its limit."""
         if self._watch is None and self._optimizers and self._is_watched_loader(loader):
             # The optimizer has stepped once, so every network of a step has been called.
-            own = {
-                id(one) for opt in self._optimizers.values() for group in opt.param_groups for one in group["params"]
+            trained_ids = {
+                id(parameter)
+                for optimizer in self._optimizers.values()
+                for group in optimizer.param_groups
+                for parameter in group["params"]
             }
-            trained = [one for one in self._models.values() if any(id(weight) in own for weight in one.parameters())]
-            while self._look_out:
+            trained_modules = [
+                module
+                for module in self._models.values()
+                if any(id(parameter) in trained_ids for parameter in module.parameters())
+            ]
+            while self._search_hooks:
                 # The global hooks slow every module down, so they go as soon as the loop is known.
-                self._look_out.pop()()
-            models = trained or [one for one in self._models.values() if any(True for _ in one.parameters())]
-            self._watch, self._began = LoopWatch(loader, models, list(self._optimizers.values()), {}), monotonic()
+                self._search_hooks.pop()()
+            models = trained_modules or [
+                module for module in self._models.values() if any(True for _ in module.parameters())
+            ]
+            self._watch = LoopWatch(loader, models, list(self._optimizers.values()), {})
+            self._began_s = monotonic()
         if self._watch is not None:
-            steps = self._steps is not None and self._watch.steps >= self._steps + WARM_UP_STEPS
-            if steps or (self._seconds is not None and monotonic() - self._began >= self._seconds):
+            has_enough_steps = self._steps is not None and self._watch.steps >= self._steps + WARM_UP_STEPS
+            if has_enough_steps or (self._seconds is not None and monotonic() - self._began_s >= self._seconds):
                 self._end_script()
 
     def on_batch(self, loader: DataLoader[Any]) -> None:
-        """Called when a loop got a batch."""
-        self._newest = loader
+        """Remembers the loader of the newest batch."""
+        self._newest_loader = loader
 
-    def take_over(self, loader: DataLoader[Any], inner: Iterator[Any], served: int) -> WatchedIterator[Any] | None:
-        """Returns the iterator watched from here on; None: it is not over the watched loader."""
+    def take_over(self, loader: DataLoader[Any], iterator: Iterator[Any], served: int) -> WatchedIterator[Any] | None:
+        """Returns an iterator that watches the rest of a loop; None: the loop is not over the watched loader.
+
+        Args:
+            iterator: the original iterator of the loop.
+            served: number of batches that the loop has got from it.
+        """
         if self._watch is None or not self._is_watched_loader(loader):
             return None
-        return self._watch.iterate(lambda: inner, index=served - 1)
+        return self._watch.iterate(lambda: iterator, index=served - 1)
 
     def _is_watched_loader(self, loader: DataLoader[Any]) -> bool:
-        """Checks whether a loader is the loop's, or was made in the same way: same data set, batch size and kind of
-        sampler."""
-        one = self._loader
-        return loader is one or (
-            one is not None
-            and loader.dataset is one.dataset
-            and loader.batch_size == one.batch_size
-            and type(loader.sampler) is type(one.sampler)
+        """Tells whether a loader is the watched one, or has the same data set, batch size and type of sampler."""
+        # Some scripts make a new loader for each epoch.
+        watched_loader = self._loader
+        return loader is watched_loader or (
+            watched_loader is not None
+            and loader.dataset is watched_loader.dataset
+            and loader.batch_size == watched_loader.batch_size
+            and type(loader.sampler) is type(watched_loader.sampler)
         )
 
     def _end_script(self) -> NoReturn:
@@ -153,27 +178,27 @@ class ScriptSession:
     def _on_forward_begin(self, module: nn.Module, _: object) -> None:
         if not torch.compiler.is_compiling():
             # Depth 1: an outermost call. Inner modules are parts of a network that is counted already.
-            self._depth += 1
-            if self._depth == 1 and torch.is_grad_enabled():
+            self._forward_depth += 1
+            if self._forward_depth == 1 and torch.is_grad_enabled():
                 self._models[id(module)] = module
 
     def _on_forward_end(self, *_: object) -> None:
         if not torch.compiler.is_compiling():
-            self._depth -= 1
+            self._forward_depth -= 1
 
     def _on_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._updates += 1
         now = monotonic()
-        self._first_step = self._first_step or now
+        self._first_step_s = self._first_step_s or now
         if self._watch is not None:
-            late = self._seconds is not None and now - self._began > self._seconds + LOST_S
+            is_late = self._seconds is not None and now - self._began_s > self._seconds + MAX_UNWATCHED_S
         else:
             # An optimizer belongs to the loop that got the newest batch.
-            if self._newest is not None:
-                self._loader = self._newest if self._loader is None else self._loader
+            if self._newest_loader is not None:
+                self._loader = self._newest_loader if self._loader is None else self._loader
                 self._optimizers[id(optimizer)] = optimizer
-            late = self._updates > FEW and now - self._first_step > LOST_S
-        if late:
+            is_late = self._updates > MIN_UNWATCHED_STEPS and now - self._first_step_s > MAX_UNWATCHED_S
+        if is_late:
             # The script asks for no more batches, which is the usual moment to end it.
             self._end_script()
 
@@ -183,7 +208,10 @@ class LoopProxy:
     """One loop over a DataLoader of the script."""
 
     def __init__(self, session: ScriptSession, loader: DataLoader[Any], inner: Iterator[Any], *, watched: bool) -> None:
-        self._session, self._loader, self._inner, self._watched, self._served = session, loader, inner, watched, 0
+        self._session = session
+        self._loader = loader
+        self._inner, self._watched = inner, watched
+        self._served = 0
 
     def __iter__(self) -> LoopProxy:
         return self
@@ -192,9 +220,9 @@ class LoopProxy:
         self._session.on_request(self._loader)
         if (
             not self._watched
-            and (other := self._session.take_over(self._loader, self._inner, self._served)) is not None
+            and (watched_iterator := self._session.take_over(self._loader, self._inner, self._served)) is not None
         ):
-            self._inner, self._watched = other, True
+            self._inner, self._watched = watched_iterator, True
         batch = next(self._inner)
         self._served += 1
         self._session.on_batch(self._loader)
@@ -207,8 +235,16 @@ class LoopProxy:
 
 
 def main(result: str, limits: str, script: str, *arguments: str) -> None:
-    """Runs the script and writes its result to the file `result`."""
+    """Runs the script and writes its result.
+
+    Args:
+        result: JSON file to write.
+        limits: JSON of the arguments `steps` and `seconds` of `ScriptSession`.
+        script: path of the script.
+        arguments: its command-line arguments.
+    """
     session = ScriptSession(Path(result), **json.loads(limits))
+    # As Python does when it runs a script.
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     session.begin()
@@ -216,11 +252,13 @@ def main(result: str, limits: str, script: str, *arguments: str) -> None:
         runpy.run_path(script, run_name="__main__")
     except WatchEnded:
         pass
-    except SystemExit as left:
-        if left.code not in (None, 0):
-            if not isinstance(left.code, int):
-                print(left.code, file=sys.stderr)
-            session.write_result(failed=f"it left with status {left.code if isinstance(left.code, int) else 1}")
+    except SystemExit as exit_request:
+        if exit_request.code not in (None, 0):
+            if not isinstance(exit_request.code, int):
+                print(exit_request.code, file=sys.stderr)
+            session.write_result(
+                failed=f"it left with status {exit_request.code if isinstance(exit_request.code, int) else 1}"
+            )
     except Exception as error:
         traceback.print_exception(type(error), error, _skip_own_frames(error.__traceback__, script))
         session.write_result(failed=f"{type(error).__name__}: {error}")

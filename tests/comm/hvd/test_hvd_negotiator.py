@@ -237,9 +237,9 @@ def test_messages_survive_the_journey(first: Request, second: Request) -> None:
     assert Request.from_fields(journey(first.to_fields())) == first
     response = Response(0, "alltoall", ("a", "b"), "no", "tree", (((1, 2), (3,)), ()), (first, second), 7)
     assert Response.from_fields(journey(response.to_fields())) == response
-    assert find_disagreement({0: first, 1: first}, someone_joined=True) == ""
+    assert find_disagreement({0: first, 1: first}, has_joined_ranks=True) == ""
     same = (first.op, first.shapes, first.prescale) == (second.op, second.shapes, second.prescale)
-    assert (find_disagreement({0: first, 1: second}, someone_joined=False) == "") is same
+    assert (find_disagreement({0: first, 1: second}, has_joined_ranks=False) == "") is same
 
 
 @given(st.integers(0, 50), st.integers(1, 9))

@@ -137,7 +137,7 @@ def test_a_script_that_nobody_launched() -> None:
 def test_an_elastic_script_goes_on_without_a_worker_and_takes_its_replacement_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, signal: str
 ) -> None:
-    monkeypatch.setattr(launcher, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(launcher, "REPLACEMENT_BACKOFF_S", 0.01)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "wait").touch()  # until the replacement has come

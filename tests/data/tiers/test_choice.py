@@ -97,7 +97,7 @@ def test_pixels_that_do_not_fit_are_kept_as_they_are(data: Dataset, monkeypatch:
 def test_sizes_are_told_in_the_unit_that_suits_them(
     data: Dataset, monkeypatch: pytest.MonkeyPatch, free: int, words: str
 ) -> None:
-    monkeypatch.setattr("headway.data.tiers.choice.REQUESTED_SHARE", 0)  # nothing fits, however much is free
+    monkeypatch.setattr("headway.data.tiers.choice.MAX_REQUESTED_SHARE", 0)  # nothing fits, however much is free
     monkeypatch.setattr("headway.data.tiers.choice.read_free_memory_bytes", lambda: free)
     with pytest.raises(UsageError, match=f"and the process has {words} free"):
         choose_tier(data, "memory")

@@ -127,15 +127,15 @@ def test_what_was_fetched_once_is_not_fetched_again(tier: Open, server: Server, 
 def test_it_reads_ahead_of_need_and_no_further_than_the_limit(
     tier: Open, server: Server, wanted: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 60_000)
+    monkeypatch.setattr(prefetch, "MAX_PREFETCH_BYTES", 60_000)
     opened = tier(None)
     order = Order(N, 1)
     opened.expect(iter(spans_of(10 * N, 3)), order)
     first = order(np.arange(3))[1]
     assert read(opened, first) == [wanted[sample] for sample in first]
-    wait_until(lambda: len(opened._prefetcher._loose) >= 6)
+    wait_until(lambda: len(opened._prefetcher._buffers) >= 6)
     time.sleep(0.05)
-    assert sum(map(len, opened._prefetcher._loose.values())) < 60_000 + 3 * 7_000
+    assert sum(map(len, opened._prefetcher._buffers.values())) < 60_000 + 3 * 7_000
     server.fault = lambda asked: "503"  # what comes next is here already
     second = order(np.arange(3, 6))[1]
     assert read(opened, second) == [wanted[sample] for sample in second]
@@ -166,8 +166,8 @@ def test_a_new_expectation_replaces_the_old_one(tier: Open, wanted: list[bytes])
                 assert read(opened, ids) == [wanted[sample] for sample in ids]
         opened.expect(iter([]))
         assert read(opened) == wanted
-        wait_until(lambda: not opened._prefetcher._run_of)  # noqa: B023
-        assert not opened._prefetcher._loose
+        wait_until(lambda: not opened._prefetcher._run_by_sample)  # noqa: B023
+        assert not opened._prefetcher._buffers
         assert not opened._prefetcher._awaited
 
 
@@ -189,8 +189,8 @@ def misses(served: list[int], capacity: int) -> int:
 def test_a_bounded_cache_never_grows_over_its_budget_and_fetches_little_more_than_it_must(
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "GAP_BYTES", 100)
-    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 20_000)  # so that the set does not fit into memory
+    monkeypatch.setattr(layout, "MAX_GAP_BYTES", 100)
+    monkeypatch.setattr(prefetch, "MAX_PREFETCH_BYTES", 20_000)  # so that the set does not fit into memory
     budget = 240_000  # of 401,000 that all take
     opened = tier(budget=budget)
     order = Order(N, 5)
@@ -229,8 +229,8 @@ def test_a_budget_smaller_than_a_batch_still_serves(tier: Open, wanted: list[byt
 def test_one_of_several_hosts_keeps_what_it_needs_soonest_and_records_in_use_stay(
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "GAP_BYTES", 100)
-    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 20_000)
+    monkeypatch.setattr(layout, "MAX_GAP_BYTES", 100)
+    monkeypatch.setattr(prefetch, "MAX_PREFETCH_BYTES", 20_000)
     budget = 240_000
     opened = tier(budget=budget)
     order, slots = Order(N, 4), HostSlots(BatchPlan(8), 0, 1, 4)

@@ -242,9 +242,9 @@ def test_a_full_disk_is_said_once_and_records_are_streamed(
 def test_what_has_no_room_on_the_disk_does_not_fill_the_memory(
     tier: Open, wanted: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 20_000)
-    monkeypatch.setattr(layout, "GAP_BYTES", 100)
-    monkeypatch.setattr(layout, "RUN_BYTES", 7_000)
+    monkeypatch.setattr(prefetch, "MAX_PREFETCH_BYTES", 20_000)
+    monkeypatch.setattr(layout, "MAX_GAP_BYTES", 100)
+    monkeypatch.setattr(layout, "MAX_RUN_BYTES", 7_000)
     first = tier()
     opened = DiskTier(first._dataset, first._remote, first._folder, GB, why="", threads=2)
     monkeypatch.setattr(RecordStore, "keep", lambda store, ids, extents: False)  # as if others had just taken the room
@@ -254,7 +254,7 @@ def test_what_has_no_room_on_the_disk_does_not_fill_the_memory(
         ids = order(np.arange(*span))[1]
         assert read(opened, ids) == [wanted[sample] for sample in ids]
         time.sleep(0.01)
-        assert opened._prefetcher._loose_bytes < 20_000 + 4 * 14_000
+        assert opened._prefetcher._buffered_bytes < 20_000 + 4 * 14_000
     opened.close()
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headway.data.columns import FLAG_SPLIT, Shard
-from headway.data.tiers.layout import GAP_BYTES, RUN_BYTES, Extents, RecordLayout
+from headway.data.tiers.layout import MAX_GAP_BYTES, MAX_RUN_BYTES, Extents, RecordLayout
 
 BLOCK = 4096
 ALL = np.arange(60)
@@ -75,8 +75,8 @@ def test_runs_hold_each_record_once_and_are_neither_long_nor_full_of_gaps(
     assert sorted(np.concatenate([np.empty(0, np.int64), *(run.ids for run in runs)]).tolist()) == wanted.tolist()
     for run in runs:
         assert len(set(run.shard.tolist())) == 1
-        assert (run.start[1:] - run.end[:-1] <= GAP_BYTES).all()
-        assert run.end[-1] - run.start[0] <= RUN_BYTES + int((run.end - run.start).max())
+        assert (run.start[1:] - run.end[:-1] <= MAX_GAP_BYTES).all()
+        assert run.end[-1] - run.start[0] <= MAX_RUN_BYTES + int((run.end - run.start).max())
 
 
 def test_a_record_outside_of_its_shard_has_no_bytes() -> None:

@@ -50,7 +50,7 @@ time.sleep(60)
     assert not mine.try_lock(3)
     child.kill()
     child.communicate()
-    assert mine.try_lock(3, patience_s=5)
+    assert mine.try_lock(3, timeout_s=5)
     mine.close()
 
 

@@ -19,7 +19,7 @@ from headway.data.decode import build_decoder
 from headway.data.reference import DecodeStatus
 from headway.data.tiers import choose_tier
 from headway.data.tiers.device import DeviceTier
-from headway.data.tiers.memory import CHUNK_SAMPLES, MemoryTier
+from headway.data.tiers.memory import FILL_CHUNK_SAMPLES, MemoryTier
 
 
 def test_a_decoded_set_reads_like_a_raw_one(data: Dataset) -> None:
@@ -45,14 +45,14 @@ def test_a_decoded_set_reads_like_a_raw_one(data: Dataset) -> None:
 
 
 def test_a_set_is_decoded_in_pieces(folder: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.data.tiers.memory.CHUNK_SAMPLES", 7)
+    monkeypatch.setattr("headway.data.tiers.memory.FILL_CHUNK_SAMPLES", 7)
     done: list[tuple[int, int]] = []
     decoder = build_decoder(1, "pillow")
     tier = MemoryTier.from_decoded(data, mapped(data), decoder, why="", progress=lambda *part: done.append(part))
     decoder.close()
     assert (images(tier, np.arange(N)) == pixels_of(data)).all()
     assert done == [(7, N), (14, N), (21, N), (28, N), (35, N), (40, N)]
-    assert CHUNK_SAMPLES > 7
+    assert FILL_CHUNK_SAMPLES > 7
 
 
 def test_a_damaged_sample_is_marked_zero_and_has_a_wrong_checksum(tmp_path: Path) -> None:

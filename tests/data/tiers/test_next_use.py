@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.data.batch_plan import BatchGrowthRecipe, BatchPlan
 from headway.data.order import Order, get_rank_slots
-from headway.data.tiers.next_use import NEVER, HostSlots, ReadForecast
+from headway.data.tiers.next_use import NO_NEXT_USE, HostSlots, ReadForecast
 
 few = settings(deadline=None, max_examples=40)
 
@@ -56,7 +56,7 @@ def test_with_other_hosts_only_this_hosts_slots_count(n: int, seed: int, positio
             mine.setdefault(served[place], place)
         begin += size
     found = ReadForecast(position, n, order, HostSlots(plan, first, last, world)).find_next_use(np.arange(n))
-    assert found.tolist() == [mine.get(sample, NEVER) for sample in range(n)]
+    assert found.tolist() == [mine.get(sample, NO_NEXT_USE) for sample in range(n)]
 
 
 def misses_of_belady(served: list[int], capacity: int, stop: int) -> int:
@@ -77,7 +77,7 @@ def misses_by_order(order: Order, stop: int, capacity: int, slots: HostSlots | N
     kept: list[int] = []
     misses = written = 0
     for place, sample in enumerate(future(order, order.samples, 0, stop)):
-        if slots and not slots.find_taken(np.array([place])).all():
+        if slots and not slots.select_owned(np.array([place])).all():
             continue
         if sample in kept:
             continue
@@ -128,6 +128,6 @@ def test_what_is_needed_never_makes_no_way() -> None:
     order, slots = Order(40, 1), HostSlots(BatchPlan(40), 0, 1, 40)  # of an epoch, this host takes one sample
     _, samples = order(np.arange(40 * 30))
     other = np.setdiff1d(np.arange(40), samples[::40][:20])[:3]
-    assert ReadForecast(0, 40, order, slots).find_eviction_start(other) == NEVER
+    assert ReadForecast(0, 40, order, slots).find_eviction_start(other) == NO_NEXT_USE
     assert ReadForecast(0, 40, order).find_eviction_start(other) == 80
     assert ReadForecast(45, 40, order).find_eviction_start(np.arange(40)) == 160

@@ -22,7 +22,7 @@ from headway.data.tiers import prefetch
 from headway.data.tiers.disk import DiskTier
 from headway.data.tiers.locks import ByteLocks
 from headway.data.tiers.remote_dataset import RemoteShards, open_remote
-from headway.data.tiers.store import FETCH
+from headway.data.tiers.store import FETCH_LOCK
 
 CHILD = """
 import sys, pathlib, numpy as np
@@ -40,10 +40,10 @@ order = Order(n, seed)
 spans = [(low, low + 5) for low in range(0, epochs * n, 5)]
 slots = None
 if int(sys.argv[5]) < 10**6:  # one of two hosts, so that room is made all the time
-    prefetch.AHEAD_BYTES = 20_000
+    prefetch.MAX_PREFETCH_BYTES = 20_000
     slots = HostSlots(BatchPlan(10), 0, 1, 2)
     spans = spans[::2]
-prefetch._PATIENCE_S = 300.0  # however late a busy machine lets the other fetch
+prefetch._OTHER_PROCESS_TIMEOUT_S = 300.0  # however late a busy machine lets the other fetch
 tier.expect(iter(spans), order, slots)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -131,14 +131,14 @@ def test_processes_killed_at_many_moments_leave_nothing_wrong(
 def test_a_process_that_stopped_while_it_fetches_does_not_stop_another(
     tier: Open, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(prefetch, "_OTHER_PROCESS_TIMEOUT_S", 0.1)
     opened = tier()
     store = opened._prefetcher._store
     assert store is not None
     other = ByteLocks(store.folder / "locks")
     try:
         for sample in range(10):
-            assert other.try_lock(FETCH + sample)
+            assert other.try_lock(FETCH_LOCK + sample)
         opened.expect(iter(spans_of(N, 6)))
         for low, high in spans_of(N, 6):
             assert read(opened, range(low, high)) == wanted[low:high]
@@ -149,12 +149,12 @@ def test_a_process_that_stopped_while_it_fetches_does_not_stop_another(
 def test_what_another_process_fetches_is_waited_for(
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "_PATIENCE_S", 300.0)
+    monkeypatch.setattr(prefetch, "_OTHER_PROCESS_TIMEOUT_S", 300.0)
     opened = tier()
     store = opened._prefetcher._store
     assert store is not None
     other = ByteLocks(store.folder / "locks")
-    assert other.try_lock(FETCH + 5)
+    assert other.try_lock(FETCH_LOCK + 5)
 
     def finish() -> None:
         time.sleep(0.1)
@@ -175,7 +175,7 @@ def test_a_process_that_has_fetched_lets_others_fetch(tier: Open, wanted: list[b
     assert store is not None
     other = ByteLocks(store.folder / "locks")
     try:
-        wait_until(lambda: all(other.try_lock(FETCH + sample) for sample in range(N)))
+        wait_until(lambda: all(other.try_lock(FETCH_LOCK + sample) for sample in range(N)))
     finally:
         other.close()
 
@@ -246,7 +246,7 @@ def test_a_tier_that_is_let_go_ends_its_threads(server: Server, tmp_path: Path) 
 def test_records_outlive_the_tier(
     tier: Open, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.data.tiers.store._PATIENCE_S", 0.1)
+    monkeypatch.setattr("headway.data.tiers.store._LOCK_TIMEOUT_S", 0.1)
     for folder in (tmp_path / "cache", None):
         opened = tier(folder, budget=450_000)
         held = opened.read(np.arange(20))

@@ -16,8 +16,8 @@ from tests.data.tiers._server import make_pack, wait_until
 from headway.data import opening
 from headway.data.dataset import Dataset
 from headway.data.tiers.locks import ByteLocks
-from headway.data.tiers.state import USED, is_in_use, remove_set
-from headway.data.tiers.store import EVICT, READ, WRITE, RecordStore
+from headway.data.tiers.state import USED_LOCK, is_in_use, remove_set
+from headway.data.tiers.store import EVICT_LOCK, READ_LOCK, WRITE_LOCK, RecordStore
 
 BLOCK = 4096
 ALL = np.arange(60)
@@ -126,7 +126,7 @@ def test_what_is_needed_latest_goes_and_what_is_needed_sooner_stays(
 def test_records_in_use_stay_until_they_are_dropped(
     packed: Dataset, tmp_path: Path, stores: list[RecordStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.data.tiers.store._PATIENCE_S", 0.05)
+    monkeypatch.setattr("headway.data.tiers.store._LOCK_TIMEOUT_S", 0.05)
     first, second = RecordStore(packed, tmp_path, 10**6), RecordStore(packed, tmp_path, 10**6)
     stores += [first, second]
     assert keep(first, packed, ALL)
@@ -222,25 +222,25 @@ def test_what_a_killed_process_left_is_given_back_by_the_next_one_alone(packed: 
     again.close()
 
 
-@pytest.mark.parametrize("byte", [USED, WRITE, EVICT, READ, READ + 1])
+@pytest.mark.parametrize("byte", [USED_LOCK, WRITE_LOCK, EVICT_LOCK, READ_LOCK, READ_LOCK + 1])
 def test_no_lock_that_another_process_holds_for_ever_hangs_it(
     packed: Dataset, tmp_path: Path, stores: list[RecordStore], byte: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.data.tiers.store._PATIENCE_S", 0.02)
-    if byte != USED:
+    monkeypatch.setattr("headway.data.tiers.store._LOCK_TIMEOUT_S", 0.02)
+    if byte != USED_LOCK:
         store = RecordStore(packed, tmp_path, 10**6)
         stores.append(store)
         keep(store, packed, np.arange(30))
     else:
         (tmp_path / "packs" / packed.fingerprint).mkdir(parents=True)
     other = ByteLocks(tmp_path / "packs" / packed.fingerprint / "locks")
-    assert other.try_lock(byte, shared=byte >= READ)
+    assert other.try_lock(byte, shared=byte >= READ_LOCK)
     try:
-        if byte == USED:
+        if byte == USED_LOCK:
             with pytest.raises(OSError, match="another process"):
                 RecordStore(packed, tmp_path, 10**6)
             return
-        assert keep(store, packed, np.arange(30, 60)) == (byte != WRITE)
+        assert keep(store, packed, np.arange(30, 60)) == (byte != WRITE_LOCK)
         emptied(store)
         lease = store.lease()
         here = np.flatnonzero(store.find_present(ALL))

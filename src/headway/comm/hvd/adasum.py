@@ -18,28 +18,28 @@ def adasum_all_reduce(buffer: torch.Tensor, counts: Sequence[int], group: Group)
     In log2(N) steps two ranks swap their whole vectors; all ranks have the same bits afterwards.
 
     Args:
-        buffer: floating point, flat, of any length.
+        buffer: floating-point tensor, flat, of any length.
         counts: elements of each tensor in the buffer.
-        group: its size is a power of two.
+        group: group whose size is a power of two.
     """
     distance = 1
     while distance < group.size:
         partner = group.rank ^ distance
-        theirs = torch.empty_like(buffer)
+        partner_buffer = torch.empty_like(buffer)
         # Not send and receive: on NCCL two ranks that both send first would wait for each other.
         splits = [buffer.numel() if rank == partner else 0 for rank in range(group.size)]
-        group.all_to_all(theirs, buffer, splits, splits).wait()
-        lower, upper = (buffer, theirs) if group.rank < partner else (theirs, buffer)
-        pieces = [whole.split(list(counts)) for whole in (lower, upper, buffer)]
-        for a, b, out in zip(*pieces, strict=True):
+        group.all_to_all(partner_buffer, buffer, splits, splits).wait()
+        lower, upper = (buffer, partner_buffer) if group.rank < partner else (partner_buffer, buffer)
+        tensors = [flat.split(list(counts)) for flat in (lower, upper, buffer)]
+        for a, b, out in zip(*tensors, strict=True):
             out.copy_(combine_pair(a, b))
         distance *= 2
 
 
 def combine_pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Combines two vectors; the coefficients and the sum are computed in float64."""
+    """Returns the combination of two vectors; the coefficients and the sum are computed in float64."""
+    a64, b64 = a.double(), b.double()
+    half_dot = a64.dot(b64) / 2
     # A zero vector is parallel to everything: its coefficient does not matter, but must be finite.
-    wide_a, wide_b = a.double(), b.double()
-    half = wide_a.dot(wide_b) / 2
-    of_a, of_b = (torch.where(square > 0, half / square, 0) for square in (wide_a.dot(wide_a), wide_b.dot(wide_b)))
-    return ((1 - of_a) * wide_a + (1 - of_b) * wide_b).to(a.dtype)
+    a_factor, b_factor = (1 - torch.where(square > 0, half_dot / square, 0) for square in (a64.dot(a64), b64.dot(b64)))
+    return (a_factor * a64 + b_factor * b64).to(a.dtype)

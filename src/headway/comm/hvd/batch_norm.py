@@ -20,13 +20,13 @@ def SyncBatchNorm(  # noqa: N802
     affine: bool = True,
     track_running_stats: bool = True,
 ) -> batch_norm.SyncBatchNorm:
-    """Builds a batch norm over the samples of all ranks, on CPU or CUDA; arguments as for torch.nn.BatchNorm2d.
+    """Returns a batch norm over the samples of all ranks, on CPU or CUDA; arguments as for torch.nn.BatchNorm2d.
 
     It keeps working through `shutdown` and `init`, and through changes of the workers.
     """
     # Not a group of the world: that ends with the job, and the ranks would have to agree on the order of operations.
-    ranks = cast(Group, _NamedCollectives())
-    return batch_norm.SyncBatchNorm(num_features, eps, momentum, affine, track_running_stats, group=ranks)
+    group = cast(Group, _NamedCollectives())
+    return batch_norm.SyncBatchNorm(num_features, eps, momentum, affine, track_running_stats, group=group)
 
 
 @final

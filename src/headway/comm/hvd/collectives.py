@@ -21,9 +21,9 @@ from headway.core.world import Op as GroupOp
 CPU = torch.device("cpu")
 HAS_NCCL = hasattr(torch._C, "_nccl_version")
 
-# An all-gather pads pieces of unlike sizes to the longest if the result then has at most these bytes, or at most
+# An all-gather pads pieces of unlike sizes to the longest if the result then has at most so many bytes, or at most
 # doubles; else each rank broadcasts its own piece.
-PADDED_BYTES = 1 << 16
+MAX_PADDED_BYTES = 1 << 16
 
 
 @final
@@ -31,9 +31,10 @@ class ProcessSetCollectives:
     """The collectives of one process set.
 
     Args:
-        name: of its groups; another one for each process set.
+        world: its groups carry the transfers.
+        name: name of its groups, unique among the process sets.
         members: ranks of the world, in the order of the set.
-        communicator: sums over all ranks of the world on CPU; only for the set of all ranks.
+        communicator: sums over all ranks of the world on CPU; None except for the set of all ranks.
     """
 
     def __init__(self, world: World, name: str, members: Sequence[int], communicator: Communicator | None) -> None:
@@ -41,11 +42,11 @@ class ProcessSetCollectives:
         self._gloo = world.create_group(members, name=name, backend="gloo")
         self._nccl: Group | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._inside: Group | None = None
-        self._between: Group | None = None
+        self._intra_host: Group | None = None
+        self._inter_host: Group | None = None
 
-    def begin(self, response: Response, entries: list[SubmittedOperation]) -> Finish:
-        """Begins the transfers of a response; `entries` are the operations of its names."""
+    def begin(self, response: Response, operations: list[SubmittedOperation]) -> Finish:
+        """Begins the transfers of a response for `operations`; returns the function that finishes them."""
         begin = {
             "allreduce": self._allreduce,
             "allgather": self._allgather,
@@ -53,18 +54,18 @@ class ProcessSetCollectives:
             "alltoall": self._alltoall,
             "reducescatter": self._reducescatter,
         }[response.kind]
-        if entries[0].request.device == "cpu":
-            return begin(response, entries, self._gloo)
+        if operations[0].request.device == "cpu":
+            return begin(response, operations, self._gloo)
         if self._nccl is None and HAS_NCCL:
             self._nccl = self._world.create_group(self._members, name=self._name, backend="nccl")
-        device = entries[0].inputs[0].device
+        device = operations[0].inputs[0].device
         stream = self._streams.get(device) or self._streams.setdefault(device, torch.cuda.Stream(device))
         with torch.cuda.stream(stream):
             # The inputs are computed on the caller's stream.
-            for entry in entries:
-                if entry.ready is not None:
-                    stream.wait_event(entry.ready)
-            finish = begin(response, entries, self._nccl or self._gloo)
+            for operation in operations:
+                if operation.inputs_ready is not None:
+                    stream.wait_event(operation.inputs_ready)
+            finish = begin(response, operations, self._nccl or self._gloo)
 
         def finish_on_stream() -> None:
             with torch.cuda.stream(stream):
@@ -75,35 +76,37 @@ class ProcessSetCollectives:
 
     def close(self) -> None:
         """Closes the groups; nothing may be under way any more."""
-        for group in (self._gloo, self._nccl, self._inside, self._between):
+        for group in (self._gloo, self._nccl, self._intra_host, self._inter_host):
             if group is not None:
                 group.close()
 
-    def _get_device(self, group: Group, entries: list[SubmittedOperation]) -> torch.device:
-        return CPU if group is self._gloo else entries[0].inputs[0].device
+    def _get_device(self, group: Group, operations: list[SubmittedOperation]) -> torch.device:
+        return CPU if group is self._gloo else operations[0].inputs[0].device
 
-    def _allreduce(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
-        request, sums = entries[0].request, []
-        pairs = [pair for entry in entries for pair in zip(entry.inputs, entry.outputs, strict=True)]
-        # One buffer per element type.
+    def _allreduce(self, response: Response, operations: list[SubmittedOperation], group: Group) -> Finish:
+        request = operations[0].request
+        transfers = []
+        pairs = [pair for operation in operations for pair in zip(operation.inputs, operation.outputs, strict=True)]
+        # One buffer per dtype.
         for dtype in dict.fromkeys(source.dtype for source, _ in pairs):
-            alike = [pair for pair in pairs if pair[0].dtype == dtype]
-            buffer, unpack = _pack(alike, self._get_device(group, entries))
+            dtype_pairs = [pair for pair in pairs if pair[0].dtype == dtype]
+            buffer, unpack = _pack(dtype_pairs, self._get_device(group, operations))
             scale_in_place(buffer, request.prescale)
-            wait = self._reduce(response, request.op, group, buffer, [source.numel() for source, _ in alike])
-            sums.append((buffer, wait, unpack))
+            wait = self._reduce(response, request.op, group, buffer, [source.numel() for source, _ in dtype_pairs])
+            transfers.append((buffer, wait, unpack))
 
         def finish() -> None:
-            for buffer, wait, unpack in sums:
+            for buffer, wait, unpack in transfers:
                 wait()
                 scale_in_place(buffer, request.postscale, group.size if request.op == "average" else 1)
                 unpack()
-            for entry in entries:
-                entry.result = tuple(entry.outputs)
+            for operation in operations:
+                operation.result = tuple(operation.outputs)
 
         return finish
 
     def _reduce(self, response: Response, op: Op, group: Group, buffer: torch.Tensor, counts: Sequence[int]) -> Finish:
+        """Begins to reduce a buffer in place, and returns the function that waits; `counts`: elements per tensor."""
         if op == "adasum":
             self._adasum(buffer, counts, group)
             return do_nothing
@@ -121,124 +124,133 @@ class ProcessSetCollectives:
         if group is self._gloo:
             adasum_all_reduce(buffer, counts, group)
             return
-        if self._inside is None or self._between is None:
+        if self._intra_host is None or self._inter_host is None:
             world = self._world
-            same_place = [ranks[world.local_rank] for ranks in world.hosts]
-            self._inside = world.create_group(world.hosts[world.host], name=f"{self._name}-inside", backend="nccl")
-            self._between = world.create_group(same_place, name=f"{self._name}-between", backend="nccl")
-        self._inside.all_reduce(buffer).wait()
-        scale_in_place(buffer, 1.0, self._inside.size)
-        adasum_all_reduce(buffer, counts, self._between)
+            same_local_rank = [ranks[world.local_rank] for ranks in world.hosts]
+            self._intra_host = world.create_group(world.hosts[world.host], name=f"{self._name}-inside", backend="nccl")
+            self._inter_host = world.create_group(same_local_rank, name=f"{self._name}-between", backend="nccl")
+        self._intra_host.all_reduce(buffer).wait()
+        scale_in_place(buffer, 1.0, self._intra_host.size)
+        adasum_all_reduce(buffer, counts, self._inter_host)
 
-    def _allgather(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
-        pieces = [_view_bytes(source) for entry in entries for source in entry.inputs]
-        mine = (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).to(self._get_device(group, entries))
+    def _allgather(self, response: Response, operations: list[SubmittedOperation], group: Group) -> Finish:
+        pieces = [_view_bytes(source) for operation in operations for source in operation.inputs]
+        own_bytes = (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).to(self._get_device(group, operations))
         # Bytes of each tensor from each rank.
         sizes = [
             [count * _count_row_bytes(source) for count in counts]
-            for entry, rows in zip(entries, response.rows, strict=True)
-            for source, counts in zip(entry.inputs, rows, strict=True)
+            for operation, rows in zip(operations, response.rows, strict=True)
+            for source, counts in zip(operation.inputs, rows, strict=True)
         ]
-        wait_for_segments = begin_gather(group, mine, [sum(column) for column in zip(*sizes, strict=True)])
+        sizes_by_rank = [list(column) for column in zip(*sizes, strict=True)]
+        wait_for_segments = begin_gather(group, own_bytes, list(map(sum, sizes_by_rank)))
 
         def finish() -> None:
-            found = [
-                segment.split(list(column))
-                for segment, column in zip(wait_for_segments(), zip(*sizes, strict=True), strict=True)
-            ]
+            segments = zip(wait_for_segments(), sizes_by_rank, strict=True)
             # For each tensor: the pieces of all ranks.
-            parts = iter(zip(*found, strict=True))
-            for entry, rows in zip(entries, response.rows, strict=True):
-                entry.result = tuple(
-                    _view_typed(torch.cat(next(parts)), source, sum(counts))
-                    for source, counts in zip(entry.inputs, rows, strict=True)
+            pieces_by_tensor = zip(*(segment.split(sizes) for segment, sizes in segments), strict=True)
+            for operation, rows in zip(operations, response.rows, strict=True):
+                operation.result = tuple(
+                    _view_typed(torch.cat(next(pieces_by_tensor)), source, sum(counts))
+                    for source, counts in zip(operation.inputs, rows, strict=True)
                 )
 
         return finish
 
-    def _broadcast(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
+    def _broadcast(self, response: Response, operations: list[SubmittedOperation], group: Group) -> Finish:
         # A request names the root by its rank in the world; groups count from 0.
-        root = self._members.index(entries[0].request.root)
-        pairs = [(_view_bytes(entry.inputs[0]), entry.outputs[0].view(-1).view(torch.uint8)) for entry in entries]
-        buffer, unpack = _pack(pairs, self._get_device(group, entries), filled=group.rank == root)
+        root = self._members.index(operations[0].request.root)
+        pairs = [
+            (_view_bytes(operation.inputs[0]), operation.outputs[0].view(-1).view(torch.uint8))
+            for operation in operations
+        ]
+        buffer, unpack = _pack(pairs, self._get_device(group, operations), filled=group.rank == root)
         work = group.broadcast(buffer, root)
 
         def finish() -> None:
             work.wait()
             unpack()
-            for entry in entries:
-                entry.result = tuple(entry.outputs)
+            for operation in operations:
+                operation.result = tuple(operation.outputs)
 
         return finish
 
-    def _alltoall(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
-        # The table has the rows that each rank sends to each: row `me` is sent, column `me` received.
-        device, moves = self._get_device(group, entries), []
-        for entry, table in zip(entries, response.rows, strict=True):
-            source, me = entry.inputs[0], group.rank
-            sent, got = table[me], [row[me] for row in table]
-            size = _count_row_bytes(source)
-            out = torch.empty(sum(got) * size, dtype=torch.uint8, device=device)
-            into = _view_bytes(source)[: sum(sent) * size].to(device)
-            work = group.all_to_all(out, into, [count * size for count in got], [count * size for count in sent])
-            moves.append((entry, work, out, got))
+    def _alltoall(self, response: Response, operations: list[SubmittedOperation], group: Group) -> Finish:
+        device = self._get_device(group, operations)
+        transfers = []
+        for operation, rows in zip(operations, response.rows, strict=True):
+            source, row_bytes = operation.inputs[0], _count_row_bytes(operation.inputs[0])
+            # The table has the rows that each rank sends to each.
+            send_counts, receive_counts = rows[group.rank], [row[group.rank] for row in rows]
+            received = torch.empty(sum(receive_counts) * row_bytes, dtype=torch.uint8, device=device)
+            sent = _view_bytes(source)[: sum(send_counts) * row_bytes].to(device)
+            receive_splits = [count * row_bytes for count in receive_counts]
+            send_splits = [count * row_bytes for count in send_counts]
+            work = group.all_to_all(received, sent, receive_splits, send_splits)
+            transfers.append((operation, work, received, receive_counts))
 
         def finish() -> None:
-            for entry, work, out, got in moves:
+            for operation, work, received, receive_counts in transfers:
                 work.wait()
-                counts = entry.outputs[0].new_tensor(got)
-                entry.result = (_view_typed(out, entry.inputs[0], sum(got)), counts)
+                counts = operation.outputs[0].new_tensor(receive_counts)
+                operation.result = (_view_typed(received, operation.inputs[0], sum(receive_counts)), counts)
 
         return finish
 
-    def _reducescatter(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
+    def _reducescatter(self, response: Response, operations: list[SubmittedOperation], group: Group) -> Finish:
         # An all-to-all of the rows, which each rank then sums: splits may be uneven.
-        device, moves = self._get_device(group, entries), []
-        for entry in entries:
-            for source in entry.inputs:
-                rows, row = split_rows(source.shape[0], group.size), prod(source.shape[1:])
+        request, device = operations[0].request, self._get_device(group, operations)
+        transfers = []
+        for operation in operations:
+            for source in operation.inputs:
+                row_counts, row_numel = split_rows(source.shape[0], group.size), prod(source.shape[1:])
                 # A copy, if prescale changes it: the caller's tensor stays as it is.
-                into = source.reshape(-1).to(device, copy=entry.request.prescale != 1.0)
-                scale_in_place(into, entry.request.prescale)
-                mine = rows[group.rank] * row
-                out = torch.empty(group.size * mine, dtype=source.dtype, device=device)
-                work = group.all_to_all(out, into, [mine] * group.size, [count * row for count in rows])
-                moves.append((entry, source, work, out))
+                sent = source.reshape(-1).to(device, copy=request.prescale != 1.0)
+                scale_in_place(sent, request.prescale)
+                own_numel = row_counts[group.rank] * row_numel
+                received = torch.empty(group.size * own_numel, dtype=source.dtype, device=device)
+                send_splits = [count * row_numel for count in row_counts]
+                work = group.all_to_all(received, sent, [own_numel] * group.size, send_splits)
+                transfers.append((operation, source, work, received))
 
         def finish() -> None:
-            results: dict[SubmittedOperation, list[torch.Tensor]] = {entry: [] for entry in entries}
-            for entry, source, work, out in moves:
+            results: dict[SubmittedOperation, list[torch.Tensor]] = {operation: [] for operation in operations}
+            for operation, source, work, received in transfers:
                 work.wait()
-                piece = torch.sum(out.view(group.size, -1), 0, dtype=out.dtype)
-                scale_in_place(piece, entry.request.postscale, group.size if entry.request.op == "average" else 1)
-                rows = split_rows(source.shape[0], group.size)[group.rank]
-                results[entry].append(piece.view(rows, *source.shape[1:]).to(source.device))
-            for entry, found in results.items():
-                entry.result = tuple(found)
+                piece = torch.sum(received.view(group.size, -1), 0, dtype=received.dtype)
+                scale_in_place(piece, request.postscale, group.size if request.op == "average" else 1)
+                row_count = split_rows(source.shape[0], group.size)[group.rank]
+                results[operation].append(piece.view(row_count, *source.shape[1:]).to(source.device))
+            for operation, tensors in results.items():
+                operation.result = tuple(tensors)
 
         return finish
 
 
-def begin_gather(group: Group, mine: torch.Tensor, sizes: Sequence[int]) -> Callable[[], list[torch.Tensor]]:
+def begin_gather(group: Group, own_bytes: torch.Tensor, sizes: Sequence[int]) -> Callable[[], list[torch.Tensor]]:
     """Begins to send the bytes of every rank to all.
 
     Args:
-        mine: uint8, flat.
-        sizes: bytes of each rank; any may be 0.
+        own_bytes: bytes of this rank, uint8, flat.
+        sizes: number of bytes of each rank; any may be 0.
 
     Returns:
         a function that waits, and returns the bytes of each rank.
     """
-    longest, total = max(sizes), sum(sizes)
-    if longest * group.size <= max(PADDED_BYTES, 2 * total):
-        padded = mine if len(mine) == longest else torch.nn.functional.pad(mine, (0, longest - len(mine)))
-        out = mine.new_empty(group.size * longest)
-        works = [group.all_gather(out, padded)] if longest else []
-        segments = [row[:size] for row, size in zip(out.view(group.size, longest), sizes, strict=True)]
+    max_size, total = max(sizes), sum(sizes)
+    if max_size * group.size <= max(MAX_PADDED_BYTES, 2 * total):
+        padded = (
+            own_bytes
+            if len(own_bytes) == max_size
+            else torch.nn.functional.pad(own_bytes, (0, max_size - len(own_bytes)))
+        )
+        out = own_bytes.new_empty(group.size * max_size)
+        works = [group.all_gather(out, padded)] if max_size else []
+        segments = [row[:size] for row, size in zip(out.view(group.size, max_size), sizes, strict=True)]
     else:
-        out = mine.new_empty(total)
+        out = own_bytes.new_empty(total)
         segments = list(out.split(list(sizes)))
-        segments[group.rank].copy_(mine)
+        segments[group.rank].copy_(own_bytes)
         works = [group.broadcast(segment, rank) for rank, segment in enumerate(segments) if len(segment)]
 
     def finish() -> list[torch.Tensor]:
@@ -250,7 +262,7 @@ def begin_gather(group: Group, mine: torch.Tensor, sizes: Sequence[int]) -> Call
 
 
 def split_rows(rows: int, ranks: int) -> list[int]:
-    """Splits rows over ranks; the first ranks get one more if they cannot all get as many."""
+    """Returns the number of rows of each rank; the first ranks get one more if `ranks` does not divide the rows."""
     return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
 
 
@@ -270,8 +282,9 @@ def _pack(
     """Packs all sources into a flat buffer; returns it, and a function that copies it to all outs.
 
     Args:
-        pairs: (source, out), which may be the same tensor; all of one type.
-        filled: False: leave the buffer uninitialised.
+        pairs: (source, out), which may be the same tensor; all of one dtype.
+        device: device of the buffer.
+        filled: if False, leaves the buffer uninitialised.
     """
     # A single out on the right device is the buffer itself, which saves a copy.
     if len(pairs) == 1 and pairs[0][1].device == device:
@@ -301,5 +314,5 @@ def _count_row_bytes(tensor: torch.Tensor) -> int:
     return prod(tensor.shape[1:]) * tensor.element_size()
 
 
-def _view_typed(found: torch.Tensor, like: torch.Tensor, rows: int) -> torch.Tensor:
-    return found.view(like.dtype).view(rows, *like.shape[1:]).to(like.device)
+def _view_typed(data: torch.Tensor, like: torch.Tensor, rows: int) -> torch.Tensor:
+    return data.view(like.dtype).view(rows, *like.shape[1:]).to(like.device)

@@ -22,15 +22,15 @@ class Compressor(Protocol):
 
 @final
 class CastCompressor:
-    """Sends and sums floating-point tensors in another type, None for their own; others are sent unchanged."""
+    """Sends and sums floating-point tensors in another dtype, None for their own; others are sent unchanged."""
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         self._dtype = dtype
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, torch.dtype]:
         # Integers keep their values: a cast would round them.
-        casts = self._dtype is not None and tensor.is_floating_point()
-        return (tensor.to(self._dtype) if casts else tensor), tensor.dtype
+        must_cast = self._dtype is not None and tensor.is_floating_point()
+        return (tensor.to(self._dtype) if must_cast else tensor), tensor.dtype
 
     def decompress(self, tensor: Tensor, ctx: torch.dtype) -> Tensor:
         return tensor.to(ctx)

@@ -13,12 +13,12 @@ from typing import Any, final
 from headway.comm.messages import Message, decode, encode
 from headway.core.channel import Channel
 
-CHUNK = 1 << 18
+RECEIVE_BYTES = 1 << 18
 
-PURPOSE = "hvd"
+HVD_PURPOSE = "hvd"
 
-# The longest message: a response that names some hundred thousand tensors.
-LIMIT_BYTES = 1 << 28
+# A response may name some hundred thousand tensors.
+MAX_HVD_MESSAGE_BYTES = 1 << 28
 
 
 @final
@@ -29,23 +29,24 @@ class Connection:
     and nobody would notice its death.
     """
 
-    def __init__(self, end: socket.socket, channel: Channel) -> None:
-        self._end, self._channel, self._lock = end, channel, threading.Lock()
-        _OPEN.add(self)
+    def __init__(self, sock: socket.socket, channel: Channel) -> None:
+        self._socket, self._channel, self._lock = sock, channel, threading.Lock()
+        _open_connections.add(self)
 
     def fileno(self) -> int:
-        return self._end.fileno()
+        return self._socket.fileno()
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends a message; does nothing if the other end is gone, which the receiving thread notices."""
+        # Sealed and sent under one lock: the other end expects messages in the order of their seals.
         with self._lock, contextlib.suppress(OSError):
-            self._end.sendall(self._channel.seal(encode(kind, **fields)))
+            self._socket.sendall(self._channel.seal(encode(kind, **fields)))
 
     def receive(self) -> list[Message] | None:
         """Waits for bytes; returns the messages that are complete now, or None if the other end is gone."""
         try:
-            found = self._end.recv(CHUNK)
-            return [decode(one) for one in self._channel.feed(found)] if found else None
+            data = self._socket.recv(RECEIVE_BYTES)
+            return [decode(line) for line in self._channel.feed(data)] if data else None
         except (OSError, ValueError):
             return None
 
@@ -56,33 +57,34 @@ class Connection:
 
     def hang_up(self) -> None:
         """Ends the connection, from any thread; both receivers notice it."""
+        # Unlike `close`, it wakes a thread that waits in `recv`.
         with contextlib.suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._end.close()
+        self._socket.close()
 
 
 def connect_pair(secret: bytes) -> tuple[Connection, Connection]:
-    """Makes a connection within this process."""
-    ends = socket.socketpair()
-    channels = [Channel(secret, PURPOSE, accepts=accepts, limit_bytes=LIMIT_BYTES) for accepts in (True, False)]
+    """Returns both ends of a connection within this process."""
+    limit = MAX_HVD_MESSAGE_BYTES
+    channels = [Channel(secret, HVD_PURPOSE, accepts=accepts, limit_bytes=limit) for accepts in (True, False)]
     # The handshake of the two channels, without the sockets.
     while not all(channel.ready for channel in channels):
-        for channel, other in (channels, channels[::-1]):
-            said = bytes(channel.out)
-            channel.out.clear()
-            other.feed(said)
-    one, two = (Connection(end, channel) for end, channel in zip(ends, channels, strict=True))
-    return one, two
+        for sender, receiver in (channels, channels[::-1]):
+            data = bytes(sender.out)
+            sender.out.clear()
+            receiver.feed(data)
+    first, second = map(Connection, socket.socketpair(), channels)
+    return first, second
 
 
 # The connections of this process, for `_close_copies`.
-_OPEN: weakref.WeakSet[Connection] = weakref.WeakSet()
+_open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def _close_copies() -> None:
-    for connection in list(_OPEN):
+    for connection in list(_open_connections):
         connection.close()
 
 

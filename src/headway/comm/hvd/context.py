@@ -18,14 +18,14 @@ NOT_INITIALIZED = "hvd.init() was not called yet"
 
 @final
 class HorovodJob:
-    """The engine that `init` has built, and the places of the ranks.
+    """The engine that `init` has built, and the local ranks.
 
     Attributes:
-        places: (local rank, local size) of each rank, as the launcher counts.
+        local_places: (local rank, local size) of each rank, as the launcher counts.
     """
 
-    def __init__(self, engine: Engine, places: Sequence[tuple[int, int]]) -> None:
-        self.engine, self.places = engine, tuple(places)
+    def __init__(self, engine: Engine, local_places: Sequence[tuple[int, int]]) -> None:
+        self.engine, self.local_places = engine, tuple(local_places)
 
 
 # One job at a time, as in Horovod.
@@ -35,8 +35,8 @@ _job: HorovodJob | None = None
 def replace_job(job: HorovodJob | None) -> HorovodJob | None:
     """Sets the job of this process, and returns the one before."""
     global _job
-    before, _job = _job, job
-    return before
+    previous, _job = _job, job
+    return previous
 
 
 def is_initialized() -> bool:
@@ -45,68 +45,69 @@ def is_initialized() -> bool:
 
 
 def get_engine() -> Engine:
-    """Returns the engine that executes operations. HorovodInternalError: before `init`."""
+    """Returns the engine that executes operations. Raises HorovodInternalError before `init`."""
     if _job is None:
         raise HorovodInternalError(NOT_INITIALIZED)
     return _job.engine
 
 
 def _require_job() -> HorovodJob:
+    # Horovod's questions raise ValueError, its collectives HorovodInternalError.
     if _job is None:
         raise ValueError(NOT_INITIALIZED)
     return _job
 
 
 def size() -> int:
-    """Returns the number of processes. Like the five below, it raises ValueError before `init`."""
+    """Returns the number of processes. Raises ValueError before `init`, like the five functions below."""
     return _require_job().engine.world.size
 
 
 def rank() -> int:
-    """Returns the number of this process, from 0."""
+    """Returns the rank of this process."""
     return _require_job().engine.world.rank
 
 
 def local_size() -> int:
     """Returns the number of processes on this host, as the launcher counts."""
-    return _require_job().places[rank()][1]
+    return _require_job().local_places[rank()][1]
 
 
 def local_rank() -> int:
-    """Returns the number of this process on its host, which selects its device."""
-    return _require_job().places[rank()][0]
+    """Returns the rank of this process on its host, which selects its device."""
+    return _require_job().local_places[rank()][0]
 
 
 def cross_size() -> int:
     """Returns the number of hosts that have a process of this local rank."""
-    return sum(place[0] == local_rank() for place in _require_job().places)
+    return sum(local == local_rank() for local, _ in _require_job().local_places)
 
 
 def cross_rank() -> int:
-    """Returns the number of this host among those that have a process of this local rank."""
-    return sum(place[0] == local_rank() for place in _require_job().places[: rank()])
+    """Returns the index of this host among those that have a process of this local rank."""
+    return sum(local == local_rank() for local, _ in _require_job().local_places[: rank()])
 
 
 def is_elastic() -> bool:
     """Returns whether the number of processes may change while this one runs."""
-    # Set by Horovod's launcher, or by ours.
+    # Set by Horovod's launcher, or by Headway's.
     return os.environ.get("HOROVOD_ELASTIC") == "1" or bool(os.environ.get("HEADWAY_COORDINATOR"))
 
 
 def is_homogeneous() -> bool:
     """Returns whether all hosts have equally many processes."""
-    return len({place[1] for place in _require_job().places}) == 1
+    return len({size for _, size in _require_job().local_places}) == 1
 
 
 def start_timeline(file_path: str | Path, mark_cycles: bool = False) -> None:
-    """Makes rank 0 record a Chrome trace from now on, into a new file. ValueError: before `init`."""
-    # Only rank 0 has the negotiator, which knows when each rank asked.
+    """Makes rank 0 record a Chrome trace from now on, into a new file. Raises ValueError before `init`."""
+    # Only rank 0 has the negotiator, which knows when each rank requested an operation.
     if rank() == 0:
         _require_job().engine.timeline.start(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Ends the recording, if there is one. ValueError: before `init`."""
+    """Ends the recording, if there is one. Raises ValueError before `init`."""
     _require_job().engine.timeline.stop()
 
 

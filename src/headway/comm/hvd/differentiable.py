@@ -13,8 +13,8 @@ from headway.comm.hvd.compression import Compression, Compressor
 from headway.comm.hvd.process_sets import ProcessSet, global_process_set
 from headway.comm.hvd.reduce_op import Average, ReduceOp, Sum, resolve_op
 
-# The reduction, (prescale, postscale), and the ranks.
 ReductionOptions = tuple[ReduceOp, tuple[float, float], ProcessSet]
+"""The reduction, (prescale, postscale), and the ranks."""
 
 
 def allreduce(
@@ -30,10 +30,10 @@ def allreduce(
     """Reduces a tensor over the ranks; arguments and errors are those of allreduce_async.
 
     Args:
-        compression: of the tensors that are sent.
+        compression: compression of the tensors that are sent.
 
     Returns:
-        a tensor of the same shape and type.
+        a tensor of the same shape and dtype.
     """
     options = resolve_op(op, average), (prescale_factor, postscale_factor), process_set
     return _apply(_Allreduce, False, [tensor], name, compression, options)[0]
@@ -49,13 +49,13 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Reduces several tensors; see allreduce."""
+    """Reduces several tensors, and returns them; see allreduce."""
     options = resolve_op(op, average), (prescale_factor, postscale_factor), process_set
     return _apply(_Allreduce, True, tensors, name, compression, options)
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
-    """Joins the tensors of all ranks along the first dimension, in which they may differ."""
+    """Returns the tensors of all ranks joined along the first dimension, in which they may differ."""
     gathered: tuple[Tensor] = _Allgather.apply(False, name, process_set, tensor)  # type: ignore[no-untyped-call]
     return gathered[0]
 
@@ -63,7 +63,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
-    """Joins several tensors; see allgather."""
+    """Joins each of several tensors; see allgather."""
     return list(_Allgather.apply(True, name, process_set, *tensors))  # type: ignore[no-untyped-call]
 
 
@@ -71,8 +71,8 @@ def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """Returns the tensor of one rank of the job; arguments and errors are those of broadcast_async."""
-    found: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
-    return found
+    received: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
+    return received
 
 
 def alltoall(
@@ -130,14 +130,14 @@ def _apply(
     compression: Compressor,
     options: ReductionOptions,
 ) -> list[Tensor]:
-    packed, forms = zip(*map(compression.compress, tensors), strict=True)
-    reduced = function.apply(grouped, name, options, *packed)
-    return [compression.decompress(one, form) for one, form in zip(reduced, forms, strict=True)]
+    compressed, contexts = zip(*map(compression.compress, tensors), strict=True)
+    reduced = function.apply(grouped, name, options, *compressed)
+    return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts, strict=True)]
 
 
 def _wait_for_tuple(handle: int, grouped: bool) -> tuple[Tensor, ...]:
-    found = ops.synchronize(handle)
-    return tuple(found) if grouped else (found,)
+    result = ops.synchronize(handle)
+    return tuple(result) if grouped else (result,)
 
 
 class _Allreduce(torch.autograd.Function):
@@ -149,6 +149,7 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        # Each rank's tensor is part of all ranks' results, so its gradient is the same reduction of their gradients.
         reduced = _Allreduce.apply(*ctx.options, *_make_contiguous(grads))  # type: ignore[no-untyped-call]
         return None, None, None, *reduced
 
@@ -165,10 +166,10 @@ class _Allgather(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         # As in Horovod: the average of the ranks' gradients, at the rows that came from this rank.
         averaged = grouped_allreduce(_make_contiguous(grads), op=Average, process_set=ctx.process_set)
-        table = allgather(torch.tensor([ctx.rows]), process_set=ctx.process_set)
-        firsts = table[: ctx.process_set.rank() or 0].sum(0).tolist()
-        own = [grad.narrow(0, first, count) for grad, first, count in zip(averaged, firsts, ctx.rows, strict=True)]
-        return None, None, None, *own
+        all_rows = allgather(torch.tensor([ctx.rows]), process_set=ctx.process_set)
+        starts = all_rows[: ctx.process_set.rank() or 0].sum(0).tolist()
+        own_grads = [grad.narrow(0, start, rows) for grad, start, rows in zip(averaged, starts, ctx.rows, strict=True)]
+        return None, None, None, *own_grads
 
 
 class _Broadcast(torch.autograd.Function):
@@ -191,19 +192,18 @@ class _Alltoall(torch.autograd.Function):
     ) -> Any:
         rows, counts = ops.synchronize(ops.alltoall_async(tensor, splits, name, process_set))
         ctx.counts, ctx.rows, ctx.process_set = counts, tensor.shape[0], process_set
-        # Counts are integers.
         ctx.mark_non_differentiable(counts)
         return rows, counts
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         # The rows go back to the ranks that they came from.
-        back, _ = alltoall(grad.contiguous(), ctx.counts, process_set=ctx.process_set)
+        grad_input, _ = alltoall(grad.contiguous(), ctx.counts, process_set=ctx.process_set)
         # Rows that no split took have no gradient.
-        unsent = ctx.rows - len(back)
-        if unsent:
-            back = torch.cat([back, back.new_zeros(unsent, *back.shape[1:])])
-        return back, None, None, None
+        unsent_rows = ctx.rows - len(grad_input)
+        if unsent_rows:
+            grad_input = torch.cat([grad_input, grad_input.new_zeros(unsent_rows, *grad_input.shape[1:])])
+        return grad_input, None, None, None
 
 
 class _Reducescatter(torch.autograd.Function):
@@ -218,8 +218,8 @@ class _Reducescatter(torch.autograd.Function):
         # As in Horovod: the gradient of the average is gathered, that of the sum is that times the ranks.
         op, (prescale, postscale), process_set = ctx.options
         factor = (process_set.size() if op == Sum else 1) * prescale * postscale
-        back = grouped_allgather(_make_contiguous([grad * factor for grad in grads]), process_set=process_set)
-        return None, None, None, *back
+        gathered = grouped_allgather(_make_contiguous([grad * factor for grad in grads]), process_set=process_set)
+        return None, None, None, *gathered
 
 
 def _make_contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:

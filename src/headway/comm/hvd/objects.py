@@ -20,7 +20,7 @@ from headway.core.errors import UsageError
 from headway.core.rendezvous import is_public_secret
 
 try:
-    # It pickles lambdas, too.
+    # cloudpickle can pickle lambdas, too.
     from cloudpickle import dumps  # type: ignore[import-not-found,import-untyped,unused-ignore]
 except ImportError:
     from pickle import dumps
@@ -34,11 +34,13 @@ def broadcast_object(
 ) -> Any:
     """Returns the object of one rank on all; on that rank the object itself.
 
+    Raises as allgather_async does, and ValueError if the root is not in the process set.
+
     Args:
+        obj: object to send; other ranks' objects are ignored.
         root_rank: a rank of the job, not of the process set.
 
     Raises:
-        ValueError, HorovodInternalError: see allgather_async; the root is not in the process set.
         UsageError: the job runs on several hosts without HEADWAY_SECRET.
     """
     _check_secret()
@@ -46,7 +48,8 @@ def broadcast_object(
         raise ValueError(f"broadcast_object: root rank {root_rank} is not in {process_set}")
     is_root = context.rank() == root_rank
     # A gather in which only the root has bytes: the others need not know the length before.
-    gathered = differentiable.allgather(_pack(obj) if is_root else _pack(), name, process_set)
+    data = _pack(obj) if is_root else torch.empty(0, dtype=torch.uint8)
+    gathered = differentiable.allgather(data, name, process_set)
     return obj if is_root else _unpack(gathered)[0]
 
 
@@ -64,12 +67,10 @@ def _check_secret() -> None:
         raise UsageError(what, fix=fix)
 
 
-def _pack(*objects: Any) -> torch.Tensor:
-    data = bytearray()
-    for one in objects:
-        pickled = dumps(one)
-        data += HEADER.pack(_sign(pickled), len(pickled)) + pickled
-    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+def _pack(obj: Any) -> torch.Tensor:
+    pickled = dumps(obj)
+    # A bytearray, since a tensor needs memory that it may write to.
+    return torch.frombuffer(bytearray(HEADER.pack(_sign(pickled), len(pickled)) + pickled), dtype=torch.uint8)
 
 
 def _unpack(gathered: torch.Tensor) -> list[Any]:
@@ -83,7 +84,7 @@ def _unpack(gathered: torch.Tensor) -> list[Any]:
             raise HorovodInternalError("an object came that no process of this job has signed; it was not read")
         pickles.append(pickled)
         data = data[HEADER.size + length :]
-    return [pickle.loads(one) for one in pickles]
+    return [pickle.loads(pickled) for pickled in pickles]
 
 
 def _sign(pickled: bytes | memoryview) -> bytes:

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from headway.comm.hvd import context
 from headway.comm.hvd.errors import HorovodInternalError
+from headway.comm.hvd.negotiator import GLOBAL_SET_ID
 from headway.comm.hvd.process_sets import ProcessSet, global_process_set
 from headway.comm.hvd.reduce_op import Adasum, Average, ReduceOp, Sum, resolve_op
-from headway.comm.hvd.requests import ITEM_BYTES, SUMMABLE, Kind, Op, Request
+from headway.comm.hvd.requests import ITEM_BYTES, REDUCIBLE_DTYPES, Kind, Op, Request
 
 P = ParamSpec("P")
 
-# By the numbers of ReduceOp.
-OPS: tuple[Op, ...] = ("average", "sum", "adasum", "min", "max", "product")
+# Indexed by ReduceOp.
+OP_NAMES: tuple[Op, ...] = ("average", "sum", "adasum", "min", "max", "product")
 
 
 # The signatures are Horovod's, up to the names of the arguments.
@@ -35,17 +36,20 @@ def allreduce_async(
 ) -> int:
     """Begins to reduce a tensor over the ranks; returns a handle for `poll` and `synchronize`.
 
-    Ranks are matched by `name`, in any order of submission; without a name, by their count of nameless operations.
+    Ranks match operations by `name`, in any order of submission; without a name, by their count of nameless operations.
 
     Args:
-        tensor: contiguous; not changed, and must not be changed before the end.
+        tensor: contiguous tensor; is not changed, and must not be changed before the end.
         average: deprecated; use `op`.
+        name: name of the operation.
         op: Average (the default), Sum, Min, Max, Product or Adasum.
         prescale_factor, postscale_factor: multiply each rank's tensor before the reduction, and the result.
+        process_set: ranks that take part.
 
     Raises:
-        ValueError: a type that cannot be reduced, a tensor that is not contiguous, a name under way already, or a
-            process set without this rank. HorovodInternalError: before `init`, or after the job was shut down.
+        ValueError: the dtype cannot be reduced, the tensor is not contiguous, the name is under way already, or the
+            process set lacks this rank.
+        HorovodInternalError: `init` was not called, or the job was shut down.
     """
     factors = prescale_factor, postscale_factor
     return submit_reduction("allreduce", [tensor], name, resolve_op(op, average), factors, process_set)
@@ -97,15 +101,15 @@ def sparse_allreduce_async(
     tensor: Tensor, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
     """Begins to sum sparse tensors, or to average them; returns a function that waits for the result."""
-    # Ranks have different indices, so that values cannot be summed place by place; equal indices may come twice.
-    indices = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
-    values = allgather_async(tensor._values().contiguous(), f"{name}.values", process_set)
+    # Ranks have different indices, so values cannot be summed element by element; equal indices may come twice.
+    indices_handle = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
+    values_handle = allgather_async(tensor._values().contiguous(), f"{name}.values", process_set)
 
     def wait() -> Tensor:
-        all_values, all_indices = synchronize(values), synchronize(indices)
+        values, indices = synchronize(values_handle), synchronize(indices_handle)
         if op == Average:
-            all_values = all_values / len(process_set.ranks or ())
-        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape, check_invariants=False)
+            values = values / len(process_set.ranks or ())
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
 
     return wait
 
@@ -113,7 +117,7 @@ def sparse_allreduce_async(
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Begins to join the tensors of all ranks along the first dimension, in which they may differ; returns a handle.
 
-    It raises as allreduce_async does.
+    Raises as allreduce_async does.
     """
     return submit("allgather", [tensor], [], name, process_set)
 
@@ -130,10 +134,10 @@ def broadcast_async(
 ) -> int:
     """Begins to send one rank's tensor to all ranks; returns a handle.
 
+    Raises as allreduce_async does, and ValueError if the root is not in the process set.
+
     Args:
         root_rank: a rank of the job, not of the process set.
-
-    It raises as allreduce_async does, and ValueError if the root is not in the process set.
     """
     return _broadcast(tensor, torch.empty_like(tensor, requires_grad=False), root_rank, name, process_set)
 
@@ -159,26 +163,26 @@ def alltoall_async(
         splits: int32; number of rows for each rank of the set. Default: equal numbers.
 
     Raises:
-        ValueError: splits of another type or number, more rows than there are, or rows that cannot be split equally;
-            and see allreduce_async.
+        ValueError: the splits have another dtype or number, add up to more rows than there are, or are missing and the
+            rows cannot be split equally; and see allreduce_async.
     """
-    ranks = len(_get_members("alltoall", process_set))
-    # Without splits the counts are an empty tensor, which gives the type of the received counts.
+    num_ranks = len(_get_members("alltoall", process_set))
+    # Without splits the counts are an empty tensor, which gives the dtype of the received counts.
     counts = splits if isinstance(splits, Tensor) else torch.tensor([] if splits is None else splits, dtype=torch.int32)
     rows = tensor.shape[0] if tensor.dim() else 0
     if counts.dtype != torch.int32 or counts.dim() > 1:
         raise ValueError("alltoall: splits have to be 32-bit integers, one for each rank")
     if splits is None or not len(counts):
-        if rows % ranks:
-            raise ValueError(f"alltoall: {rows} rows cannot be split equally over {ranks} ranks; give splits=")
-        each = [rows // ranks] * ranks
+        if rows % num_ranks:
+            raise ValueError(f"alltoall: {rows} rows cannot be split equally over {num_ranks} ranks; give splits=")
+        row_counts = [rows // num_ranks] * num_ranks
     else:
-        each = counts.tolist()
-        if len(each) != ranks:
-            raise ValueError(f"alltoall: {len(each)} splits for {ranks} ranks; give one for each rank")
-        if sum(each) > rows or min(each) < 0:
-            raise ValueError(f"alltoall: splits {each} of a tensor of {rows} rows; give at most {rows} in total")
-    return submit("alltoall", [tensor], [counts], name, process_set, splits=tuple(each), grouped=True)
+        row_counts = counts.tolist()
+        if len(row_counts) != num_ranks:
+            raise ValueError(f"alltoall: {len(row_counts)} splits for {num_ranks} ranks; give one for each rank")
+        if sum(row_counts) > rows or min(row_counts) < 0:
+            raise ValueError(f"alltoall: splits {row_counts} of a tensor of {rows} rows; give at most {rows} in total")
+    return submit("alltoall", [tensor], [counts], name, process_set, splits=tuple(row_counts), grouped=True)
 
 
 def reducescatter_async(
@@ -193,7 +197,7 @@ def reducescatter_async(
 
     If the rows cannot be split equally, the first ranks get one more.
 
-    It raises as allreduce_async does, and HorovodInternalError if op is not Average or Sum.
+    Raises as allreduce_async does, and HorovodInternalError if op is not Average or Sum.
     """
     factors = prescale_factor, postscale_factor
     return submit_reduction("reducescatter", [tensor], name, op, factors, process_set)
@@ -213,15 +217,14 @@ def grouped_reducescatter_async(
 
 
 def poll(handle: int) -> bool:
-    """Returns whether `synchronize` would return at once. ValueError: no such handle, or waited for already."""
+    """Returns whether `synchronize` would return at once. Raises ValueError if the handle is unknown, or waited for."""
     return context.get_engine().poll(handle)
 
 
 def synchronize(handle: int) -> Any:
     """Waits for an operation; returns its tensor or tensors, or None if the handle was waited for already.
 
-    Raises:
-        HorovodInternalError: it failed on all ranks, which disagree about it or have lost one of them.
+    Raises HorovodInternalError if it failed on all ranks, because they disagree about it or have lost one of them.
     """
     return context.get_engine().wait(handle)
 
@@ -239,14 +242,13 @@ def join(device: int = -1) -> int:
     # Horovod's -1 stands for no device.
     if device >= 0:
         engine.cuda = torch.device("cuda", device)
-    last: int = engine.wait(engine.submit(Request(0, "join", "join")))
-    return last
+    last_rank: int = engine.execute(Request(GLOBAL_SET_ID, "join", "join"))
+    return last_rank
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until all ranks of the set have called it."""
-    engine, number = context.get_engine(), _get_id(process_set)
-    engine.wait(engine.submit(Request(number, "barrier", "barrier")))
+    context.get_engine().execute(Request(_get_set_id(process_set), "barrier", "barrier"))
 
 
 def submit_reduction(
@@ -264,9 +266,10 @@ def submit_reduction(
 
     Args:
         factors: prescale, postscale.
-        grouped: the result is a tuple, and ranks match it with grouped operations only.
-        in_place: an allreduce writes into `tensors`.
+        grouped: if True, the result is a tuple, and ranks match it with grouped operations only.
+        in_place: if True, an allreduce writes into `tensors`.
     """
+    # Results of a reducescatter have other shapes than the tensors: the collective allocates them.
     outputs: Sequence[Tensor] = ()
     if kind == "reducescatter":
         if op not in (Average, Sum):
@@ -275,7 +278,7 @@ def submit_reduction(
         outputs = tensors if in_place else [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
     if op == Adasum:
         _check_adasum(tensors, process_set)
-    fields: dict[str, Any] = {"op": OPS[op], "prescale": float(factors[0]), "postscale": float(factors[1])}
+    fields: dict[str, Any] = {"op": OP_NAMES[op], "prescale": float(factors[0]), "postscale": float(factors[1])}
     return submit(kind, tensors, outputs, name, process_set, grouped=grouped, **fields)
 
 
@@ -291,23 +294,24 @@ def submit(
 ) -> int:
     """Checks the tensors of an operation and submits it; returns its handle. `fields` are those of the Request."""
     # Errors of this rank alone are raised here, before any other rank hears of the operation.
-    engine, number = context.get_engine(), _get_id(process_set)
-    known = SUMMABLE if kind in ("allreduce", "reducescatter") else ITEM_BYTES
-    types = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
-    for tensor, type_name in zip(tensors, types, strict=True):
-        if type_name not in known or tensor.layout != torch.strided:
+    engine, set_id = context.get_engine(), _get_set_id(process_set)
+    supported = REDUCIBLE_DTYPES if kind in ("allreduce", "reducescatter") else ITEM_BYTES
+    dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+    for tensor, dtype in zip(tensors, dtypes, strict=True):
+        if dtype not in supported or tensor.layout != torch.strided:
             raise ValueError(f"{kind}: tensors of type {tensor.type()} are not supported")
         if not tensor.is_contiguous():
             raise ValueError(f"{kind}: the tensor is not contiguous; call .contiguous() on it")
     if len({tensor.device for tensor in tensors}) != 1:
         raise ValueError(f"{kind}: give at least one tensor, and all on one device")
     # alltoall returns a tuple, yet has no grouped form.
-    label = f"grouped_{kind}" if grouped and kind != "alltoall" else kind
-    unique, shapes = engine.build_name(label, number, name), tuple(tuple(tensor.shape) for tensor in tensors)
-    request = Request(number, unique, kind, types, shapes, tensors[0].device.type, **fields)
+    prefix = f"grouped_{kind}" if grouped and kind != "alltoall" else kind
+    unique_name = engine.build_name(prefix, set_id, name)
+    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    request = Request(set_id, unique_name, kind, dtypes, shapes, tensors[0].device.type, **fields)
     # Detached: autograd sees these operations in `differentiable` only.
-    sources = [tensor.detach() for tensor in tensors]
-    return engine.submit(request, sources, [output.detach() for output in outputs], single=not grouped)
+    inputs = [tensor.detach() for tensor in tensors]
+    return engine.submit(request, inputs, [output.detach() for output in outputs], single=not grouped)
 
 
 def _check_adasum(tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
@@ -316,13 +320,13 @@ def _check_adasum(tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
     if not all(tensor.is_floating_point() for tensor in tensors):
         raise ValueError("Adasum supports floating-point tensors only")
     # On NCCL it averages inside hosts, and combines over hosts.
-    by_host = tensors[0].is_cuda and context.nccl_built()
-    if by_host and not context.is_homogeneous():
+    is_hierarchical = tensors[0].is_cuda and context.nccl_built()
+    if is_hierarchical and not context.is_homogeneous():
         raise NotImplementedError("Adasum on NCCL needs as many processes on each host as on the others")
     # Pairs of equal partners in every step.
-    number, what = (context.cross_size(), "hosts") if by_host else (context.size(), "ranks")
-    if number & (number - 1):
-        raise NotImplementedError(f"Adasum needs a power of two of {what}, not {number}")
+    count, what = (context.cross_size(), "hosts") if is_hierarchical else (context.size(), "ranks")
+    if count & (count - 1):
+        raise NotImplementedError(f"Adasum needs a power of two of {what}, not {count}")
 
 
 def _broadcast(tensor: Tensor, output: Tensor, root: int, name: str | None, process_set: ProcessSet) -> int:
@@ -332,26 +336,26 @@ def _broadcast(tensor: Tensor, output: Tensor, root: int, name: str | None, proc
     return submit("broadcast", [tensor], [output], name, process_set, root=int(root))
 
 
-def _build_waiting(begin: Callable[P, int]) -> Callable[P, Any]:
-    @functools.wraps(begin)
-    def wait(*args: P.args, **kwargs: P.kwargs) -> Any:
-        return synchronize(begin(*args, **kwargs))
+def _build_synchronous(submit_async: Callable[P, int]) -> Callable[P, Any]:
+    @functools.wraps(submit_async)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return synchronize(submit_async(*args, **kwargs))
 
-    wait.__name__ = begin.__name__.replace("_async", "")
-    return wait
+    run.__name__ = submit_async.__name__.replace("_async", "")
+    return run
 
 
-# In place, and waiting: they return the tensor or the tuple of tensors.
-allreduce_ = _build_waiting(allreduce_async_)
-grouped_allreduce_ = _build_waiting(grouped_allreduce_async_)
-broadcast_ = _build_waiting(broadcast_async_)
+# In place; they wait, and return the tensor or the tuple of tensors.
+allreduce_ = _build_synchronous(allreduce_async_)
+grouped_allreduce_ = _build_synchronous(grouped_allreduce_async_)
+broadcast_ = _build_synchronous(broadcast_async_)
 
 
 def _get_members(kind: str, process_set: ProcessSet) -> tuple[int, ...]:
-    return context.get_engine().get_members(kind, _get_id(process_set))
+    return context.get_engine().get_members(kind, _get_set_id(process_set))
 
 
-def _get_id(process_set: ProcessSet) -> int:
+def _get_set_id(process_set: ProcessSet) -> int:
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered; call add_process_set first")
     return process_set.process_set_id

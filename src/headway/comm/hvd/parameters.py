@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from headway.comm.hvd import context, ops
 from headway.comm.hvd.objects import broadcast_object
@@ -19,6 +20,7 @@ def broadcast_parameters(
 
     Args:
         params: `model.state_dict()`, or a list of `model.named_parameters()` or `model.parameters()`.
+        root_rank: rank whose tensors are sent.
 
     Raises:
         ValueError: params is something else.
@@ -32,14 +34,14 @@ def broadcast_parameters(
         raise ValueError(f"broadcast_parameters takes a state dict or a list, not {type(params).__name__}")
     handles = []
     for name, tensor in named:
-        plain = tensor.detach()
+        target = tensor.detach()
         # Channels-last weights are not contiguous.
-        buffer = plain.contiguous()
-        handles.append((ops.broadcast_async_(buffer, root_rank, name), plain, buffer))
-    for handle, plain, buffer in handles:
+        buffer = target.contiguous()
+        handles.append((ops.broadcast_async_(buffer, root_rank, name), target, buffer))
+    for handle, target, buffer in handles:
         ops.synchronize(handle)
-        if buffer is not plain:
-            plain.copy_(buffer)
+        if buffer is not target:
+            target.copy_(buffer)
 
 
 def broadcast_optimizer_state(
@@ -47,9 +49,10 @@ def broadcast_optimizer_state(
 ) -> None:
     """Broadcasts one rank's optimizer state: tensors, numbers, and the options of its parameter groups.
 
-    It takes no step to create missing state: state that the root lacks is dropped on the others.
+    The other ranks load it. It takes no step to create missing state: state that the root lacks is dropped on them.
 
     Args:
+        root_rank: rank whose state is sent.
         model: not used; part of Horovod's signature.
 
     Raises:
@@ -57,43 +60,31 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of LBFGS cannot be broadcast; use another optimizer")
-    # First the structure, pickled; then the tensors, each as a broadcast of its own.
+    # First the structure, pickled, with placeholders for tensors; then the tensors, each as a broadcast of its own.
     tensors: list[Tensor] = []
     is_root = context.rank() == root_rank
-    shape = broadcast_object(_extract_tensors(optimizer.state_dict(), tensors) if is_root else None, root_rank)
-    if not is_root:
-        state = _insert_tensors(shape, tensors)
+
+    def extract_tensor(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        tensors.append(value.detach().contiguous())
+        return _TensorPlaceholder(value)
+
+    def insert_tensor(value: Any) -> Any:
+        if not isinstance(value, _TensorPlaceholder):
+            return value
+        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.device))
+        return tensors[-1]
+
+    structure = broadcast_object(tree_map(extract_tensor, optimizer.state_dict()) if is_root else None, root_rank)
+    state_dict = None if is_root else tree_map(insert_tensor, structure)
     handles = [ops.broadcast_async_(tensor, root_rank) for tensor in tensors]
     for handle in handles:
         ops.synchronize(handle)
-    if not is_root:
-        optimizer.load_state_dict(state)
+    if state_dict is not None:
+        optimizer.load_state_dict(state_dict)
 
 
 class _TensorPlaceholder:
     def __init__(self, tensor: Tensor) -> None:
         self.dtype, self.shape, self.device = tensor.dtype, tuple(tensor.shape), tensor.device.type
-
-
-def _extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    # The value with placeholders for its tensors, which are appended to the list.
-    if isinstance(value, Tensor):
-        tensors.append(value.detach().contiguous())
-        return _TensorPlaceholder(value)
-    if isinstance(value, Mapping):
-        return {key: _extract_tensors(entry, tensors) for key, entry in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_extract_tensors(entry, tensors) for entry in value)
-    return value
-
-
-def _insert_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    # The value with new tensors for its placeholders, which are appended to the list in the same order.
-    if isinstance(value, _TensorPlaceholder):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.device))
-        return tensors[-1]
-    if isinstance(value, dict):
-        return {key: _insert_tensors(entry, tensors) for key, entry in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_insert_tensors(entry, tensors) for entry in value)
-    return value

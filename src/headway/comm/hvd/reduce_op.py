@@ -24,10 +24,9 @@ Average, Sum, Adasum, Min, Max, Product = ReduceOp
 
 
 def resolve_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    """Resolves `op` and the older `average` to a reduction; Average if neither is given.
+    """Returns the reduction that `op` or the older `average` names; Average if neither is given.
 
-    Raises:
-        ValueError: both are given, or `op` is no ReduceOp.
+    Raises ValueError if both are given, or `op` is no ReduceOp.
     """
     if average is not None:
         if op is not None:

@@ -17,7 +17,7 @@ Kind = Literal[
 ]
 Op = Literal["average", "sum", "adasum", "min", "max", "product"]
 
-# Element types that can be moved, by torch's names.
+# Bytes of an element, for the dtypes that can be moved; by torch's names.
 ITEM_BYTES = {
     "float64": 8,
     "int64": 8,
@@ -31,11 +31,10 @@ ITEM_BYTES = {
     "bool": 1,
 }
 
-# Element types that can be reduced.
-SUMMABLE = ("float64", "int64", "float32", "int32", "float16", "bfloat16", "int8", "uint8")
+REDUCIBLE_DTYPES = ("float64", "int64", "float32", "int32", "float16", "bfloat16", "int8", "uint8")
 
 # Kinds whose tensors may differ in their first dimension from rank to rank.
-ROWWISE = ("allgather", "alltoall")
+ROWWISE_KINDS = ("allgather", "alltoall")
 
 
 @final
@@ -44,19 +43,19 @@ class Request:
     """One operation as one rank requests it.
 
     Attributes:
-        process_set: its id.
-        name: unique among the pending ones of the set; the same on all ranks.
-        types, shapes: of each tensor.
+        process_set: id of the process set.
+        name: name, unique among the pending requests of the set; the same on all ranks.
+        dtypes, shapes: dtype and shape of each tensor.
         device: `cpu` or `cuda`.
-        op, prescale, postscale: of reductions.
-        root: of broadcasts; a rank of the world.
+        op, prescale, postscale: operation and factors of a reduction.
+        root: root of a broadcast, a rank of the world; for remove_set, the id of the set.
         splits: for alltoall, rows for each rank of the set; for add_set, its ranks.
     """
 
     process_set: int
     name: str
     kind: Kind
-    types: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     device: str = "cpu"
     op: Op = "sum"
@@ -68,11 +67,11 @@ class Request:
     @property
     def nbytes(self) -> int:
         """Bytes of all its tensors."""
-        return sum(ITEM_BYTES[kind] * prod(shape) for kind, shape in zip(self.types, self.shapes, strict=True))
+        return sum(ITEM_BYTES[dtype] * prod(shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True))
 
     @property
     def fusion_key(self) -> tuple[Any, ...]:
-        """Requests with equal keys can share a buffer."""
+        """Key of the buffer: requests with equal keys can share one."""
         return self.kind, self.device, self.op, self.prescale, self.postscale, self.root
 
     def to_fields(self) -> list[Any]:
@@ -81,17 +80,17 @@ class Request:
 
     @staticmethod
     def from_fields(fields: Any) -> Request:
-        """Reads the fields of `to_fields`. Raises ValueError for anything else."""
+        """Returns the request of fields from `to_fields`. Raises ValueError for anything else."""
         try:
-            number, name, kind, types, shapes, device, op, prescale, postscale, root, splits = fields
-            dims = tuple(map(tuple, shapes))
-            out = Request(number, name, kind, tuple(types), dims, device, op, prescale, postscale, root, tuple(splits))
+            set_id, name, kind, dtypes, shapes, device, op, prescale, postscale, root, splits = fields
+            dtypes, shapes, splits = tuple(dtypes), tuple(map(tuple, shapes)), tuple(splits)
+            request = Request(set_id, name, kind, dtypes, shapes, device, op, prescale, postscale, root, splits)
         except (TypeError, ValueError):
             raise ValueError("a request of another form") from None
-        for what, is_right in _CHECKS:
-            if not is_right(out):
-                raise ValueError(f"a request with a wrong {what}")
-        return out
+        for field_name, is_valid in _CHECKS:
+            if not is_valid(request):
+                raise ValueError(f"a request with a wrong {field_name}")
+        return request
 
 
 @final
@@ -100,8 +99,10 @@ class Response:
     """Operations of one kind that the ranks of a process set execute now.
 
     Attributes:
+        process_set: id of the process set.
+        names: names of the operations.
         error: the reason why they fail instead; empty if they do not.
-        algorithm: of sums over all ranks on CPU.
+        algorithm: algorithm of sums over all ranks on CPU.
         rows: for allgather, by name and tensor: rows from each rank. For alltoall, by name and rank: rows that it sends
             to each rank.
         like: a request of each name, if ranks have joined: these take part with zeros of its shapes.
@@ -124,36 +125,39 @@ class Response:
 
     @staticmethod
     def from_fields(fields: Sequence[Any]) -> Response:
-        """Reads the fields of `to_fields`, without checks: they come from rank 0."""
+        """Returns the response of fields from `to_fields`, without checks: they come from rank 0."""
         set_id, kind, names, error, algorithm, rows, like, value = fields
-        table = tuple(tuple(map(tuple, one)) for one in rows)
-        requests = tuple(map(Request.from_fields, like))
-        return Response(set_id, kind, tuple(names), error, algorithm, table, requests, value)
+        rows = tuple(tuple(map(tuple, name_rows)) for name_rows in rows)
+        like = tuple(map(Request.from_fields, like))
+        return Response(set_id, kind, tuple(names), error, algorithm, rows, like, value)
 
 
 def collect_rows(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Collects the `rows` of one name that all members of a set have requested, in the order of the members."""
+    """Returns the `rows` of one name that all members of a set have requested, in the order of the members."""
     first = requests[members[0]]
     if first.kind == "allgather":
         return tuple(tuple(requests[rank].shapes[i][0] for rank in members) for i in range(len(first.shapes)))
     return tuple(requests[rank].splits for rank in members)
 
 
-def find_disagreement(requests: Mapping[int, Request], someone_joined: bool) -> str:
-    """Finds the reason why the requests of one name, by rank, cannot be executed together; empty if they can.
+def find_disagreement(requests: Mapping[int, Request], has_joined_ranks: bool) -> str:
+    """Returns the reason why the requests of one name cannot be executed together; empty if they can.
 
     Args:
-        someone_joined: ranks of the set have joined, so that zeros must do in their place.
+        requests: the request of each rank.
+        has_joined_ranks: True if ranks of the set have joined, so that zeros must do in their place.
     """
+    # Sorted by rank, so that the message does not depend on which rank came first.
     (first_rank, first), *others = sorted(requests.items())
-    for what, read in _ASPECTS:
-        mine = read(first)
+    for what, get_value in _COMPARED_FIELDS:
+        first_value = get_value(first)
         for rank, request in others:
-            if (theirs := read(request)) != mine:
-                return f"{first.name}: mismatched {what}: rank {first_rank} has {mine}, rank {rank} has {theirs}"
-    if first.kind in (*ROWWISE, "reducescatter") and any(not shape for shape in first.shapes):
+            if (value := get_value(request)) != first_value:
+                return f"{first.name}: mismatched {what}: rank {first_rank} has {first_value}, rank {rank} has {value}"
+    if first.kind in (*ROWWISE_KINDS, "reducescatter") and any(not shape for shape in first.shapes):
         return f"{first.name}: {first.kind} splits or joins the first dimension, and a scalar has none"
-    if someone_joined and first.kind in (*ROWWISE, "broadcast", "reducescatter"):
+    # Zeros can stand in for a rank that has joined in a sum only.
+    if has_joined_ranks and first.kind in (*ROWWISE_KINDS, "broadcast", "reducescatter"):
         fix = "; sparse gradients can be made dense with sparse_as_dense=True" if first.kind == "allgather" else ""
         return f"{first.name}: {first.kind} is not possible once a rank has joined{fix}"
     return ""
@@ -164,9 +168,9 @@ _CHECKS: tuple[tuple[str, Callable[[Request], bool]], ...] = (
     ("process set", lambda request: is_whole_number(request.process_set)),
     ("name", lambda request: isinstance(request.name, str)),
     ("kind", lambda request: request.kind in get_args(Kind)),
-    ("type", lambda request: all(isinstance(kind, str) and kind in ITEM_BYTES for kind in request.types)),
-    ("shape", lambda request: len(request.shapes) == len(request.types)),
-    ("shape", lambda request: all(is_whole_number(side) for shape in request.shapes for side in shape)),
+    ("type", lambda request: all(isinstance(dtype, str) and dtype in ITEM_BYTES for dtype in request.dtypes)),
+    ("shape", lambda request: len(request.shapes) == len(request.dtypes)),
+    ("shape", lambda request: all(is_whole_number(size) for shape in request.shapes for size in shape)),
     ("device", lambda request: isinstance(request.device, str)),
     ("operation", lambda request: request.op in get_args(Op)),
     ("factor", lambda request: all(map(is_any_number, (request.prescale, request.postscale)))),
@@ -178,16 +182,16 @@ _CHECKS: tuple[tuple[str, Callable[[Request], bool]], ...] = (
 def _format_compared_shapes(request: Request) -> str:
     # With `*` for a dimension that may differ: `[*, 3, 224]`.
     shapes = [list(map(str, shape)) for shape in request.shapes]
-    if request.kind in ROWWISE:
+    if request.kind in ROWWISE_KINDS:
         shapes = [["*", *shape[1:]] if shape else [] for shape in shapes]
     return ", ".join(f"[{', '.join(shape)}]" for shape in shapes)
 
 
 # In the order in which they are compared: the first mismatch is reported.
-_ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
+_COMPARED_FIELDS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
     ("operations", lambda request: request.kind),
     ("reduction operations", lambda request: request.op),
-    ("data types", lambda request: ", ".join(request.types)),
+    ("data types", lambda request: ", ".join(request.dtypes)),
     ("tensor shapes", _format_compared_shapes),
     ("prescale and postscale factors", lambda request: (request.prescale, request.postscale)),
     ("root ranks", lambda request: request.root),

@@ -21,15 +21,15 @@ class Settings:
     """Settings of negotiation, and timeouts.
 
     Attributes:
-        fusion_bytes: most bytes of a fused buffer; 0: nothing is fused.
-        cycle_s: least time between two rounds that are handed out.
-        stall_s: warn of a tensor that some rank has not submitted for this long; None: never.
-        stall_shutdown_s: end the job for such a tensor after this long; None: never.
-        timeout_s: of a transfer under way, and of meeting the other ranks.
+        fusion_bytes: largest size of a fused buffer; 0: nothing is fused.
+        cycle_s: shortest time between two rounds that are handed out.
+        stall_s: time after which a warning names a tensor that some rank has not submitted; None: never.
+        stall_shutdown_s: time after which such a tensor ends the job; None: never.
+        timeout_s: time limit of a transfer, and of the rendezvous with the other ranks.
         timeline: file of the timeline; `DYNAMIC`: none yet; empty: none.
-        mark_cycles: the timeline shows when rounds were handed out.
-        hierarchical: True, False: sums go by host, or not; None: the faster way by the measured links.
-        interface: network interface; None: the one that leads to the others.
+        mark_cycles: True if the timeline shows when rounds were handed out.
+        hierarchical: True if sums go by host, False if not; None: the faster way by the measured links.
+        interface: network interface; None: the one that leads to the other ranks.
     """
 
     fusion_bytes: int = 128 * MEBIBYTE
@@ -44,16 +44,16 @@ class Settings:
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
-        """Reads the settings from the environment. UsageError: a value is no number, or negative."""
-        off = _read_flag(environ, "HOROVOD_STALL_CHECK_DISABLE") or False
+        """Reads the settings from the environment. Raises UsageError if a value is no number, or negative."""
+        is_disabled = _read_flag(environ, "HOROVOD_STALL_CHECK_DISABLE") or False
         stall_s = _read_number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", Settings.stall_s or 0.0)
         shutdown_s = _read_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0)
         return Settings(
             fusion_bytes=int(_read_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_bytes)),
             cycle_s=_read_number(environ, "HOROVOD_CYCLE_TIME", Settings.cycle_s * 1e3) / 1e3,
-            stall_s=None if off or not stall_s else stall_s,
+            stall_s=None if is_disabled or not stall_s else stall_s,
             # Horovod's own rule: a shutdown time below the warning time does nothing.
-            stall_shutdown_s=shutdown_s if shutdown_s and not off and shutdown_s >= stall_s else None,
+            stall_shutdown_s=shutdown_s if shutdown_s and not is_disabled and shutdown_s >= stall_s else None,
             timeout_s=_read_number(environ, "HOROVOD_GLOO_TIMEOUT_SECONDS", Settings.timeout_s),
             timeline=environ.get("HOROVOD_TIMELINE", ""),
             mark_cycles=_read_flag(environ, "HOROVOD_TIMELINE_MARK_CYCLES") or False,
@@ -70,6 +70,7 @@ def _read_number(environ: Mapping[str, str], name: str, default: float) -> float
         value = float(text)
     except ValueError:
         value = -1.0
+    # Written such that NaN is refused, too.
     if not 0 <= value < float("inf"):
         raise UsageError(f"{name}={text!r} is no number from 0 on", fix="Set it to such a number, or unset it.")
     return value

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from headway.data.formats.recordio import RecordPlace
 from headway.data.formats.trailer import build_trailer
 
-HEADER_BYTES = 128
-"""Room for the header of any shape here; a multiple of 64, as the `.npy` format asks."""
+NPY_HEADER_BYTES = 128
+"""Space for the header of any shape here; a multiple of 64, as the `.npy` format requires."""
 
-_BUFFER_BYTES = 1 << 20
+_WRITE_BUFFER_BYTES = 1 << 20
 
 
 @final
@@ -29,15 +29,16 @@ class ArraysWriter:
     """Writes one shard of raw pixels; see `ShardWriter`."""
 
     def __init__(self, path: Path, pack_id: int) -> None:
-        self._file = open(path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
-        self._path, self._pack_id = path, pack_id
+        self._file = open(path, "wb", buffering=_WRITE_BUFFER_BYTES)  # noqa: SIM115
+        self._path = path
+        self._pack_id = pack_id
         self._shapes: set[tuple[int, ...]] = set()
         self._labels: list[Any] = []
-        # The header is written last; its place is reserved.
-        self.size_bytes = self._file.write(bytes(HEADER_BYTES))
+        # The header is written last; its space is reserved.
+        self.size_bytes = self._file.write(bytes(NPY_HEADER_BYTES))
 
     def append(self, image: NDArray[np.uint8], label: Any, index: int) -> RecordPlace:
-        """Appends the pixels of an image, uint8 [h, w, c] and contiguous."""
+        """Appends the pixels of an image, uint8 [h, w, c] and contiguous; returns where they are stored."""
         offset = self.size_bytes
         self.size_bytes += self._file.write(image.data)
         self._shapes.add(image.shape)
@@ -45,8 +46,8 @@ class ArraysWriter:
         return RecordPlace(offset, image.nbytes, False)
 
     def close(self) -> None:
-        """Writes the labels and the header, whose shape is known only now; brings both files to the disk."""
-        shape: tuple[int, ...] = (self.size_bytes - HEADER_BYTES,)
+        """Writes the labels, and the header, whose shape is known only now; flushes both files to the disk (fsync)."""
+        shape: tuple[int, ...] = (self.size_bytes - NPY_HEADER_BYTES,)
         # numpy users can index images of one size; a flat array still holds any sizes.
         if len(self._shapes) == 1:
             shape = (len(self._labels), *self._shapes.pop())
@@ -64,12 +65,13 @@ class ArraysWriter:
             os.fsync(file.fileno())
 
     def abandon(self) -> None:
+        """Closes the file and ignores errors; see `ShardWriter`."""
         with contextlib.suppress(OSError):
             self._file.close()
 
 
 def _build_header(shape: tuple[int, ...]) -> bytes:
-    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
     # Version 1.0 of the format: 2 bytes of header length.
-    magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
-    return magic + text.ljust(HEADER_BYTES - 11) + b"\n"
+    magic = b"\x93NUMPY\x01\x00" + (NPY_HEADER_BYTES - 10).to_bytes(2, "little")
+    return magic + header.ljust(NPY_HEADER_BYTES - 11) + b"\n"

@@ -17,7 +17,7 @@ from headway.data.mapping import map_file
 @final
 @dataclass(frozen=True)
 class ByteRange:
-    """`size` bytes of a file from `offset` on; `member` is their name in an archive, empty for a whole file."""
+    """`size` bytes of a file from `offset` on; `member` is the name in an archive, empty for a whole file."""
 
     path: Path
     offset: int
@@ -34,11 +34,11 @@ class ByteRange:
 
     @property
     def name(self) -> str:
-        """The name without folders."""
+        """Name of the member or the file, without folders."""
         return os.path.basename(self.member) or self.path.name
 
     def view(self) -> memoryview:
-        """Returns its bytes, mapped. Raises DataError if the file is empty or cannot be read."""
+        """Returns the bytes, mapped. Raises DataError if the file is empty or cannot be read."""
         # A slice of the view keeps the whole mapping alive.
         return map_path(self.path)[self.offset : self.offset + self.size]
 
@@ -48,13 +48,14 @@ class ByteRange:
 
 @final
 class FolderFiles(Mapping[str, ByteRange]):
-    """Files of one folder by name. Each is opened on request, so one dangling link does not affect the others.
+    """Files of one folder by name. Each is examined when looked up, so a dangling link does not affect the others.
 
-    A file that cannot be read raises DataError.
+    Looking up a file that cannot be read raises DataError.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._folder, self._names = folder, frozenset(names)
+        self._folder = folder
+        self._names = frozenset(names)
 
     def __getitem__(self, name: str) -> ByteRange:
         if name not in self._names:
@@ -69,9 +70,9 @@ class FolderFiles(Mapping[str, ByteRange]):
 
 
 def map_path(path: Path) -> memoryview:
-    """Returns the bytes of a file, mapped as long as the view or a part of it is in use; see `headway.data.mapping`.
+    """Returns the bytes of a file, mapped as long as the view or a slice of it lives; see `headway.data.mapping`.
 
-    Raises DataError.
+    Raises DataError if the file is empty or cannot be read, or HeadwayError if too many files are open.
     """
     try:
         with open_regular(path) as file:
@@ -85,7 +86,7 @@ def map_path(path: Path) -> memoryview:
 
 
 def build_read_error(path: Path, error: OSError) -> HeadwayError:
-    """Returns the error for a file that cannot be opened."""
+    """Builds the error for a file that cannot be opened."""
     # The limit of open files is a setting of the machine, not damage.
     if error.errno in (errno.EMFILE, errno.ENFILE):
         fix = "Allow more (ulimit -n), or pack the data into fewer, larger shards."
@@ -94,7 +95,7 @@ def build_read_error(path: Path, error: OSError) -> HeadwayError:
 
 
 def read_head(path: Path, count: int) -> bytes:
-    """Returns the first bytes of a file. Raises DataError."""
+    """Returns the first `count` bytes of a file. Raises DataError if it cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(count)

@@ -17,9 +17,13 @@ from headway.data.formats.pack_source import PackSource
 
 
 def build_pack_source(dataset: Dataset, *, remote: bool = False) -> PackSource:
-    """Returns all samples of a data set, in its order; `remote` if it is at an address.
+    """Returns all samples of a data set, in its order.
 
-    Raises DataError for pixels of other than 1 or 3 channels, or a mixture of pixels and image files.
+    Args:
+        remote: the data set is at a URL, so records are fetched ahead; see `ImageReader.prefetch`.
+
+    Raises:
+        DataError: the pixels have neither 1 nor 3 channels, or pixels and image files are mixed.
     """
     return PackSource(
         names=tuple(dataset.name(sample) for sample in range(len(dataset))),
@@ -33,39 +37,41 @@ def build_pack_source(dataset: Dataset, *, remote: bool = False) -> PackSource:
 
 @final
 class DatasetImages:
-    """The images of a data set; each read compares the checksum."""
+    """The images of a data set; each read compares the checksum. An `ImageReader`."""
 
     def __init__(self, dataset: Dataset, remote: bool) -> None:
-        raw = (dataset.flags & FLAG_RAW) > 0
+        is_raw = (dataset.flags & FLAG_RAW) > 0
         channels = dataset.description.channels
-        if raw.any() and (channels not in (1, 3) or not raw.all()):
-            what = f"pixels of {channels} channels cannot be packed" if raw.all() else "only some samples are raw"
+        if is_raw.any() and (channels not in (1, 3) or not is_raw.all()):
+            what = f"pixels of {channels} channels cannot be packed" if is_raw.all() else "only some samples are raw"
             raise DataError(what, where=str(dataset.folder), fix="Save them as images of 1 or 3 channels.")
         self.mode = dataset.description.mode
-        self.raw_channels = channels if raw.any() else 0
+        self.raw_channels = channels if is_raw.any() else 0
         self.gray: bool | None = channels == 1
-        self._dataset, self._remote = dataset, remote
+        self._dataset = dataset
+        self._remote = remote
+        # Records fetched by `prefetch`, by sample.
         self._fetched: dict[int, memoryview] = {}
 
     def measure_sizes(self) -> NDArray[np.int64]:
-        """Returns the bytes of each record."""
+        """Returns the size of each record in bytes; int64 [n]."""
         return self._dataset.length.astype(np.int64)
 
     def prefetch(self, samples: Sequence[int]) -> DatasetImages:
         """Returns a reader of the same images that has read these remote records in one call."""
         if not self._remote:
             return self
-        # A copy for each task: threads do not share the records of each other.
-        near = copy.copy(self)
-        near._fetched = dict(zip(samples, self._dataset.read(samples), strict=True))
-        return near
+        # A copy for each task, as threads must not share fetched records.
+        reader = copy.copy(self)
+        reader._fetched = dict(zip(samples, self._dataset.read(samples), strict=True))
+        return reader
 
     def read(self, sample: int) -> bytes | NDArray[np.uint8]:
         """Returns an image file's bytes, or pixels, uint8 [h, w, c]. Raises DataError if it is damaged."""
         dataset = self._dataset
-        near = self._fetched.get(sample)
+        record = self._fetched.get(sample)
         # Checked at each read: a copy of a damaged record would get a valid checksum.
-        data = bytes(dataset.read([sample])[0] if near is None else near)
+        data = bytes(dataset.read([sample])[0] if record is None else record)
         if len(data) != dataset.length[sample] or crc32c(data) != dataset.crc32c[sample]:
             raise DataError("its checksum does not match the columns", where=dataset.name(sample))
         if not self.raw_channels:

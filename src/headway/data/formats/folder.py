@@ -20,16 +20,16 @@ from headway.data.formats.pack_source import (
     list_entries,
 )
 
-_SHOWN = 5
+_MAX_SHOWN_NAMES = 5
 
 
 def open_folder(root: Path) -> ForeignRecords:
-    """Returns the images of a folder, each read by name. Raises as `list_folder`."""
+    """Returns the records of the images of a folder, each read by name. Raises as `list_folder`."""
     return _build_loose_records(*_list_with_folders(root))
 
 
 def open_listing(file: Path) -> ForeignRecords:
-    """Returns the images that a CSV or JSONL file lists, each read by name. Raises as `list_file`."""
+    """Returns the records of the images that a CSV or JSONL file lists, each read by name. Raises as `list_file`."""
     return _build_loose_records(list_file(file), [file])
 
 
@@ -39,14 +39,14 @@ def _build_loose_records(source: PackSource, watched: Iterable[Path]) -> Foreign
     # The length column has 32 bits.
     if (sizes >= 1 << 32).any():
         raise DataError("an image of 4 GiB or more", where=source.names[int(sizes.argmax())])
-    n = len(source)
+    num_samples = len(source)
     return ForeignRecords(
         format="folder",
         files=(),
-        shard=np.zeros(n, np.uint16),
-        offset=np.zeros(n, np.uint64),
+        shard=np.zeros(num_samples, np.uint16),
+        offset=np.zeros(num_samples, np.uint64),
         length=sizes.astype(np.uint32),
-        flags=np.zeros(n, np.uint8),
+        flags=np.zeros(num_samples, np.uint8),
         labels=LabelColumn(source.label_kind, source.classes, source.labels),
         # Not the names of the source: those are text, and a file name may be any bytes.
         names=[os.path.relpath(path, source.root) for path in source.images.paths],
@@ -68,27 +68,27 @@ def list_folder(root: Path) -> PackSource:
 
 
 def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
-    """Returns the source of `list_folder`, and every folder that was searched."""
+    """Returns the result of `list_folder`, and every folder that was searched."""
     if not root.is_dir():
         raise UsageError("the folder does not exist", where=str(root), fix="Name a folder laid out as CLASS/NAME.jpg.")
     # The first level is classes; everything deeper belongs to its class.
-    folders, loose = list_entries(str(root))
+    folders, loose_files = list_entries(str(root))
     if not folders:
-        raise _build_no_classes_error(root, loose)
+        raise _build_no_classes_error(root, loose_files)
     names: list[str] = []
     paths: list[str] = []
     counts: list[int] = []
-    others: list[str] = []
+    other_files: list[str] = []
     visited = [root]
     # Sorted as text, so class numbers do not depend on the bytes of the file system.
     folders.sort(key=_decode_name)
     for folder in folders:
         images: list[str] = []
-        found, inside = _walk_files(os.path.join(root, folder), folder)
+        names_below, visited_below = _walk_files(os.path.join(root, folder), folder)
         # A scan watches every folder for new or removed files.
-        visited.extend(map(Path, inside))
-        for name in found:
-            (images if is_image(name) else others).append(name)
+        visited.extend(map(Path, visited_below))
+        for name in names_below:
+            (images if is_image(name) else other_files).append(name)
         images.sort(key=_decode_name)
         counts.append(len(images))
         names.extend(map(_decode_name, images))
@@ -97,21 +97,23 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
     empty = [name for name, count in zip(classes, counts, strict=True) if count == 0]
     # No image at all is more likely a wrong folder than an empty class.
     if len(empty) == len(classes):
-        beside = f", and {len(loose)} files are beside them" if loose else ""
+        beside_text = f", and {len(loose_files)} files are beside them" if loose_files else ""
         raise DataError(
-            f"there is no image in any of its {len(classes)} sub-folders{beside}",
+            f"there is no image in any of its {len(classes)} sub-folders{beside_text}",
             where=str(root),
             fix=f"Images are recognised by their extension: {' '.join(sorted(IMAGE_EXTENSIONS))}.",
         )
     if empty:
         what = f"class {empty[0]!r} has no image" if len(empty) == 1 else f"{_join_names(empty)} have no image"
         raise DataError(what, where=str(root), fix="Put images into the class folder, or remove it.")
-    astray = sorted(_decode_name(name) for name in loose if is_image(name))
+    images_outside_classes = sorted(_decode_name(name) for name in loose_files if is_image(name))
     # Left-out files are named in the notes, so that a forgotten extension shows.
-    ignored = sorted(map(_decode_name, others)) + sorted(_decode_name(name) for name in loose if not is_image(name))
+    ignored = sorted(map(_decode_name, other_files)) + sorted(
+        _decode_name(name) for name in loose_files if not is_image(name)
+    )
     notes = tuple(
         f"left out, {why}: {_join_names(files)}"
-        for why, files in (("with no image extension", ignored), ("outside class folders", astray))
+        for why, files in (("with no image extension", ignored), ("outside class folders", images_outside_classes))
         if files
     )
     source = PackSource(
@@ -127,37 +129,45 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
 
 
 def _walk_files(folder: str, prefix: str) -> tuple[list[str], list[str]]:
-    """Returns all files below a folder, and the folders searched; each folder once, so link cycles end."""
-    found: list[str] = []
+    """Returns all files below a folder, and the folders searched. Each folder is searched once, so link cycles end.
+
+    Args:
+        prefix: put before the path of each file relative to `folder`.
+    """
+    file_names: list[str] = []
     visited: list[str] = []
-    seen: set[tuple[int, int]] = set()
-    waiting = [(folder, prefix)]
-    while waiting:
-        folder, prefix = waiting.pop()
+    seen_ids: set[tuple[int, int]] = set()
+    pending = [(folder, prefix)]
+    while pending:
+        folder, prefix = pending.pop()
         # Device and inode identify a folder, whatever link led to it.
         status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
+        if (status.st_dev, status.st_ino) in seen_ids:
             continue
-        seen.add((status.st_dev, status.st_ino))
+        seen_ids.add((status.st_dev, status.st_ino))
         visited.append(folder)
         folders, files = list_entries(folder)
-        found.extend(f"{prefix}/{name}" for name in files)
-        waiting.extend((os.path.join(folder, name), f"{prefix}/{name}") for name in folders)
-    return found, visited
+        file_names.extend(f"{prefix}/{name}" for name in files)
+        pending.extend((os.path.join(folder, name), f"{prefix}/{name}") for name in folders)
+    return file_names, visited
 
 
-def _build_no_classes_error(root: Path, loose: list[str]) -> UsageError:
+def _build_no_classes_error(root: Path, loose_files: list[str]) -> UsageError:
     # The usual mistake: images without class folders.
-    images = sum(map(is_image, loose))
-    if images:
-        lists = sorted(name for name in loose if os.path.splitext(name)[1].lower() in LISTING_EXTENSIONS)
-        listing = root / lists[0] if lists else "LABELS.csv"
+    num_images = sum(map(is_image, loose_files))
+    if num_images:
+        listing_names = sorted(name for name in loose_files if os.path.splitext(name)[1].lower() in LISTING_EXTENSIONS)
+        listing = root / listing_names[0] if listing_names else "LABELS.csv"
         return UsageError(
-            f"{images} images are in the folder itself, so their classes are unknown",
+            f"{num_images} images are in the folder itself, so their classes are unknown",
             where=str(root),
             fix=f"Lay them out as CLASS/NAME.jpg, or list paths and labels in a file: headway pack {listing} DST",
         )
-    what = f"there is no image in this folder, only {_join_names(sorted(loose))}" if loose else "the folder is empty"
+    what = (
+        f"there is no image in this folder, only {_join_names(sorted(loose_files))}"
+        if loose_files
+        else "the folder is empty"
+    )
     return UsageError(what, where=str(root), fix="Name a folder laid out as CLASS/NAME.jpg.")
 
 
@@ -167,5 +177,5 @@ def _decode_name(name: str) -> str:
 
 
 def _join_names(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(repr, names[:_SHOWN])) + more
+    remainder = f" and {len(names) - _MAX_SHOWN_NAMES} more" if len(names) > _MAX_SHOWN_NAMES else ""
+    return ", ".join(map(repr, names[:_MAX_SHOWN_NAMES])) + remainder

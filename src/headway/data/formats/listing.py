@@ -1,4 +1,4 @@
-"""A list of images in a file: CSV with a header, or JSON objects, one a line.
+"""Reads a list of images from a file: CSV with a header, or JSON objects, one a line.
 
 Column `path` is relative to the file's own folder. One of these columns has the labels: `label` (a class name),
 `labels` (several, separated by `;` in CSV, a list in JSON), `value` (a number; in JSON also a list of them), or
@@ -26,11 +26,11 @@ from headway.data.columns import LabelKind
 from headway.data.formats.foreign_records import build_multi_labels
 from headway.data.formats.pack_source import ImageFiles, PackSource
 
-_LAYOUT = (
+_LAYOUT_HINT = (
     "The first line of a CSV names its columns, each line of JSON its keys: "
     "path, and one of label, labels, value or several value_NAME."
 )
-_LARGEST = float(np.finfo(np.float32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def list_file(path: Path) -> PackSource:
@@ -38,13 +38,13 @@ def list_file(path: Path) -> PackSource:
 
     Raises:
         UsageError: the file is missing or cannot be read.
-        DataError: its content is wrong; the message names the line.
+        DataError: its content is invalid; the message names the line.
     """
     text = _read_text(path)
     # The extension decides, since a line of JSON is valid CSV.
     table = _parse_csv(path, text) if path.suffix.lower() == ".csv" else _parse_json_lines(path, text)
     if not table.lines:
-        raise DataError("the file lists no images", where=str(path), fix=_LAYOUT)
+        raise DataError("the file lists no images", where=str(path), fix=_LAYOUT_HINT)
     paths = _resolve_paths(table)
     kind, classes, labels = _parse_labels(table)
     return PackSource(
@@ -61,7 +61,13 @@ def list_file(path: Path) -> PackSource:
 @final
 @dataclass(frozen=True)
 class _Table:
-    """Used columns as lists of cells; `lines` holds the line number of each row."""
+    """The used columns of a listing.
+
+    Attributes:
+        lines: line number in the file of each row.
+        cells: the cells of each used column, by column name.
+        unused: names of the other columns.
+    """
 
     file: Path
     lines: list[int]
@@ -70,9 +76,11 @@ class _Table:
 
     @property
     def label_columns(self) -> list[str]:
+        """Names of the columns that hold labels."""
         return [name for name in self.cells if name != "path"]
 
     def build_error(self, row: int, what: str, fix: str = "") -> DataError:
+        """Builds an error that names the line of a row."""
         return DataError(what, where=f"{self.file}, line {self.lines[row]}", fix=fix)
 
 
@@ -85,7 +93,7 @@ def _read_text(path: Path) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _build_encoding_error(path, data.count(b"\n", 0, error.start) + 1) from error
-    # Zeros mean UTF-16 or a binary file.
+    # Null characters mean UTF-16 or a binary file.
     if "\0" in text:
         raise _build_encoding_error(path, text.count("\n", 0, text.index("\0")) + 1)
     return text
@@ -98,31 +106,33 @@ def _build_encoding_error(path: Path, line: int) -> DataError:
 def _find_label_columns(names: Sequence[str], where: str) -> list[str]:
     """Returns the columns that hold labels. Raises DataError unless there is one kind, and a path."""
     # csv.DictReader would keep the last of two columns silently.
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"column {twice[0]!r} occurs twice", where=where, fix="Give each column its own name.")
-    found = f"found: {', '.join(map(repr, names))}"
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"column {duplicates[0]!r} occurs twice", where=where, fix="Give each column its own name.")
+    found_columns = f"found: {', '.join(map(repr, names))}"
     if "path" not in names:
-        # Spreadsheets of some countries write semicolons.
-        separated = len(names) == 1 and any(mark in names[0] for mark in ";\t|")
-        fix = "Separate the columns with commas." if separated else _LAYOUT
-        raise DataError(f"there is no column 'path' ({found})", where=where, fix=fix)
+        # Spreadsheet programs write semicolons in some locales.
+        has_other_separator = len(names) == 1 and any(mark in names[0] for mark in ";\t|")
+        fix = "Separate the columns with commas." if has_other_separator else _LAYOUT_HINT
+        raise DataError(f"there is no column 'path' ({found_columns})", where=where, fix=fix)
     # A file with two kinds of labels is ambiguous, so it is refused.
-    kinds = [[name] for name in ("label", "labels", "value") if name in names]
-    if several := [name for name in names if name.startswith("value_") and name != "value_"]:
-        kinds.append(several)
-    if not kinds:
-        raise DataError(f"there is no column of labels ({found})", where=where, fix=_LAYOUT)
-    if len(kinds) > 1:
-        both = " and ".join(repr(kind[0]) for kind in kinds)
+    label_groups = [[name] for name in ("label", "labels", "value") if name in names]
+    if value_columns := [name for name in names if name.startswith("value_") and name != "value_"]:
+        label_groups.append(value_columns)
+    if not label_groups:
+        raise DataError(f"there is no column of labels ({found_columns})", where=where, fix=_LAYOUT_HINT)
+    if len(label_groups) > 1:
+        both = " and ".join(repr(kind[0]) for kind in label_groups)
         raise DataError(f"{both} are both labels", where=where, fix="Keep one kind of label.")
-    return kinds[0]
+    return label_groups[0]
 
 
 def _parse_csv(path: Path, text: str) -> _Table:
+    """Returns the columns `path` and the labels of a CSV. Raises DataError, which names the line, if it is invalid."""
     # Quoted fields may contain line ends, so the file is not split into lines first.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
 
     def read_rows() -> Iterator[list[str]]:
+        """Yields the rows. Raises DataError if the text is not CSV."""
         while True:
             try:
                 yield next(reader)
@@ -132,7 +142,7 @@ def _parse_csv(path: Path, text: str) -> _Table:
                 raise DataError(f"this is not valid CSV ({error})", where=f"{path}, line {reader.line_num}") from error
 
     lines: list[int] = []
-    wanted: list[tuple[int, list[Any]]] = []
+    target_columns: list[tuple[int, list[Any]]] = []
     header: list[str] = []
     table = _Table(path, lines, {}, [])
     for row in read_rows():
@@ -144,7 +154,7 @@ def _parse_csv(path: Path, text: str) -> _Table:
             table.cells.update({name: [] for name in used})
             # Unused columns are legal, and a note names them.
             table.unused.extend(name for name in header if name not in used)
-            wanted = [(header.index(name), table.cells[name]) for name in used]
+            target_columns = [(header.index(name), table.cells[name]) for name in used]
             continue
         # An unquoted comma in a path shifts every cell after it.
         if len(row) != len(header):
@@ -154,8 +164,8 @@ def _parse_csv(path: Path, text: str) -> _Table:
                 fix="Put a text that holds a comma into double quotes.",
             )
         lines.append(reader.line_num)
-        for place, cells in wanted:
-            cells.append(row[place])
+        for index, cells in target_columns:
+            cells.append(row[index])
     # CSV has no lists: labels are separated by semicolons.
     if "labels" in table.cells:
         table.cells["labels"] = [[part for part in cell.split(";") if part.strip()] for cell in table.cells["labels"]]
@@ -163,12 +173,13 @@ def _parse_csv(path: Path, text: str) -> _Table:
 
 
 def _parse_json_lines(path: Path, text: str) -> _Table:
+    """Returns the columns `path` and the labels of JSON lines. Raises DataError, which names the line."""
     table = _Table(path, [], {}, [])
     used: list[str] = []
-    for number, line in enumerate(text.split("\n"), start=1):
+    for line_number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
+        where = f"{path}, line {line_number}"
         entry = _parse_json_object(line, where)
         columns = _find_label_columns([name for name, _ in entry], where)
         row = dict(entry)
@@ -178,7 +189,7 @@ def _parse_json_lines(path: Path, text: str) -> _Table:
             table.unused.extend(name for name in row if name not in table.cells)
         if sorted(columns) != sorted(used):
             raise DataError(f"here {columns[0]!r} is the label, in the lines above {used[0]!r}", where=where)
-        table.lines.append(number)
+        table.lines.append(line_number)
         for name, cells in table.cells.items():
             cells.append(row[name])
     return table
@@ -200,9 +211,9 @@ def _parse_json_object(line: str, where: str) -> list[tuple[str, Any]]:
 
 
 def _resolve_paths(table: _Table) -> tuple[str, ...]:
-    """Returns absolute paths. Raises DataError if a file is missing or named twice."""
+    """Returns the absolute path of each row. Raises DataError if a file is missing or listed twice."""
     root = os.path.abspath(table.file.parent)
-    rows: dict[str, int] = {}
+    row_by_path: dict[str, int] = {}
     missing: list[int] = []
     for row, name in enumerate(table.cells["path"]):
         if not isinstance(name, str) or not name:
@@ -213,17 +224,18 @@ def _resolve_paths(table: _Table) -> tuple[str, ...]:
             # All paths are checked before the error, which counts the missing ones.
             missing.append(row)
         # Paths are compared after normalisation: a.jpg and ./a.jpg are one file.
-        if (first := rows.setdefault(path, row)) != row:
+        if (first_row := row_by_path.setdefault(path, row)) != row:
             fix = "Name each image once; several labels of one image go into a column 'labels'."
-            raise table.build_error(row, f"{name!r} was named before, in line {table.lines[first]}", fix)
+            raise table.build_error(row, f"{name!r} was named before, in line {table.lines[first_row]}", fix)
     if missing:
-        many = f" ({len(missing)} such paths in all)" if len(missing) > 1 else ""
+        total_text = f" ({len(missing)} such paths in all)" if len(missing) > 1 else ""
         name = table.cells["path"][missing[0]]
-        raise table.build_error(missing[0], f"there is no file {name!r}{many}", f"Paths are relative to {root}.")
-    return tuple(rows)
+        raise table.build_error(missing[0], f"there is no file {name!r}{total_text}", f"Paths are relative to {root}.")
+    return tuple(row_by_path)
 
 
 def _parse_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
+    """Returns the kind of the labels, the names of the classes or outputs, and the labels of all rows."""
     columns = table.label_columns
     if columns == ["label"]:
         return _parse_class_labels(table)
@@ -231,43 +243,45 @@ def _parse_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[An
         return _parse_multi_labels(table)
     if columns == ["value"]:
         return _parse_values(table)
-    numbers = [[_parse_number(table, row, cell) for row, cell in enumerate(table.cells[name])] for name in columns]
-    # One column a number: the result is transposed to one row a sample.
+    values_by_column = [
+        [_parse_number(table, row, cell) for row, cell in enumerate(table.cells[name])] for name in columns
+    ]
+    # One list for each column: transposed to one row for each sample.
     names = tuple(name.removeprefix("value_") for name in columns)
-    return "value", names, np.ascontiguousarray(np.array(numbers, np.float32).T)
+    return "value", names, np.ascontiguousarray(np.array(values_by_column, np.float32).T)
 
 
 def _parse_class_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
     names = [_parse_class_name(table, row, cell) for row, cell in enumerate(table.cells["label"])]
     classes = sorted(set(names))
-    number = {name: place for place, name in enumerate(classes)}
-    return "class", tuple(classes), np.array([number[name] for name in names], np.int64)
+    index_by_class = {name: index for index, name in enumerate(classes)}
+    return "class", tuple(classes), np.array([index_by_class[name] for name in names], np.int64)
 
 
 def _parse_multi_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
-    sets: list[list[str]] = []
+    label_names: list[list[str]] = []
     for row, cell in enumerate(table.cells["labels"]):
         if not isinstance(cell, list):
             raise table.build_error(row, f"labels are {cell!r}, which is not a list")
-        sets.append([_parse_class_name(table, row, name) for name in cell])
-    if not any(sets):
+        label_names.append([_parse_class_name(table, row, name) for name in cell])
+    if not any(label_names):
         raise DataError("no image has a label", where=str(table.file), fix="Fill the column 'labels'.")
-    return build_multi_labels(sets)
+    return build_multi_labels(label_names)
 
 
 def _parse_values(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
     cells = table.cells["value"]
     if not isinstance(cells[0], list):
         return "value", (), np.array([_parse_number(table, row, cell) for row, cell in enumerate(cells)], np.float32)
-    size = len(cells[0])
-    numbers: list[list[float]] = []
+    length = len(cells[0])
+    values: list[list[float]] = []
     for row, cell in enumerate(cells):
-        if not isinstance(cell, list) or not cell or len(cell) != size:
+        if not isinstance(cell, list) or not cell or len(cell) != length:
             raise table.build_error(
                 row, f"the value is {cell!r}, which is not a list of numbers as long as the first line's"
             )
-        numbers.append([_parse_number(table, row, part) for part in cell])
-    return "value", tuple(map(str, range(size))), np.array(numbers, np.float32)
+        values.append([_parse_number(table, row, element) for element in cell])
+    return "value", tuple(map(str, range(length))), np.array(values, np.float32)
 
 
 def _parse_class_name(table: _Table, row: int, cell: Any) -> str:
@@ -290,6 +304,6 @@ def _parse_number(table: _Table, row: int, cell: Any) -> float:
             number = float(cell)
         except (ValueError, OverflowError):
             number = math.nan
-    if not abs(number) <= _LARGEST:
+    if not abs(number) <= _MAX_FLOAT32:
         raise table.build_error(row, f"the value is {cell!r}, which is not a finite number (float32)")
     return number

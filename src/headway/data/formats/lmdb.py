@@ -1,8 +1,8 @@
-"""LMDB: finds the values of a database in its file, without the lmdb package.
+"""Reads LMDB: finds the values of a database in its file, without the lmdb package.
 
 A value is contiguous in the file, in a leaf page or in overflow pages of its own, and does not move while nobody
-writes; so a finished database is read like any other shard, by offset and length. Offsets are why the lmdb package
-does not do here: it returns values, not their place.
+writes; so a finished database is read like any other shard, by offset and length. The lmdb package cannot be used,
+as it returns values, not their offsets.
 
 The file is pages (layout: LMDB 0.9, mdb.c; 64-bit, little-endian): two of metadata, of which the later transaction
 counts, and a B+ tree. A page is u64 number, u16, u16 kind, u16 lower and u16 upper end of its free space (u32 number
@@ -23,18 +23,18 @@ from headway.data.formats.byte_ranges import map_path
 from headway.data.formats.tar import ArchiveMember
 
 MAGIC = struct.pack("<I", 0xBEEFC0DE)
-MAGIC_AT = 16
+MAGIC_OFFSET = 16
 
 _PAGE = struct.Struct("<QHHHH")
 _META = struct.Struct("<IIQQ")
 _TREE = struct.Struct("<IHHQQQQQ")
-_ENDS = struct.Struct("<QQ")
+_LAST_PAGE_AND_TRANSACTION = struct.Struct("<QQ")
 _NODE = struct.Struct("<HHHH")
 _BRANCH, _LEAF, _OVERFLOW = 1, 2, 4
-_BIG, _SUB, _DUPLICATES = 1, 2, 4
+_BIG_VALUE, _SUB_DATABASE, _DUPLICATE_VALUES = 1, 2, 4
 _NO_PAGE = (1 << 64) - 1
 _DUPLICATE_KEYS = 4
-_DEPTH_LIMIT = 32
+_MAX_DEPTH = 32
 _PAGE_SIZES = frozenset(1 << bit for bit in range(8, 17))
 
 
@@ -48,31 +48,35 @@ class _Meta(NamedTuple):
 
 
 def read_entries(path: Path) -> Iterator[ArchiveMember]:
-    """Yields keys (as text, Latin-1) and the places of their values, in the order of the keys. Raises DataError."""
+    """Yields keys (as text, Latin-1) and the places of their values, in the order of the keys.
+
+    Raises DataError if the file is not an LMDB database, is damaged, or holds several values a key.
+    """
     view = map_path(path)
     meta = _read_meta(view, path)
     # The header counts the entries; a tree that differs is damaged.
-    left = meta.entries
+    num_left = meta.entries
     for member in _walk_tree(view, meta, path):
-        left -= 1
-        if left < 0:
+        num_left -= 1
+        if num_left < 0:
             break
         yield member
-    if left:
+    if num_left:
         raise DataError(
             f"its tree does not hold the {meta.entries:,} entries that its header promises", where=str(path)
         )
 
 
 def _read_meta(view: memoryview, path: Path) -> _Meta:
+    """Returns the meta page of the last transaction. Raises DataError if the file is not a usable database."""
     try:
         # Two meta pages are written in turn, so that a crash leaves one intact.
         first = _read_meta_at(view, 0)
         second = _read_meta_at(view, first.page_bytes)
     except (struct.error, ValueError) as error:
         raise DataError("this is not an LMDB database, or it is damaged", where=str(path)) from error
-    meta = max(second, first, key=lambda found: found.transaction)
-    # A database that is cut would read as zeros or raise SIGBUS.
+    meta = max(second, first, key=lambda candidate: candidate.transaction)
+    # A truncated database would read as zeros or raise SIGBUS.
     size = (meta.last_page + 1) * meta.page_bytes
     if size > len(view):
         what = f"the database is cut: {len(view):,} of {size:,} bytes"
@@ -82,62 +86,69 @@ def _read_meta(view: memoryview, path: Path) -> _Meta:
     return meta
 
 
-def _read_meta_at(view: memoryview, at: int) -> _Meta:
-    magic, version, _, _ = _META.unpack_from(view, at + MAGIC_AT)
-    at += MAGIC_AT + _META.size
-    page_bytes = _TREE.unpack_from(view, at)[0]
-    _, flags, _, _, _, _, count, root = _TREE.unpack_from(view, at + _TREE.size)
-    last_page, transaction = _ENDS.unpack_from(view, at + 2 * _TREE.size)
+def _read_meta_at(view: memoryview, offset: int) -> _Meta:
+    magic, version, _, _ = _META.unpack_from(view, offset + MAGIC_OFFSET)
+    offset += MAGIC_OFFSET + _META.size
+    page_bytes = _TREE.unpack_from(view, offset)[0]
+    _, flags, _, _, _, _, count, root = _TREE.unpack_from(view, offset + _TREE.size)
+    last_page, transaction = _LAST_PAGE_AND_TRANSACTION.unpack_from(view, offset + 2 * _TREE.size)
     if struct.pack("<I", magic) != MAGIC or version != 1 or page_bytes not in _PAGE_SIZES:
         raise ValueError
     return _Meta(page_bytes, root, flags, last_page, count, transaction)
 
 
 def _walk_tree(view: memoryview, meta: _Meta, path: Path) -> Iterator[ArchiveMember]:
-    waiting = [] if meta.root == _NO_PAGE else [(meta.root, 0)]
-    # A tree visits each page once; this count ends a damaged one that leads in a circle.
-    left = meta.last_page + 1
-    while waiting:
-        number, depth = waiting.pop()
-        at = number * meta.page_bytes
-        where = f"{path}, page {number}"
-        left -= 1
-        if number > meta.last_page or left < 0 or depth > _DEPTH_LIMIT:
+    """Yields the entries of the B+ tree in the order of their keys, depth first."""
+    pending = [] if meta.root == _NO_PAGE else [(meta.root, 0)]
+    # A tree has each page once; this count ends the walk of a damaged one that has a cycle.
+    num_pages_left = meta.last_page + 1
+    while pending:
+        page_number, depth = pending.pop()
+        page_offset = page_number * meta.page_bytes
+        where = f"{path}, page {page_number}"
+        num_pages_left -= 1
+        if page_number > meta.last_page or num_pages_left < 0 or depth > _MAX_DEPTH:
             raise DataError("its tree is damaged", where=where)
-        _, _, kind, lower, _ = _PAGE.unpack_from(view, at)
-        if not _PAGE.size <= lower <= meta.page_bytes or not kind & (_BRANCH | _LEAF):
+        _, _, page_flags, lower, _ = _PAGE.unpack_from(view, page_offset)
+        if not _PAGE.size <= lower <= meta.page_bytes or not page_flags & (_BRANCH | _LEAF):
             raise DataError("a damaged page", where=where)
         # The list of node offsets ends at the lower end of the free space.
-        places = struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", view, at + _PAGE.size)
-        if any(not lower <= place <= meta.page_bytes - _NODE.size for place in places):
+        node_offsets = struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", view, page_offset + _PAGE.size)
+        if any(not lower <= node_offset <= meta.page_bytes - _NODE.size for node_offset in node_offsets):
             raise DataError("a damaged page", where=where)
-        if kind & _BRANCH:
-            nodes = (_NODE.unpack_from(view, at + place) for place in reversed(places))
+        if page_flags & _BRANCH:
+            nodes = (_NODE.unpack_from(view, page_offset + node_offset) for node_offset in reversed(node_offsets))
             # Reversed, since the stack returns the last child first and keys are in order.
-            waiting.extend((low | high << 16 | flags << 32, depth + 1) for low, high, flags, _ in nodes)
+            pending.extend(
+                (page_low | page_middle << 16 | page_high << 32, depth + 1)
+                for page_low, page_middle, page_high, _ in nodes
+            )
         else:
-            for place in places:
-                yield _read_entry(view, meta, at, place, where)
+            for node_offset in node_offsets:
+                yield _read_entry(view, meta, page_offset, node_offset, where)
 
 
-def _read_entry(view: memoryview, meta: _Meta, at: int, place: int, where: str) -> ArchiveMember:
-    low, high, flags, key_size = _NODE.unpack_from(view, at + place)
-    size, key = low | high << 16, place + _NODE.size
-    value, end = key + key_size, meta.page_bytes
-    if flags & (_SUB | _DUPLICATES):
+def _read_entry(view: memoryview, meta: _Meta, page_offset: int, node_offset: int, where: str) -> ArchiveMember:
+    """Returns key and value range of one leaf node. Raises DataError if it is damaged or a database itself."""
+    size_low, size_high, flags, key_size = _NODE.unpack_from(view, page_offset + node_offset)
+    size = size_low | size_high << 16
+    key_offset = node_offset + _NODE.size
+    value_offset = key_offset + key_size
+    page_end = meta.page_bytes
+    if flags & (_SUB_DATABASE | _DUPLICATE_VALUES):
         raise DataError(
             "it contains several databases", where=where, fix="Copy the one with the images into a database of its own."
         )
-    if value + (8 if flags & _BIG else size) > end:
+    if value_offset + (8 if flags & _BIG_VALUE else size) > page_end:
         raise DataError("a damaged entry", where=where)
-    name = view[at + key : at + value].tobytes().decode("latin-1")
+    name = view[page_offset + key_offset : page_offset + value_offset].tobytes().decode("latin-1")
     # A small value follows its key; a large one is in overflow pages, and its page number follows the key.
-    if not flags & _BIG:
-        return ArchiveMember(name, at + value, size)
-    (number,) = struct.unpack_from("<Q", view, at + value)
-    offset = number * meta.page_bytes + _PAGE.size
-    if number > meta.last_page or offset + size > (meta.last_page + 1) * meta.page_bytes:
+    if not flags & _BIG_VALUE:
+        return ArchiveMember(name, page_offset + value_offset, size)
+    (overflow_page,) = struct.unpack_from("<Q", view, page_offset + value_offset)
+    offset = overflow_page * meta.page_bytes + _PAGE.size
+    if overflow_page > meta.last_page or offset + size > (meta.last_page + 1) * meta.page_bytes:
         raise DataError("a damaged entry", where=where)
-    if not _PAGE.unpack_from(view, number * meta.page_bytes)[2] & _OVERFLOW:
+    if not _PAGE.unpack_from(view, overflow_page * meta.page_bytes)[2] & _OVERFLOW:
         raise DataError("a damaged entry", where=where)
     return ArchiveMember(name, offset, size)

@@ -23,12 +23,12 @@ from headway.data.formats.recordio import RecordPlace
 from headway.data.formats.tar_writer import encode_label, guess_extension
 from headway.data.formats.trailer import build_trailer
 
-_MAP_BYTES = 1 << 40
+_MAP_SIZE_BYTES = 1 << 40
 """Address space, not disk space: larger than any shard."""
-_COMMIT_BYTES = 16 << 20
+_MAX_TRANSACTION_BYTES = 16 << 20
 """Pages of an open transaction are in memory, so it is committed at this size."""
-_ENTRY_BYTES = 64
-"""Approximate size of an entry without its value."""
+_ENTRY_OVERHEAD_BYTES = 64
+"""Estimated size of an entry without its value."""
 
 
 @final
@@ -36,35 +36,37 @@ class LmdbWriter:
     """Writes one LMDB shard; see `ShardWriter`. Raises UsageError if the lmdb package is missing."""
 
     def __init__(self, path: Path, pack_id: int) -> None:
-        self._lmdb, self._path, self._pack_id = _import_lmdb(), path, pack_id
+        self._lmdb = _import_lmdb()
+        self._path = path
+        self._pack_id = pack_id
         self._names: list[str] = []
-        self._waiting_bytes = 0
+        self._uncommitted_bytes = 0
         self.size_bytes = 0
         with self._convert_errors():
-            self._env = self._lmdb.open(str(path), subdir=False, map_size=_MAP_BYTES, lock=False, sync=False)
+            # No sync and no lock: `close` syncs once, and no other process opens an unfinished shard.
+            self._env = self._lmdb.open(str(path), subdir=False, map_size=_MAP_SIZE_BYTES, lock=False, sync=False)
             self._txn = self._env.begin(write=True)
 
     def append(self, image: bytes, label: Any, index: int) -> RecordPlace:
         """Appends an image file and the file of its label; its offset is 0 until `close` returns it."""
-        ending, text = encode_label(label)
+        label_extension, label_text = encode_label(label)
         name = f"{index:09d}.{guess_extension(image)}"
         self._names.append(name)
         with self._convert_errors():
             # `append=True` needs keys in order, and then fills pages completely.
-            for key, value in sorted([(name, image), (f"{index:09d}.{ending}", text)]):
+            for key, value in sorted([(name, image), (f"{index:09d}.{label_extension}", label_text)]):
                 self._txn.put(key.encode(), value, append=True)
-            size_bytes = len(image) + len(text) + 2 * _ENTRY_BYTES
+            size_bytes = len(image) + len(label_text) + 2 * _ENTRY_OVERHEAD_BYTES
             self.size_bytes += size_bytes
-            self._waiting_bytes += size_bytes
-            # A commit every 16 MiB bounds the memory.
-            if self._waiting_bytes > _COMMIT_BYTES:
+            self._uncommitted_bytes += size_bytes
+            if self._uncommitted_bytes > _MAX_TRANSACTION_BYTES:
                 self._txn.commit()
                 self._txn = self._env.begin(write=True)
-                self._waiting_bytes = 0
+                self._uncommitted_bytes = 0
         return RecordPlace(0, len(image), False)
 
     def close(self) -> NDArray[np.uint64]:
-        """Brings the file to the disk. Returns the offsets of all images, in the order of `append`."""
+        """Flushes the file to the disk (fsync). Returns the offsets of all images, uint64 [n], in order of `append`."""
         with self._convert_errors():
             self._txn.commit()
             self._env.close()
@@ -79,19 +81,20 @@ class LmdbWriter:
         return np.array([members[name] for name in self._names], np.uint64)
 
     def abandon(self) -> None:
+        """Discards the shard; see `ShardWriter`."""
         with contextlib.suppress(self._lmdb.Error, OSError):
             self._txn.abort()
             self._env.close()
 
     @contextlib.contextmanager
     def _convert_errors(self) -> Iterator[None]:
-        """Raises LMDB's errors as OSError; LMDB reports a write cut short by a full disk as EIO."""
+        """Converts LMDB's errors in the block to OSError; LMDB reports a short write on a full disk as EIO."""
         try:
             yield
         except self._lmdb.Error as error:
             # Less free space than two commits need: the disk is full.
-            full = error.code == errno.EIO and shutil.disk_usage(self._path.parent).free < 2 * _COMMIT_BYTES
-            raise OSError(errno.ENOSPC if full else error.code, str(error)) from error
+            is_full = error.code == errno.EIO and shutil.disk_usage(self._path.parent).free < 2 * _MAX_TRANSACTION_BYTES
+            raise OSError(errno.ENOSPC if is_full else error.code, str(error)) from error
 
 
 def _import_lmdb() -> Any:

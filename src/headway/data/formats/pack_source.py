@@ -1,4 +1,4 @@
-"""PackSource: the images to pack, with labels; none is opened yet."""
+"""PackSource: the images to pack, and their labels; no image is opened yet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headway.core.errors import DataError
 from headway.core.files import open_regular
 from headway.data.columns import LabelKind
 
-# Extensions are compared in lower case.
 IMAGE_EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
+"""Extensions of image files in lower case."""
 LISTING_EXTENSIONS = (".csv", ".jsonl", ".ndjson", ".json")
 SHARD_EXTENSIONS = (".rec", ".tar", ".tar.gz", ".tgz", ".lmdb", ".mdb")
 EVAL_NAMES = ("eval", "val", "valid", "validation", "test")
@@ -23,17 +23,17 @@ EVAL_NAMES = ("eval", "val", "valid", "validation", "test")
 
 
 class ImageReader(Protocol):
-    """Reads the images of a source; from any thread."""
+    """Interface of the readers of a source's images; thread-safe."""
 
     mode: str
-    """Mode of the pack that holds them; `foreign` if none does."""
+    """Mode of the pack that holds the images; `foreign` if they were not packed."""
     raw_channels: int
-    """Channels of pixels; 0 for image files."""
+    """Channels of raw pixels; 0 for image files."""
     gray: bool | None
     """True if all images are gray; None if unknown."""
 
     def measure_sizes(self) -> NDArray[np.int64]:
-        """Returns the bytes of each image; 0 if it cannot be read. Shape [n]."""
+        """Returns the size of each image in bytes, 0 if it cannot be read; int64 [n]."""
 
     def read(self, sample: int) -> bytes | NDArray[np.uint8]:
         """Returns the bytes of an image file, or pixels, uint8 [h, w, c].
@@ -42,17 +42,18 @@ class ImageReader(Protocol):
         """
 
     def prefetch(self, samples: Sequence[int]) -> ImageReader:
-        """Returns a reader of the same images that has fetched these remote ones, all at once.
+        """Returns a reader of the same images that has fetched these remote ones with as few requests as possible.
 
-        Raises DataError if they cannot be reached.
+        Raises DataError if they cannot be read.
         """
 
 
 @final
 class ImageFiles:
-    """Images that are files of their own."""
+    """Images that are one file each."""
 
-    mode, raw_channels = "foreign", 0
+    mode = "foreign"
+    raw_channels = 0
     gray: bool | None = None
 
     def __init__(self, paths: tuple[str, ...]) -> None:
@@ -68,7 +69,7 @@ class ImageFiles:
 
     def read(self, sample: int) -> bytes:
         """Reads the bytes of one image."""
-        # A named pipe among the images would be waited for.
+        # Opening a named pipe would block.
         with open_regular(self.paths[sample]) as file:
             return file.read()
 
@@ -103,13 +104,16 @@ class PackSource:
 
 
 def list_entries(folder: str) -> tuple[list[str], list[str]]:
-    """Returns the names of the folders and of the files in a folder, without hidden ones. Raises DataError."""
+    """Returns the names of the folders and of the files in a folder, without hidden ones.
+
+    Raises DataError if the folder cannot be read.
+    """
     folders: list[str] = []
     files: list[str] = []
     try:
-        with os.scandir(folder) as found:
+        with os.scandir(folder) as entries:
             # Hidden entries include the columns that a scan keeps beside the data.
-            for entry in found:
+            for entry in entries:
                 if not entry.name.startswith("."):
                     (folders if _is_folder(entry) else files).append(entry.name)
     except OSError as error:
@@ -118,7 +122,7 @@ def list_entries(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Follows links; one that leads nowhere or in a circle counts as a file that cannot be read."""
+    """Returns True for a folder or a link to one; a dangling or circular link counts as a file that cannot be read."""
     try:
         # scandir knows the kind without another system call.
         return entry.is_dir()

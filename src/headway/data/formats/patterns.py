@@ -12,22 +12,22 @@ from headway.core.errors import UsageError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_LIMIT = 1 << 16
-"""A shard's number is a 16-bit column."""
+_MAX_SHARDS = 1 << 16
+"""The column of shard numbers has 16 bits."""
 
 
 def expand_pattern(pattern: Path) -> tuple[Path, ...]:
-    """Returns the files that a pattern names: those of braces in order, existing or not; those of `*?[]` sorted.
+    """Returns the files that a pattern expands to: those of braces in order, existing or not; those of `*?[]` sorted.
 
-    Raises UsageError if braces name more shards than a data set can have.
+    Raises UsageError if it expands to more shards than a data set can have.
     """
     files: list[Path] = []
     for name in _expand_braces(os.fspath(pattern)):
-        found = sorted(glob.glob(name)) if glob.has_magic(name) else [name] if name != os.fspath(pattern) else []
+        matches = sorted(glob.glob(name)) if glob.has_magic(name) else [name] if name != os.fspath(pattern) else []
         # A name without magic characters counts only if braces produced it: a missing shard is reported later.
-        files.extend(map(Path, found))
-        if len(files) > _LIMIT:
-            raise UsageError(f"the pattern names more than {_LIMIT:,} shards", where=os.fspath(pattern))
+        files.extend(map(Path, matches))
+        if len(files) > _MAX_SHARDS:
+            raise UsageError(f"the pattern names more than {_MAX_SHARDS:,} shards", where=os.fspath(pattern))
     return tuple(files)
 
 
@@ -36,25 +36,27 @@ def _expand_braces(text: str) -> Iterator[str]:
     if match is None:
         yield text
         return
-    before, after = text[: match.start()], text[match.end() :]
+    prefix, suffix = text[: match.start()], text[match.end() :]
+    # The rightmost braces change fastest, as in a shell.
     for choice in _list_choices(match[1]):
-        yield from _expand_braces(f"{before}{choice}{after}")
+        yield from _expand_braces(f"{prefix}{choice}{suffix}")
 
 
-def _list_choices(inside: str) -> Iterable[str]:
-    match = _RANGE.fullmatch(inside)
+def _list_choices(choices: str) -> Iterable[str]:
+    match = _RANGE.fullmatch(choices)
     if match is None:
-        return inside.split(",")
-    low, high = match.groups()
+        return choices.split(",")
+    first, last = match.groups()
     # Leading zeros set the width, as in a shell.
-    width = max(len(low), len(high)) if low.startswith("0") or high.startswith("0") else 0
-    return (str(number).zfill(width) for number in range(int(low), int(high) + 1))
+    width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
+    return (str(number).zfill(width) for number in range(int(first), int(last) + 1))
 
 
 def group_shards(names: Iterable[str]) -> dict[str, list[str]]:
-    """Groups names of shards by the part before their number: `a-0.tar`, `a-1.tar` and `b.tar` give a and b."""
-    found: dict[str, list[str]] = {}
+    """Groups names of shards by the prefix before their number: `a-0.tar`, `a-1.tar` and `b.tar` give a and b."""
+    names_by_group: dict[str, list[str]] = {}
     for name in sorted(names):
+        # `a-00000-of-00146.tar` belongs to `a`, like `a-0.tar`.
         stem = name.partition(".")[0].partition("-of-")[0]
-        found.setdefault(stem.rstrip("0123456789").rstrip("-_") or "shards", []).append(name)
-    return found
+        names_by_group.setdefault(stem.rstrip("0123456789").rstrip("-_") or "shards", []).append(name)
+    return names_by_group

@@ -30,10 +30,18 @@ class PickledText(NamedTuple):
 
 @final
 class PickledCall:
-    """A call that unpickling would make: `function` and its arguments, and `state`, which it would get afterwards."""
+    """A call that unpickling would make.
+
+    Attributes:
+        function: (module, name).
+        arguments: the arguments of the call.
+        state: argument of `__setstate__` on the result; None if there is none.
+    """
 
     def __init__(self, function: Any, arguments: Any) -> None:
-        self.function, self.arguments, self.state = function, arguments, None
+        self.function = function
+        self.arguments = arguments
+        self.state = None
 
 
 class PickledArray(NamedTuple):
@@ -44,13 +52,13 @@ class PickledArray(NamedTuple):
 
 
 def read_pickle(data: bytes, where: str) -> dict[str, Any]:
-    """Returns the dictionary in a pickle, with text keys. Raises DataError for anything else."""
+    """Returns the dictionary in a pickle, with text keys. Raises DataError if the pickle holds anything else."""
     try:
         # A pickle is a program for a stack machine; only harmless opcodes are run.
-        found = _run(data)
-        if not isinstance(found, dict):
+        content = _interpret(data)
+        if not isinstance(content, dict):
             raise TypeError("no dictionary")
-        return {key.utf8: value for key, value in found.items()}
+        return {key.utf8: value for key, value in content.items()}
     # pickletools raises ValueError; the other errors come from opcodes that find the wrong values on the stack.
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         fix = "Only strings, numbers and arrays of protocol 4 at most can be read without unpickling."
@@ -58,37 +66,38 @@ def read_pickle(data: bytes, where: str) -> dict[str, Any]:
 
 
 def get_array(value: Any, where: str) -> PickledArray:
-    """Returns a value of a pickle as an array. Raises DataError."""
+    """Returns a value of a pickle as an array. Raises DataError unless it is one of unsigned bytes in C order."""
     try:
         # The state that numpy pickles: version, shape, type, order and bytes.
-        _, shape, kind, fortran, pixels = value.state
+        _, shape, dtype, fortran, data = value.state
         if (
             value.function[1] == "_reconstruct"
-            and kind.function[1] == "dtype"
+            and dtype.function[1] == "dtype"
             # u1 is an unsigned byte; the bar says that byte order does not apply.
-            and kind.arguments[0].value in ("u1", "|u1")
+            and dtype.arguments[0].value in ("u1", "|u1")
             and not fortran
             and all(isinstance(side, int) and side >= 0 for side in shape)
-            and isinstance(pixels, PickledText)
-            and pixels.offset >= 0
-            and math.prod(shape) == len(pixels.value)
+            and isinstance(data, PickledText)
+            and data.offset >= 0
+            and math.prod(shape) == len(data.value)
         ):
-            return PickledArray(tuple(shape), pixels.offset)
+            return PickledArray(tuple(shape), data.offset)
     except (AttributeError, TypeError, ValueError, LookupError):
         pass
     raise DataError("its data are not one array of unsigned bytes", where=where)
 
 
 _MARK = object()
-_BYTES_BEFORE = {"SHORT_BINSTRING": 2, "BINSTRING": 5, "SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9}
+_STRING_OPCODES = {"SHORT_BINSTRING": 2, "BINSTRING": 5, "SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9}
 """Opcodes whose string lies unchanged in the pickle, and the number of bytes before it."""
-_TEXTS = frozenset({"STRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"})
-_NUMBERS = frozenset({"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"})
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_TEXT_OPCODES = frozenset({"STRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"})
+_NUMBER_OPCODES = frozenset({"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"})
+_CONSTANT_OPCODES = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_TUPLE_OPCODES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-def _run(data: bytes) -> Any:
+def _interpret(data: bytes) -> Any:
+    """Returns the object that the pickle describes. Raises ValueError for an opcode that plain data do not need."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     for opcode, argument, position in pickletools.genops(data):
@@ -110,25 +119,25 @@ def _run(data: bytes) -> Any:
 
 
 def _push_value(name: str, argument: Any, position: int, stack: list[Any]) -> bool:
-    """Runs an opcode that pushes a string, a number or a constant; False for any other opcode."""
-    if name in _BYTES_BEFORE:
+    """Runs an opcode that pushes a string, a number or a constant; returns False for any other opcode."""
+    if name in _STRING_OPCODES:
         # Latin-1 maps each byte to one character, so no byte is lost.
         text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
         # Only these opcodes write the bytes unchanged, so only they have an offset.
-        stack.append(PickledText(text, position + _BYTES_BEFORE[name]))
-    elif name in _TEXTS:
+        stack.append(PickledText(text, position + _STRING_OPCODES[name]))
+    elif name in _TEXT_OPCODES:
         stack.append(PickledText(argument, -1))
-    elif name in _NUMBERS:
+    elif name in _NUMBER_OPCODES:
         stack.append(argument)
-    elif name in _CONSTANTS:
-        stack.append(_CONSTANTS[name])
+    elif name in _CONSTANT_OPCODES:
+        stack.append(_CONSTANT_OPCODES[name])
     else:
         return False
     return True
 
 
 def _build_container(name: str, stack: list[Any]) -> bool:
-    """Runs an opcode of lists, tuples and dictionaries; False for any other opcode."""
+    """Runs an opcode of lists, tuples and dictionaries; returns False for any other opcode."""
     match name:
         case "MARK":
             stack.append(_MARK)
@@ -143,7 +152,7 @@ def _build_container(name: str, stack: list[Any]) -> bool:
         case "TUPLE":
             stack.append(tuple(_pop_marked(stack)))
         case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
-            stack.append(tuple(_pop_items(stack, _TUPLES[name])))
+            stack.append(tuple(_pop_items(stack, _TUPLE_OPCODES[name])))
         case "APPEND" | "APPENDS":
             _extend_list(stack, _pop_items(stack, 1) if name == "APPEND" else _pop_marked(stack))
         case "SETITEM" | "SETITEMS":
@@ -155,7 +164,7 @@ def _build_container(name: str, stack: list[Any]) -> bool:
 
 
 def _build_object(name: str, argument: Any, stack: list[Any]) -> bool:
-    """Notes a call that unpickling would make, without making it; False for any other opcode."""
+    """Records a call that unpickling would make, as a `PickledCall`; returns False for any other opcode."""
     match name:
         case "GLOBAL":
             stack.append(tuple(argument.split(" ", 1)))
@@ -173,7 +182,7 @@ def _build_object(name: str, argument: Any, stack: list[Any]) -> bool:
 
 
 def _use_memo(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> bool:
-    """Runs an opcode that stores a value for later or fetches it again; False for any other opcode."""
+    """Runs an opcode that stores a value in the memo or fetches it; returns False for any other opcode."""
     match name:
         case "PUT" | "BINPUT" | "LONG_BINPUT":
             memo[argument] = stack[-1]
@@ -189,22 +198,22 @@ def _use_memo(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) 
 
 def _pop_items(stack: list[Any], count: int) -> list[Any]:
     # A slice from a negative start would take the wrong items.
-    at = len(stack) - count
-    if at < 0:
+    start = len(stack) - count
+    if start < 0:
         raise IndexError
-    items = stack[at:]
-    del stack[at:]
+    items = stack[start:]
+    del stack[start:]
     return items
 
 
 def _pop_marked(stack: list[Any]) -> list[Any]:
     """Pops everything above the last mark, and the mark."""
-    at = len(stack) - 1
+    mark_index = len(stack) - 1
     # An IndexError ends the search in a pickle without a mark.
-    while stack[at] is not _MARK:
-        at -= 1
-    items = stack[at + 1 :]
-    del stack[at:]
+    while stack[mark_index] is not _MARK:
+        mark_index -= 1
+    items = stack[mark_index + 1 :]
+    del stack[mark_index:]
     return items
 
 

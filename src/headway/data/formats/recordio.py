@@ -25,22 +25,22 @@ from headway.data.formats.byte_ranges import map_path
 from headway.data.formats.foreign_records import ForeignRecords, build_records, infer_labels
 
 MAGIC = 0xCED7230A
-RECORD_LIMIT_BYTES = 1 << 29
+MAX_RECORD_BYTES = 1 << 29
 """A payload's length has 29 bits."""
 
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
-_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+_COMPLETE, _FIRST, _MIDDLE, _LAST = range(4)
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
-_BUFFER_BYTES = 1 << 20
+_WRITE_BUFFER_BYTES = 1 << 20
 
 Label = float | NDArray[np.float32]
 """A scalar, or a vector of shape [k]."""
 
 
 class RecordPlace(NamedTuple):
-    """The place of an image: `offset` of its first byte, or of its record if that is `split` into parts."""
+    """Place of an image in its shard: `offset` of its first byte, or of its record if that is `split` into parts."""
 
     offset: int
     length: int
@@ -48,7 +48,7 @@ class RecordPlace(NamedTuple):
 
 
 class ImageRecord(NamedTuple):
-    """One image record; `id2` is the number of its pack."""
+    """One image record; `id` is the number of the sample, `id2` that of its pack."""
 
     label: Label
     id: int
@@ -64,47 +64,47 @@ class RecordioWriter:
     """
 
     def __init__(self, rec_path: Path, idx_path: Path, pack_id: int) -> None:
-        self._rec = open(rec_path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
-        self._idx = open(idx_path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+        self._rec = open(rec_path, "wb", buffering=_WRITE_BUFFER_BYTES)  # noqa: SIM115
+        self._idx = open(idx_path, "wb", buffering=_WRITE_BUFFER_BYTES)  # noqa: SIM115
         self._pack_id = pack_id
         self.size_bytes = 0
 
     def append(self, image: bytes, label: Label, index: int) -> RecordPlace:
-        """Appends one image. Raises DataError for one of 512 MiB or more, which a record cannot hold."""
+        """Appends one image and returns its place. Raises DataError if it has 512 MiB (the limit) or more."""
         # A vector label follows the header, and `flag` is its length.
         if isinstance(label, np.ndarray):
-            head = _HEADER.pack(label.size, 0.0, index, self._pack_id) + label.astype("<f4").tobytes()
+            header = _HEADER.pack(label.size, 0.0, index, self._pack_id) + label.astype("<f4").tobytes()
         else:
-            head = _HEADER.pack(0, label, index, self._pack_id)
-        length = len(head) + len(image)
-        if length >= RECORD_LIMIT_BYTES:
+            header = _HEADER.pack(0, label, index, self._pack_id)
+        length = len(header) + len(image)
+        if length >= MAX_RECORD_BYTES:
             raise DataError(f"an image of {len(image):,} bytes does not fit into a record (limit 512 MiB)")
         start = self.size_bytes
         # The header is a multiple of 4 bytes long, so no aligned magic number lies across its end.
-        split = bool(_find_magic_numbers(head) or _find_magic_numbers(image))
-        if split:
-            self.size_bytes += self._rec.write(_split_record(head + image))
+        is_split = bool(_find_magic_numbers(header) or _find_magic_numbers(image))
+        if is_split:
+            self.size_bytes += self._rec.write(_encode_split_record(header + image))
         else:
             # The usual record: image and header are written without being joined in memory.
             padding = _PADDING[length % 4]
-            self._rec.write(_FRAME.pack(MAGIC, length) + head)
+            self._rec.write(_FRAME.pack(MAGIC, length) + header)
             self._rec.write(image)
             self._rec.write(padding)
             self.size_bytes += _FRAME.size + length + len(padding)
         # MXNet reads records in random order through this index.
         self._idx.write(b"%d\t%d\n" % (index, start))
         # Readers map the bytes of an unsplit image directly.
-        return RecordPlace(start if split else start + _FRAME.size + len(head), len(image), split)
+        return RecordPlace(start if is_split else start + _FRAME.size + len(header), len(image), is_split)
 
     def close(self) -> None:
-        """Brings both files to the disk and closes them."""
+        """Flushes both files to the disk (fsync) and closes them."""
         for file in (self._rec, self._idx):
             file.flush()
             os.fsync(file.fileno())
             file.close()
 
     def abandon(self) -> None:
-        """Closes both files in any state, for files that will be removed."""
+        """Closes both files and ignores errors; for files that will be removed."""
         for file in (self._rec, self._idx):
             with contextlib.suppress(OSError):
                 file.close()
@@ -115,21 +115,24 @@ def read_record(view: memoryview, start: int, name: str = "RecordIO") -> tuple[I
 
     Raises DataError if no whole image record begins there.
     """
-    # A view of the file, or joined parts.
     payload, end = _read_payload(view, start, name)
     flag, scalar, sample_id, id2 = _read_header(payload, start, name)
-    begin = _HEADER.size + 4 * flag
-    label: Label = scalar if flag == 0 else np.frombuffer(payload[_HEADER.size : begin], "<f4").astype(np.float32)
-    return ImageRecord(label, sample_id, id2, bytes(payload[begin:])), end
+    image_begin = _HEADER.size + 4 * flag
+    label: Label = scalar if flag == 0 else np.frombuffer(payload[_HEADER.size : image_begin], "<f4").astype(np.float32)
+    return ImageRecord(label, sample_id, id2, bytes(payload[image_begin:])), end
 
 
 def compute_record_start(offset: int, labels: int) -> int:
-    """Returns the start of the unsplit record whose image is at `offset`; `labels` is 0 for a scalar, or a count."""
+    """Returns the start of the unsplit record whose image is at `offset`.
+
+    Args:
+        labels: length of a vector label; 0 for a scalar.
+    """
     return offset - _FRAME.size - _HEADER.size - 4 * labels
 
 
 def join_record(view: memoryview, offset: int, length: int) -> bytes:
-    """Returns the image of `length` bytes of the split record at `offset`. Raises DataError if it is not there."""
+    """Returns the image of `length` bytes of the split record at `offset`. Raises DataError if there is none."""
     image = read_record(view, offset)[0].image
     if len(image) != length:
         raise DataError(f"the record holds an image of {len(image)} bytes, not {length}", where=f"byte {offset}")
@@ -144,85 +147,96 @@ def read_pack_id(path: Path) -> int:
 
 def read_records(path: Path) -> Iterator[ImageRecord]:
     """Yields all records of a shard, in the order of the file. Raises DataError at the first damaged one."""
-    view, start = map_path(path), 0
-    while start < len(view):
-        record, start = read_record(view, start, str(path))
+    view = map_path(path)
+    offset = 0
+    while offset < len(view):
+        record, offset = read_record(view, offset, str(path))
         yield record
 
 
 def open_shards(paths: Sequence[Path]) -> ForeignRecords:
     """Returns the images of RecordIO files, in order; an index (`.idx`) is not needed.
 
-    Labels are class numbers if all are whole and not negative; see `infer_labels`. Raises DataError.
+    Labels are class numbers if all are non-negative integers; see `infer_labels`.
+
+    Raises:
+        DataError: a file is not RecordIO, is damaged, or its labels differ in length.
     """
-    places: list[tuple[int, int, int, int]] = []
+    image_places: list[tuple[int, int, int, int]] = []
     labels: list[Label] = []
-    for number, path in enumerate(paths):
-        view, at = map_path(path), 0
+    for shard, path in enumerate(paths):
+        view = map_path(path)
+        next_start = 0
         # Checked apart from the records, so that the message is about the file.
         if view[:4] != _MAGIC_BYTES:
             fix = "RecordIO begins with the number 0xced7230a. Name a file of records, or copy this one again."
             raise DataError("this is not a RecordIO file", where=str(path), fix=fix)
-        while at < len(view):
-            start = at
-            payload, at = _read_payload(view, start, str(path))
+        while next_start < len(view):
+            start = next_start
+            payload, next_start = _read_payload(view, start, str(path))
             flag, label, _, _ = _read_header(payload, start, str(path))
-            begin = _HEADER.size + 4 * flag
+            image_begin = _HEADER.size + 4 * flag
             # Parts were joined in memory, so the record must be read again each time.
-            split = isinstance(payload, bytearray)
-            offset = start if split else start + _FRAME.size + begin
-            places.append((number, offset, len(payload) - begin, FLAG_SPLIT * split))
-            labels.append(np.frombuffer(payload[_HEADER.size : begin], "<f4") if flag else label)
+            is_split = isinstance(payload, bytearray)
+            offset = start if is_split else start + _FRAME.size + image_begin
+            image_places.append((shard, offset, len(payload) - image_begin, FLAG_SPLIT * is_split))
+            labels.append(np.frombuffer(payload[_HEADER.size : image_begin], "<f4") if flag else label)
     if len({np.shape(label) for label in labels}) > 1:
         raise DataError("its labels differ in length", where=str(paths[0]))
-    return build_records("recordio", paths, places, infer_labels(np.array(labels, np.float64), str(paths[0])))
+    return build_records("recordio", paths, image_places, infer_labels(np.array(labels, np.float64), str(paths[0])))
 
 
 def _find_magic_numbers(payload: bytes) -> list[int]:
     """Returns the offsets of the magic number at multiples of 4 bytes."""
     # bytes.find is fast, and the magic number is rare: once in 4 GB of random bytes.
-    positions, at = [], payload.find(_MAGIC_BYTES)
-    while at >= 0:
-        if at % 4 == 0:
-            positions.append(at)
-        at = payload.find(_MAGIC_BYTES, at + 1)
-    return positions
+    offsets = []
+    offset = payload.find(_MAGIC_BYTES)
+    while offset >= 0:
+        if offset % 4 == 0:
+            offsets.append(offset)
+        offset = payload.find(_MAGIC_BYTES, offset + 1)
+    return offsets
 
 
-def _split_record(payload: bytes) -> bytes:
-    record, begin = bytearray(), 0
-    # Each cut drops the 4 bytes of the magic number, which readers put back.
-    for cut in _find_magic_numbers(payload):
+def _encode_split_record(payload: bytes) -> bytes:
+    """Returns the record of a payload that contains the magic number, in parts."""
+    record = bytearray()
+    part_begin = 0
+    # Each split drops the 4 bytes of the magic number, which readers put back.
+    for magic_offset in _find_magic_numbers(payload):
         kind = _MIDDLE if record else _FIRST
-        record += _FRAME.pack(MAGIC, kind << 29 | cut - begin) + payload[begin:cut]
-        begin = cut + 4
-    last = payload[begin:]
+        record += _FRAME.pack(MAGIC, kind << 29 | magic_offset - part_begin) + payload[part_begin:magic_offset]
+        part_begin = magic_offset + 4
+    last = payload[part_begin:]
     return bytes(record + _FRAME.pack(MAGIC, _LAST << 29 | len(last)) + last + _PADDING[len(last) % 4])
 
 
 def _read_payload(view: memoryview, start: int, name: str) -> tuple[memoryview | bytearray, int]:
-    joined, at, allowed = bytearray(), start, (_WHOLE, _FIRST)
+    """Returns the payload of the record at `start` (a view, or joined parts), and the offset of the next record."""
+    joined_payload = bytearray()
+    offset = start
+    allowed_kinds = (_COMPLETE, _FIRST)
     while True:
-        if at + _FRAME.size > len(view):
+        if offset + _FRAME.size > len(view):
             raise DataError("the file ends inside a record", where=f"{name}, byte {start}")
-        magic, word = _FRAME.unpack_from(view, at)
+        magic, word = _FRAME.unpack_from(view, offset)
         # 3 bits of kind, 29 bits of length.
-        kind, length = word >> 29, word & (RECORD_LIMIT_BYTES - 1)
-        if magic != MAGIC or kind not in allowed:
-            raise DataError("this is not a RecordIO record", where=f"{name}, byte {at}")
-        begin, end = at + _FRAME.size, at + _FRAME.size + length
+        kind, length = word >> 29, word & (MAX_RECORD_BYTES - 1)
+        if magic != MAGIC or kind not in allowed_kinds:
+            raise DataError("this is not a RecordIO record", where=f"{name}, byte {offset}")
+        begin, end = offset + _FRAME.size, offset + _FRAME.size + length
         if end > len(view):
             raise DataError("the file ends inside a record", where=f"{name}, byte {start}")
-        at = end + len(_PADDING[length % 4])
+        offset = end + len(_PADDING[length % 4])
         # No copy: the payload is a view of the file.
-        if kind == _WHOLE:
-            return view[begin:end], at
-        joined += view[begin:end]
+        if kind == _COMPLETE:
+            return view[begin:end], offset
+        joined_payload += view[begin:end]
         if kind == _LAST:
-            return joined, at
+            return joined_payload, offset
         # The magic number between two parts was left out when they were split.
-        joined += _MAGIC_BYTES
-        allowed = (_MIDDLE, _LAST)
+        joined_payload += _MAGIC_BYTES
+        allowed_kinds = (_MIDDLE, _LAST)
 
 
 def _read_header(payload: memoryview | bytearray, start: int, name: str) -> tuple[int, float, int, int]:

@@ -1,4 +1,4 @@
-"""tar: finds the members of an archive. It must be uncompressed, so that each is contiguous in the file.
+"""Reads tar: finds the members of an archive. It must be uncompressed, so that each is contiguous in the file.
 
 An archive is blocks of 512 bytes: for each member a header and its bytes, padded with zeros; two blocks of zeros end
 it. Supported are ustar (POSIX.1-1988), pax (POSIX.1-2001: `path` and `size` from extended headers) and GNU (long names,
@@ -15,11 +15,11 @@ from headway.core.errors import DataError
 from headway.data.formats.byte_ranges import ByteRange, map_path
 
 _BLOCK = 512
-_ZEROS = bytes(_BLOCK)
-_HEADER_LIMIT_BYTES = 1 << 20
+_ZERO_BLOCK = bytes(_BLOCK)
+_MAX_HEADER_BYTES = 1 << 20
 """Limit of a long name or an extended header."""
 _FILE, _LONG_NAME, _EXTENDED, _SPARSE = b"07\x00", b"L", b"x", b"S"
-_WITHOUT_BYTES = b"123456"
+_KINDS_WITHOUT_DATA = b"123456"
 _USTAR = b"ustar\0"
 
 
@@ -34,45 +34,49 @@ class ArchiveMember(NamedTuple):
 def read_members(path: Path) -> Iterator[ArchiveMember]:
     """Yields the files of an archive in order, with names as UTF-8 (other bytes as surrogates).
 
-    Raises DataError if the archive is damaged or cut, or contains files that cannot be mapped.
+    Raises DataError if the archive is damaged or truncated, or contains sparse files.
     """
-    view, at = map_path(path), 0
-    name, extended = "", dict[str, str]()
+    view = map_path(path)
+    offset = 0
+    name = ""
+    pax_fields: dict[str, str] = {}
     while True:
-        where = f"{path}, byte {at}"
-        header = bytes(view[at : at + _BLOCK])
+        where = f"{path}, byte {offset}"
+        header = bytes(view[offset : offset + _BLOCK])
         # One block of zeros ends the archive here, since some tools leave out the second.
-        if header == _ZEROS:
+        if header == _ZERO_BLOCK:
             return
         if len(header) < _BLOCK:
             fix = "Copy it again: it is cut, or its writer left out the two blocks of zeros at its end."
             raise DataError("the archive ends without an end mark", where=where, fix=fix)
         _check_header(header, where)
-        kind = header[156:157] or b"\0"
+        type_flag = header[156:157] or b"\0"
         size = _parse_number(header[124:136], where)
         # A pax header overrides the octal field, which ends at 8 GiB.
-        if "size" in extended and kind in _FILE:
-            size = _parse_decimal(extended["size"], where)
-        begin = at + _BLOCK
+        if "size" in pax_fields and type_flag in _FILE:
+            size = _parse_decimal(pax_fields["size"], where)
+        data_begin = offset + _BLOCK
         # Links and folders may state a size but have no bytes.
-        end = begin if kind in _WITHOUT_BYTES else begin + size
-        if end > len(view):
+        data_end = data_begin if type_flag in _KINDS_WITHOUT_DATA else data_begin + size
+        if data_end > len(view):
             raise DataError(f"the archive ends inside {_read_name(header)!r}", where=where, fix="Copy it again.")
-        if kind == _LONG_NAME:
-            name = _decode_text(view[begin : min(end, begin + _HEADER_LIMIT_BYTES)].tobytes().partition(b"\0")[0])
-        elif kind == _EXTENDED:
-            if size > _HEADER_LIMIT_BYTES:
+        if type_flag == _LONG_NAME:
+            name = _decode_text(
+                view[data_begin : min(data_end, data_begin + _MAX_HEADER_BYTES)].tobytes().partition(b"\0")[0]
+            )
+        elif type_flag == _EXTENDED:
+            if size > _MAX_HEADER_BYTES:
                 raise DataError(f"an extended header of {size:,} bytes", where=where)
-            extended = _parse_extended_header(view[begin:end].tobytes(), where)
-        elif kind in _FILE or kind == _SPARSE:
-            if kind == _SPARSE or any(key.startswith("GNU.sparse.") for key in extended):
+            pax_fields = _parse_extended_header(view[data_begin:data_end].tobytes(), where)
+        elif type_flag in _FILE or type_flag == _SPARSE:
+            if type_flag == _SPARSE or any(key.startswith("GNU.sparse.") for key in pax_fields):
                 raise DataError("sparse files cannot be mapped", where=where, fix="Make the archive without --sparse.")
-            yield ArchiveMember(extended.get("path") or name or _read_name(header), begin, size)
+            yield ArchiveMember(pax_fields.get("path") or name or _read_name(header), data_begin, size)
         # A long name or an extended header applies to the next member only.
-        if kind not in (_LONG_NAME, b"K", _EXTENDED, b"g"):
-            name, extended = "", {}
+        if type_flag not in (_LONG_NAME, b"K", _EXTENDED, b"g"):
+            name, pax_fields = "", {}
         # Bytes are padded to whole blocks.
-        at = end + -(end - begin) % _BLOCK
+        offset = data_end + -(data_end - data_begin) % _BLOCK
 
 
 def read_ranges(path: Path) -> Iterator[ByteRange]:
@@ -81,14 +85,14 @@ def read_ranges(path: Path) -> Iterator[ByteRange]:
 
 
 def _check_header(header: bytes, where: str) -> None:
-    """Compares the sum of the header's bytes, in which its own field counts as spaces."""
+    """Raises DataError unless the header's checksum is right: the sum of its bytes, with its own field as spaces."""
     stored = header[148:156].strip(b" \0")
     if not stored.isdigit() or _parse_octal(stored, where) != sum(header) - sum(header[148:156]) + 8 * ord(" "):
         raise DataError("this is not a tar header", where=where, fix="Copy the archive again.")
 
 
 def _parse_number(field: bytes, where: str) -> int:
-    # Base 256 is for sizes that octal cannot hold; 0xff begins a negative number.
+    # GNU tar stores sizes that octal cannot hold in base 256; 0xff begins a negative number.
     if field[0] & 0x80:
         if field[0] != 0x80:
             raise DataError("a negative size", where=where)
@@ -111,23 +115,23 @@ def _parse_decimal(text: str, where: str) -> int:
 
 def _read_name(header: bytes) -> str:
     name = header[:100].partition(b"\0")[0]
-    # ustar stores the first part of a long path in a field of its own.
+    # ustar stores the first part of a long path in a separate field.
     prefix = header[345:500].partition(b"\0")[0] if header[257:263] == _USTAR else b""
     return _decode_text(prefix + b"/" + name if prefix else name)
 
 
 def _parse_extended_header(data: bytes, where: str) -> dict[str, str]:
-    r"""Returns the records of an extended header: `LENGTH KEY=VALUE\n`, with the length of the whole record."""
-    found: dict[str, str] = {}
+    r"""Returns the values by key of an extended header, whose records are `LENGTH KEY=VALUE\n`."""
+    fields: dict[str, str] = {}
     while data and data[0]:
         digits, _, _ = data[:20].partition(b" ")
         length = int(digits) if digits.isdigit() else 0
         key, equals, value = data[len(digits) + 1 : length - 1].partition(b"=")
         if not len(digits) < length <= len(data) or not equals or data[length - 1 : length] != b"\n":
             raise DataError("a damaged extended header", where=where)
-        found[_decode_text(key)] = _decode_text(value)
+        fields[_decode_text(key)] = _decode_text(value)
         data = data[length:]
-    return found
+    return fields
 
 
 def _decode_text(name: bytes) -> str:

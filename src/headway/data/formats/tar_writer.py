@@ -19,9 +19,9 @@ from headway.data.formats.recordio import RecordPlace
 from headway.data.formats.trailer import build_trailer
 
 _BLOCK = tarfile.BLOCKSIZE
-_BUFFER_BYTES = 1 << 20
+_WRITE_BUFFER_BYTES = 1 << 20
 
-_EXTENSIONS = (
+_SIGNATURES = (
     (b"\xff\xd8\xff", 0, "jpg"),
     (b"\x89PNG", 0, "png"),
     (b"GIF8", 0, "gif"),
@@ -35,20 +35,22 @@ _EXTENSIONS = (
 def guess_extension(image: bytes) -> str:
     """Returns the extension, without a dot, of the image file with these bytes."""
     # The rest of the formats that Pillow reads here is PPM.
-    return next((ending for mark, at, ending in _EXTENSIONS if image.startswith(mark, at)), "ppm")
+    return next(
+        (extension for signature, offset, extension in _SIGNATURES if image.startswith(signature, offset)), "ppm"
+    )
 
 
 def encode_label(label: Any) -> tuple[str, bytes]:
-    """Returns extension and content of a label's file.
+    """Returns the extension (without a dot) and the content of a label's file.
 
-    A class number is text in `cls`; another number, or several, are JSON.
+    A class number is text in a `cls` file; another number, or a vector, is JSON.
     """
     if isinstance(label, int | np.integer):
         return "cls", str(int(label)).encode()
     numbers = np.asarray(label, np.float32)
     # 9 digits restore a float32 exactly.
-    shortest = [float(f"{number:.9g}") for number in numbers.ravel().tolist()]
-    return "json", json.dumps(shortest if numbers.ndim else shortest[0]).encode()
+    values = [float(f"{number:.9g}") for number in numbers.ravel().tolist()]
+    return "json", json.dumps(values if numbers.ndim else values[0]).encode()
 
 
 @final
@@ -56,26 +58,27 @@ class TarWriter:
     """Writes one tar shard; see `ShardWriter`."""
 
     def __init__(self, path: Path, pack_id: int) -> None:
-        self._file = open(path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+        self._file = open(path, "wb", buffering=_WRITE_BUFFER_BYTES)  # noqa: SIM115
         self._pack_id = pack_id
         self.size_bytes = 0
 
     def append(self, image: bytes, label: Any, index: int) -> RecordPlace:
-        """Appends an image file, followed by the file of its label."""
+        """Appends an image file, followed by the file of its label; returns where the image is stored."""
         offset = self._add(f"{index:09d}.{guess_extension(image)}", image)
-        ending, text = encode_label(label)
-        self._add(f"{index:09d}.{ending}", text)
+        label_extension, label_text = encode_label(label)
+        self._add(f"{index:09d}.{label_extension}", label_text)
         return RecordPlace(offset, len(image), False)
 
     def close(self) -> None:
-        """Ends the archive and brings it to the disk."""
-        # The trailer fills the end of a block of its own, so the archive stays a multiple of 512 bytes.
+        """Ends the archive and flushes it to the disk (fsync)."""
+        # The trailer is padded to a whole block, so the archive stays a multiple of 512 bytes.
         self.size_bytes += self._file.write(bytes(2 * _BLOCK) + build_trailer(self._pack_id).rjust(_BLOCK, b"\0"))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
     def abandon(self) -> None:
+        """Closes the file and ignores errors; see `ShardWriter`."""
         with contextlib.suppress(OSError):
             self._file.close()
 

@@ -15,20 +15,23 @@ from headway.storage.addresses import get_cache_folder
 
 
 def unpack_gzip(path: Path) -> Path:
-    """Returns the content of a gzip file as a file in the cache folder; removes that of older versions.
+    """Unpacks a gzip file into the cache folder, if it is not there yet, and returns the unpacked file.
+
+    Unpacked files of older versions of the same file are removed.
 
     Raises DataError if it is damaged, and HeadwayError if the cache folder cannot be written.
     """
     path = path.absolute()
     status = path.stat()
     folder = get_cache_folder() / "unpacked" / hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
-    # Size and time name the version, so a file that changed is unpacked again.
+    # Size and modification time identify the version, so a file that changed is unpacked again.
     target = (
         folder / f"{status.st_size:x}-{status.st_mtime_ns:x}" / path.name.removesuffix(".gz").replace(".tgz", ".tar")
     )
     if target.is_file():
         return target
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    # In the same folder, so that the rename is atomic.
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         if folder.is_dir():
             for older in folder.iterdir():
@@ -36,12 +39,12 @@ def unpack_gzip(path: Path) -> Path:
                     shutil.rmtree(older, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open_regular(path) as raw, gzip.open(raw, "rb") as packed, aside.open("wb") as file:
+            with open_regular(path) as raw, gzip.open(raw, "rb") as packed, temporary.open("wb") as file:
                 shutil.copyfileobj(packed, file, 1 << 20)
             # Two processes may unpack at once; the later rename replaces equal content.
-            os.replace(aside, target)
+            os.replace(temporary, target)
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError("the compressed file is damaged or cut", where=str(path), fix="Copy it again.") from error
     except OSError as error:

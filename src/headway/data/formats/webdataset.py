@@ -1,4 +1,4 @@
-"""The WebDataset layout: neighbouring files with the same key are one sample.
+"""Reads the WebDataset layout: neighbouring files with the same key are one sample.
 
 The key of `a/b/0001.left.jpg` is `a/b/0001`, and `left.jpg` is its extension: a name is cut at the first dot after its
 folders. Files without a dot there, and those below folders such as `__meta__`, belong to no sample. A sample's image is
@@ -23,10 +23,10 @@ from headway.data.formats.foreign_records import ForeignRecords, build_records, 
 from headway.data.formats.pack_source import IMAGE_EXTENSIONS
 from headway.data.formats.tar import ArchiveMember
 
-_NAME = re.compile(r"(?P<key>(?:.*/)?[^./]+)\.(?P<extension>[^/]*)", re.DOTALL)
-_META = re.compile(r"(^|/)__[^/]*__(/|$)")
-_LABEL_LIMIT_BYTES = 1 << 20
-_LABELS = ("cls", "json", "txt")
+_NAME_PATTERN = re.compile(r"(?P<key>(?:.*/)?[^./]+)\.(?P<extension>[^/]*)", re.DOTALL)
+_META_PATTERN = re.compile(r"(^|/)__[^/]*__(/|$)")
+_MAX_LABEL_BYTES = 1 << 20
+_LABEL_EXTENSIONS = ("cls", "json", "txt")
 _JSON_KEYS = ("label", "labels", "value")
 
 
@@ -40,34 +40,41 @@ class WebDatasetSample(NamedTuple):
 
 def is_sample_file(name: str) -> bool:
     """Returns True for the name of a sample's image or label."""
-    match = _NAME.fullmatch(name)
+    match = _NAME_PATTERN.fullmatch(name)
     extension = match["extension"].lower() if match else ""
-    return f".{extension}" in IMAGE_EXTENSIONS or extension in _LABELS
+    return f".{extension}" in IMAGE_EXTENSIONS or extension in _LABEL_EXTENSIONS
 
 
 def open_tars(paths: Sequence[Path]) -> ForeignRecords:
-    """Returns the samples of tar shards, in order. Raises DataError."""
+    """Returns the samples of tar shards, in order. Raises as `open_shards`."""
     return open_shards("tar", paths, [tar.read_members(path) for path in paths])
 
 
 def open_shards(format: str, paths: Sequence[Path], contents: Iterable[Iterable[ArchiveMember]]) -> ForeignRecords:
-    """Returns the samples of shards; `contents` lists the files of each. Raises DataError."""
-    places: list[tuple[int, int, int, int]] = []
+    """Returns the samples of shards, in order.
+
+    Args:
+        contents: the files in each shard.
+
+    Raises:
+        DataError: a shard is damaged, a sample has no label or several images, or there is no image.
+    """
+    image_places: list[tuple[int, int, int, int]] = []
     names: list[str] = []
     labels: list[Any] = []
-    for number, (path, members) in enumerate(zip(paths, contents, strict=True)):
+    for shard, (path, members) in enumerate(zip(paths, contents, strict=True)):
         # Labels are read now, images only when they are decoded.
         view = map_path(path)
         for sample in _group_samples(members, path):
             _, offset, size = sample.image
-            places.append((number, offset, size, 0))
+            image_places.append((shard, offset, size, 0))
             # Names must differ, and keys of several shards often repeat.
             names.append(sample.image.name if len(paths) == 1 else f"{path.name}/{sample.image.name}")
             labels.append(_read_label(sample, view, path))
-    if not places:
+    if not image_places:
         fix = "Samples are KEY.jpg with KEY.cls beside it."
         raise DataError("there is no image with a label in it", where=str(paths[0]), fix=fix)
-    return build_records(format, paths, places, parse_labels(labels, str(paths[0])), names)
+    return build_records(format, paths, image_places, parse_labels(labels, str(paths[0])), names)
 
 
 def _group_samples(members: Iterable[ArchiveMember], path: Path) -> Iterator[WebDatasetSample]:
@@ -79,31 +86,32 @@ def _group_samples(members: Iterable[ArchiveMember], path: Path) -> Iterator[Web
                 raise DataError(f"{member.name!r} occurs twice", where=str(path))
             files[extension] = member
         # A sample without an image, such as captions alone, is skipped.
-        found = [extension for extension in files if f".{extension}" in IMAGE_EXTENSIONS]
-        if not found:
+        image_extensions = [extension for extension in files if f".{extension}" in IMAGE_EXTENSIONS]
+        if not image_extensions:
             continue
-        if len(found) > 1:
-            what = f"sample {key!r} has several images ({', '.join(found)})"
+        if len(image_extensions) > 1:
+            what = f"sample {key!r} has several images ({', '.join(image_extensions)})"
             raise DataError(what, where=str(path), fix="Keep one image a sample.")
-        label = next((files[extension] for extension in _LABELS if extension in files), None)
+        label = next((files[extension] for extension in _LABEL_EXTENSIONS if extension in files), None)
         if label is None:
             what = f"sample {key!r} has no label (it has: {', '.join(files)})"
             raise DataError(what, where=str(path), fix=f"Put one beside it: {key}.cls, .json or .txt.")
-        yield WebDatasetSample(key, files[found[0]], label)
+        yield WebDatasetSample(key, files[image_extensions[0]], label)
 
 
 def _split_names(members: Iterable[ArchiveMember]) -> Iterator[tuple[str, str, ArchiveMember]]:
     for member in members:
-        match = _NAME.fullmatch(member.name)
-        if match and not _META.search(member.name):
+        match = _NAME_PATTERN.fullmatch(member.name)
+        if match and not _META_PATTERN.search(member.name):
             yield match["key"], match["extension"].lower(), member
 
 
 def _read_label(sample: WebDatasetSample, view: memoryview, path: Path) -> Any:
+    """Returns a number, text or a list. Raises DataError if the label is none of these."""
     name, offset, size = sample.label
     where = f"{path}, {name}"
-    # A label is copied into memory; an image named like one must not be.
-    if size > _LABEL_LIMIT_BYTES:
+    # A label is copied into memory; an image whose name is that of a label must not be.
+    if size > _MAX_LABEL_BYTES:
         raise DataError(f"a label of {size:,} bytes", where=where)
     try:
         text = view[offset : offset + size].tobytes().decode().strip()

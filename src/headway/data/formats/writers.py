@@ -1,4 +1,4 @@
-"""Writers of shards: one for each format that a pack can have.
+"""Writers of shards, one for each format of a pack.
 
 In every format, an image's bytes are contiguous in a shard, at the offset and length in the columns (except RecordIO's
 split records), so all packs are read alike, as ranges of mapped files.
@@ -27,18 +27,24 @@ class ShardWriter(Protocol):
     """
 
     size_bytes: int
-    """Size written so far; exact after `close`."""
+    """Bytes written so far; exact after `close`."""
 
     def append(self, image: Any, label: Any, index: int) -> RecordPlace:
         """Appends an image: the bytes of its file, or (raw) its pixels, uint8 [h, w, c].
 
-        `index` counts through all shards; `label` is a number, or float32 [k].
+        Args:
+            label: a number, or float32 [k].
+            index: number of the sample in the set, through all shards.
+
+        Returns:
+            where the image is stored.
         """
 
     def close(self) -> NDArray[np.uint64] | None:
-        """Brings the shard to the disk. Returns the offsets of its images if `append` could not know them."""
+        """Flushes the shard to the disk (fsync). Returns the offsets of its images if `append` could not know them."""
 
-    def abandon(self) -> None: ...
+    def abandon(self) -> None:
+        """Closes the file and ignores errors; for a shard that will be removed."""
 
 
 WRITERS: dict[str, tuple[str, Callable[[Path, int], ShardWriter]]] = {
@@ -47,6 +53,6 @@ WRITERS: dict[str, tuple[str, Callable[[Path, int], ShardWriter]]] = {
     "lmdb": (".lmdb", LmdbWriter),
     "raw": (".npy", ArraysWriter),
 }
-"""The extension of each format's shards, and the function that makes a writer from a shard's path and the pack's
+"""By format: the extension of the shards, and the function that builds a writer from a shard's path and the pack's
 number.
 """

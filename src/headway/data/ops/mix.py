@@ -1,4 +1,4 @@
-"""Mixup and cutmix: each sample takes a share of a partner's pixels and the same share of its label."""
+"""Mixup and cutmix: mixes the pixels and the labels of each sample with those of a partner."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from headway.data.ops.erase import erase
 from headway.data.upload import to_device
 
 
-def apply_mixup(images: torch.Tensor, others: torch.Tensor, kept: Float64) -> torch.Tensor:
-    """Blends images with others: kept x image + (1 - kept) x other, as float32.
+def apply_mixup(images: torch.Tensor, partner_images: torch.Tensor, image_weight: Float64) -> torch.Tensor:
+    """Returns image_weight x image + (1 - image_weight) x partner image, float32 [b, ...].
 
     Args:
         images: [b, ...], bytes or floats.
-        others: the partners' images, of the same shape.
-        kept: [b], share of the own image; 1 keeps it unchanged.
+        partner_images: the partners' images, of the same shape.
+        image_weight: [b], 0 to 1; 1 keeps an image unchanged.
 
     Source: Zhang et al. 2017, "mixup: beyond empirical risk minimization" (arXiv 1710.09412).
     """
-    # lerp from the image to the other one, so the share that is taken is 1 - kept.
-    taken = to_device((1 - kept).astype(np.float32), images.device)
-    return torch.lerp(images.float(), others.float(), taken.view(-1, *[1] * (images.ndim - 1)))
+    partner_weight = to_device((1 - image_weight).astype(np.float32), images.device)
+    return torch.lerp(images.float(), partner_images.float(), partner_weight.view(-1, *[1] * (images.ndim - 1)))
 
 
-def apply_cutmix(images: torch.Tensor, others: torch.Tensor, boxes: Boxes) -> torch.Tensor:
-    """Pastes a box of the other image into each image; boxes int32 [b, 4] (left, top, width, height).
+def apply_cutmix(images: torch.Tensor, partner_images: torch.Tensor, boxes: Boxes) -> torch.Tensor:
+    """Returns a copy of the images, each with a box from its partner; boxes int32 [b, 4] (left, top, width, height).
 
     Source: Yun et al. 2019, "CutMix" (arXiv 1905.04899).
     """
-    return erase(images, boxes, others)
+    # `erase` takes a fill for each pixel too, so pasting is erasing with the partner.
+    return erase(images, boxes, partner_images)
 
 
-def mix_labels(labels: torch.Tensor, partner: NDArray[np.int64], kept: Float64, num_classes: int) -> torch.Tensor:
-    """Mixes labels to shares of the classes, float32 [b, num_classes]: `kept` of the own, the rest of the partner's.
+def mix_labels(
+    labels: torch.Tensor, partner: NDArray[np.int64], label_weight: Float64, num_classes: int
+) -> torch.Tensor:
+    """Returns class probabilities, float32 [b, num_classes]: each label has its weight, its partner's label the rest.
 
     Args:
         labels: int64 [b].
-        partner: int64 [b], places in the batch.
-        kept: [b], share of the own label.
+        partner: int64 [b], index in the batch of each sample's partner.
+        label_weight: [b], weight of the sample's own label.
         num_classes: number of classes.
     """
     # Added, not written: both labels may be the same class.
-    shares = to_device(np.stack([kept, 1 - kept], axis=1).astype(np.float32), labels.device)
-    both = torch.stack([labels, labels[to_device(partner, labels.device)]], dim=1)
-    return shares.new_zeros(len(labels), num_classes).scatter_add_(1, both, shares)
+    weights = to_device(np.stack([label_weight, 1 - label_weight], axis=1).astype(np.float32), labels.device)
+    label_pairs = torch.stack([labels, labels[to_device(partner, labels.device)]], dim=1)
+    return weights.new_zeros(len(labels), num_classes).scatter_add_(1, label_pairs, weights)

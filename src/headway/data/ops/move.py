@@ -13,7 +13,7 @@ from headway.data.upload import to_device
 def flip_and_translate(
     images: torch.Tensor, flips: NDArray[np.bool_] | None = None, shifts: NDArray[np.int64] | None = None
 ) -> torch.Tensor:
-    """Mirrors samples left to right, then moves each sample's window; reflection fills the outside.
+    """Mirrors samples left to right, then moves each sample's window, with reflection padding.
 
     The result equals a crop of the image padded by reflection, without the padded copy.
 
@@ -29,19 +29,19 @@ def flip_and_translate(
         UsageError: a shift is no less than a side of the images.
     """
     b, height, width, _ = images.shape
-    drawn = np.zeros((b, 3), np.int32)
+    parameters = np.zeros((b, 3), np.int32)
     if flips is not None:
-        drawn[:, 0] = flips
+        parameters[:, 0] = flips
     if shifts is not None:
-        drawn[:, 1:] = shifts
-        largest = int(np.abs(shifts).max(initial=0))
-        if largest >= min(height, width):
-            what = f"images of {height} x {width} pixels cannot be moved by {largest}"
+        parameters[:, 1:] = shifts
+        largest_shift = int(np.abs(shifts).max(initial=0))
+        if largest_shift >= min(height, width):
+            what = f"images of {height} x {width} pixels cannot be moved by {largest_shift}"
             raise UsageError(what, fix=f"Set shifts below {min(height, width)}.")
     # All parameters in one small copy to the device.
-    flip, down, right = to_device(drawn, images.device).unsqueeze(2).unbind(1)
-    row = _reflect(_make_range(height, images) + down, height)
-    column = _reflect(_make_range(width, images) + right, width)
+    flip, down, right = to_device(parameters, images.device).unsqueeze(2).unbind(1)
+    row = _reflect(_arange_like(height, images) + down, height)
+    column = _reflect(_arange_like(width, images) + right, width)
     column = torch.where(flip.bool(), width - 1 - column, column)
     return _gather(images, row[:, :, None] * width + column[:, None, :])
 
@@ -61,30 +61,34 @@ def warp(images: torch.Tensor, matrices: NDArray[np.float64], fill: torch.Tensor
     # Pillow's arithmetic: fixed point with 16 bits after the point, for sides up to 16,384. So every device gives
     # Pillow's pixels.
     a, b, c, d, e, f = matrices.T
-    fixed = np.stack([a, b, c + (a + b) / 2, d, e, f + (d + e) / 2], axis=1) * 65536
-    a, b, c, d, e, f = to_device(np.floor(fixed + 0.5).astype(np.int32), images.device)[:, :, None, None].unbind(1)
-    x, y = _make_range(width, images), _make_range(height, images)[:, None]
+    fixed_point = np.stack([a, b, c + (a + b) / 2, d, e, f + (d + e) / 2], axis=1) * 65536
+    a, b, c, d, e, f = to_device(np.floor(fixed_point + 0.5).astype(np.int32), images.device)[:, :, None, None].unbind(
+        1
+    )
+    x, y = _arange_like(width, images), _arange_like(height, images)[:, None]
     column, row = (a * x + (b * y + c)) >> 16, (d * x + (e * y + f)) >> 16
-    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    return _gather(images, torch.where(inside, row * width + column, -1), fill)
+    is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    return _gather(images, torch.where(is_inside, row * width + column, -1), fill)
 
 
-def _gather(images: torch.Tensor, pixel: torch.Tensor, fill: torch.Tensor | None = None) -> torch.Tensor:
-    """Gathers pixel number `pixel` (int32 [b, H, W], counted inside its sample) for each place; -1 gives `fill`."""
+def _gather(images: torch.Tensor, pixel_index: torch.Tensor, fill: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns images of the pixels with these indices in their sample, int32 [b, H, W]; index -1 gives `fill`."""
     b, height, width, channels = images.shape
     source = images.reshape(-1, channels)
     # int32 indices are faster; only a batch of more pixels than they count needs int64.
     if b * height * width >= 2**31:
-        pixel = pixel.long()
-    place = pixel + torch.arange(b, dtype=pixel.dtype, device=images.device)[:, None, None] * (height * width)
+        pixel_index = pixel_index.long()
+    flat_index = pixel_index + torch.arange(b, dtype=pixel_index.dtype, device=images.device)[:, None, None] * (
+        height * width
+    )
     # The fill is one more pixel behind the last: a mask over the channels takes four times as long on a CPU.
     if fill is not None:
-        place = torch.where(pixel < 0, len(source), place)
+        flat_index = torch.where(pixel_index < 0, len(source), flat_index)
         source = torch.cat([source, fill[None]])
-    return source.index_select(0, place.reshape(-1)).view(images.shape)
+    return source.index_select(0, flat_index.reshape(-1)).view(images.shape)
 
 
-def _make_range(size: int, like: torch.Tensor) -> torch.Tensor:
+def _arange_like(size: int, like: torch.Tensor) -> torch.Tensor:
     return torch.arange(size, dtype=torch.int32, device=like.device)
 
 

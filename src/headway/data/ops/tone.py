@@ -13,25 +13,25 @@ from headway.data.upload import to_device
 
 
 def posterize(images: torch.Tensor, bits: NDArray[np.int64]) -> torch.Tensor:
-    """Keeps the highest `bits` (0 to 8, [b]) of each byte."""
+    """Keeps the `bits` highest bits (0 to 8, [b]) of each byte, and clears the others."""
     mask = (256 - (1 << (8 - bits))).astype(np.uint8)
     return images & _upload_per_sample(mask, images)
 
 
 def solarize(images: torch.Tensor, thresholds: NDArray[np.float64]) -> torch.Tensor:
-    """Inverts the bytes that are at or above a threshold (0 to 255, [b])."""
-    # Bytes are compared with whole numbers: b >= t is b >= ceil(t).
-    lowest = np.ceil(thresholds).astype(np.uint8)
-    return torch.where(images >= _upload_per_sample(lowest, images), 255 - images, images)
+    """Inverts the bytes at or above the sample's threshold (0 to 255, [b])."""
+    # Bytes are compared as integers: byte >= t is byte >= ceil(t).
+    rounded_thresholds = np.ceil(thresholds).astype(np.uint8)
+    return torch.where(images >= _upload_per_sample(rounded_thresholds, images), 255 - images, images)
 
 
 def autocontrast(images: torch.Tensor) -> torch.Tensor:
-    """Stretches each channel to 0..255; a channel of a single value stays as it is."""
+    """Stretches each channel to 0..255; a channel of a single value does not change."""
     low, high = images.amin(dim=(1, 2)).int()[:, None], images.amax(dim=(1, 2)).int()[:, None]
-    same = torch.arange(256, dtype=torch.int32, device=images.device)[:, None]
+    identity = torch.arange(256, dtype=torch.int32, device=images.device)[:, None]
     # Integer division: a float quotient may lose 1 at the top.
-    tables = (same - low) * 255 // (high - low).clamp(min=1)
-    return _look_up(images, torch.where(low == high, same, tables.clamp_(0, 255)).to(torch.uint8))
+    tables = (identity - low) * 255 // (high - low).clamp(min=1)
+    return _apply_tables(images, torch.where(low == high, identity, tables.clamp_(0, 255)).to(torch.uint8))
 
 
 def equalize(images: torch.Tensor) -> torch.Tensor:
@@ -45,12 +45,12 @@ def equalize(images: torch.Tensor) -> torch.Tensor:
     step = (height * width - count.gather(1, largest)) // 255
     below = count.cumsum(dim=1) - count
     tables = (below + step // 2) // step.clamp(min=1)
-    same = torch.arange(256, device=images.device)[:, None]
-    return _look_up(images, torch.where(step == 0, same, tables.clamp_(max=255)).to(torch.uint8))
+    identity = torch.arange(256, device=images.device)[:, None]
+    return _apply_tables(images, torch.where(step == 0, identity, tables.clamp_(max=255)).to(torch.uint8))
 
 
-def _look_up(images: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """Looks up each byte in its sample's and channel's table; tables uint8 [b, 256, C]."""
+def _apply_tables(images: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+    """Maps each byte by the table of its sample and channel; tables uint8 [b, 256, C]."""
     b, height, width, channels = images.shape
     return tables.gather(1, images.reshape(b, height * width, channels).long()).view(images.shape)
 

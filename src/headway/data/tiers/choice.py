@@ -30,11 +30,12 @@ from headway.storage.addresses import get_cache_folder
 if TYPE_CHECKING:
     import torch
 
-BUDGET_BYTES = 50 * 10**9
+DEFAULT_BUDGET_BYTES = 50 * 10**9
+"""Default limit of all sets in the cache folder together."""
 FREE_MEMORY_DIVISOR = 4
 """`auto` takes at most a quarter of the free memory: the rest is for the network, its activations, and others."""
-REQUESTED_SHARE = 0.8
-"""Share of the free memory that a set may take if the user asks for it."""
+MAX_REQUESTED_SHARE = 0.8
+"""Fraction of the free memory that a set may take if the recipe names the tier."""
 
 
 def choose_tier(
@@ -45,45 +46,47 @@ def choose_tier(
     threads: int | None = None,
     backend: Backend = "auto",
     folder: str | os.PathLike[str] | None = None,
-    budget_bytes: int = BUDGET_BYTES,
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
     progress: FillProgress | None = None,
 ) -> Tier:
-    """Returns the tier that `cache` names, filled; its `why` says what `auto` chose and the reason.
+    """Builds and fills the tier that `cache` names; `Tier.why` gives the reason for the choice.
 
-    - `device`, `memory`: the decoded set, if all images share one size. Crops are made of these pixels, which are the
-      images' own, so nothing is lost. If sizes differ or pixels do not fit, `memory` keeps the records, which helps
-      with slow file systems.
+    - `device`, `memory`: the decoded set, if all images share one size. Crops are made of these pixels, which are
+      those of the files, so nothing is lost. If sizes differ or pixels do not fit, `memory` keeps the records, which
+      helps with slow file systems.
     - `disk`: remote records, fetched ahead of need into `folder`, at most `budget_bytes` with the other sets there.
     - `none`: local files are mapped; remote records are fetched, and kept until they are read.
     - `auto`: a small set decoded on the device or in memory; else local files mapped, and remote ones on the disk.
 
     Args:
-        threads, backend: of the decoder that fills a tier; see `decoder`.
-        folder: None is `headway` in the user's cache folder.
+        device: device of the batches.
+        threads, backend: of the decoder that fills a tier; see `build_decoder`.
+        folder: folder of the `disk` tier; None: see `headway.storage.addresses.get_cache_folder`.
+        budget_bytes: limit of all sets in `folder` together.
         progress: called with (samples done, samples in all) while a tier is filled.
 
     Raises:
         UsageError: the request is impossible; the message says what is possible.
-        DataError: a remote address cannot be read.
+        DataError: records cannot be read.
     """
     # Recipes are checked earlier; this is for calls from Python.
     if cache not in get_args(CacheMode):
         fix = suggest_nearest(cache, get_args(CacheMode))
         raise UsageError(f"{cache!r} is not a cache", where="data.cache", fix=fix)
     planner = CachePlanner(dataset, str(device), Path(folder or get_cache_folder()), budget_bytes)
-    place = planner.choose_automatically() if cache == "auto" else planner.choose_requested(cache)
+    choice = planner.choose_automatically() if cache == "auto" else planner.choose_requested(cache)
     # These tiers hold nothing yet, so there is nothing to fill.
-    if place.name == "none" or place.name == "disk":
-        return planner.build_tier(place)
+    if choice.name == "none" or choice.name == "disk":
+        return planner.build_tier(choice)
     # A tier in memory is filled through the tier without a cache, once.
     source = planner.build_tier(planner.choose_uncached())
     try:
-        if not place.decoded:
-            return MemoryTier.from_records(dataset, source, why=place.why, progress=progress)
-        with contextlib.closing(build_decoder(threads, backend)) as decode:
-            if place.name == "memory":
-                return MemoryTier.from_decoded(dataset, source, decode, why=place.why, progress=progress)
-            return DeviceTier(dataset, source, decode, device, why=place.why, progress=progress)
+        if not choice.decoded:
+            return MemoryTier.from_records(dataset, source, why=choice.why, progress=progress)
+        with contextlib.closing(build_decoder(threads, backend)) as decoder:
+            if choice.name == "memory":
+                return MemoryTier.from_decoded(dataset, source, decoder, why=choice.why, progress=progress)
+            return DeviceTier(dataset, source, decoder, device, why=choice.why, progress=progress)
     finally:
         source.close()
 
@@ -91,7 +94,12 @@ def choose_tier(
 @final
 @dataclass(frozen=True, slots=True)
 class _TierChoice:
-    """A tier to be made, the reason, and whether it keeps pixels."""
+    """A tier to build.
+
+    Attributes:
+        reason: why it was chosen, as part of a sentence.
+        decoded: True if it keeps pixels, False if it keeps records.
+    """
 
     name: TierName
     reason: str
@@ -99,36 +107,46 @@ class _TierChoice:
 
     @property
     def why(self) -> str:
+        """Name and reason; see `Tier.why`."""
         return f"{self.name}, {self.reason}"
 
 
 @final
 class CachePlanner:
-    """Chooses the tier of a data set by its size and the free memory."""
+    """Chooses the tier of a data set by its size and the free memory.
+
+    Args:
+        device: device of the batches, such as `cuda:0`.
+        folder: folder of the `disk` tier.
+        budget_bytes: limit of all sets in `folder` together.
+    """
 
     def __init__(self, dataset: Dataset, device: str, folder: Path, budget_bytes: int) -> None:
-        self._dataset, self._device, self._folder, self._budget_bytes = dataset, device, folder, budget_bytes
+        self._dataset = dataset
+        self._device = device
+        self._folder = folder
+        self._budget_bytes = budget_bytes
         self._remote = dataset.source.remote if isinstance(dataset.source, RemoteShards) else None
         # All sizes come from the columns: no record is read to choose.
-        self._bytes = int(dataset.length.sum(dtype=np.int64))
-        self._pixels = dataset.pixel_bytes
-        self._raw = bool(len(dataset)) and bool((dataset.flags & FLAG_RAW).all())
+        self._record_bytes = int(dataset.length.sum(dtype=np.int64))
+        self._pixel_bytes = dataset.pixel_bytes
+        self._is_raw = bool(len(dataset)) and bool((dataset.flags & FLAG_RAW).all())
 
     def choose_automatically(self) -> _TierChoice:
         """Chooses the tier for `data.cache: auto`."""
         # Fastest first: decoded on the GPU, decoded in memory, records in memory, no cache.
         is_mapped = isinstance(self._dataset.source, MappedShards)
-        if self._pixels is not None and self._is_on_gpu:
-            free = self._measure_free_device_bytes()
-            if self._pixels <= free // FREE_MEMORY_DIVISOR:
-                return _TierChoice("device", _describe_fit(self._pixels, "its", free), decoded=True)
-        free = self._measure_free_host_bytes()
-        limit = free // FREE_MEMORY_DIVISOR
-        if self._pixels is not None and self._pixels <= limit and not (self._raw and is_mapped):
-            return _TierChoice("memory", _describe_fit(self._pixels, "the", free), decoded=True)
-        is_slow = not self._remote and not is_mapped and is_on_network(self._dataset.folder)
-        if is_slow and self._bytes <= limit:
-            size = format_bytes(self._bytes)
+        if self._pixel_bytes is not None and self._is_on_gpu:
+            free_bytes = self._measure_free_device_bytes()
+            if self._pixel_bytes <= free_bytes // FREE_MEMORY_DIVISOR:
+                return _TierChoice("device", _describe_fit(self._pixel_bytes, "its", free_bytes), decoded=True)
+        free_bytes = self._measure_free_host_bytes()
+        limit_bytes = free_bytes // FREE_MEMORY_DIVISOR
+        if self._pixel_bytes is not None and self._pixel_bytes <= limit_bytes and not (self._is_raw and is_mapped):
+            return _TierChoice("memory", _describe_fit(self._pixel_bytes, "the", free_bytes), decoded=True)
+        is_on_slow_disk = not self._remote and not is_mapped and is_on_network(self._dataset.folder)
+        if is_on_slow_disk and self._record_bytes <= limit_bytes:
+            size = format_bytes(self._record_bytes)
             return _TierChoice(
                 "memory", f"its {size} are on a network file system; a quarter of the free memory holds them"
             )
@@ -150,36 +168,42 @@ class CachePlanner:
             return _TierChoice("none", "remote records are kept until they are read")
         if cache == "none":
             return self.choose_uncached()
-        # A local set gains nothing from a second copy on the local disk.
+        # A local set gains nothing from another copy on the local disk.
         if cache == "disk":
             if self._remote:
                 return self.choose_uncached()
             raise _build_refusal("the set is on a local disk already", "Leave data.cache out: local files are mapped.")
         # A device without CUDA keeps its images in host memory.
-        free, owner = self._measure_free_host_bytes(), "process"
+        free_bytes = self._measure_free_host_bytes()
+        owner = "process"
         if cache == "device":
-            if self._pixels is None:
+            if self._pixel_bytes is None:
                 fix = "Pack them to one size (headway pack --transform, with ImageOps.fit), or leave data.cache out."
                 raise _build_refusal("a device keeps decoded images of one size, and these have different sizes", fix)
             if self._is_on_gpu:
-                free, owner = self._measure_free_device_bytes(), "device"
-        if self._pixels is not None and self._pixels <= REQUESTED_SHARE * free:
+                free_bytes = self._measure_free_device_bytes()
+                owner = "device"
+        if self._pixel_bytes is not None and self._pixel_bytes <= MAX_REQUESTED_SHARE * free_bytes:
             name: TierName = "device" if cache == "device" and self._is_on_gpu else "memory"
-            return _TierChoice(name, f"as asked: the decoded set of {format_bytes(self._pixels)}", decoded=True)
-        if cache == "memory" and self._bytes <= REQUESTED_SHARE * free:
-            return _TierChoice("memory", f"as asked: the set of {format_bytes(self._bytes)} as it is, not decoded")
+            return _TierChoice(name, f"as asked: the decoded set of {format_bytes(self._pixel_bytes)}", decoded=True)
+        if cache == "memory" and self._record_bytes <= MAX_REQUESTED_SHARE * free_bytes:
+            return _TierChoice(
+                "memory", f"as asked: the set of {format_bytes(self._record_bytes)} as it is, not decoded"
+            )
         # The message names the smaller of the two sizes that would do.
-        needed = self._pixels if cache == "device" else min(self._bytes, self._pixels or self._bytes)
-        size, room = format_bytes(needed or 0), format_bytes(free)
-        what = f"the set needs {size}, and the {owner} has {room} free, of which 80 % may be taken"
+        needed_bytes = (
+            self._pixel_bytes if cache == "device" else min(self._record_bytes, self._pixel_bytes or self._record_bytes)
+        )
+        size_text, free_text = format_bytes(needed_bytes or 0), format_bytes(free_bytes)
+        what = f"the set needs {size_text}, and the {owner} has {free_text} free, of which 80 % may be taken"
         raise _build_refusal(what, "Leave data.cache out, or make the images smaller.")
 
-    def build_tier(self, place: _TierChoice) -> Tier:
-        """Builds the tier that reads without loading the set into memory."""
+    def build_tier(self, choice: _TierChoice) -> Tier:
+        """Builds a tier that need not be filled: mapped files, or the disk."""
         if self._remote is None:
-            return MappedTier(self._dataset, place.why)
-        folder = self._folder if place.name == "disk" else None
-        return DiskTier(self._dataset, self._remote, folder, self._budget_bytes, why=place.why)
+            return MappedTier(self._dataset, choice.why)
+        folder = self._folder if choice.name == "disk" else None
+        return DiskTier(self._dataset, self._remote, folder, self._budget_bytes, why=choice.why)
 
     @property
     def _is_on_gpu(self) -> bool:
@@ -187,8 +211,7 @@ class CachePlanner:
 
     @staticmethod
     def _measure_free_host_bytes() -> int:
-        """Returns the memory for this process: each rank on a host keeps a copy of its own."""
-        # Every rank of this host measures the same free memory at the same time.
+        """Returns this process's part of the free memory: each rank on a host keeps a copy of the set."""
         return read_free_memory_bytes() // (read_local_ranks() or 1)
 
     def _measure_free_device_bytes(self) -> int:
@@ -201,6 +224,6 @@ def _build_refusal(what: str, fix: str) -> UsageError:
     return UsageError(what, where="data.cache", fix=fix)
 
 
-def _describe_fit(pixel_bytes: int, whose: str, free: int) -> str:
-    size = format_bytes(pixel_bytes)
-    return f"the decoded set of {size} fits into a quarter of {whose} free memory of {format_bytes(free)}"
+def _describe_fit(pixel_bytes: int, owner: str, free_bytes: int) -> str:
+    size_text = format_bytes(pixel_bytes)
+    return f"the decoded set of {size_text} fits into a quarter of {owner} free memory of {format_bytes(free_bytes)}"

@@ -25,11 +25,11 @@ class DeviceTier(Tier):
     """Decoded images as one tensor, uint8 [n, height, width, channels], from which batches are gathered.
 
     Args:
-        source: read once; its images must share one size.
-        device: of torch.
+        source: provides the records, and is read once; its images must share one size.
+        decoder: decodes them on the host.
 
     Attributes:
-        pixels: the tensor.
+        pixels: the images; uint8 [n, height, width, channels] on the device.
     """
 
     def __init__(
@@ -45,14 +45,15 @@ class DeviceTier(Tier):
         import torch
 
         super().__init__(dataset, "device", why)
-        size, n = dataset.description.common_size, len(dataset)
-        assert size is not None, "choose has seen to it"
+        num_samples = len(dataset)
+        size = dataset.description.common_size
+        assert size is not None, "choose_tier checks this"
         self._device = torch.device(device)
-        shape = (n, size[1], size[0], dataset.description.channels)
+        shape = (num_samples, size[1], size[0], dataset.description.channels)
         self.pixels = torch.empty(shape, dtype=torch.uint8, device=self._device)
         # Chunk by chunk: the host never holds the whole set.
-        for low, some in decode_all(dataset, source, decoder, self, progress):
-            self.pixels[low : low + len(some)].copy_(torch.from_numpy(some))
+        for first, images in decode_all(dataset, source, decoder, self, progress):
+            self.pixels[first : first + len(images)].copy_(torch.from_numpy(images))
 
     def gather(self, ids: Sequence[int] | Ids) -> torch.Tensor:
         """Returns images of the samples, uint8 [k, height, width, channels] on the device; no host-device sync."""
@@ -60,12 +61,12 @@ class DeviceTier(Tier):
 
         index = torch.from_numpy(np.ascontiguousarray(ids, np.int64))
         if self._device.type == "cuda":
-            # From pageable memory, the copy would wait for the device.
+            # From pageable memory, the copy would block the host.
             index = index.pin_memory().to(self._device, non_blocking=True)
         return self.pixels.index_select(0, index)
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
-        """Returns pixels on the host, with a host-device sync. Batches use `gather`."""
+        """Returns the pixels of the samples on the host, with a host-device sync. Batches use `gather`."""
         return Records.from_rows(self.gather(ids).cpu().numpy())
 
     def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from headway.data.batch_plan import BatchPlan
 from headway.data.order import Order
 
-NEVER = np.iinfo(np.int64).max
-_EPOCHS = 8
-"""Epochs to look ahead if other hosts take a part of each; a later use counts as never."""
+NO_NEXT_USE = np.iinfo(np.int64).max
+_MAX_LOOKAHEAD_EPOCHS = 8
+"""Epochs to look ahead if other hosts read a part of each; a later use counts as `NO_NEXT_USE`."""
 
 
 class HostSlots(NamedTuple):
@@ -31,24 +31,26 @@ class HostSlots(NamedTuple):
     last: int
     world: int
 
-    def find_taken(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns a mask of the positions that this host takes; of the shape of `positions`."""
+    def select_owned(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns a mask of the positions that this host reads; bool, of the shape of `positions`."""
         # Ranks share the slots of a step in equal, consecutive parts.
-        slot, size = self.plan.locate_slots(positions)
-        taken: NDArray[np.bool_] = (slot >= self.first * size // self.world) & (slot < self.last * size // self.world)
-        return taken
+        slots, step_slots = self.plan.locate_slots(positions)
+        is_owned: NDArray[np.bool_] = (slots >= self.first * step_slots // self.world) & (
+            slots < self.last * step_slots // self.world
+        )
+        return is_owned
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ReadForecast:
-    """The positions to come.
+    """The reads of this host from a position on.
 
     Args:
-        position: the next one.
+        position: the next position.
         samples: size of the data set.
-        order: None is index order, repeated.
-        slots: the positions that this host takes; None takes all.
+        order: maps positions to samples; None is index order, repeated.
+        slots: the positions that this host reads; None: all.
     """
 
     position: int
@@ -57,33 +59,36 @@ class ReadForecast:
     slots: HostSlots | None = None
 
     def find_next_use(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the first position at which this host needs each sample; NEVER if no coming epoch has one."""
-        found = np.full(len(ids), NEVER)
-        first = self.position // self.samples
+        """Returns the next position at which this host reads each sample, or NO_NEXT_USE; int64 [k]."""
+        next_use = np.full(len(ids), NO_NEXT_USE)
+        first_epoch = self.position // self.samples
         # A host that reads everything needs every sample in the next epoch, so two epochs suffice.
-        for epoch in range(first, first + (2 if self.slots is None else _EPOCHS)):
+        for epoch in range(first_epoch, first_epoch + (2 if self.slots is None else _MAX_LOOKAHEAD_EPOCHS)):
             # Epoch by epoch, only for samples without a use so far.
-            unknown = np.flatnonzero(found == NEVER)
+            unknown = np.flatnonzero(next_use == NO_NEXT_USE)
             if not unknown.size:
                 break
-            some = ids[unknown]
-            at = self.order.find_positions(epoch, some) if self.order else epoch * self.samples + some
-            needed = at >= self.position
+            unknown_ids = ids[unknown]
+            positions = (
+                self.order.find_positions(epoch, unknown_ids) if self.order else epoch * self.samples + unknown_ids
+            )
+            is_needed = positions >= self.position
             if self.slots is not None:
-                needed &= self.slots.find_taken(at)
-            found[unknown[needed]] = at[needed]
-        return found
+                is_needed &= self.slots.select_owned(positions)
+            next_use[unknown[is_needed]] = positions[is_needed]
+        return next_use
 
     def find_eviction_start(self, ids: NDArray[np.int64]) -> int:
-        """Returns the position from which the next use of a record must be, for it to be evicted for these samples.
+        """Returns the position from which on a record's next use must lie, so that it may be evicted for `ids`.
 
-        `ids` are about to be used. It is the end of the first epoch in which one of them is needed again, or NEVER.
+        The samples `ids` are about to be used. The position is the end of the first epoch in which one of them is
+        needed again, or NO_NEXT_USE.
         """
-        used = self.find_next_use(ids)
-        coming = used[used < NEVER]
-        if not coming.size:
-            return NEVER
+        next_uses = self.find_next_use(ids)
+        coming_uses = next_uses[next_uses < NO_NEXT_USE]
+        if not coming_uses.size:
+            return NO_NEXT_USE
         # The use after the coming one decides, since the coming one happens in any case.
-        later = replace(self, position=(int(coming.max()) // self.samples + 1) * self.samples)
-        again = int(later.find_next_use(ids).min())
-        return NEVER if again == NEVER else (again // self.samples + 1) * self.samples
+        later = replace(self, position=(int(coming_uses.max()) // self.samples + 1) * self.samples)
+        next_repeat = int(later.find_next_use(ids).min())
+        return NO_NEXT_USE if next_repeat == NO_NEXT_USE else (next_repeat // self.samples + 1) * self.samples

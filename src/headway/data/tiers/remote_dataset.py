@@ -1,4 +1,4 @@
-"""Opens a packed data set at a remote address: its columns are fetched whole, its records as they are read."""
+"""Opens a packed data set at a URL: its columns are fetched whole, its records as they are read."""
 
 from __future__ import annotations
 
@@ -20,29 +20,35 @@ from headway.data.dataset import Dataset
 from headway.data.records import Records
 from headway.data.tiers.layout import Columns, Ids, RecordLayout, extract_image
 from headway.data.tiers.state import LOCKS_FILE, STATE_FILE
-from headway.data.tiers.store import PACKS
+from headway.data.tiers.store import PACKS_FOLDER
 from headway.storage.addresses import get_cache_folder as default_cache_folder
 from headway.storage.remote_folder import RemoteFolder
 from headway.storage.transport import FileVersion
 
 
 def open_remote(uri: str, cache_folder: str | os.PathLike[str] | None = None) -> Dataset:
-    """Opens the pack at an address, such as s3://bucket/imagenet/train.
+    """Opens the pack at a URL, such as s3://bucket/imagenet/train.
 
     The columns are checked against their fingerprint and kept in `cache_folder / packs / fingerprint`; they are fetched
     again only if the remote file has changed. `Dataset.read` fetches one run after another; a tier is faster.
 
+    Args:
+        cache_folder: None: see `headway.storage.addresses.get_cache_folder`.
+
     Raises:
-        UsageError: there is no pack at this address, or no installed package can read it.
+        UsageError: there is no pack at this URL, or no installed package can read it.
         DataError: its columns are damaged, or cannot be fetched.
     """
-    remote, root = RemoteFolder(uri), Path(cache_folder or default_cache_folder())
+    remote = RemoteFolder(uri)
+    cache_root = Path(cache_folder or default_cache_folder())
     try:
         version = remote.read_version(COLUMNS_FILE)
     except FileNotFoundError:
         raise _build_no_pack_error(remote) from None
     try:
-        columns, description = _load_kept_columns(root, remote.uri, version) or _fetch_columns(root, remote, version)
+        columns, description = _load_cached_columns(cache_root, remote.uri, version) or _fetch_columns(
+            cache_root, remote, version
+        )
     finally:
         remote.close()
     if description.format not in PACK_FORMATS:
@@ -65,17 +71,18 @@ class RemoteShards:
     def __init__(self, remote: RemoteFolder, columns: Columns, description: DatasetDescription) -> None:
         shards = description.shards
         self.remote = remote.reopen({shard.name: shard.size for shard in shards})
-        self._columns, self._layout = columns, RecordLayout(columns, shards)
+        self._columns = columns
+        self._layout = RecordLayout(columns, shards)
         self._names = [shard.name for shard in shards]
 
     def read(self, ids: Ids) -> Records:
-        """Reads records as `Dataset.read`. Raises DataError if the address cannot be read."""
+        """Reads records as `Dataset.read`. Raises DataError if a shard cannot be read."""
         extents: dict[int, NDArray[np.uint8]] = {}
-        # Each sample once, however often it is asked for; neighbours share a request.
+        # Each sample is fetched once, even if it occurs several times; neighbours share a request.
         for run in self._layout.group_into_runs(np.unique(ids)):
-            low = int(run.start[0])
-            data = self.remote.read(self._names[int(run.shard[0])], low, int(run.end.max()) - low)
-            extents.update(zip(run.ids.tolist(), run.slice_bytes(low, data), strict=True))
+            run_start = int(run.start[0])
+            data = self.remote.read(self._names[int(run.shard[0])], run_start, int(run.end.max()) - run_start)
+            extents.update(zip(run.ids.tolist(), run.slice_bytes(run_start, data), strict=True))
         return Records.from_buffers([extract_image(self._columns, sample, extents[sample]) for sample in ids.tolist()])
 
     def close(self) -> None:
@@ -83,62 +90,66 @@ class RemoteShards:
         self.remote.close()
 
 
-def _load_kept_columns(root: Path, uri: str, version: FileVersion) -> tuple[Columns, DatasetDescription] | None:
-    """Returns the columns fetched from this address earlier, or None if the remote file has changed since."""
+def _load_cached_columns(cache_root: Path, uri: str, version: FileVersion) -> tuple[Columns, DatasetDescription] | None:
+    """Returns the columns fetched from this URL earlier, or None if the remote file has changed since."""
     try:
-        known = parse_object(read_text(_locate_note(root, uri)))
+        note = parse_object(read_text(_get_note_path(cache_root, uri)))
         # Without an entity tag or a time, equal sizes do not prove equal files.
-        if not version.tag or known["mark"] != list(version):
+        if not version.tag or note["mark"] != list(version):
             return None
-        path = root / PACKS / known["fingerprint"] / COLUMNS_FILE
+        path = cache_root / PACKS_FOLDER / note["fingerprint"] / COLUMNS_FILE
         if path.stat().st_size != version.size:
             return None
         columns, description, metadata = load_columns(path)
         # Packs with equal columns share this file, though their class names may differ.
-        if known["description"] != _hash_description(metadata):
+        if note["description"] != _hash_description(metadata):
             return None
     except (OSError, ValueError, LookupError, TypeError, DataError):
         return None
     return columns, description
 
 
-def _fetch_columns(root: Path, remote: RemoteFolder, version: FileVersion) -> tuple[Columns, DatasetDescription]:
-    """Fetches the columns, and keeps them in the cache folder if that can be written."""
-    columns, description, data = _fetch_checked(remote, version)
-    path = root / PACKS / description.fingerprint / COLUMNS_FILE
+def _fetch_columns(cache_root: Path, remote: RemoteFolder, version: FileVersion) -> tuple[Columns, DatasetDescription]:
+    """Fetches the columns and writes them to the cache folder, if that is possible."""
+    columns, description, data = _fetch_and_verify(remote, version)
+    columns_path = cache_root / PACKS_FOLDER / description.fingerprint / COLUMNS_FILE
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data)
-        # The note maps an address to a fingerprint; several addresses may share one copy.
-        note = _locate_note(root, remote.uri)
-        note.parent.mkdir(exist_ok=True)
-        columns, description, metadata = load_columns(path)
-        known = {"uri": remote.display_uri, "mark": version, "fingerprint": description.fingerprint}
-        write_atomically(note, json.dumps(known | {"description": _hash_description(metadata)}))
+        columns_path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(columns_path, data)
+        # The note maps a URL to a fingerprint; several URLs may share one copy.
+        note_path = _get_note_path(cache_root, remote.uri)
+        note_path.parent.mkdir(exist_ok=True)
+        columns, description, metadata = load_columns(columns_path)
+        note = {"uri": remote.display_uri, "mark": version, "fingerprint": description.fingerprint}
+        write_atomically(note_path, json.dumps(note | {"description": _hash_description(metadata)}))
     except OSError:
         # A folder that cannot be written: the columns stay in memory.
         pass
     return columns, description
 
 
-def _fetch_checked(remote: RemoteFolder, version: FileVersion) -> tuple[Columns, DatasetDescription, bytes]:
-    """Returns the columns in memory, and the file's bytes. A transfer that went wrong is repeated once."""
+def _fetch_and_verify(remote: RemoteFolder, version: FileVersion) -> tuple[Columns, DatasetDescription, bytes]:
+    """Returns the columns in memory, their description, and the bytes of the file. A corrupt transfer is repeated once.
+
+    Raises DataError if the second copy is damaged too.
+    """
     where = f"{remote.display_uri}/{COLUMNS_FILE}"
-    what, fix = "the columns do not have their fingerprint", "Copy the data there again, or pack again."
+    what = "the columns do not have their fingerprint"
+    fix = "Copy the data there again, or pack again."
     for _ in range(2):
         data = remote.read(COLUMNS_FILE, 0, version.size).tobytes()
         # A file in memory: the columns are mapped the same way as local ones.
-        number = os.memfd_create("columns")
+        descriptor = os.memfd_create("columns")
         try:
-            with open(number, "wb", closefd=False) as file:
+            with open(descriptor, "wb", closefd=False) as file:
                 file.write(data)
-            columns, description, _ = load_columns(Path(f"/proc/self/fd/{number}"))
+            columns, description, _ = load_columns(Path(f"/proc/self/fd/{descriptor}"))
             if compute_fingerprint(columns) == description.fingerprint:
                 return columns, description, data
         except DataError as error:
             what = error.what
         finally:
-            os.close(number)
+            os.close(descriptor)
     raise DataError(what, where=where, fix=fix)
 
 
@@ -161,5 +172,5 @@ def _build_no_pack_error(remote: RemoteFolder) -> UsageError:
     )
 
 
-def _locate_note(root: Path, uri: str) -> Path:
-    return root / "addresses" / f"{hashlib.sha256(uri.encode()).hexdigest()[:32]}.json"
+def _get_note_path(cache_root: Path, uri: str) -> Path:
+    return cache_root / "addresses" / f"{hashlib.sha256(uri.encode()).hexdigest()[:32]}.json"

@@ -1,4 +1,4 @@
-"""Tier: the interface of the places that records are read from."""
+"""Tier: the interface of the caches that records are read from."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from headway.data.tiers.next_use import HostSlots
 TierName = Literal["device", "memory", "disk", "none"]
 Ids = NDArray[np.int64]
 Spans = Iterator[tuple[int, int]]
-"""Positions [low, high) of reads."""
+"""Iterator of positions [low, high) of reads."""
 
 
 class Tier(ABC):
-    """A place that records are read from. `choose_tier` makes one; close it after use.
+    """A cache that records are read from. `choose_tier` builds one; close it after use.
 
     Attributes:
-        name: as a recipe writes it.
-        why: part of a sentence that says why it was chosen.
+        name: value of `data.cache` in a recipe.
+        why: reason for the choice, as part of a sentence.
         flags, width, height, crc32c: columns of the records that `read` returns; shape [n]. Those of the data set,
             or of pixels if the tier keeps pixels.
-        damaged: uint8 [n]: the decoder's `Status` of each sample when the tier was filled; None if it decodes none.
+        damaged: `DecodeStatus` of each sample when the tier was filled, uint8 [n]; None if the tier keeps no pixels.
     """
 
     name: TierName
@@ -40,7 +40,9 @@ class Tier(ABC):
     damaged: NDArray[np.uint8] | None
 
     def __init__(self, dataset: Dataset, name: TierName, why: str) -> None:
-        self.name, self.why, self.damaged = name, why, None
+        self.name = name
+        self.why = why
+        self.damaged = None
         # Tiers that keep pixels replace these columns when they are filled.
         self.flags, self.width, self.height = dataset.flags, dataset.width, dataset.height
         self.crc32c = dataset.crc32c
@@ -57,12 +59,12 @@ class Tier(ABC):
             spans: positions [low, high) of each coming `read`; may be endless. They are taken as needed, in another
                 thread. A new call replaces the spans of the last one.
             order: maps positions to samples; None is index order.
-            slots: the part of every step that this host takes; None if it is the only host.
+            slots: the slots of every step that this host reads; None: all.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Ends its threads and releases its records. Records that were read stay valid."""
+        """Ends the threads and releases the records of the tier. Records that were read stay valid."""
 
 
 @final
@@ -74,6 +76,7 @@ class MappedTier(Tier):
         self._dataset = dataset
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
+        """Returns the records of these samples; see `Dataset.read`."""
         return self._dataset.read(ids)
 
     def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:

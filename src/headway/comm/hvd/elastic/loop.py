@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def run(func: Callable[..., R]) -> Callable[..., R]:
-    """Decorates a training function whose first argument is a State, so that it survives changes of the workers.
+    """Wraps a training function whose first argument is a State, so that it survives changes of the workers.
 
     The wrapper synchronises the state and calls the function. If a collective fails, as it does when a worker is lost,
     the state goes back to its last commit; if new workers wait, it stays as it is. In both cases the present workers
@@ -27,7 +27,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> R:
-        # Each turn of the loop is one set of workers.
+        # Each iteration is one set of workers.
         skip_sync = False
         while True:
             try:
@@ -35,7 +35,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
                     state.sync()
                 return func(state, *args, **kwargs)
             except HorovodInternalError:
-                # Without our launcher nobody tells the remaining workers who is left.
+                # Without Headway's launcher nobody tells the remaining workers who is left.
                 if not lifecycle.can_reinitialise():
                     raise
                 state.restore()

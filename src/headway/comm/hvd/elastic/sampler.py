@@ -19,12 +19,13 @@ class ElasticSampler(Sampler[int]):
     Call `record_batch` after each batch and `set_epoch` at the end of each epoch, and keep it in a TorchState.
 
     Args:
-        dataset: of constant size.
-        seed: the same on all ranks.
+        dataset: dataset of constant size.
+        shuffle: if False, yields the indices in their order.
+        seed: seed, the same on all ranks.
 
     Attributes:
         processed_num: samples that all ranks together have recorded in this epoch.
-        remaining_indices: those that were not processed when the ranks last changed.
+        remaining_indices: indices that were not processed when the ranks last changed.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -64,8 +65,8 @@ class ElasticSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         # The first indices come twice, until all ranks get equally many.
-        filled = islice(cycle(self.remaining_indices), self.total_size)
-        return islice(filled, self.rank, None, self.num_replicas)
+        padded = islice(cycle(self.remaining_indices), self.total_size)
+        return islice(padded, self.rank, None, self.num_replicas)
 
     def __len__(self) -> int:
         return self.num_samples

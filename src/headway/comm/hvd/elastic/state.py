@@ -15,7 +15,7 @@ from headway.comm.hvd.errors import HostsUpdatedInterrupt
 from headway.comm.hvd.parameters import broadcast_optimizer_state, broadcast_parameters
 
 # Attributes of these types are saved by their state_dict.
-STATEFUL = (torch.nn.Module, torch.optim.Optimizer, ElasticSampler)
+STATEFUL_TYPES = (torch.nn.Module, torch.optim.Optimizer, ElasticSampler)
 
 
 class State(ABC):
@@ -77,6 +77,8 @@ class State(ABC):
 
 @final
 class _SavedAttributes:
+    """Saved values of some attributes of an object, which are set to them at once."""
+
     def __init__(self, owner: object, values: dict[str, Any]) -> None:
         self._owner, self._saved = owner, values
         self.restore()
@@ -89,7 +91,7 @@ class _SavedAttributes:
             setattr(self._owner, name, value)
 
     def sync(self, bcast_object: Callable[[Any], Any]) -> None:
-        # All ranks get rank 0's present values.
+        """Sets the attributes on all ranks to rank 0's present values."""
         if self._saved:
             self.save()
             self._saved = bcast_object(self._saved)
@@ -133,19 +135,18 @@ class TorchState(State):
     ) -> None:
         super().__init__(objects.broadcast_object, context.rank)
         # Values with a state_dict are saved by `__setattr__`; the others are plain attributes.
-        given = {**kwargs, "model": model, "optimizer": optimizer}
+        attributes = {**kwargs, "model": model, "optimizer": optimizer}
         self._saved_states: dict[str, Any] = {}
-        for name, value in given.items():
-            if isinstance(value, STATEFUL):
+        for name, value in attributes.items():
+            if isinstance(value, STATEFUL_TYPES):
                 setattr(self, name, value)
-        self._values = _SavedAttributes(
-            self, {name: value for name, value in given.items() if name not in self._saved_states}
-        )
+        plain_values = {name: value for name, value in attributes.items() if name not in self._saved_states}
+        self._values = _SavedAttributes(self, plain_values)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Saves a network, optimizer or sampler that is assigned, from now on under its name."""
         super().__setattr__(name, value)
-        if isinstance(value, STATEFUL):
+        if isinstance(value, STATEFUL_TYPES):
             self._saved_states[name] = copy.deepcopy(value.state_dict())
 
     def save(self) -> None:
@@ -155,6 +156,7 @@ class TorchState(State):
 
     def restore(self) -> None:
         for name, saved in self._saved_states.items():
+            # A copy: what is saved must not change with the training that follows.
             getattr(self, name).load_state_dict(copy.deepcopy(saved))
         self._values.restore()
 

@@ -1,0 +1,162 @@
+"""headway.Run: the results of a run folder, for Python programs and notebooks."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from headway.core.run_folder import RunFolder
+from headway.core.user_code import GIVEN, give_objects
+from headway.setup.build import TrainSetup
+from headway.training import runs
+from headway.training.predict import ImageSource, list_image_files
+from headway.training.predict import predict as predict_rows
+
+NOT_SERIES = ("kind",)
+"""Fields of a record that are no numbers over time."""
+
+
+@final
+class Run:
+    """A run folder: what `headway.train` returns, or `headway.Run("runs/photos")` opens.
+
+    Args:
+        folder: the run folder.
+        model: the network, if the run was given one by a Python program; its weights are replaced by the best ones.
+
+    Attributes:
+        folder: the run folder.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, model: torch.nn.Module | None = None) -> None:
+        self._run, self._model = RunFolder.open(Path(folder)), model
+        self.folder = self._run.folder
+
+    def __repr__(self) -> str:
+        best = self.summary.get("best") or {}
+        numbers = "".join(f", {name} {value:.4f}" for name, value in best.items() if name not in ("step", "epoch"))
+        return f"Run({str(self.folder)!r}: {self._describe_state()}{numbers})"
+
+    def _repr_html_(self) -> str:
+        """Returns a table for notebooks."""
+        best = self.summary.get("best") or {}
+        rows = {"state": self._describe_state(), **{f"best {name}": f"{value:.4g}" for name, value in best.items()}}
+        cells = (f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in rows.items())
+        return f"<table><caption>{html.escape(str(self.folder))}</caption>{''.join(cells)}</table>"
+
+    def _describe_state(self) -> str:
+        summary = self.summary
+        if not summary:
+            return "not ended yet"
+        return f"{'finished' if self.finished else 'stopped'} at step {summary['step']:,} of {summary['steps']:,}"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Results of the run: metrics, best, seconds, images/s; empty while it has not ended."""
+        return self._run.read_summary()
+
+    @property
+    def finished(self) -> bool:
+        """True if the run is at its end."""
+        return bool(self.summary.get("finished"))
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The resolved recipe, as a tree."""
+        return self._run.read_recipe_tree()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, or of the labels or numbers."""
+        return tuple(self._run.read_provenance(target=dict)["target"]["classes"])
+
+    @property
+    def metrics(self) -> dict[str, NDArray[np.float64]]:
+        """Series of the evaluations: `step`, `epoch`, `loss` and each metric, float64 [evaluations]."""
+        return self._read_series("evaluate")
+
+    @property
+    def training(self) -> dict[str, NDArray[np.float64]]:
+        """Series of the logging steps: `step`, `epoch`, `loss`, `lr`, `images_s` and others, float64 [records]."""
+        return self._read_series("train")
+
+    def _read_series(self, kind: str) -> dict[str, NDArray[np.float64]]:
+        records = [record for record in self._run.read_metrics() if record.get("kind") == kind]
+        names = {name: None for record in records for name, value in record.items() if isinstance(value, int | float)}
+        # A value that a record lacks is NaN, so that all series of a kind have one length.
+        return {name: np.array([record.get(name, np.nan) for record in records], np.float64) for name in names}
+
+    @cached_property
+    def _setup(self) -> TrainSetup:
+        # The recipe of a run that was given a network names it by a path that only this block can resolve.
+        factory = str(self.recipe["model"]["factory"])
+        given = {} if self._model is None or not factory.startswith(GIVEN) else {factory: self._return_model}
+        with give_objects(given):
+            setup = runs.load_trained(self._run)
+        setup.model.eval()
+        return setup
+
+    def _return_model(self) -> torch.nn.Module | None:
+        return self._model
+
+    def load_model(self) -> torch.nn.Module:
+        """Returns the network with the best weights, in evaluation mode, on the run's device.
+
+        It takes float images [b, C, H, W] as `normalise` gives them.
+
+        Raises:
+            UsageError: the run has no weights yet. RecipeError: it was given its network, and `Run` was not.
+        """
+        return self._setup.model
+
+    def normalise(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalises uint8 images [b, H, W, C] as in training; returns float [b, C, H, W] on the run's device."""
+        return self._setup.augment.normalise(images.to(self._setup.device))
+
+    def predict(self, images: Any, *, batch: int = 64) -> list[dict[str, Any]]:
+        """Predicts images with the best weights; returns one row an image, with the columns of `headway predict`.
+
+        Args:
+            images: one image or several: paths of files or folders, PIL images, or uint8 arrays or tensors [H, W, C] or
+                [H, W]. Any size: they are resized and cropped as in an evaluation.
+
+        Raises:
+            DataError: an image cannot be read. UsageError: it is none of these.
+        """
+        return list(predict_rows(self._setup, list(_list_sources(images)), batch))
+
+    def evaluate(self, data: str | os.PathLike[str] | None = None) -> dict[str, float]:
+        """Evaluates the best weights on the run's evaluation set, or on another packed folder; returns the metrics."""
+        with give_objects({} if self._model is None else {str(self.recipe["model"]["factory"]): self._return_model}):
+            return runs.evaluate(self.folder, None if data is None else str(data))
+
+    def report(self) -> Path:
+        """Writes report.html into the run folder, and returns its path."""
+        from headway.report.run_report import write_report
+
+        return write_report(self.folder)
+
+
+def _list_sources(images: Any) -> Iterable[ImageSource]:
+    """Yields the single images of an argument of `Run.predict`."""
+    if isinstance(images, str | os.PathLike):
+        yield from list_image_files([Path(images)])
+    elif isinstance(images, Image.Image) or (isinstance(images, np.ndarray | torch.Tensor) and images.ndim < 4):
+        yield images
+    elif isinstance(images, np.ndarray | torch.Tensor | Sequence):
+        for image in images:
+            yield from _list_sources(image)
+    else:
+        yield images

@@ -1,0 +1,125 @@
+"""headway.train and headway.resume: train a recipe from a Python program or a notebook."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from headway.api.run import Run
+from headway.core.errors import RecipeError
+from headway.core.messages import show_messages
+from headway.core.recipe import LoadedRecipe, build_recipe
+from headway.core.user_code import GIVEN, give_objects
+from headway.setup.recipe import TrainRecipe
+from headway.training import runs
+from headway.training.progress import hide_progress
+
+MODEL_KEY = "model.factory"
+
+
+def train(
+    recipe: str | os.PathLike[str] | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    model: torch.nn.Module | None = None,
+    run: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> Run:
+    """Trains a recipe into a new run folder, as `headway train` does.
+
+    Ctrl-C ends it at the next step: its state is saved, and the returned run is not `finished`.
+
+    Args:
+        recipe: path of a YAML recipe, or a mapping of the same form.
+        overrides: values by dotted key, such as `{"optimizer.lr": 0.1}`.
+        model: your network, on the CPU, in place of `model.factory`. It is trained in place.
+        run: run folder to create; None: runs/NAME.
+        progress: show messages and progress on standard error; None: in a terminal and in a notebook.
+
+    Raises:
+        HeadwayError: recipe, data or network cannot be used, or the run failed; the message says how to fix it.
+    """
+    loaded = _load_recipe(recipe, overrides or {}, model)
+    with _give_model(model), _show_progress(progress):
+        result = runs.train_recipe(loaded, None if run is None else Path(run))
+    return Run(result.run.folder, model=model)
+
+
+def resume(
+    run: str | os.PathLike[str] | Run, *, model: torch.nn.Module | None = None, progress: bool | None = None
+) -> Run:
+    """Continues a run from its newest good checkpoint, as `headway train --resume` does; returns the run.
+
+    Args:
+        run: a run, or its folder.
+        model: the network, if the run was given one; its weights are replaced.
+        progress: see `train`.
+
+    Raises:
+        UsageError: there is no such run. CheckpointError: every checkpoint is damaged.
+    """
+    folder = run.folder if isinstance(run, Run) else Path(run)
+    with _give_model(model), _show_progress(progress):
+        runs.resume(folder)
+    return Run(folder, model=model)
+
+
+def _load_recipe(
+    recipe: str | os.PathLike[str] | Mapping[str, Any], overrides: Mapping[str, Any], model: torch.nn.Module | None
+) -> LoadedRecipe[TrainRecipe]:
+    changes = dict(overrides)
+    if model is not None:
+        _expect(model, torch.nn.Module, "a network is a torch.nn.Module", "Or name its factory in the recipe.")
+        changes[MODEL_KEY] = _name_model(model)
+    # As texts of the command line, so that both are read by the same rules.
+    texts = [f"{key}={_format_value(value)}" for key, value in changes.items()]
+    if isinstance(recipe, Mapping):
+        return build_recipe(recipe, texts, TrainRecipe)
+    example = 'Give for example "photos.yaml", or {"data": {...}, "model": {...}, ...}.'
+    _expect(recipe, (str, os.PathLike), "a recipe is a path or a mapping", example)
+    return runs.load_recipe(Path(recipe), texts)
+
+
+def _expect(value: object, kinds: type | tuple[type, ...], what: str, fix: str) -> None:
+    if not isinstance(value, kinds):
+        raise RecipeError(f"{what}, not {type(value).__name__}", fix=fix)
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, Path):
+        value = str(value)
+    return yaml.safe_dump(value, default_flow_style=True, width=1 << 20).removesuffix("\n").removesuffix("\n...")
+
+
+def _name_model(model: torch.nn.Module) -> str:
+    return f"{GIVEN}{type(model).__module__}.{type(model).__qualname__}"
+
+
+@contextmanager
+def _give_model(model: torch.nn.Module | None) -> Iterator[None]:
+    """Lets the recipe's factory return the network of the program, inside the block."""
+    with give_objects({} if model is None else {_name_model(model): lambda: model}):
+        yield
+
+
+@contextmanager
+def _show_progress(progress: bool | None) -> Iterator[None]:
+    """Shows messages and progress inside the block, unless the program handles Headway's messages itself."""
+    log = logging.getLogger("headway")
+    shown = progress if progress is not None else sys.stderr.isatty() or "ipykernel" in sys.modules
+    before = log.handlers, log.level, log.propagate
+    if shown and not log.handlers:
+        show_messages()
+    try:
+        with hide_progress(not shown):
+            yield
+    finally:
+        log.handlers, log.level, log.propagate = before

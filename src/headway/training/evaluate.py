@@ -1,0 +1,152 @@
+"""Evaluation: one pass over a data set in index order, each sample counted once. The last batch may be short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from headway.core.errors import DataError
+from headway.data import dataset as data
+from headway.data.batch import Batch
+from headway.launch.ranks import Ranks
+from headway.setup.build import TrainSetup
+
+POSITIONS, PREDICTED = "places of samples", "classes predicted"
+"""Arrays gathered with those of the metrics. Their names have spaces, which the names of metrics cannot have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The result of an evaluation.
+
+    Attributes:
+        metrics: means of `loss` and of the task's metrics over the samples counted.
+        samples: indices of the samples counted, int64 [n]; masked ones are left out.
+        damaged: number of samples left out.
+        losses: loss of each sample, float32 [n].
+        predicted: predicted class of each sample, int64 [n]; None if labels are not classes.
+    """
+
+    metrics: dict[str, float]
+    samples: NDArray[np.int64]
+    damaged: int
+    losses: NDArray[np.float32]
+    predicted: NDArray[np.int64] | None
+
+
+def evaluate_batches(
+    setup: TrainSetup, dataset: data.Dataset, rank: int = 0, world: int = 1
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, Batch]]:
+    """Yields (outputs, labels, batch) for a data set, or for a rank's share of it.
+
+    The network is in evaluation mode, and gradients are off.
+    """
+    recipe = setup.recipe
+    loader = setup.inputs.build_evaluation_loader(recipe, dataset, rank, world)
+    # The network is left as it was found, also after an error.
+    training = setup.model.training
+    setup.model.eval()
+    try:
+        with torch.no_grad():
+            for batch in loader:
+                # The last batch may have fewer samples than there are ranks.
+                if not len(batch.images):
+                    continue
+                images = setup.augment.normalise(batch.images)
+                yield compute_outputs(setup, images), batch.labels, batch
+    finally:
+        setup.model.train(training)
+
+
+def compute_outputs(setup: TrainSetup, images: torch.Tensor) -> torch.Tensor:
+    """Computes the network's outputs for normalised images, as float32 [b, outputs].
+
+    With `evaluate.flip` or `evaluate.shift` it returns their weighted mean over the views of `build_views`.
+    """
+    options, mean = setup.recipe.evaluate, torch.empty(0)
+    for weight, view in build_views(images, flip=options.flip, shift=options.shift):
+        with setup.precision.autocast():
+            outputs = setup.forward(view).float()
+        mean = outputs * weight if not len(mean) else mean.add_(outputs, alpha=weight)
+    return mean
+
+
+def build_views(images: torch.Tensor, *, flip: bool, shift: int) -> Iterator[tuple[float, torch.Tensor]]:
+    """Yields (weight, images) for each view at test time. The weights add up to 1.
+
+    With `shift`, the images themselves weigh 1/2, and their copies moved by `shift` pixels up and left, and down and
+    right, 1/4 each; the border is filled by reflection. With `flip`, half of each weight goes to the mirror image.
+
+    Args:
+        images: [b, C, H, W], H and W above `shift`; memory format and type are kept.
+    """
+    # Only slices and flips: no interpolation, so the pixels stay those of the data set.
+    moved = [(1.0, images)]
+    if shift:
+        up = torch.cat([images[:, :, shift:], images[:, :, -shift - 1 : -1].flip(2)], 2)
+        up = torch.cat([up[..., shift:], up[..., -shift - 1 : -1].flip(3)], 3)
+        down = torch.cat([images[:, :, 1 : shift + 1].flip(2), images[:, :, :-shift]], 2)
+        down = torch.cat([down[..., 1 : shift + 1].flip(3), down[..., :-shift]], 3)
+        moved = [(0.5, images), (0.25, up), (0.25, down)]
+    for weight, one in moved:
+        yield from ((weight / 2, one), (weight / 2, one.flip(3))) if flip else ((weight, one),)
+
+
+def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = None) -> Evaluation:
+    """Computes loss and metrics over a data set. Damaged samples are left out, or raise if `on_bad` is `stop`.
+
+    Args:
+        ranks: each rank evaluates its share, and all of them return the whole evaluation.
+
+    Raises:
+        DataError: more than `max_bad_share` of the samples are damaged. CommunicationError: a rank was lost.
+    """
+    rank, world = (0, 1) if ranks is None else (ranks.world.rank, ranks.world.size)
+    # A user's task may have other outputs than one per class, even if the labels are classes.
+    by_class = setup.target.kind == "class" and setup.task.outputs == len(setup.target.classes)
+    positions: list[NDArray[np.int64]] = []
+    collected: dict[str, list[torch.Tensor]] = {}
+    for outputs, labels, batch in evaluate_batches(setup, dataset, rank, world):
+        positions.append(np.stack([batch.positions, batch.served]))
+        # Values stay on the device until the whole set is through.
+        collected.setdefault("loss", []).append(setup.task.loss(outputs, labels).float())
+        for name, values in setup.task.metrics(outputs, labels).items():
+            collected.setdefault(name, []).append(values.float())
+        if by_class:
+            collected.setdefault(PREDICTED, []).append(outputs.argmax(dim=1))
+    arrays = {name: torch.cat(parts).cpu().numpy() for name, parts in collected.items()}
+    if positions:
+        arrays[POSITIONS] = np.concatenate(positions, axis=1).T
+    if ranks is not None:
+        arrays = _merge_ranks(ranks.world.control.gather_bytes(save_arrays(arrays)), list(arrays))
+    samples = arrays.pop(POSITIONS)[:, 1]
+    # Masked samples have been served as -1.
+    counted = samples >= 0
+    damaged, limit = int((~counted).sum()), setup.recipe.data.max_bad_share
+    if damaged > limit * len(samples) or not counted.any():
+        what = f"{damaged} of {len(samples)} samples are damaged, more than data.max_bad_share {limit}"
+        raise DataError(what, where=str(dataset.folder), fix="Run headway verify on it, and pack the data again.")
+    by_name = {name: values[counted] for name, values in arrays.items()}
+    predicted = by_name.pop(PREDICTED, None)
+    return Evaluation(
+        metrics={name: float(value.mean(dtype=np.float64)) for name, value in by_name.items()},
+        samples=samples[counted],
+        damaged=damaged,
+        losses=by_name["loss"],
+        predicted=predicted,
+    )
+
+
+def _merge_ranks(shares: list[bytes], names: list[str]) -> dict[str, NDArray[Any]]:
+    """Merges the arrays of all ranks in the order of the data set."""
+    # In that order the means have the same bits as on a single rank.
+    parts = [arrays for share in shares if (arrays := load_arrays(share))]
+    order = np.argsort(np.concatenate([arrays[POSITIONS][:, 0] for arrays in parts]))
+    return {name: np.concatenate([arrays[name] for arrays in parts])[order] for name in names or parts[0]}

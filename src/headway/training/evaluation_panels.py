@@ -1,0 +1,106 @@
+"""Report panels of an evaluation: the confusion matrix and the worst-predicted images."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from headway.core.files import write_atomically
+from headway.core.run_folder import RunFolder
+from headway.data.dataset import Dataset
+from headway.data.reference import read_image
+from headway.page import panel
+from headway.page.panel import Panel
+from headway.training.evaluate import Evaluation
+
+WORST = 24
+THUMBNAIL = 128
+"""Longest side of a thumbnail in pixels; smaller images keep their size."""
+
+
+def write_panels(run: RunFolder, panels: Sequence[Panel]) -> None:
+    """Writes each panel to panels/NAME.json."""
+    for one in panels:
+        write_atomically(run.panels / f"{one.name}.json", one.to_json())
+
+
+def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: str) -> list[Panel]:
+    """Builds the panel of the worst-predicted images and, if labels are classes, the confusion matrix.
+
+    Args:
+        weights: says in the notes which weights were evaluated.
+    """
+    # A loss that is not a number is the worst of all.
+    order = np.argsort(-np.nan_to_num(evaluation.losses, nan=np.inf), kind="stable")[:WORST]
+    # Only these few images are decoded again.
+    pictures = []
+    for place in order:
+        sample = int(evaluation.samples[place])
+        predicted = None if evaluation.predicted is None else int(evaluation.predicted[place])
+        note = f"loss {evaluation.losses[place]:.3g}, {dataset.name(sample)}"
+        pictures.append((_encode_thumbnail(dataset, sample), _write_caption(dataset, sample, predicted), note))
+    out = [
+        panel.images(
+            "worst",
+            "Worst-predicted images",
+            pictures,
+            section="Evaluation",
+            order=420,
+            width="full",
+            note=f"Highest loss on {_format_location(dataset)} with {weights}; wrong labels show here.",
+        )
+    ]
+    if evaluation.predicted is not None:
+        count = len(dataset.classes)
+        truth = np.asarray(dataset.label[evaluation.samples])
+        # One count per pair of true and predicted class, the pair coded as a single number.
+        cells = np.bincount(truth * count + evaluation.predicted, minlength=count * count).reshape(count, count)
+        right = int(np.trace(cells))
+        out.append(
+            panel.matrix(
+                "confusion",
+                "Confusion matrix",
+                dataset.classes,
+                cells.tolist(),
+                section="Evaluation",
+                order=410,
+                width="full",
+                note=f"{right:,} of {int(cells.sum()):,} images of {_format_location(dataset)} right with {weights}; "
+                "rows are the true classes.",
+            )
+        )
+    return out
+
+
+def _format_location(dataset: Dataset) -> str:
+    """Returns the last two names of a data set's path, for example `cifar10/eval`."""
+    return "/".join(dataset.folder.resolve().parts[-2:])
+
+
+def _write_caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
+    label = dataset.label[sample]
+    if predicted is not None:
+        truth = int(label)
+        if predicted == truth:
+            return f"{dataset.classes[truth]}, right"
+        return f"{dataset.classes[truth]}, taken for {dataset.classes[predicted]}"
+    if dataset.description.label_kind == "multi":
+        return ", ".join(name for name, on in zip(dataset.classes, label, strict=True) if on > 0.5)
+    return ", ".join(f"{value:.4g}" for value in np.atleast_1d(label))
+
+
+def _encode_thumbnail(dataset: Dataset, sample: int) -> str:
+    image = read_image(dataset, sample)
+    if max(image.size) > THUMBNAIL:
+        image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
+    out = io.BytesIO()
+    # JPEG artefacts would show in very small images, and PNG costs few bytes there.
+    if max(image.size) <= 64:
+        image.save(out, "PNG")
+        return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    image.save(out, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode()

@@ -1,0 +1,491 @@
+"""Runs: trains a recipe into a run folder; resumes, repeats and evaluates runs."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from headway.checkpoint.checkpoints import Checkpoints
+from headway.core.cpu_count import count_usable_cores
+from headway.core.errors import CommunicationError, FencedError, GenerationEndedError, HeadwayError, UsageError
+from headway.core.files import write_atomically
+from headway.core.recipe import LoadedRecipe, read_recipe
+from headway.core.run_folder import RunFolder, collect_provenance
+from headway.core.signals import handle_signals
+from headway.core.untrusted_json import is_whole_number
+from headway.data.decode import resolve_backend
+from headway.launch.ranks import Ranks
+from headway.model import pretrained
+from headway.setup.build import RecordedData, TrainSetup, build_setup
+from headway.setup.checks import check_labels
+from headway.setup.inputs import open_dataset
+from headway.setup.recipe import TrainRecipe
+from headway.setup.task import LABEL_PHRASES, TargetSpec
+from headway.training.evaluate import evaluate as evaluate_set
+from headway.training.evaluation_panels import build_evaluation_panels, write_panels
+from headway.training.monitors import run_monitors
+from headway.training.progress import build_display
+from headway.training.recovery import MACHINE_KEYS
+from headway.training.tracing import TracingDisplay
+from headway.training.trainer import Trainer
+
+LOG = logging.getLogger("headway.training")
+
+CLOCK_EXCLUDES = (
+    "start of the process, imports, opening the data and filling their caches, measuring mean and std, building the "
+    "network and its init; "
+    "it includes the first batch, compilation, evaluations, checkpoints and logging"
+)
+FLOAT32: dict[str, Any] = {"precision": "fp32", "half_weights": False}
+"""Overrides that build a network in float32 whatever it was trained in. Weights are saved in float32."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run that ended.
+
+    Attributes:
+        was_interrupted: SIGTERM or Ctrl-C ended it, and its state is saved.
+        is_lead: this process tells the user the result, for all ranks.
+    """
+
+    run: RunFolder
+    summary: dict[str, Any]
+    was_interrupted: bool
+    is_lead: bool = True
+
+
+def train(recipe: Path, overrides: Sequence[str], folder: Path | None) -> RunResult:
+    """Trains a recipe into a new run folder (default: runs/NAME).
+
+    In each process of a launcher, this trains with the other processes; rank 0 writes the run folder.
+
+    Raises:
+        HeadwayError: see `build_setup` and `Trainer`; the run folder exists.
+    """
+    return train_recipe(load_recipe(recipe, overrides), folder)
+
+
+def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None) -> RunResult:
+    """Trains a loaded recipe; see `train`."""
+    ranks = Ranks.from_environment(loaded.recipe.comm)
+    if ranks is None:
+        return _start_run(loaded, folder)
+    if folder is None:
+        fix = "Name it: headway train RECIPE --run-folder FOLDER."
+        raise UsageError("several processes need one run folder", where="--run-folder", fix=fix)
+    with _join_ranks(ranks, RunFolder(folder)):
+        # Refused here, before data are opened: a step needs one sample per rank at least.
+        ranks.check_batch(loaded.recipe.batch)
+        # A launcher that restarts all processes gives them the command line of the first start.
+        again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+        if again and RunFolder(folder).recipe_path.exists():
+            return _resume(RunFolder.open(folder), ranks)
+        return _start_run(loaded, folder, ranks)
+
+
+def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int) -> list[RunResult]:
+    """Trains a recipe with seeds s, s + 1, ...; one run folder each, numbered inside `folder`."""
+    loaded = load_recipe(recipe, overrides)
+    parent = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
+    results = []
+    for number in range(times):
+        # All folders are checked first, so that the last of several long runs does not fail on its name.
+        RunFolder.expect_free(parent / str(number + 1))
+    for number in range(times):
+        one = loaded
+        if number:
+            one = loaded.resolve("seed", loaded.recipe.seed + number, f"--repeat, run {number + 1}")
+        # Runs must not share a folder for checkpoints.
+        if folder_of_all := loaded.recipe.checkpoint.folder:
+            own = f"{folder_of_all}/{number + 1}"
+            one = one.resolve("checkpoint.folder", own, f"--repeat, run {number + 1}")
+        results.append(_start_run(one, parent / str(number + 1)))
+        if results[-1].was_interrupted:
+            break
+    return results
+
+
+def resume(folder: Path) -> RunResult:
+    """Continues a run from its newest good checkpoint, or from the beginning if it has none.
+
+    Raises:
+        UsageError: no run folder. CheckpointError: every checkpoint is damaged.
+    """
+    run = RunFolder.open(folder)
+    loaded = reload_recipe(run)
+    ranks = Ranks.from_environment(loaded.recipe.comm)
+    if ranks is None:
+        return _resume(run)
+    with _join_ranks(ranks, run):
+        return _resume(run, ranks)
+
+
+def find_finished_run(folder: Path) -> RunResult | None:
+    """Returns the result of a run that is at its end; None if there is something left to do.
+
+    Raises:
+        UsageError: no run folder. CheckpointError: every checkpoint is damaged.
+    """
+    run = RunFolder.open(folder)
+    summary = run.read_summary()
+    if not summary.get("finished"):
+        return None
+    # The summary may say `finished` while the last checkpoint was lost with its folder.
+    checkpoint = _open_checkpoints(run, reload_recipe(run)).newest()
+    if checkpoint is None or checkpoint.step != summary["step"]:
+        return None
+    LOG.info(f"{run.folder} is at its end, step {checkpoint.step} of {summary['steps']}: nothing is left to do.")
+    return RunResult(run, summary, was_interrupted=False)
+
+
+@contextmanager
+def _join_ranks(ranks: Ranks, run: RunFolder) -> Iterator[None]:
+    """Keeps this process among the ranks for the duration of the block.
+
+    After an error of the run (recipe, data, numbers) it leaves in order, and raises the error afterwards. After a
+    communication error it counts as lost, and the others continue without it.
+    """
+    # Raised after this process has left in order, so that the others do not take it for lost.
+    own: HeadwayError | None = None
+    try:
+        with ranks:
+            try:
+                yield
+            except CommunicationError as error:
+                raise (_explain_lost_launcher(error, run) if _is_orphan(ranks) else error) from error.__cause__
+            except HeadwayError as error:
+                own = error
+    # Leaving in order communicates too.
+    except CommunicationError:
+        if own is None:
+            raise
+    if own is not None:
+        raise own
+
+
+def _is_orphan(ranks: Ranks) -> bool:
+    """Tells whether the launcher of this process can no longer be reached."""
+    try:
+        ranks.check()
+    except (GenerationEndedError, FencedError):
+        return False
+    except CommunicationError:
+        return True
+    return False
+
+
+def _explain_lost_launcher(error: CommunicationError, run: RunFolder) -> CommunicationError:
+    fix = f"The run has ended; go on with its last checkpoint: {run.resume_command}"
+    return CommunicationError(error.what, where=error.where, fix=fix)
+
+
+def _meet_ranks(trainer: Trainer) -> None:
+    """Meets the other ranks. A newcomer with another recipe counts as lost, and they continue without it."""
+    try:
+        trainer.meet()
+    except UsageError as error:
+        if os.environ.get("HEADWAY_JOINING") != "1":
+            raise
+        raise CommunicationError(error.what, where=error.where, fix=error.fix) from error
+
+
+def _resume(run: RunFolder, ranks: Ranks | None = None) -> RunResult:
+    with _lock_folder(run, ranks):
+        return _continue_run(reload_recipe(run), run, ranks)
+
+
+def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Ranks | None) -> RunResult:
+    # The number of threads changes the order of sums on a CPU, and with it the last digits.
+    threads, had = torch.get_num_threads(), run.read_provenance(torch_threads=int)["torch_threads"]
+    if threads != had:
+        what = f"This run began with {had} threads of torch and goes on with {threads}"
+        LOG.warning(f"{what}: results agree to rounding only.")
+    checkpoint = _open_checkpoints(run, loaded).newest()
+    setup = build_setup(loaded, fresh=checkpoint is None, ranks=ranks)
+    leads = ranks is None or ranks.is_lead
+    with closing(setup.inputs), _explain_disk_errors(run):
+        if checkpoint is None:
+            LOG.info("This run has no checkpoint yet: it starts from the beginning.")
+            if leads:
+                run.truncate_logs(0)
+                _record_recipe(run, setup, ranks)
+        display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
+        with closing(Trainer(setup, run, display, ranks)) as trainer:
+            if checkpoint is not None:
+                trainer.resume(checkpoint)
+                done = " It is at its end: nothing is left to do." if trainer.finished else ""
+                LOG.info(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
+            if not trainer.finished and leads:
+                # The old summary is about a run that had stopped.
+                (run.folder / "summary.json").unlink(missing_ok=True)
+            if ranks is not None:
+                _meet_ranks(trainer)
+            if trainer.finished and (summary := run.read_summary()).get("finished"):
+                return RunResult(run, summary, was_interrupted=False, is_lead=leads)
+            return _run_trainer(trainer, display)
+
+
+def reload_recipe(run: RunFolder) -> LoadedRecipe[TrainRecipe]:
+    """Reads the resolved recipe of a run. Keys whose `auto` depends on the machine are `auto` again."""
+    about = run.read_provenance(origins=dict, base=str)
+    loaded = LoadedRecipe(read_recipe(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
+    # The run may continue on another machine, where another device or cache is right.
+    for key in MACHINE_KEYS:
+        if loaded.origins.get(key, "").startswith("auto: "):
+            loaded = loaded.resolve(key, "auto", "resolved again as the run continues")
+    return loaded
+
+
+def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRecipe]:
+    """Reads a recipe. Paths in the recipe of a run folder are relative to the original recipe's folder."""
+    loaded = read_recipe(recipe, overrides, TrainRecipe)
+    run = RunFolder(recipe.parent)
+    # The recipe of a run folder was written there; its relative paths still start at the original one.
+    if recipe.name == run.recipe_path.name and (run.folder / "provenance.json").exists():
+        return replace(loaded, base=Path(run.read_provenance(base=str)["base"]))
+    return loaded
+
+
+def _start_run(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, ranks: Ranks | None = None) -> RunResult:
+    leads = ranks is None or ranks.is_lead
+    if leads and folder is not None:
+        RunFolder.expect_free(folder)
+    setup = build_setup(loaded, ranks=ranks)
+    with closing(setup.inputs):
+        folder = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
+        run = RunFolder.create(folder) if leads else RunFolder(folder)
+        if leads:
+            # With checkpoint.folder, another run may have saved there.
+            _open_checkpoints(run, setup.loaded).expect_none()
+            _record_recipe(run, setup, ranks)
+        display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
+        with (
+            _lock_folder(run, ranks),
+            _explain_disk_errors(run),
+            closing(Trainer(setup, run, display, ranks)) as trainer,
+        ):
+            if ranks is not None:
+                _meet_ranks(trainer)
+                # The ranks may have agreed on another precision than this one had measured.
+                if leads and setup.agreed_recipe is not setup.loaded:
+                    _record_recipe(run, setup, ranks)
+            return _run_trainer(trainer, display)
+
+
+def _open_checkpoints(run: RunFolder, loaded: LoadedRecipe[TrainRecipe]) -> Checkpoints:
+    options = loaded.recipe.checkpoint
+    return Checkpoints.locate(run.folder, options.keep, options.folder, loaded.base)
+
+
+@contextmanager
+def _lock_folder(run: RunFolder, ranks: Ranks | None) -> Iterator[None]:
+    """Locks the run folder for the duration of the block, on the lead of several ranks."""
+    if ranks is not None and not ranks.is_lead:
+        yield
+        return
+    # The operating system releases the lock if this process is killed.
+    with run.lock():
+        yield
+
+
+def _record_recipe(run: RunFolder, setup: TrainSetup, ranks: Ranks | None) -> None:
+    more = {
+        # Facts about machine and data, for the report and for building the network without its data.
+        "ranks": 1 if ranks is None else ranks.launched_size,
+        "device": torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "cpu",
+        "torch_threads": torch.get_num_threads(),
+        "fingerprint": setup.train.fingerprint if setup.train is not None else "synthetic",
+        "target": asdict(setup.target),
+        "samples": setup.epoch,
+        **_describe_network_size(setup),
+    }
+    loaded = setup.agreed_recipe
+    run.write_json("provenance", collect_provenance(loaded.origins, loaded.base, **more))
+    write_atomically(run.recipe_path, loaded.to_yaml())
+
+
+def _describe_network_size(setup: TrainSetup) -> dict[str, Any]:
+    return {} if setup.counts is None else asdict(setup.counts)
+
+
+def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
+    try:
+        # The trainer closes its files before the summary is written, also after an error.
+        with _stop_on_signals(trainer), run_monitors(trainer):
+            trainer.run()
+    finally:
+        trainer.close()
+        display.stop()
+    summary = _summarise(trainer)
+    if trainer.ranks is None:
+        _write_results(trainer, summary)
+    else:
+        # The launcher restarts nothing if the run is at its end.
+        trainer.ranks.is_complete = trainer.finished
+        trainer.recovery.finish(lambda: _write_results(trainer, summary))
+    return RunResult(trainer.run_folder, summary, was_interrupted=not trainer.finished, is_lead=trainer.is_lead)
+
+
+def _write_results(trainer: Trainer, summary: dict[str, Any]) -> None:
+    _write_panels(trainer)
+    # The summary is the last file: if it says `finished`, nothing is missing.
+    trainer.run_folder.write_json("summary", summary)
+
+
+def _write_panels(trainer: Trainer) -> None:
+    setup, run, evaluation = trainer.setup, trainer.run_folder, trainer.evaluation
+    if setup.eval is None:
+        return
+    if evaluation is None and trainer.finished and not (run.panels / "worst.json").exists():
+        # The process was killed between its last checkpoint and its panels.
+        with trainer.use_averages():
+            evaluation = evaluate_set(setup, setup.eval)
+    if evaluation is not None:
+        which = f"the weights of epoch {trainer.position / setup.epoch:.4g}"
+        write_panels(run, build_evaluation_panels(setup.eval, evaluation, which))
+
+
+@contextmanager
+def _explain_disk_errors(run: RunFolder) -> Iterator[None]:
+    """Turns errors of writing into the run folder into messages."""
+    try:
+        yield
+    except OSError as error:
+        what, where = "the disk is full", str(run.folder)
+        # Errors of other files, for example of the data set, keep their own message.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            where = str(error.filename)
+            if error.filename is None or run.folder.absolute() not in Path(where).absolute().parents:
+                raise
+            what = f"this cannot be written ({error.strerror})"
+        mend = "make room" if where == str(run.folder) else "mend it"
+        fix = f"Nothing before it is lost: {mend}. Then go on: {run.resume_command}"
+        raise HeadwayError(what, where=where, fix=fix) from error
+
+
+def _stop_on_signals(trainer: Trainer) -> AbstractContextManager[None]:
+    """Makes SIGTERM and Ctrl-C save the state and end the run at the next step's boundary.
+
+    A second Ctrl-C ends it at once.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if trainer.stopping and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        # Only a flag: the loop reads it between two steps, and ranks exchange it with the gradients.
+        trainer.stopping = True
+
+    return handle_signals(stop, signal.SIGTERM, signal.SIGINT)
+
+
+def _summarise(trainer: Trainer) -> dict[str, Any]:
+    setup, seconds = trainer.setup, trainer.clock.seconds
+    # The first batch includes the start of the loader's threads.
+    rest = sum(seconds.get(stage, 0.0) for stage in ("evaluate", "checkpoint", "first batch"))
+    training = max(trainer.clock.total_seconds() - rest, 1e-9)
+    images = trainer.position
+    summary = {
+        "finished": trainer.finished,
+        "step": trainer.step,
+        "steps": setup.steps,
+        "epochs": trainer.position / setup.epoch,
+        "seconds": trainer.clock.total_seconds(),
+        "seconds_by_stage": seconds,
+        "clock_excludes": CLOCK_EXCLUDES,
+        **_describe_network_size(setup),
+        "images_s": images / training,
+        "wait_share": seconds.get("wait", 0.0) / training,
+        "damaged_samples": trainer.damaged,
+        "host_syncs": trainer.host_syncs.to_json(),
+    }
+    # Synthetic data have no loader.
+    if setup.inputs.loader is not None:
+        stats = setup.inputs.loader.stats()
+        summary["input"] = {**stats.to_json(), "batches": stats.batches, "cores": count_usable_cores()}
+    if trainer.metrics is not None:
+        summary |= {**trainer.metrics, "best": trainer.best}
+    if setup.recipe.stop_at is not None:
+        summary["stop_at"] = {"goal": setup.recipe.stop_at, "seconds_to_reach": trainer.reached_s}
+    return summary
+
+
+def evaluate(folder: Path, data: str | None) -> dict[str, float]:
+    """Evaluates a run's best weights over its evaluation set, or over another packed folder; returns the metrics.
+
+    Raises:
+        UsageError: the run has no weights yet, or there is nothing to evaluate on.
+    """
+    run = RunFolder.open(folder)
+    setup = load_trained(run)
+    if data is None and setup.recipe.data.eval is None:
+        raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
+    base, uri = (Path(), data) if data is not None else (setup.loaded.base, str(setup.recipe.data.eval))
+    with closing(setup.inputs), closing(open_dataset(base, uri)) as held_out:
+        check_labels(setup.target, held_out)
+        evaluation = evaluate_set(setup, held_out)
+        result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
+        if evaluation.damaged:
+            share = f"{evaluation.damaged:,} of {len(held_out):,} samples"
+            LOG.warning(f"{held_out.folder}: {share} are damaged and left out.")
+            result["damaged_samples"] = float(evaluation.damaged)
+        run.write_json("evaluation", {"data": str(held_out.folder), **result})
+        write_panels(run, build_evaluation_panels(held_out, evaluation, "the best weights"))
+    return result
+
+
+def load_trained(run: RunFolder, *, wide: bool = False) -> TrainSetup:
+    """Builds the setup of a run, with its best weights. Its data, GPU and the native core need not be there.
+
+    Args:
+        wide: build the network in float32, even if it was trained with 16-bit weights.
+
+    Raises:
+        UsageError: the run has no weights yet. HeadwayError: they are damaged.
+    """
+    if not run.weights_path.exists():
+        fix = "They are written by its first evaluation or checkpoint."
+        raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)
+    # The recorded target and size replace the training data, which may be gone.
+    about, loaded = run.read_provenance(target=dict, samples=int), reload_recipe(run)
+    # A run that was trained on a GPU can be evaluated on a CPU, in float32.
+    if loaded.recipe.device.startswith("cuda") and not torch.cuda.is_available():
+        instead: dict[str, Any] = {"device": "cpu", **FLOAT32}
+        if loaded.recipe.compile == "graphs":
+            instead["compile"] = True
+        loaded = loaded.resolve_all({key: (value, "no GPU here") for key, value in instead.items()})
+    if wide:
+        loaded = loaded.resolve_all({key: (value, "measured in float32") for key, value in FLOAT32.items()})
+    if loaded.recipe.data.decoder == "native" and resolve_backend() != "native":
+        LOG.warning("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
+        reason = "the native core is not here"
+        loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
+    recorded = RecordedData(target=_read_target(about["target"], run), samples=about["samples"])
+    setup = build_setup(loaded, fresh=False, recorded=recorded)
+    # Weights left out mean that the network changed after the run, for example in the user's code.
+    left_out = pretrained.load_weights(setup.model, run.weights_path)
+    if left_out:
+        raise HeadwayError("weights.safetensors does not fit the run's network", where=str(run.folder))
+    return setup
+
+
+def _read_target(entry: dict[str, Any], run: RunFolder) -> TargetSpec:
+    """Reads the target from provenance.json. Raises HeadwayError: it is damaged."""
+    values: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
+    kind, classes, numbers = values
+    named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
+    # The file may come from elsewhere, so its types are checked before they are used.
+    if kind not in LABEL_PHRASES or not named or not is_whole_number(numbers, 1, 1 << 31):
+        fix = "Copy the run folder again."
+        raise HeadwayError("provenance.json has no good target", where=str(run.folder), fix=fix)
+    return TargetSpec(kind=kind, classes=tuple(classes), numbers=numbers)
