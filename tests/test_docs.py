@@ -48,6 +48,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(packed: Path, tmp_path: Path) -> Path:
     (tmp_path / "digits.packed").symlink_to(packed)
+    (tmp_path / "digits").symlink_to(packed.with_name("digits"))
     return tmp_path
 
 

@@ -44,13 +44,13 @@ def import_user_object(path: str, *, base: Path, what: str) -> Any:
     # From the right: a file's path may contain colons.
     source, _, attribute = path.rpartition(":")
     if not source or not all(part.isidentifier() for part in attribute.split(".")):
-        raise RecipeError(f"{path!r} is no import path", where=what, fix=FORM)
+        raise RecipeError(f"{path!r} is not an import path", where=what, fix=FORM)
     if source.endswith(".py"):
         module = _import_file(base / Path(source).expanduser(), what)
     elif all(part.isidentifier() for part in source.split(".")):
         module = _import_module(source, what)
     else:
-        raise RecipeError(f"{path!r} is no import path", where=what, fix=FORM)
+        raise RecipeError(f"{path!r} is not an import path", where=what, fix=FORM)
 
     # Attribute by attribute, so that the message names the first one that is missing.
     value: Any = module

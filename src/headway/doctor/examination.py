@@ -16,6 +16,7 @@ from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import UsageError
 from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling, StageResource, ThreadScaling
 from headway.core.run_folder import collect_provenance
+from headway.core.text_format import pluralise
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.tiers.remote_dataset import RemoteShards
@@ -79,8 +80,8 @@ def examine_recipe(
     begun = perf_counter() if begun is None else begun
     budget = QUICK if quick else FULL
     with open_reduced_job(load_recipe(recipe, overrides), budget.step) as job:
-        found = examine_job(job, budget, quick, cold=cold, begun=begun)
-    return found.model_copy(update={"seconds": perf_counter() - begun})
+        profile = examine_job(job, budget, quick, cold=cold, begun=begun)
+    return profile.model_copy(update={"seconds": perf_counter() - begun})
 
 
 def examine_job(
@@ -232,7 +233,7 @@ class _Examination:
         decoding = "gathering decoded images" if tier is not None and tier.name in ("memory", "device") else "decoding"
         how = {
             "storage": "reading or fetching the records, files in memory",
-            "decode": f"{decoding}, {measured.threads} thread{'s'[: measured.threads > 1]}",
+            "decode": f"{decoding}, {pluralise(measured.threads, 'thread')}",
             "augment": "with crop, flip and shift, minus without them",
             "collate": "order, keys, labels, hand-over to the loop",
         }

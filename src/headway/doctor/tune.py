@@ -19,6 +19,7 @@ from headway.core.profile import Knob, Profile, Throughput
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.recipe_editor import edit_recipe
 from headway.core.statistics import compute_median_interval
+from headway.core.text_format import pluralise
 from headway.doctor.budget import FULL, QUICK, Budget
 from headway.doctor.examination import describe_machine, examine_job
 from headway.doctor.measurement_job import LOG, MeasurementJob, format_override
@@ -142,7 +143,7 @@ def tune(
         allow: names of ALLOWED, separated by commas.
 
     Raises:
-        UsageError: a name is unknown, or the file exists. HeadwayError: see `set_up`.
+        UsageError: a name is unknown, or the file exists. HeadwayError: the recipe cannot be set up.
     """
     allowed = _parse_allowed(allow)
     target = out or recipe.with_suffix(".tuned.yaml")
@@ -153,26 +154,26 @@ def tune(
         raise UsageError("this file exists", where=str(target), fix="Replace it with --overwrite, or name --out.")
     expect_writable(target)
     loaded = load_recipe(recipe, overrides)
-    found, budget = TuneResult(recipe, target), QUICK if quick else FULL
+    result, budget = TuneResult(recipe, target), QUICK if quick else FULL
     with TrialPacks() as packs:
-        values = _search(loaded, found, packs, allowed, budget, quick)
-        found.notes += packs.notes
-        found.before, found.after = _compare_final(loaded, values, budget.whole / TURNS)
-        for name in sorted({key for one in found.kept for key in _list_costly_keys(one.override)}):
-            found.notes.append(f"{name} was changed: {COSTS[name]}.")
+        values = _search(loaded, result, packs, allowed, budget, quick)
+        result.notes += packs.notes
+        result.before, result.after = _compare_final(loaded, values, budget.whole / TURNS)
+        for name in sorted({key for one in result.kept for key in _list_costly_keys(one.override)}):
+            result.notes.append(f"{name} was changed: {COSTS[name]}.")
         text = edit_recipe(recipe, overrides, values, TrainRecipe)
-        found.notes += _note_lost_comments(recipe, text)
+        result.notes += _note_lost_comments(recipe, text)
         # Comments of an earlier tune stay below this evidence, separated by an empty line.
-        write_atomically(target, _format_evidence(recipe, found) + "\n" * text.startswith("#") + text)
+        write_atomically(target, _format_evidence(recipe, result) + "\n" * text.startswith("#") + text)
         # Check that the written recipe loads.
         read_recipe(target, (), TrainRecipe)
         packs.keep(values.get("data.train"))
-    return found
+    return result
 
 
 def _search(
     loaded: LoadedRecipe[TrainRecipe],
-    found: TuneResult,
+    result: TuneResult,
     packs: TrialPacks,
     allowed: set[str],
     budget: Budget,
@@ -193,7 +194,7 @@ def _search(
                 if knob.override in refused or not _is_allowed(knob, allowed):
                     continue
                 refused.add(knob.override)
-                if (kept := _try_knob(job, loaded, values, knob, found, packs, budget.whole / TURNS)) is not None:
+                if (kept := _try_knob(job, loaded, values, knob, result, packs, budget.whole / TURNS)) is not None:
                     break
         if kept is None:
             break
@@ -228,7 +229,7 @@ def _try_knob(
     loaded: LoadedRecipe[TrainRecipe],
     values: dict[str, Any],
     knob: Knob,
-    found: TuneResult,
+    result: TuneResult,
     packs: TrialPacks,
     each_s: float,
 ) -> dict[str, Any] | None:
@@ -242,11 +243,11 @@ def _try_knob(
         return None
     one = _run_trial(job, loaded, values | changes, knob, each_s)
     if one is not None:
-        found.tries.append(one)
+        result.tries.append(one)
         if one.kept:
             return changes
     else:
-        found.notes.append(f"{knob.override} could not be tried: the recipe does not accept it.")
+        result.notes.append(f"{knob.override} could not be tried: the recipe does not accept it.")
     packs.remove(changes.get("data.train"))
     return None
 
@@ -347,9 +348,7 @@ def _note_lost_comments(recipe: Path, text: str) -> list[str]:
     """Returns a note if comment lines of the recipe are missing in a text."""
     lines = [line.strip() for line in read_text(recipe).splitlines()]
     lost = [line for line in lines if line.startswith("#") and line not in text]
-    return (
-        [f"{len(lost)} comment line{'s'[: len(lost) > 1]} of the recipe could not be kept: {lost[0]}"] if lost else []
-    )
+    return [f"{pluralise(len(lost), 'comment line')} of the recipe could not be kept: {lost[0]}"] if lost else []
 
 
 def _format_evidence(recipe: Path, result: TuneResult) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import RecipeError, UsageError, suggest_nearest
-from headway.core.user_code import import_user_object
+from headway.core.user_code import GIVEN, import_user_object
 from headway.model.input_format import InputFormat, read_input_format, read_timm_config
 from headway.model.model_recipe import ModelRecipe
 
@@ -45,6 +46,11 @@ def find_input_format(recipe: ModelRecipe, *, base: Path) -> InputFormat | None:
     if recipe.weights is not None:
         return read_input_format(base / Path(recipe.weights).expanduser(), recipe.weights)
     library = name_library(recipe)
+    if recipe.factory.startswith(GIVEN):
+        # Only timm's networks tell it of themselves. A size is not taken: the network may have begun at random.
+        config = getattr(import_user_object(recipe.factory, base=base, what="model.factory")(), "pretrained_cfg", None)
+        found = read_timm_config(config, "the network's pretrained_cfg") if isinstance(config, dict) else None
+        return None if found is None else replace(found, size=None, share=None)
     if not library:
         return None
     factory = import_user_object(recipe.factory, base=base, what="model.factory")

@@ -39,8 +39,8 @@ def load_weights(model: torch.nn.Module, path: Path) -> list[str]:
         path: a safetensors file, or one of torch.save (.pth, .pt, .bin).
 
     Raises:
-        UsageError: no such file, a damaged one, one that needs code to be loaded, or names, shapes or types that do
-            not fit.
+        UsageError: the file cannot be read, is damaged or needs code to be loaded, or names, shapes or types do not
+            fit.
     """
     file = read_weights(path)
     if choice := file.describe_choice():
@@ -69,7 +69,8 @@ def load_weights(model: torch.nn.Module, path: Path) -> list[str]:
     ]
     unexpected = sorted(file_tensors.keys() - model_tensors.keys())
     shape_faults = [
-        f"{name} ({_describe_shape(file_tensors[name])} in the file, {_describe_shape(model_tensors[name])} in the network)"
+        f"{name} ({_describe_shape(file_tensors[name])} in the file, "
+        f"{_describe_shape(model_tensors[name])} in the network)"
         for name in differing
         if name not in left_out
     ]

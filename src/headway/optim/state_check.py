@@ -54,7 +54,7 @@ def find_state_fault(optimizer: Optimizer, parameter: Tensor, saved: Mapping[str
         if name not in forms:
             if known_forms is None:
                 continue
-            return f"{name!r} is no state of {type(optimizer).__name__}"
+            return f"{name!r} is not a state of {type(optimizer).__name__}"
         if value.shape != forms[name].shape or value.dtype not in forms[name].types:
             return f"{name!r} is {describe_tensor(value.shape, value.dtype)}, and should be {forms[name]}"
     # A parameter that was never trained has no state at all. A partial state is an error.

@@ -210,8 +210,8 @@ def open_solution(name: str, run: RunFolder, sets: str, count: int, seed: int) -
     """
     setup = runs.load_trained(run, wide=True)
     try:
-        found = _list_uris(setup, run, sets)
-        samples = {which: _load_sample(setup, uri, count, seed, sets) for which, uri in found.items()}
+        uris = _list_uris(setup, run, sets)
+        samples = {which: _load_sample(setup, uri, count, seed, sets) for which, uri in uris.items()}
     except BaseException:
         setup.inputs.close()
         raise

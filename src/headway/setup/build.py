@@ -33,7 +33,7 @@ from headway.optim.layer_decay import describe_layer_rates
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.follow_weights import follow_weights
-from headway.setup.inputs import LOG, Inputs, Rehearsal, open_inputs
+from headway.setup.inputs import LOG, DryRunOptions, Inputs, open_inputs
 from headway.setup.micro_batch import find_largest_micro_batch
 from headway.setup.precision import (
     DTYPE_BY_NAME,
@@ -160,7 +160,7 @@ def build_setup(
     fresh: bool = True,
     recorded: RecordedData | None = None,
     ranks: Ranks | None = None,
-    rehearsal: Rehearsal | None = None,
+    dry_run: DryRunOptions | None = None,
 ) -> TrainSetup:
     """Builds the parts of a run, and resolves every `auto`. The caller closes `inputs` of the result.
 
@@ -171,23 +171,23 @@ def build_setup(
         fresh: start from the recipe's weights and `init`. False if a checkpoint or trained weights will be loaded.
         recorded: facts about the training data, which are then not opened; for the resolved recipe of a run.
         ranks: the ranks of this run; each takes the device of its number on its host.
-        rehearsal: set for a dry run. The network is checked without values if it allows that, and is not counted;
+        dry_run: set for a dry run. The network is checked without values if it allows that, and is not counted;
             `micro_batch: auto` stays unresolved.
 
     Raises:
         HeadwayError: something is wrong with recipe, data, network or task.
     """
-    return _SetupBuilder(loaded, fresh, recorded, ranks, rehearsal).build()
+    return _SetupBuilder(loaded, fresh, recorded, ranks, dry_run).build()
 
 
-def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
+def _resolve_device(recipe: TrainRecipe, *, is_dry_run: bool) -> torch.device:
     """Returns the device that the recipe names. Raises RecipeError if this machine lacks it.
 
     Args:
-        rehearsed: this is a dry run, in which a CPU stands in for an absent GPU.
+        is_dry_run: this is a dry run, in which a CPU stands in for an absent GPU.
     """
     name = recipe.device
-    if rehearsed and not torch.cuda.is_available():
+    if is_dry_run and not torch.cuda.is_available():
         name = "cpu" if name.startswith("cuda") else name
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -215,7 +215,7 @@ class _SetupBuilder:
         fresh: bool,
         recorded: RecordedData | None,
         ranks: Ranks | None,
-        rehearsal: Rehearsal | None,
+        dry_run: DryRunOptions | None,
     ) -> None:
         # The weights come first: whether the recipe sets a key is known only before other keys are resolved. A resumed
         # run has their values in its recipe.
@@ -226,14 +226,12 @@ class _SetupBuilder:
         self.fresh = fresh
         self.recorded = recorded
         self.ranks = ranks
-        self.rehearsal = rehearsal
+        self.dry_run = dry_run
         for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
             LOG.warning(text)
-        self.trains = rehearsal is None
+        self.trains = dry_run is None
         self.device = self._prepare_device()
-        self.loaded, self.inputs = open_inputs(
-            self.loaded, self.device, opens_data=recorded is None, rehearsal=rehearsal
-        )
+        self.loaded, self.inputs = open_inputs(self.loaded, self.device, opens_data=recorded is None, dry_run=dry_run)
         # `loaded` changes as each further `auto` is resolved; `recipe` keeps them as they were given.
         self.recipe = self.loaded.recipe
         self.samples = self.inputs.samples if recorded is None else recorded.samples
@@ -299,7 +297,7 @@ class _SetupBuilder:
     def _prepare_device(self) -> torch.device:
         """Resolves `device`, makes it the current CUDA device and returns it."""
         recipe, ranks = self.loaded.recipe, self.ranks
-        device = _resolve_device(recipe, rehearsed=not self.trains)
+        device = _resolve_device(recipe, is_dry_run=not self.trains)
         if recipe.compile == "graphs" and device.type == "cpu" and self.trains:
             raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
         # Trained weights may be used on a machine of another kind, so only a fresh run is bound to its device.

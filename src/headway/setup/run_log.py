@@ -33,7 +33,7 @@ class RunLog:
     Args:
         run: the run folder.
         sinks: names of the sinks.
-        leads: this process is the one that writes metrics, quarantine, weights and sinks. Every rank writes ids.
+        is_lead: this process is the one that writes metrics, quarantine, weights and sinks. Every rank writes ids.
         name: name of this process among several; its file of ids is named after it.
         weights_metadata: metadata of weights.safetensors, one key at most.
     """
@@ -43,7 +43,7 @@ class RunLog:
         run: RunFolder,
         *,
         sinks: Sequence[str],
-        leads: bool = True,
+        is_lead: bool = True,
         name: str = "",
         weights_metadata: Mapping[str, str] | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class RunLog:
         """Called before the best weights are replaced. It raises if the other ranks continued without this process."""
         self._is_lead = False
         self._sinks: list[MetricsSink] = []
-        if leads:
+        if is_lead:
             self.take_lead()
 
     @property

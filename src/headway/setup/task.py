@@ -87,7 +87,7 @@ class Classification(Task):
     def __init__(self, target: TargetSpec, *, label_smoothing: float = 0.0) -> None:
         _expect_kind(target, "class", "Classification")
         if not 0 <= label_smoothing < 1:
-            raise RecipeError(f"{label_smoothing} is no share in [0, 1)", where="task.args.label_smoothing")
+            raise RecipeError(f"{label_smoothing} is not in [0, 1)", where="task.args.label_smoothing", fix="Set 0.1.")
         self._classes, self._smoothing = target.classes, label_smoothing
 
     @property
@@ -216,14 +216,14 @@ def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
 
 
 def reaches_goal(task: Task, name: str, value: float, goal: float) -> bool:
-    """Tells whether the mean of a metric, or of the loss, is at least as good as a goal."""
+    """Returns True if the mean of a metric, or of the loss, is at least as good as a goal."""
     # The loss is always better when lower; other metrics than the primary one are taken as better when higher.
     lower_is_better = name == "loss" or (name == task.primary and not task.higher_is_better)
     return value <= goal if lower_is_better else value >= goal
 
 
 def is_better(task: Task, metrics: Mapping[str, float], best: Mapping[str, float]) -> bool:
-    """Tells whether an evaluation is better than the best previous one, by the primary metric. NaN never is."""
+    """Returns True if an evaluation is better than the best previous one, by the primary metric. NaN never is."""
     name = task.primary
     # On a tie the lower loss decides: a diverged run is as accurate as its untrained network, both by chance.
     if metrics[name] == best[name]:

@@ -38,16 +38,16 @@ def list_image_files(paths: Sequence[Path]) -> list[Path]:
     Raises:
         UsageError: a path does not exist, or there is no file.
     """
-    out: list[Path] = []
+    out, fix = list[Path](), "Name image files, or folders with images."
     for path in paths:
         if path.is_dir():
             out += sorted(file for file in path.rglob("[!.]*") if file.is_file() and is_image(file.name))
         elif path.is_file():
             out.append(path)
         else:
-            raise UsageError("there is no such file or folder", where=str(path))
+            raise UsageError("there is no such file or folder", where=str(path), fix=fix)
     if not out:
-        raise UsageError("there is no image to predict", where=", ".join(map(str, paths)))
+        raise UsageError("there is no image to predict", where=", ".join(map(str, paths)), fix=fix)
     return out
 
 
@@ -68,7 +68,7 @@ def predict(
         on_bad: called with the error of a file that cannot be read, which then has no row. By default it is raised.
 
     Raises:
-        DataError: a file is no image; or none of them is.
+        DataError: a file is not an image; or none of them is.
     """
     # Never switched back: a network that predicts is not trained.
     setup.model.eval()
@@ -85,7 +85,7 @@ def predict(
                 rows += 1
                 yield {"path": _name_source(files[low + place], low + place), **row}
     if not rows:
-        raise DataError(f"of {len(files):,} files none is an image that can be read")
+        raise DataError(f"of {len(files):,} files none is an image that can be read", fix="Name other files.")
 
 
 def read_pixels(
@@ -100,7 +100,7 @@ def read_pixels(
         on_bad: see `predict`.
 
     Raises:
-        DataError: a file is no image.
+        DataError: a file is not an image.
     """
     options, opened, records, sides = setup.recipe.data, [], [], []
     for place, file in enumerate(files):
@@ -158,7 +158,7 @@ def _read_image(file: Path) -> tuple[bytes, tuple[int, int]]:
         with Image.open(io.BytesIO(record), formats=PILLOW_FORMATS) as image:
             return record, image.size
     except UnidentifiedImageError:
-        raise DataError("this file is no image", where=str(file), fix=SKIP) from None
+        raise DataError("this file is not an image", where=str(file), fix=SKIP) from None
     # Pillow's plugins raise anything from OSError to struct.error on damaged bytes.
     except Exception as error:
         raise DataError(f"this image cannot be opened ({error})", where=str(file), fix=SKIP) from None
