@@ -167,7 +167,9 @@ def test_a_last_layer_that_cannot_be_replaced() -> None:
         replace_head(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm2d(2)), 3)
 
 
-def test_a_file_of_ones_own_is_no_library(tmp_path: Path) -> None:
+def test_a_file_of_ones_own_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The file's folder is put on the path, where later tests would find this timm.
+    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "timm.py").write_text("import torch\ndef build(pretrained):\n    return torch.nn.Linear(1, 1)\n")
     asked = recipe("timm.py:build", pretrained=True)
     assert find_input_format(asked, base=tmp_path) is None

@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from tests._support import headway, packed_digits, records, refused, write_recipe
 from tests.model import _hubs
 
+from headway.api.training import train as train_recipe
 from headway.core.recipe import read_recipe
+from headway.model import small_net
 from headway.setup.recipe import TrainRecipe
 
 NET = {"factory": "headway.model:small_net", "args": {"width": 4}}
@@ -147,3 +149,14 @@ def test_synthetic_images_are_normalised_too(first: Path, tmp_path: Path) -> Non
     weights = f"model.weights={first / 'run/weights.safetensors'}"
     headway("train", write_recipe(first / "fine.yaml", model=NET), "--run", tmp_path / "run", weights, *more)
     assert read_recipe(tmp_path / "run/recipe.yaml", (), TrainRecipe).recipe.augment.mean == (50.0,)
+
+
+def test_a_network_that_a_program_gives(first: Path, tmp_path: Path) -> None:
+    """timm's networks tell of themselves how they were trained; their size is not taken."""
+    model = small_net(10, in_channels=3)
+    model.pretrained_cfg = {"mean": [0.5] * 3, "std": [0.25] * 3, "input_size": [3, 224, 224]}  # type: ignore[assignment]
+    recipe = write_recipe(first / "fine.yaml", model=None, epochs=1)
+    train_recipe(recipe, model=model, run=tmp_path / "run")
+    found = resolved(tmp_path / "run")
+    assert found["augment.mean"] == ((127.5,) * 3, "auto: of the weights (the network's pretrained_cfg)")
+    assert (found["data.size"][0], found["data.channels"][0]) == ((8, 8), 3)

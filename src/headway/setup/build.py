@@ -217,12 +217,9 @@ class _SetupBuilder:
         ranks: Ranks | None,
         dry_run: DryRunOptions | None,
     ) -> None:
-        # The weights come first: whether the recipe sets a key is known only before other keys are resolved. A resumed
-        # run has their values in its recipe.
-        if fresh and recorded is None:
-            loaded = follow_weights(loaded)
-        # Then rates: the batch decides epochs and learning rate, on which later steps rely.
-        self.loaded = resolve_rates(loaded)
+        # Weights first: which keys the recipe sets is known only before others are resolved. Then rates: the batch
+        # decides epochs and learning rate, on which later steps rely.
+        self.loaded = resolve_rates(follow_weights(loaded) if fresh else loaded)
         self.fresh = fresh
         self.recorded = recorded
         self.ranks = ranks
@@ -369,12 +366,9 @@ class _SetupBuilder:
 
     def _build_model(self, task: Task) -> torch.nn.Module:
         recipe, ranks = self.recipe, self.ranks
+        channels, base = self.inputs.channels, self.loaded.base
         model = build_model(
-            recipe.model,
-            num_outputs=task.outputs,
-            in_channels=self.inputs.channels,
-            base=self.loaded.base,
-            loads_weights=self.fresh,
+            recipe.model, num_outputs=task.outputs, in_channels=channels, base=base, loads_weights=self.fresh
         )
         model = model.to(device=self.device)
         # Built only to refuse patterns that match no layer, before there is a run folder.
