@@ -102,7 +102,11 @@ def advise_loader(facts: LoaderFacts, *, wait: float, cores: int, shares_cores: 
     shared = " (they share the cores with the training)" if shares_cores else ""
     if facts.is_own:
         if threads < most:
-            why = f"{threads} workers load the samples{shared}" if threads else f"the loop loads the samples itself{shared}"
+            why = (
+                f"{threads} workers load the samples{shared}"
+                if threads
+                else f"the loop loads the samples itself{shared}"
+            )
             yield why, f"headway.Loader(..., workers={wanted})"
         else:
             why = f"{threads} {'worker is' if threads == 1 else 'workers are'} too slow, on {cores} cores"

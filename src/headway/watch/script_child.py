@@ -1,8 +1,8 @@
 """Runs a watched script inside its own process, as Python would, and finds its training loop.
 
 The loop is the one over the first torch DataLoader or `headway.Loader` on whose batches an optimizer steps, or over one
-that the script creates anew from the same data set in each epoch. Its networks are the outermost modules that have weights of that
-optimizer. Once they are known, `headway.watch.watch` does the rest.
+that the script creates anew from the same data set in each epoch. Its networks are the outermost modules that have
+weights of that optimizer. Once they are known, `headway.watch.watch` does the rest.
 """
 
 from __future__ import annotations
