@@ -203,7 +203,7 @@ def pack(  # noqa: PLR0913
     )
 
 
-def _list_warnings(src: str | Path, folders: Sequence[Path], source: PackSource) -> tuple[str, ...]:
+def _list_warnings(src: str | os.PathLike[str], folders: Sequence[Path], source: PackSource) -> tuple[str, ...]:
     """Returns warnings about the classes, a missing evaluation set, and images that both sets hold."""
     warnings = list_class_warnings(source.label_kind, source.classes)
     if len(folders) == 2:
