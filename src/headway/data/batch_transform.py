@@ -55,7 +55,8 @@ def check_transformed(
         RecipeError: the result is not a pair of tensors with as many samples, on the same device, of the right type.
     """
     is_pair = isinstance(result, tuple | list) and len(result) == 2
-    changed, changed_labels = result if is_pair else (result, None)
+    changed: Any = result[0] if is_pair else result
+    changed_labels: Any = result[1] if is_pair else None
     # Only shapes, types and devices are compared: this runs in every step, and must not wait for a device.
     is_good = (
         isinstance(changed, torch.Tensor)
