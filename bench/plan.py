@@ -38,10 +38,10 @@ from bench._plan import local
 from bench._plan.links import measured
 from bench._plan.scaling import Predicted, predicted, rows
 from bench._plan.sweeps import Sweep, sweeps
-from bench._plan.times import times
+from bench._plan.times import leave_one_out, times
 from headway.plan.cluster import load_clusters
 from headway.plan.compute import estimate_from_data_sheet
-from headway.plan.convergence import leave_one_out, load_official_points
+from headway.plan.convergence import load_official_points
 from headway.plan.job import build_job
 from headway.plan.scaling import predict_scaling
 from headway.plan.step_simulation import simulate_prediction

@@ -51,7 +51,7 @@ PRELOADED = [
     "headway.data.pack",
     "headway.comm.coordinator_client",
     "headway.comm.hvd",
-    "headway.doctor.script_watch",
+    "headway.watch.script_watch",
     "headway.watch.loop_watch",
     "torch.distributed.run",
     "torch.distributed.elastic.multiprocessing",

@@ -1,4 +1,5 @@
-"""Checks names and docstrings of `src`: functions are verbs, and a docstring's first line is complete in itself.
+"""Checks names and docstrings of `src`: functions are verbs, a docstring's first line is complete in itself, and the
+names that it refers to exist.
 
 `make lint` runs it. It prints FILE:LINE and how to fix what it finds, and fails if there is anything.
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
+REFERENCE = re.compile(r"\bsee `([\w.]+)`")
 OPENINGS = re.compile(r"(Of|What|Where|Whether)\b")
 # Participles that do not end in "ed", and prepositions. Words that are also a base form ("read", "set") are absent.
 IRREGULAR = re.compile(
@@ -47,8 +49,17 @@ def find_docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value.value
 
 
-def check(path: Path) -> Iterator[str]:
-    """Yields a sentence for each fault of a file."""
+def list_names(tree: ast.AST) -> Iterator[str]:
+    """Yields every name that a file defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, Function | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def check(path: Path, known: set[str]) -> Iterator[str]:
+    """Yields a sentence for each fault of a file; `known`: names that may be referred to."""
     tree = ast.parse(path.read_text())
     for function in find_functions(tree):
         if is_participle(function.name):
@@ -56,12 +67,19 @@ def check(path: Path) -> Iterator[str]:
     for line, text in find_docstrings(tree):
         if found := OPENINGS.match(text):
             yield f'{path}:{line}: the docstring begins with "{found[0]}". Say what the thing is, or what it does.'
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        for name in REFERENCE.findall(line):
+            if not known.issuperset(name.split(".")):
+                yield f"{path}:{number}: see `{name}`: there is no such name. Write its present one."
 
 
 def main() -> int:
     """Prints all faults; returns 1 if there are any."""
-    faults = [fault for path in sorted(SOURCE.rglob("*.py")) for fault in check(path)]
-    print("\n".join(faults) or "prose: functions are verbs, docstrings are complete")
+    paths = sorted(SOURCE.rglob("*.py"))
+    known = {part for path in paths for part in path.relative_to(SOURCE).with_suffix("").parts}
+    known |= {name for path in paths for name in list_names(ast.parse(path.read_text()))}
+    faults = [fault for path in paths for fault in check(path, known)]
+    print("\n".join(faults) or "prose: functions are verbs, docstrings are complete, names exist")
     return 1 if faults else 0
 
 

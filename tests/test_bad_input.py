@@ -288,7 +288,7 @@ def test_places_that_exist(tmp_path: Path, good: Path) -> None:
     assert "the destination exists and is not a packed data set" in refused(
         "pack", source, tmp_path / "mine", "--overwrite", status=2
     )
-    assert "this is no run folder" in refused("report", tmp_path / "mine", status=2)
+    assert "this is not a run folder" in refused("report", tmp_path / "mine", status=2)
     assert files(tmp_path / "mine") == {"thesis.txt": b"years of work"}
     assert "this is a file, not a folder" in refused(
         "train", good / "recipe.yaml", "--run", tmp_path / "mine/thesis.txt", status=2

@@ -39,7 +39,9 @@ def list_imports(text: str) -> Iterator[tuple[str, str]]:
 def list_names(module: str) -> frozenset[str] | None:
     """Returns the names of a module, from its source alone; None if there is no such module."""
     path = SOURCE.joinpath(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    # The public names of a package that loads them lazily are in its stub.
+    stub = path / "__init__.pyi"
+    file = stub if stub.is_file() else path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.is_file():
         return None
     names = {one.stem for one in path.glob("*")} if path.is_dir() else set()
@@ -52,9 +54,6 @@ def list_names(module: str) -> frozenset[str] | None:
             names.add(node.asname or node.name.split(".")[0])
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-        # Names that a package loads lazily are keys of a dictionary.
-        elif isinstance(node, ast.Dict) and file.stem == "__init__":
-            names |= {str(key.value) for key in node.keys if isinstance(key, ast.Constant)}
         else:
             waiting.extend(ast.iter_child_nodes(node))
     return frozenset(names)

@@ -10,10 +10,10 @@ from torch import nn
 from torch.distributed import Store
 
 from headway.comm.algorithm_choice import AlgorithmChooser, run_trials
-from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.comm_recipe import Algorithm, Wire
+from headway.comm.communicator import Communicator
 from headway.comm.links import measure_links
 from headway.comm.reducer import BucketPlan, Reducer
-from headway.comm.wire_codec import Wire
 from headway.core.world import Membership, World
 
 WIRES: tuple[Wire, ...] = ("fp32", "fp16")

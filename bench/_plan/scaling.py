@@ -17,10 +17,11 @@ from typing import Any, final
 
 import yaml
 
+from bench._plan.buckets import make_even_buckets
 from headway.plan.calibration import MeasuredRun, calibrate_compute
 from headway.plan.catalogs import read_catalog
 from headway.plan.cluster import Cluster, InterNodeLink, IntraNodeLink, load_clusters
-from headway.plan.step import GPU_ALGORITHMS, ComputeTime, StepTime, make_even_buckets, predict_step
+from headway.plan.step import GPU_ALGORITHMS, ComputeTime, StepTime, predict_step
 
 FILE = Path(__file__).with_name("scaling.csv")
 SMALL_EFFICIENCY = 0.95

@@ -4,15 +4,16 @@ the epochs that official runs took at their batch."""
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from bench._plan.buckets import make_even_buckets
 from bench._plan.scaling import cluster_of, compute_of, gradient_bytes, rows
-from headway.plan.convergence import EpochsLaw, fit_epochs, load_official_points
+from headway.plan.convergence import ConvergencePoint, EpochsLaw, fit_epochs, load_official_points
 from headway.plan.job import FORWARD_SHARE, TrainingJob
 from headway.plan.scaling import predict_scaling
-from headway.plan.step import make_even_buckets
 
 FILE = Path(__file__).with_name("times.csv")
 SAMPLES, EVALUATED, EVERY = 1_281_167, 50_000, 4
@@ -65,4 +66,18 @@ def times() -> list[Time]:
                 Time(row.series, gpus, row.batch * gpus, epochs, float(one["minutes"]), planned.hours * 60,
                      planned.low_hours * 60, planned.high_hours * 60)
             )  # fmt: skip
+    return found
+
+
+def leave_one_out(points: Sequence[ConvergencePoint]) -> list[tuple[ConvergencePoint, float]]:
+    """Cross-validate the law: fit without each inner point and predict it.
+
+    Returns:
+        Pairs (point, predicted over measured epochs, less 1). The smallest and the largest batch are always fitted.
+    """
+    ordered = sorted(points, key=lambda one: one.batch)
+    found = []
+    for at in range(1, len(ordered) - 1):
+        one = ordered[at]
+        found.append((one, fit_epochs([*ordered[:at], *ordered[at + 1 :]]).predict_epochs(one.batch) / one.epochs - 1))
     return found

@@ -159,7 +159,7 @@ MANIFESTS: dict[str, tuple[Callable[[Tree], object], str]] = {
     **{
         f"a file named {name!r}": (
             lambda t, name=name: t["files"][0].update(name=name),  # type: ignore[misc]
-            r"as files\[0\].name, which is no plain name",
+            r"as files\[0\].name, not a plain name",
         )
         for name in ("../x", "/etc/passwd", "a/b", "..", ".", "", "a\0b", "\x1b[2J", "\ud800", "x" * 300, 7, MANIFEST)
     },

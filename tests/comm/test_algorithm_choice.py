@@ -25,8 +25,9 @@ from headway.comm.algorithm_choice import (
     run_trials,
 )
 from headway.comm.buckets import LAST_BUCKET_DIVISOR
-from headway.comm.communicator import ALGORITHMS, Algorithm, Communicator
-from headway.core.collectives import Link, Network, predict_pipeline, predict_seconds
+from headway.comm.comm_recipe import Algorithm
+from headway.comm.communicator import ALGORITHMS, Communicator
+from headway.core.collectives import Link, Network, predict_phases, predict_seconds
 from headway.core.world import World
 
 MB = 1_000_000
@@ -93,7 +94,8 @@ def test_in_a_train_a_bucket_costs_its_slowest_phase(network: Network, buckets: 
     chooser = AlgorithmChooser(network, trials(network), 0, bucket_bytes=4 * MB)
     found = chooser.predict_seconds(4 * MB)
     for name in ALGORITHMS:
-        train = predict_pipeline(name, buckets * 4 * MB, buckets, network)
+        first, second, third = predict_phases(name, 4 * MB, network)
+        train = first + second + third + (buckets - 1) * max(second, first + third)
         latencies = buckets * predict_seconds(name, 0, network)
         assert buckets * found[name] <= train + latencies + 1e-12
         assert found[name] <= predict_seconds(name, 4 * MB, network) * (1 + 1e-9)

@@ -372,9 +372,9 @@ def test_a_hook_refuses() -> None:
     world = World.create_single(torch.device("cpu"))
     communicator = Communicator(world)
     for options, match in (
-        ({"algorithm": "spiral"}, r"'spiral' is no algorithm here\. Take ring, tree, leader, two_dimensional or auto"),
+        ({"algorithm": "spiral"}, r"unknown algorithm 'spiral'\. Take ring, tree, leader, two_dimensional or auto"),
         ({"algorithm": "ring", "chooser": len}, "both a chooser and 'ring' for all buckets"),
-        ({"algorithm": "ring", "wire": "fp8"}, r"'fp8' is no form of messages\. Take fp32, fp16, bf16\."),
+        ({"algorithm": "ring", "wire": "fp8"}, r"unknown wire 'fp8'\. Take fp32, fp16, bf16\."),
     ):
         with pytest.raises(UsageError, match=match):
             build_hook(communicator, **options)  # type: ignore[arg-type]

@@ -29,10 +29,10 @@ from headway.comm.links import (
     broadcast_links,
     choose_rails,
     fit_link,
-    format_table,
     measure_links,
 )
 from headway.core.collectives import Link
+from headway.core.text_format import align_table
 from headway.core.world import World
 
 SIZES = tuple((1 << 20) // part for part in SIZE_DIVISORS)
@@ -153,7 +153,7 @@ def test_links_travel_as_json() -> None:
 
 def test_the_table_has_a_row_for_each_link() -> None:
     links = MeasuredLinks(some(1.5e-5, 5e9), some(5e-4, 25e6), None, 1e10, 1)
-    lines = format_table(links.build_rows())
+    lines = align_table(links.build_rows())
     assert lines[0].split("  ")[0] == "link"
     assert "15 us" in lines[1]
     assert "5,000 MB/s" in lines[1]
@@ -168,7 +168,7 @@ def test_a_line_that_does_not_fit_is_called_noise() -> None:
     found = fit_link(SIZES, times)
     assert found.residual > 0.5
     assert found.format_cells() == ("< 241 us", "> 25 MB/s", "nothing: noise")
-    lines = format_table(MeasuredLinks(found, None, None, 1e10, 1).build_rows())
+    lines = align_table(MeasuredLinks(found, None, None, 1e10, 1).build_rows())
     assert lines[1].endswith("nothing: noise")
 
 

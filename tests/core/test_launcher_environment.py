@@ -199,7 +199,7 @@ def test_the_first_host_of_a_node_list(nodes: str, first: str) -> None:
 
 @pytest.mark.parametrize("nodes", ["[1-2", "n]", "n[]", "n[a-b]", ",n", "n[1]]"])
 def test_a_node_list_that_is_none_is_refused(nodes: str) -> None:
-    with pytest.raises(UsageError, match="no Slurm node list"):
+    with pytest.raises(UsageError, match="not a Slurm node list"):
         parse_first_host(nodes)
 
 

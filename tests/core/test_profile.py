@@ -109,9 +109,9 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 2}, "no Workload of version 1 (version: "),
-        ({"steps": 3}, "no Workload of version 1 (steps: Extra inputs"),
-        ({"layers": None}, "no Workload of version 1 (layers: "),
+        ({"version": 2}, "not a Workload of version 1 (version: "),
+        ({"steps": 3}, "not a Workload of version 1 (steps: Extra inputs"),
+        ({"layers": None}, "not a Workload of version 1 (layers: "),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -127,7 +127,7 @@ def test_no_file_and_no_json_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         Workload.read(tmp_path / "w.json")
     (tmp_path / "w.json").write_text("{")
-    with pytest.raises(UsageError, match="no Workload of version 1"):
+    with pytest.raises(UsageError, match="not a Workload of version 1"):
         Workload.read(tmp_path / "w.json")
 
 

@@ -171,18 +171,18 @@ def test_a_key_that_stands_twice_is_refused(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: [1, 2\nb: 3\n", "FILE:2: this is no YAML ("),
-        ("name: 'open\n", "FILE:2: this is no YAML ("),
-        ("a: b: c\n", "FILE:1: this is no YAML (mapping values are not allowed here)."),
-        ("batch: 1\n\tname: a\n", "FILE:2: this is no YAML ("),
-        ("name: \x07\n", "FILE: this is no YAML (special characters are not allowed)."),
-        ("args: !!python/object:os.system x\n", "FILE:1: this is no YAML (could not determine a constructor for "),
-        ("batch: 1\nname: 2024-13-01\n", "FILE:2: '2024-13-01' is no value (month must be in 1..12)."),
+        ("a: [1, 2\nb: 3\n", "FILE:2: this is not YAML ("),
+        ("name: 'open\n", "FILE:2: this is not YAML ("),
+        ("a: b: c\n", "FILE:1: this is not YAML (mapping values are not allowed here)."),
+        ("batch: 1\n\tname: a\n", "FILE:2: this is not YAML ("),
+        ("name: \x07\n", "FILE: this is not YAML (special characters are not allowed)."),
+        ("args: !!python/object:os.system x\n", "FILE:1: this is not YAML (could not determine a constructor for "),
+        ("batch: 1\nname: 2024-13-01\n", "FILE:2: '2024-13-01' is not a value (month must be in 1..12)."),
         ("args: &x [*x]\n", "FILE: this YAML holds itself, or is nested too deeply."),
-        ("args: *nowhere\n", "FILE:1: this is no YAML (found undefined alias 'nowhere')."),
+        ("args: *nowhere\n", "FILE:1: this is not YAML (found undefined alias 'nowhere')."),
         ("- batch: 1\n", "FILE: a recipe is a mapping of keys to values."),
         ("batch\n", "FILE: a recipe is a mapping of keys to values."),
-        ("batch: 1\n---\nbatch: 2\n", "FILE:2: this is no YAML (but found another document)."),
+        ("batch: 1\n---\nbatch: 2\n", "FILE:2: this is not YAML (but found another document)."),
     ],
 )
 def test_what_is_no_recipe_is_refused_with_its_line(recipe: Path, text: str, said: str) -> None:
@@ -226,10 +226,10 @@ def test_the_last_override_wins_and_an_empty_one_is_null(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("batch", "'batch' is no override. Write key=value, for example optimizer.lr=0.1."),
-        ("=3", "'=3' is no override. Write key=value, for example optimizer.lr=0.1."),
-        ("batch=[1", "batch: the value '[1' is no YAML."),
-        ("batch=2024-13-01", "batch: the value '2024-13-01' is no YAML."),
+        ("batch", "'batch' is not an override. Write key=value, for example optimizer.lr=0.1."),
+        ("=3", "'=3' is not an override. Write key=value, for example optimizer.lr=0.1."),
+        ("batch=[1", "batch: the value '[1' is not YAML."),
+        ("batch=2024-13-01", "batch: the value '2024-13-01' is not YAML."),
         ("engine.betas.2=1", "engine.betas.2: a list of 2 entries has no entry '2'. Count from 0."),
         ("engine.betas.x=1", "engine.betas.x: a list of 2 entries has no entry 'x'. Count from 0."),
         ("engine.betas.-1=1", "engine.betas.-1: a list of 2 entries has no entry '-1'. Count from 0."),

@@ -31,7 +31,7 @@ def test_create_makes_a_folder_and_open_finds_it_once_it_has_a_recipe(tmp_path: 
     run = RunFolder.create(folder)
     assert run.panels.is_dir()
     assert run.checkpoints.is_dir()
-    with pytest.raises(UsageError, match=r"no run folder \(it has no recipe\.yaml\)"):
+    with pytest.raises(UsageError, match=r"not a run folder \(it has no recipe\.yaml\)"):
         RunFolder.open(folder)
     run.recipe_path.write_text("seed: 0\n")
     assert RunFolder.open(folder).folder == folder

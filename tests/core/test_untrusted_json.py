@@ -40,9 +40,9 @@ def test_what_is_no_text_is_not_made_one(value: object) -> None:
         ('{"b": {"a": 1, "a": 2}}', "it has 'a' twice"),
         ("[1]", "it holds a list, not an object"),
         ("null", "it holds null"),
-        ("", "it is no JSON"),
-        ("9" * 5000, "it is no JSON"),
-        (b"\xff\xfe{\x00}\x00", "it is no UTF-8 text"),
+        ("", "it is not JSON"),
+        ("9" * 5000, "it is not JSON"),
+        (b"\xff\xfe{\x00}\x00", "it is not UTF-8 text"),
     ],
 )
 def test_json_that_is_no_object_of_ours(text: str | bytes, said: str) -> None:
@@ -144,7 +144,7 @@ def test_yaml_of_any_size_and_shape_is_a_sentence() -> None:
         parse_recipe("a: " + "x" * (1 << 20), "recipe.yaml")
     with pytest.raises(RecipeError, match="holds itself, or is nested too deeply"):
         parse_recipe("a: &a [*a]", "recipe.yaml")
-    with pytest.raises(RecipeError, match="is no YAML"):
+    with pytest.raises(RecipeError, match="is not YAML"):
         yaml_value("&a [*a]", "key")
     with pytest.raises(RecipeError, match="aliases"):
         yaml_value("{" + BOMB.replace("\n", ", ") + "}", "key")

@@ -60,7 +60,7 @@ def test_a_neighbour_never_shadows_an_installed_module(tmp_path: Path) -> None:
     "path", ["json", "json:", ":loads", "json:1", "a b:c", "json.:loads", "my_file:py:", "", "x.txt/:y"]
 )
 def test_a_malformed_path(path: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"^task: .* is no import path\. Write 'package\.module:attribute' or"):
+    with pytest.raises(RecipeError, match=r"^task: .* is not an import path\. Write 'package\.module:attribute' or"):
         import_user_object(path, base=tmp_path, what="task")
 
 

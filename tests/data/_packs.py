@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from PIL import Image
 
 from headway.data import opening
 from headway.data.dataset import Dataset
+from headway.data.formats.byte_ranges import map_path
+from headway.data.formats.recordio import ImageRecord, read_record
 
 
 def picture(
@@ -47,3 +50,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def sources(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def read_records(path: Path) -> Iterator[ImageRecord]:
+    """All records of a RecordIO shard, in the order of the file."""
+    view, start = map_path(path), 0
+    while start < len(view):
+        record, start = read_record(view, start, str(path))
+        yield record

@@ -118,6 +118,10 @@ def test_without_augmentation_no_keys_are_wanted_and_nothing_moves() -> None:
     assert same is labels
 
 
+def test_every_augmentation_of_the_recipe_is_among_those_tested() -> None:
+    assert set(ALL) == set(AugmentRecipe.model_fields) - {"where", "normalise", "mean", "std"}
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_a_random_recipe_wants_keys_and_changes_the_images(name: str) -> None:
     augment, images = augment_of(EVERY[name]), some(12, 8, 9)

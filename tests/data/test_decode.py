@@ -64,7 +64,7 @@ def made(backend: Backend, threads: int = 2) -> Iterator[Decoder]:
 GOOD = [Image.fromarray((SMOOTH[:h, :w] % 256).astype(np.uint8)) for w, h in ((40, 30), (24, 60), (80, 17), (16, 16))]
 BAD = {
     "empty": b"",
-    "no image": b"this is no image at all",
+    "no image": b"this is not an image at all",
     "a byte": b"\xff",
     "a marker": b"\xff\xd8\xff",
     "cut": encoded(GOOD[0])[:300],

@@ -177,7 +177,7 @@ def test_what_is_no_npy_is_refused(tmp_path: Path, cache: Path) -> None:
     labels.unlink()
     assert said(path) == f"{path}: its labels are missing. Put them into {tmp_path}/a.labels.npy."
     labels.write_bytes(b"")
-    assert said(path) == f"{labels}: the file is empty."
+    assert said(path) == f"{labels}: the file is empty. Copy it again, or leave it out."
     labels.write_bytes(b"\x93NUMPY\x04\x00" + path.read_bytes()[8:])
     assert said(path) == f"{labels}: this is not an .npy file, or its header is damaged."
 

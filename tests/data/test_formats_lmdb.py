@@ -192,9 +192,12 @@ def test_databases_of_another_kind_are_refused(tmp_path: Path, cache: Path) -> N
     for page in (0, 4096):
         data[page + 16 + 24 + 48 + 4] |= 4  # MDB_DUPSORT among the flags of the main database
     path.write_bytes(data)
-    assert said(path) == f"{path}: its keys have several values each."
+    assert said(path) == f"{path}: its keys have several values each. Keep one value for each key."
     (tmp_path / "no.mdb").write_bytes(bytes(16) + pages.MAGIC + bytes(5000))
-    assert said(tmp_path / "no.mdb") == f"{tmp_path}/no.mdb: this is not an LMDB database, or it is damaged."
+    assert (
+        said(tmp_path / "no.mdb")
+        == f"{tmp_path}/no.mdb: this is not an LMDB database, or it is damaged. Copy it again."
+    )
     (tmp_path / "no.mdb").write_bytes(bytes(5000))
     assert "its format is not known" in said(tmp_path / "no.mdb", UsageError)
 
@@ -212,7 +215,7 @@ def test_a_tree_that_leads_in_a_circle_has_an_end(tmp_path: Path, cache: Path) -
     for child in children:
         data[child : child + 6] = root.to_bytes(6, "little")
     path.write_bytes(data)
-    assert said(path) == f"{path}, page {root}: its tree is damaged."
+    assert said(path) == f"{path}, page {root}: its tree is damaged. Copy it again."
 
 
 def test_no_damage_makes_anything_but_a_sentence(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_what_is_refused(tmp_path: Path, cache: Path) -> None:
     written(path, SPLIT[:2], [2**21, 1])
     assert said(path) == (f"{path}: label 2097152 of sample 0 is not a class. Classes count from 0 to 1,048,575.")
     path.write_bytes(b"")
-    assert said(path) == f"{path}: the file is empty."
+    assert said(path) == f"{path}: the file is empty. Copy it again, or leave it out."
     path.write_bytes(b"no records")
     assert said(path) == (
         f"{path}: this is not a RecordIO file. RecordIO begins with the number 0xced7230a. Name a file of records, or "

@@ -191,7 +191,7 @@ def test_a_key_ends_at_the_first_dot_of_its_file(tmp_path: Path, cache: Path) ->
         ("__meta__/0.jpg", b"none either"),
         (".hidden.jpg", b"nor this"),
         ("./v1.0/one.JPG", PICTURES[0]),
-        ("./v1.0/one.seg.png", b"belongs to the sample, and is no image of it"),
+        ("./v1.0/one.seg.png", b"belongs to the sample, and is not an image of it"),
         ("./v1.0/one.cls", b"1"),
         ("two.cls", b"0"),
         ("two.jpeg", PICTURES[1]),

@@ -284,8 +284,8 @@ def test_a_spec_serves_several_loaders(data: Dataset, expected: Rows) -> None:
     [
         ({"batch": 0}, "a batch of 0 samples. Set 1 or more."),
         ({"prefetch_batches": 0}, "prefetch_batches: 0 batches to prefetch. Set 1 or more."),
-        ({"size": ()}, "() is no size. Give one side, or (height, width), in pixels."),
-        ({"size": (8,)}, "(8,) is no size. Give one side, or (height, width), in pixels."),
+        ({"size": ()}, "() is not a size. Give one side, or (height, width), in pixels."),
+        ({"size": (8,)}, "(8,) is not a size. Give one side, or (height, width), in pixels."),
         ({"start": 9, "stop": 8}, "positions from 9 to 8. Start at 0 or later, and stop at start or later."),
         ({"rank": 2, "world": 2}, "rank 2 of a world of 2. Ranks count from 0."),
         ({"rank": -1}, "rank -1 of a world of 1. Ranks count from 0."),

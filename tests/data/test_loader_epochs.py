@@ -180,10 +180,10 @@ def test_an_open_iterator_does_not_move_a_restored_position(data: Dataset) -> No
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({}, "no state of a loader"),
-        ({"epoch": -1, "position": 0, "samples": N, "seed": SEED}, "no state of a loader"),
-        ({"epoch": 0, "position": 1.5, "samples": N, "seed": SEED}, "no state of a loader"),
-        ({"epoch": True, "position": 0, "samples": N, "seed": SEED}, "no state of a loader"),
+        ({}, "not a state of a loader"),
+        ({"epoch": -1, "position": 0, "samples": N, "seed": SEED}, "not a state of a loader"),
+        ({"epoch": 0, "position": 1.5, "samples": N, "seed": SEED}, "not a state of a loader"),
+        ({"epoch": True, "position": 0, "samples": N, "seed": SEED}, "not a state of a loader"),
         ({"epoch": 0, "position": 7, "samples": 99, "seed": SEED}, "of 99 samples"),
         ({"epoch": 0, "position": 7, "samples": N, "seed": 1}, "with seed 1"),
         ({"epoch": 2, "position": 7, "samples": N, "seed": SEED}, "lies before epoch 2"),

@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from crc32c import crc32c
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 from tests.conftest import absent
@@ -264,13 +262,6 @@ def test_a_box_beyond_the_image_is_refused(pool: native.NativePool) -> None:
 # Bytes
 
 
-@given(st.integers(0, 9000), st.integers(0, 2**32 - 1))
-def test_the_checksum_is_castagnolis(size: int, seed: int) -> None:
-    data = np.random.default_rng(seed).bytes(size)
-    assert native.compute_crc32c(data) == crc32c(data)
-    assert native.compute_crc32c(memoryview(data)[1:]) == crc32c(data[1:])
-
-
 def test_a_header_is_read() -> None:
     info = native.read_jpeg_header(jpeg(61, 45, subsampling=2, restart_marker_blocks=3))
     assert (info.width, info.height, info.components, info.progressive, info.restart) == (61, 45, 3, False, 3)
@@ -280,7 +271,7 @@ def test_a_header_is_read() -> None:
     turned[0x0112] = 6
     assert native.read_jpeg_header(jpeg(exif=turned.tobytes())).orientation == 6
     for bad in (b"", b"\xff\xd8", b"no image", jpeg()[:100]):
-        with pytest.raises(DataError, match="are no JPEG"):
+        with pytest.raises(DataError, match="are not a JPEG"):
             native.read_jpeg_header(bad)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 from PIL import Image, ImageFile
-from tests.data._packs import contents, folder, names_of, picture, sources
+from tests.data._packs import contents, folder, names_of, picture, read_records, sources
 
 from headway.core.errors import DataError, HeadwayError, UsageError
 from headway.data import opening, pack_set
@@ -55,9 +55,7 @@ def test_every_image_is_stored_as_it_is(pets: Path, tmp_path: Path) -> None:
 
 def test_other_readers_find_label_number_and_pack_in_the_records(pets: Path, tmp_path: Path) -> None:
     packed = opening.open(pack(pets, tmp_path / "dst", shard_bytes=30_000).folders[0])
-    records = [
-        record for shard in packed.description.shards for record in recordio.read_records(packed.folder / shard.name)
-    ]
+    records = [record for shard in packed.description.shards for record in read_records(packed.folder / shard.name)]
     assert [record.id for record in records] == list(range(200))
     assert [record.label for record in records] == packed.label.tolist()
     assert {record.id2 for record in records} == {packed.description.pack_id}
@@ -251,7 +249,7 @@ def spoilt(tmp_path: Path) -> Path:
     good = picture(99, size=(64, 64))
     (root / "cat/cut.jpg").write_bytes(good[: len(good) // 2])
     (root / "cat/empty.jpg").touch()
-    (root / "cat/text.jpg").write_text("this is no image")
+    (root / "cat/text.jpg").write_text("this is not an image")
     (root / "dog/gone.jpg").symlink_to(root / "nowhere")
     (root / "dog/program.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 5\n")
     (root / "dog/cut.png").write_bytes(picture(98, "PNG", (64, 64))[:2000])

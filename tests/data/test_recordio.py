@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.data._packs import read_records
 
 from headway.core.errors import DataError
 from headway.data.formats import recordio
@@ -36,7 +37,7 @@ def written(folder: Path, items: list[tuple[bytes, recordio.Label]]) -> tuple[Pa
 @given(items=st.lists(st.tuples(images, labels), min_size=1, max_size=8))
 def test_what_is_written_is_read(tmp_path: Path, items: list[tuple[bytes, recordio.Label]]) -> None:
     path, placed = written(tmp_path, items)
-    records = list(recordio.read_records(path))
+    records = list(read_records(path))
     assert [record.image for record in records] == [image for image, _ in items]
     assert [(record.id, record.id2) for record in records] == [(number, PACK_ID) for number in range(len(items))]
     for record, (_, label) in zip(records, items, strict=True):
@@ -107,7 +108,7 @@ def test_a_file_that_is_cut_is_refused_wherever_it_is_cut(tmp_path: Path) -> Non
     for size in range(1, len(data)):
         path.write_bytes(data[:size])
         with pytest.raises(DataError, match=f"{path}, byte 0: the file ends inside a record"):
-            list(recordio.read_records(path))
+            list(read_records(path))
 
 
 def test_what_is_no_shard_has_no_pack(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from tests.data._packs import folder, picture
 from tests.data.tiers._server import Server, make_pack, serving
 
 from headway.core.errors import DataError
+from headway.core.mounts import find_mount
 from headway.data import opening
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.pack import pack
 from headway.data.tiers.remote_dataset import open_remote
-from headway.doctor.page_cache import COLD, FileSpan, evict, find_mount, load, measure_resident_share
+from headway.doctor.page_cache import COLD, FileSpan, evict, load, measure_resident_share
 from headway.doctor.storage import StorageRate, build_span_finder, describe_location, list_files, measure_storage
 
 N = 60
@@ -223,7 +224,8 @@ def test_files_in_memory_are_never_cold(small_disk: Path) -> None:
 def test_a_shard_that_is_cut_while_it_is_read_is_told(data: Dataset, threads: int) -> None:
     data.read(np.arange(N))  # maps all shards, and touches none
     os.truncate(list_files(data)[0], 100)
-    with pytest.raises(DataError, match=r"records cannot be read to their end.*headway verify"):
+    # Every read compares the size of one mapped file, in turn: it may be this one, as other data sets are open.
+    with pytest.raises(DataError, match=r"records cannot be read to their end.*headway verify|was cut from"):
         measure_storage(data, order_of(data), 16, cold=False, seconds=5.0, threads=threads)
 
 

@@ -282,7 +282,7 @@ def hand_over_cases(rank: Rank) -> list[Any]:
         walker = FakeCarrier(progress, step, FakeFiles(saved, recorded))
         try:
             with collect_messages() as said:
-                met = hand_over(rank.world, f"n{rank.rank}", walker, led=led)
+                met = hand_over(rank.world, f"n{rank.rank}", walker, was_lead=led)
         except HeadwayError as error:
             out.append((str(error), None, said))
         else:

@@ -187,7 +187,7 @@ def test_freeze_that_cannot_be_meant(base: Path) -> None:
         build_model(recipe, num_outputs=4, base=base)
     with pytest.raises(RecipeError, match="every parameter is frozen"):
         build_model(recipe.model_copy(update={"freeze": ("head", "layer")}), num_outputs=4, base=base)
-    with pytest.raises(ValidationError, match="'\\(' is no regular expression"):
+    with pytest.raises(ValidationError, match="'\\(' is not a regular expression"):
         ModelRecipe(factory="a:b", freeze=("(",))
     with pytest.raises(ValidationError, match="Extra inputs"):
         ModelRecipe.model_validate({"factory": "a:b", "frezee": []})

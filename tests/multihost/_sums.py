@@ -8,8 +8,8 @@ from typing import Any, final
 import torch
 from torch.distributed import Store
 
-from headway.comm.communicator import Algorithm, Communicator
-from headway.comm.wire_codec import Wire
+from headway.comm.comm_recipe import Algorithm, Wire
+from headway.comm.communicator import Communicator
 from headway.core.world import Membership, World
 
 SECRET = b"of the hosts of a test"

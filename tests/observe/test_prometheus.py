@@ -120,7 +120,7 @@ def test_a_port_that_is_taken_is_refused(port: int) -> None:
 
 def test_another_process_takes_over_the_port_of_one_that_is_lost(port: int) -> None:
     leads = False
-    with PrometheusEndpoint(DEFAULT_ADDRESS, port, lambda: {"step": 2.0}, {}, leads=lambda: leads):
+    with PrometheusEndpoint(DEFAULT_ADDRESS, port, lambda: {"step": 2.0}, {}, is_lead=lambda: leads):
         with PrometheusEndpoint(DEFAULT_ADDRESS, port, lambda: {"step": 1.0}, {}):
             assert parsed(get(port)[2]) == {"headway_step": 1}
         leads = True
@@ -137,7 +137,7 @@ def test_another_process_takes_over_the_port_of_one_that_is_lost(port: int) -> N
 def test_one_that_cannot_take_over_leaves_the_run_alone(port: int, caplog: pytest.LogCaptureFixture) -> None:
     leads = False
     with (
-        PrometheusEndpoint(DEFAULT_ADDRESS, port, dict, {}, leads=lambda: leads) as second,
+        PrometheusEndpoint(DEFAULT_ADDRESS, port, dict, {}, is_lead=lambda: leads) as second,
         PrometheusEndpoint(DEFAULT_ADDRESS, port, lambda: {"step": 1.0}, {}),
     ):
         leads = True

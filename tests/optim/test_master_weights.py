@@ -233,7 +233,7 @@ def test_what_would_train_nothing_or_is_not_16_bit_wide_is_refused() -> None:
     with pytest.raises(UsageError, match=r"no parameter of this network.*from the parameters of the network"):
         MasterWeights(other, optimizer, torch.bfloat16)
     for kind in (torch.float32, torch.int16):
-        with pytest.raises(UsageError, match=rf"{kind} is no 16-bit type. Give MasterWeights torch.bfloat16 or"):
+        with pytest.raises(UsageError, match=rf"{kind} is not a 16-bit type. Give MasterWeights torch.bfloat16 or"):
             MasterWeights(model, optimizer, kind)
     assert model.weight.dtype == other.weight.dtype == torch.float32
     MasterWeights(model, optimizer, torch.float16)

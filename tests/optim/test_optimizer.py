@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_groups_that_cannot_be_meant(matches: list[str], message: str) -> None:
             "'lars' with nesterov needs a momentum above 0. Set momentum: 0.9, or nesterov: false",
         ),
         ({"name": "muon", "momentum": 0}, "'muon' with nesterov needs a momentum above 0. Set momentum: 0.95, or nest"),
-        ({"name": "sgd", "groups": [{"match": "("}]}, "'(' is no regular expression"),
+        ({"name": "sgd", "groups": [{"match": "("}]}, "'(' is not a regular expression"),
         ({"name": "sgd", "groups": [{"match": "a", "lr": 1}]}, "Extra inputs are not permitted"),
         ({"name": "adagrad"}, "'sgd', 'nag', 'adam', 'adamw', 'lars'"),
         ({"name": "lars", "betas": (0.9, 0.99)}, "Extra inputs are not permitted"),
@@ -274,8 +275,16 @@ def test_a_recipe_names_every_optimizer_and_sets_its_options(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lbsgd", "rmsprop_sgd"])
 def test_what_counts_in_epochs_needs_their_length(name: str) -> None:
-    with pytest.raises(RecipeError, match=r"counts in epochs, and the length of one is not known here. Give build_"):
+    with pytest.raises(UsageError, match=r"does not know the length of one\. Give it steps_per_epoch"):
         build_optimizer(read_optimizer(name=name, lr=0.1), net())
+
+
+@pytest.mark.parametrize("name", sorted(LARGE))
+def test_a_recipe_has_the_defaults_of_its_class(name: str) -> None:
+    recipe = read_optimizer(name=name, lr=0.1)
+    defaults = {one.name: one.default for one in inspect.signature(LARGE[name][0]).parameters.values()}
+    own = {key: value for key, value in recipe.build_options(0.1).items() if key != "rmsprop"}
+    assert own == {key: defaults[key] for key in own}
 
 
 def test_layer_wise_optimizers_spare_bias_and_norm_from_decay() -> None:

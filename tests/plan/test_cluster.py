@@ -62,7 +62,7 @@ def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
         (f"title: x\ndevice: v100\ndevices: 1\nalgorithms: [all_to_all]\n{LINKS}", "algorithms"),
         (OWN.format(tflops="mixed: 1"), "fp32"),
         (OWN.format(tflops="fp32: 0"), "fp32"),
-        ("a: [", "mine.yaml:1: this is no YAML"),
+        ("a: [", "mine.yaml:1: this is not YAML"),
         (f"{WHOLE}speed: 3", r"mine.yaml:6: there is no key 'speed'. Known here: algorithms, between"),
         (f"{WHOLE}node: {{watt: 3}}", r"mine.yaml:6: there is no key 'node.watt'. Did you mean 'node.watts'?"),
         (f"{WHOLE}nodes: eight", r"mine.yaml:6: nodes: Input should be a whole number, not 'eight'."),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from bench._plan.buckets import make_even_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.doctor._profile import profile
@@ -28,7 +29,7 @@ from headway.plan.convergence import ConvergencePoint, EpochsLaw
 from headway.plan.job import build_job, choose_epochs
 from headway.plan.parsing import parse_nodes, parse_points, parse_runs
 from headway.plan.prediction import predict, predict_job_step
-from headway.plan.step import ComputeTime, StepTime, list_gradients, make_even_buckets
+from headway.plan.step import ComputeTime, StepTime, list_gradients
 
 
 def free(compute: ComputeTime, run: MeasuredRun) -> StepTime:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from bench._plan.times import leave_one_out
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from headway.plan.convergence import (
     EpochsLaw,
     derive_epochs_law,
     fit_epochs,
-    leave_one_out,
     load_official_points,
     suggest_learning_rate,
 )

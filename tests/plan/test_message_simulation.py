@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+from bench._plan.buckets import make_even_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plan._message_simulation import schedule_messages, simulate_all_reduce, simulate_exchange, simulate_messages
@@ -15,7 +16,7 @@ from tests.plan._message_simulation import schedule_messages, simulate_all_reduc
 from headway.core import collectives
 from headway.core.collectives import Algorithm, Link, Network
 from headway.core.errors import UsageError
-from headway.plan.step import ComputeTime, PlannedBucket, make_even_buckets, predict_step
+from headway.plan.step import ComputeTime, PlannedBucket, predict_step
 
 ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "double_tree", "two_dimensional")
 

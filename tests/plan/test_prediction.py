@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from bench._plan.buckets import make_even_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from headway.plan.job import TrainingJob
 from headway.plan.prediction import Prediction, estimate_storage_rates, predict
 from headway.plan.scaling import find_paying_nodes, predict_scaling
 from headway.plan.sensitivity import rank_sensitivities
-from headway.plan.step import ComputeTime, PlannedBucket, make_even_buckets
+from headway.plan.step import ComputeTime, PlannedBucket
 
 LAW = EpochsLaw(35.0, 47_000.0, 1_600, 68_000, 0.04)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from bench._plan.buckets import make_even_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plan._workload import workload
@@ -18,7 +19,6 @@ from headway.plan.step import (
     choose_buckets,
     compute_expected_maximum,
     list_gradients,
-    make_even_buckets,
     overlap_exchange,
     pack_buckets,
     predict_step,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench._plan.buckets import make_even_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from headway.core.errors import UsageError
 from headway.plan.cluster import load_clusters
 from headway.plan.job import TrainingJob
 from headway.plan.scaling import predict_scaling
-from headway.plan.step import ComputeTime, make_even_buckets, predict_step
+from headway.plan.step import ComputeTime, predict_step
 from headway.plan.step_simulation import TRACED_RANKS, StepScenario, simulate_prediction, simulate_steps
 
 COMPUTE, BUCKETS = ComputeTime(0.015, 6e-4), tuple(make_even_buckets(51e6))

@@ -205,7 +205,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, folder: Path) -> Non
     one, two = folder / "one", folder / "two"
     (tmp_path / "empty").mkdir()
     assert "there is no such run folder" in said(one, tmp_path / "nowhere")
-    assert "this is no run folder" in said(tmp_path / "empty", one)
+    assert "this is not a run folder" in said(tmp_path / "empty", one)
     assert "both folders are the same run" in said(one, one)
     (tmp_path / "link").symlink_to(one)
     assert "both folders are the same run" in said(one, tmp_path / "link")

@@ -18,6 +18,7 @@ from headway.core.run_folder import RunFolder
 from headway.observe import host_load, nvml
 from headway.page.panel import Panel
 from headway.report import utilisation_panels
+from headway.report.thinning import MAX_POINTS
 
 STEPS = 12
 
@@ -196,7 +197,7 @@ def test_many_readings_become_few_points_with_what_lies_around_them(run: RunFold
     host(run, busy=busy, own=busy)
     found = made(run)["utilisation"].data
     assert found["x_label"] == "minutes"
-    assert len(found["series"][0]["x"]) == utilisation_panels.MAX_POINTS
+    assert len(found["series"][0]["x"]) == MAX_POINTS
     assert found["series"][0]["x"][-1] == pytest.approx(20, rel=0.01)
     assert found["series"][0]["y"] == pytest.approx(100 * busy.reshape(240, 10).mean(1), rel=1e-3)
     assert found["bands"][0]["low"] == pytest.approx(100 * busy.reshape(240, 10).min(1), rel=1e-3)

@@ -92,7 +92,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
         (DROPOUT, "activation_checkpointing=true"),
         "activation_checkpointing: the network has none of Headway's own blocks. Name modules of yours",
     ),
-    "no expression": (("activation_checkpointing=['(']",), "'(' is no regular expression"),
+    "no expression": (("activation_checkpointing=['(']",), "'(' is not a regular expression"),
     "none named": (("activation_checkpointing=[]",), "activation_checkpointing names no module"),
     "compiled, too": (
         ("activation_checkpointing=true", "compile=true"),

@@ -109,7 +109,7 @@ REFUSED = {
     "never saved": ("checkpoint.every_epochs=.nan", "checkpoint.every_epochs: Input should be a finite number"),
     "saved in memory": ("checkpoint.folder=memory://x", "checkpoint.folder: memory://x is memory of the process"),
     "saved in chained memory": ("checkpoint.folder=simplecache::Memory://x", "which ends with it"),
-    "a goal that is no number": ("stop_at={accuracy: .nan}", "stop_at.accuracy: Input should be a finite number"),
+    "a goal that is not a number": ("stop_at={accuracy: .nan}", "stop_at.accuracy: Input should be a finite number"),
     "a negative rate": ("optimizer.lr=-1", "optimizer.lr: "),
     "micro above batch": ("micro_batch=31", "micro_batch 31 is larger than batch 30: set it to at most that"),
     "stop without eval": ("data={train: digits.packed/train} stop_at={accuracy: 1}", "stop_at needs an evaluation set"),
@@ -167,10 +167,10 @@ REFUSED = {
     "two falls the wrong way": (
         "schedule={name: multi_step, milestones_epochs: [1, 0.5]}", "schedule.milestones_epochs: [1.0, 0.5] do not rise"
     ),
-    "a task's share": ("task.args={label_smoothing: 1.5}", "1.5 is no share in [0, 1)"),
+    "a task's share": ("task.args={label_smoothing: 1.5}", "1.5 is not in [0, 1)"),
     "a sink": ("sinks=[tensorbord]", "sinks.0: "),
     "an unmatched parameter": ("optimizer.groups=[{match: bias}]", "no group matches '1.weight'."),
-    "no override": ("batch", "'batch' is no override. Write key=value"),
+    "no override": ("batch", "'batch' is not an override. Write key=value"),
     "a model's argument": ("model.args={width: 3}", "has no argument 'width'"),
     "a model of other outputs": ("model.args={num_classes: 7}", "it gives (7,) for a sample, the data needs (10,)."),
     "frozen away": ("model.freeze=['.*']", "every parameter is frozen"),
@@ -185,7 +185,7 @@ REFUSED = {
         "model.freeze_after=[{match: bias, after_epochs: 2}]",
         "model.freeze_after.0.after_epochs has 2, and the run ends at epoch 2",
     ),
-    "no pattern": ("model.freeze_after=[{match: '(', after_epochs: 1}]", "'(' is no regular expression"),
+    "no pattern": ("model.freeze_after=[{match: '(', after_epochs: 1}]", "'(' is not a regular expression"),
     "a large shift": ("evaluate.shift=8", "a shift of 8 is no less than the image's side of 8. Set it to at most 7."),
     "a macro-batch that is never full": (
         "optimizer={name: lbsgd, lr: 0.1, batch_scale: 13, warmup_epochs: 1}",
@@ -242,7 +242,7 @@ def test_files_that_are_no_recipes(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- a\n- b\n")
     assert "a recipe is a mapping of keys to values" in refused("train", tmp_path / "list.yaml", status=2)
     (tmp_path / "torn.yaml").write_text("batch: [1,\n")
-    assert "torn.yaml:2: this is no YAML" in refused("train", tmp_path / "torn.yaml", status=2)
+    assert "torn.yaml:2: this is not YAML" in refused("train", tmp_path / "torn.yaml", status=2)
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     assert "the recipe cannot be read" in refused("train", tmp_path / "bytes.yaml", status=2)
     (tmp_path / "empty.yaml").write_text("")

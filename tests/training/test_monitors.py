@@ -172,7 +172,7 @@ def test_a_port_that_is_taken_is_refused(folder: Path, tmp_path: Path) -> None:
     [
         ("observe.prometheus_port=9400", "observe.prometheus_port is for the sink prometheus"),
         ("observe.prometheus_address=0.0.0.0", "observe.prometheus_address is for the sink prometheus"),
-        ("observe.prometheus_address=localhost", "'localhost' is no IP address"),
+        ("observe.prometheus_address=localhost", "'localhost' is not an IP address"),
         ("observe.prometheus_port=0", "prometheus_port"),
         ("observe.trace_steps=-1", "trace_steps"),
         ("observe.utilisation=often", "utilisation"),

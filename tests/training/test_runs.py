@@ -166,7 +166,7 @@ def test_predict_refuses_what_is_no_image_and_leaves_the_old_file(trained: Path,
         "predict", trained, images, "--out", out, status=1
     )
     (images / "3/000.png").write_text("hello")
-    assert "this file is no image." in refused("predict", trained, images, "--out", out, status=1)
+    assert "this file is not an image." in refused("predict", trained, images, "--out", out, status=1)
     assert out.read_text() == "kept"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     assert "there is no such file or folder" in refused("predict", trained, tmp_path / "none", status=2)

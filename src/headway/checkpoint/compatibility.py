@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.core.errors import CheckpointError, TrainingError
-from headway.core.untrusted_json import describe_kind, is_any_number, is_number, is_whole_number
+from headway.core.untrusted_json import (
+    Check,
+    Checks,
+    JsonError,
+    expect_entries,
+    is_any_number,
+    is_number,
+    is_object,
+    is_whole_number,
+)
 from headway.data.batch_plan import BatchPlan
 from headway.optim import MasterWeights
 from headway.optim.state_check import describe_tensor, find_state_fault
-
-IsValid = Callable[[Any], bool]
 
 # Entries of `data` that checkpoints of older versions do not have.
 ADDED_DATA_KEYS = ("channels", "classes")
@@ -87,40 +94,31 @@ def _is_numbers(value: Any) -> bool:
     return isinstance(value, dict) and all(map(is_number, value.values()))
 
 
-def _or_none(is_valid: IsValid) -> IsValid:
+def _or_none(is_valid: Check) -> Check:
     return lambda value: value is None or is_valid(value)
 
 
-SCALARS: Mapping[str, tuple[IsValid, str]] = {
+SCALARS: Checks = {
     "position": (is_whole_number, "a whole number of samples"),
-    "data": (lambda value: isinstance(value, dict), "an object that says what the data are"),
+    "data": (is_object, "an object that says what the data are"),
     "precision": (_is_numbers, "an object of numbers"),
     "best": (_or_none(_is_best), "an object of metrics with step and epoch, or null"),
     "metrics": (_or_none(_is_metrics), "an object of metrics, or null"),
     "reached_s": (_or_none(lambda value: is_number(value, 0, 1e12)), "seconds, or null"),
     "damaged": (is_whole_number, "a whole number"),
     "seconds": (_is_seconds, "an object of seconds by stage"),
+    # Its entries are checked by the code that restores it. Older checkpoints have none.
+    "observer": (_or_none(is_object), "an object, or null"),
 }
-"""Entries that a run writes into a manifest beside its tensors, each with its check and its description.
-
-`observer` is checked by the code that restores it.
-"""
+"""Entries that a run writes into a manifest beside its tensors."""
 
 
 def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
     """Checks the scalars of a manifest. Raises CheckpointError if an entry is missing or wrong, and names it."""
-    # Only a short value is quoted in a message: a hostile manifest may hold megabytes.
-    for name, (is_valid, description) in SCALARS.items():
-        if name not in scalars:
-            raise CheckpointError(f"its manifest lacks scalars.{name}", where=where)
-        if not is_valid(scalars[name]):
-            shown = scalars[name] if type(scalars[name]) in (int, float, str) else describe_kind(scalars[name])
-            raise CheckpointError(f"its manifest has {shown!r:.100} as scalars.{name}, not {description}", where=where)
-    observer = scalars.get("observer")
-    if observer is not None and not isinstance(observer, dict):
-        raise CheckpointError(
-            f"its manifest has {describe_kind(observer)} as scalars.observer, not an object", where=where
-        )
+    try:
+        expect_entries({"observer": None, **scalars}, SCALARS, "scalars.")
+    except JsonError as error:
+        raise CheckpointError(f"its manifest is damaged: {error}", where=where) from None
 
 
 def expect_position(position: int, step: int, plan: BatchPlan, where: str) -> None:

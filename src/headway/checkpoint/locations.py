@@ -109,7 +109,7 @@ def sort_newest_first(paths: list[Location]) -> list[Location]:
 
 
 def has_later_checkpoint(name: str, names: Collection[str], read_manifest: Callable[[str], bytes]) -> bool:
-    """Returns whether a later step has a checkpoint with a valid manifest; `latest` then stays with that one.
+    """Returns True if a later step has a checkpoint with a valid manifest; `latest` then stays with that one.
 
     Args:
         name: name of a checkpoint.

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 from headway.core.errors import CheckpointError
 from headway.core.files import is_plain_name
-from headway.core.untrusted_json import DEPTH, JsonError, describe_kind, is_sha256, is_whole_number, parse_object
+from headway.core.untrusted_json import (
+    DEPTH,
+    Checks,
+    JsonError,
+    expect_entries,
+    is_object,
+    is_sha256,
+    is_whole_number,
+    parse_object,
+)
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -19,6 +28,21 @@ MAX_MANIFEST_BYTES = 64 << 20
 MAX_FILES = 1 << 20
 MAX_STEP = 1 << 53
 MAX_FILE_BYTES = 1 << 60
+
+
+_SHA256 = (is_sha256, "64 hexadecimal digits")
+_ENTRIES: Checks = {
+    "sha256": _SHA256,
+    "files": (lambda value: isinstance(value, list) and len(value) <= MAX_FILES, f"a list of at most {MAX_FILES:,}"),
+    "step": (lambda value: is_whole_number(value, 0, MAX_STEP), f"a whole number from 0 to {MAX_STEP:,}"),
+    "scalars": (is_object, "an object"),
+}
+_FILE_ENTRIES: Checks = {
+    # A name with a slash would let a manifest read files outside its folder.
+    "name": (lambda value: is_plain_name(value) and value != MANIFEST, "a plain name of a file"),
+    "bytes": (lambda value: is_whole_number(value, 0, MAX_FILE_BYTES), f"a whole number from 0 to {MAX_FILE_BYTES:,}"),
+    "sha256": _SHA256,
+}
 
 
 @dataclass(frozen=True)
@@ -68,22 +92,23 @@ class Manifest:
         """Parses `manifest.json`. Raises CheckpointError if an entry is damaged or the format is a later one."""
         try:
             tree = parse_object(data)
+            # The format is looked at before the checksum, so that a later version is named as such.
+            expect_entries(tree, {"format": (is_whole_number, "a whole number")})
+            if tree["format"] != FORMAT_VERSION:
+                what = f"its format is {tree['format']}, this version reads {FORMAT_VERSION}"
+                raise CheckpointError(what, where=where)
+            expect_entries(tree, _ENTRIES)
+            if tree["sha256"] != _compute_digest({name: value for name, value in tree.items() if name != "sha256"}):
+                raise JsonError("its sha256 is another")
+            for number, entry in enumerate(tree["files"]):
+                expect_entries(entry, _FILE_ENTRIES, f"files[{number}].")
         except JsonError as error:
             raise CheckpointError(f"{MANIFEST} is damaged: {error}", where=where) from None
-        entries = _Entries(tree, "", where)
-        # The format is checked before the checksum, so that a later version is named as such.
-        version = entries.get_whole("format", 0, MAX_STEP)
-        if version != FORMAT_VERSION:
-            raise CheckpointError(f"its format is {version}, this version reads {FORMAT_VERSION}", where=where)
-        sha256 = entries.get_digest("sha256")
-        if sha256 != _compute_digest({name: value for name, value in tree.items() if name != "sha256"}):
-            raise CheckpointError(f"{MANIFEST} is damaged: its sha256 is another", where=where)
-        trees = enumerate(entries.get_list("files"))
-        files = tuple(_parse_file(tree, f"files[{index}]", where) for index, tree in trees)
+        files = tuple(FileEntry(entry["name"], entry["bytes"], entry["sha256"]) for entry in tree["files"])
         # Two entries for one file could differ in length and sha256.
         if len({file.name for file in files}) < len(files):
             raise CheckpointError(f"{MANIFEST} names a file twice", where=where)
-        return Manifest(entries.get_whole("step", 0, MAX_STEP), entries.get_object("scalars"), files)
+        return Manifest(tree["step"], tree["scalars"], files)
 
 
 def copy_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,61 +127,6 @@ def copy_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
     if len(text) > MAX_MANIFEST_BYTES // 4:
         raise CheckpointError(f"the scalars cannot be saved: they have {len(text):,} characters", fix="Save tensors.")
     return copied
-
-
-def _parse_file(tree: Any, path: str, where: str) -> FileEntry:
-    if not isinstance(tree, dict):
-        raise CheckpointError(f"{MANIFEST} has {describe_kind(tree)} as {path}, not an object", where=where)
-    entries = _Entries(tree, f"{path}.", where)
-    name = entries.get("name")
-    # A name with a slash would let a manifest read files outside its folder.
-    if not is_plain_name(name) or name == MANIFEST:
-        what = f"{MANIFEST} has {name!r:.100} as {path}.name, which is no plain name of a file"
-        raise CheckpointError(what, where=where)
-    return FileEntry(name, entries.get_whole("bytes", 0, MAX_FILE_BYTES), entries.get_digest("sha256"))
-
-
-@final
-class _Entries:
-    """Entries of one object in a manifest, each checked when it is read."""
-
-    def __init__(self, tree: Mapping[str, Any], path: str, where: str) -> None:
-        self._tree, self._path, self._where = tree, path, where
-
-    def get(self, name: str) -> Any:
-        if name not in self._tree:
-            raise CheckpointError(f"{MANIFEST} lacks {self._path}{name}", where=self._where)
-        return self._tree[name]
-
-    def get_whole(self, name: str, low: int, high: int) -> int:
-        description = f"a whole number from {low:,} to {high:,}"
-        number: int = self._get_valid(name, description, lambda value: is_whole_number(value, low, high))
-        return number
-
-    def get_digest(self, name: str) -> str:
-        digest: str = self._get_valid(name, "64 hexadecimal digits", is_sha256)
-        return digest
-
-    def get_object(self, name: str) -> dict[str, Any]:
-        tree: dict[str, Any] = self._get_valid(name, "an object", lambda value: isinstance(value, dict))
-        return tree
-
-    def get_list(self, name: str) -> list[Any]:
-        description = f"a list of at most {MAX_FILES:,}"
-        entries: list[Any] = self._get_valid(
-            name, description, lambda value: isinstance(value, list) and len(value) <= MAX_FILES
-        )
-        return entries
-
-    def _get_valid(self, name: str, description: str, is_valid: Callable[[Any], bool]) -> Any:
-        """Returns an entry. Raises CheckpointError if it is missing or not valid."""
-        value = self.get(name)
-        if not is_valid(value):
-            # A damaged or hostile entry may be megabytes long, so the message quotes only its beginning.
-            shown = repr(value)[:100] if type(value) in (int, float, str) else describe_kind(value)
-            what = f"{MANIFEST} has {shown} as {self._path}{name}, not {description}"
-            raise CheckpointError(what, where=self._where)
-        return value
 
 
 def _compute_digest(tree: Mapping[str, Any]) -> str:

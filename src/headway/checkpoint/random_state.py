@@ -56,10 +56,10 @@ def check_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None:
             raise CheckpointError(what, where=where)
     for name in ("random/numpy", "random/python"):
         if int(tensors[name].min()) < 0 or int(tensors[name].max()) >= 1 << 32:
-            raise CheckpointError(f"{name} has numbers that are no words of 32 bits", where=where)
+            raise CheckpointError(f"{name} has numbers that are not words of 32 bits", where=where)
     if has_gauss not in (0, 1):
         raise CheckpointError("random/numpy_scalars has neither 0 nor 1 as its second number", where=where)
-    _expect_accepted(tensors["random/torch"], torch, "random/torch is no state of torch's generator", where)
+    _expect_accepted(tensors["random/torch"], torch, "random/torch is not a state of torch's generator", where)
     if (cuda := tensors.get("random/cuda")) is None:
         return
     if cuda.dtype != torch.uint8 or cuda.dim() != 1:
@@ -67,7 +67,7 @@ def check_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None:
         raise CheckpointError(f"random/cuda is {actual}, and should be a row of uint8", where=where)
     # Only the device knows which lengths and numbers are valid.
     if torch.cuda.is_available():
-        _expect_accepted(cuda, torch.cuda, "random/cuda is no state of a CUDA device's generator", where)
+        _expect_accepted(cuda, torch.cuda, "random/cuda is not a state of a CUDA device's generator", where)
 
 
 def _expect_accepted(state: torch.Tensor, module: Any, what: str, where: str) -> None:

@@ -260,7 +260,7 @@ def _do_nothing() -> None:
 
 
 def _needs_no_message(error: BaseException) -> bool:
-    """Returns whether an error needs no message: whoever gave the save up, or ended the generation, knows already."""
+    """Returns True if an error needs no message: whoever gave the save up, or ended the generation, knows already."""
     return isinstance(error, GivenUpError | GenerationEndedError)
 
 

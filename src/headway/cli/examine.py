@@ -92,7 +92,7 @@ def _watch_script(script: str, arguments: Sequence[str], steps: int | None, as_j
         fix = "Run headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
         raise UsageError("the doctor examines a recipe or a script, not both", where=arguments[0], fix=fix)
     # Imports stand inside the verbs: torch takes seconds to load, and --help must not.
-    from headway.doctor.script_watch import watch_script
+    from headway.watch.script_watch import watch_script
 
     observation = watch_script(script, arguments, steps=steps, to_stderr=as_json)
     print_result(observation.to_json(), as_json, observation.to_text())

@@ -16,11 +16,11 @@ import typer
 
 from headway.cli import examine, planning, study, training
 from headway.cli.screen import LOG, Json, Overrides, can_print, print_result
-from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
 from headway.core.messages import show_messages
 from headway.core.system_errors import expect_address_space, explain_system_error
+from headway.core.text_format import format_bytes, pluralise
 
 if TYPE_CHECKING:
     from headway.data.pack import PackResult
@@ -50,7 +50,6 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def options(
-    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -189,7 +188,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
     scope = f" of {len(counts)} parts" if len(counts) > 1 else ""
     lines = [
         *map(str, damages),
-        f"{len(damages)} damaged place{'s'[: len(damages) > 1]}: pack the data again."
+        f"{pluralise(len(damages), 'damaged place')}: pack the data again."
         if damages
         else f"Every record{scope} ({' + '.join(counts)} samples) is intact.",
     ]
@@ -212,7 +211,7 @@ def evaluate(
     from headway.training import runs
 
     metrics = runs.evaluate(run, data)
-    # Numbers of samples are no metrics; the text names them at its end.
+    # Numbers of samples are not metrics; the text names them at its end.
     text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if "samples" not in name)
     print_result(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
 
@@ -224,13 +223,16 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="File to write, .csv or .jsonl. Default: CSV on standard output.")
     ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Write so many of the best classes, each with its probability.")
+    ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad images and name them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSONL instead of CSV.")] = False,
 ) -> None:
     """Predict image files with the best weights of a run."""
     from headway.core.run_folder import RunFolder
     from headway.training import runs
-    from headway.training.predict import list_image_files, write_rows
+    from headway.training.predict import check_top, list_image_files, write_rows
     from headway.training.predict import predict as predict_rows
 
     expect_writable(out)
@@ -244,7 +246,9 @@ def predict(
         LOG.warning(f"Left out {error.where}: {error.what}.")
 
     # A generator: rows are printed while others are computed, so `| head` can end the verb early.
-    rows = predict_rows(runs.load_trained(RunFolder.open(run)), files, on_bad=report_bad_image)
+    setup = runs.load_trained(RunFolder.open(run))
+    check_top(setup, top)
+    rows = predict_rows(setup, files, top=top, on_bad=report_bad_image)
     written = write_rows(rows, out, as_json)
     if written < len(files):
         LOG.warning(f"Left out {len(files) - written:,} of {len(files):,} files.")

@@ -198,10 +198,10 @@ def _dry_run(options: TrainOptions, out: Path | None, as_json: bool, **sizes: An
     assert options.recipe is not None
     # A dry run of a large network takes seconds: a path that cannot be written is refused first.
     expect_writable(out)
-    rehearsal = dry_run(options.recipe, options.overrides, procs=options.procs, hosts=options.hosts, **sizes)
-    out = out or Path(f"{rehearsal.workload.name}.workload.json")
-    rehearsal.workload.write(out)
-    print_result(rehearsal.to_json() | {"written": str(out)}, as_json, f"{format_dry_run(rehearsal)}\n\nWrote {out}.")
+    found = dry_run(options.recipe, options.overrides, procs=options.procs, hosts=options.hosts, **sizes)
+    out = out or Path(f"{found.workload.name}.workload.json")
+    found.workload.write(out)
+    print_result(found.to_json() | {"written": str(out)}, as_json, f"{format_dry_run(found)}\n\nWrote {out}.")
 
 
 def _print_run(result: RunResult, as_json: bool) -> None:

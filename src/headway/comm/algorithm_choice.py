@@ -13,11 +13,11 @@ from typing import Literal, final
 import torch
 
 from headway.comm.buckets import ALIGNED_ELEMENTS, LAST_BUCKET_DIVISOR
-from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.comm_recipe import Algorithm, Wire
+from headway.comm.communicator import Communicator
 from headway.comm.links import measure_links, reduce_max
-from headway.comm.wire_codec import Wire
-from headway.core.byte_format import format_bytes
 from headway.core.collectives import LinearCost, Network, choose_bucket_for_cost, predict_cost, predict_phase_costs
+from headway.core.text_format import format_bytes, pluralise
 
 # The cost model predicts the bytes on each link. Two timed trials per algorithm add the costs that it does not know
 # (threads, library, copies): one all-reduce of a few bytes and one of some megabytes.
@@ -202,7 +202,7 @@ class AlgorithmChooser:
         costs = sorted(self.predict_seconds(max_size).items(), key=lambda cost: cost[1])
         costs_text = ", ".join(f"{seconds * 1e3:.3g} ms by {name}" for name, seconds in costs)
         return (
-            f"Gradients are summed in {len(sizes)} bucket{'s'[: len(sizes) > 1]} ({counts_text}). "
+            f"Gradients are summed in {pluralise(len(sizes), 'bucket')} ({counts_text}). "
             f"Predicted for the largest, {format_bytes(max_size)}: {costs_text}."
         )
 

@@ -19,11 +19,13 @@ from typing import Any, final
 import torch
 
 from headway.comm.algorithm_choice import AlgorithmChooser, run_trials
-from headway.comm.communicator import Algorithm, Communicator
-from headway.comm.links import format_table, measure_links, reduce_max
+from headway.comm.comm_recipe import Algorithm
+from headway.comm.communicator import Communicator
+from headway.comm.links import measure_links, reduce_max
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.launcher_environment import LOOPBACK, read_launcher_environment
 from headway.core.rendezvous import new_secret
+from headway.core.text_format import align_table
 from headway.core.world import World
 
 # 1 KiB to 64 MiB by factors of 4, and 128 MiB.
@@ -91,7 +93,7 @@ class BenchLinksResult:
             ]
             table.append((f"{size:,}", *numbers))
         lines = [*self.report, "", *self.predicted, "", "All-reduce by algorithm: time and bus bandwidth"]
-        lines += [*format_table(table), *self._describe_mispredictions()]
+        lines += [*align_table(table), *self._describe_mispredictions()]
         if self.left_out:
             sizes = ", ".join(f"{size:,}" for size in self.left_out)
             lines.append(f"The time budget did not suffice for {sizes} bytes. Give more with --seconds.")
@@ -170,7 +172,7 @@ def _measure_world(world: World, seconds: float) -> BenchLinksResult | None:
     if not world.is_lead:
         return None
     rows = [replace(row, chosen=chooser(row.bytes) == row.algorithm) for row in rows]
-    return BenchLinksResult(links.describe(world), format_table(chooser.build_rows()), links.to_json(), rows, left_out)
+    return BenchLinksResult(links.describe(world), align_table(chooser.build_rows()), links.to_json(), rows, left_out)
 
 
 def time_all_sizes(

@@ -8,13 +8,16 @@ from pydantic import Field, model_validator
 
 from headway.core.recipe import RecipePart
 
+Algorithm = Literal["ring", "tree", "leader", "two_dimensional"]
+Wire = Literal["fp32", "fp16", "bf16"]
+
 
 class CommRecipe(RecipePart):
     """How gradients are summed over ranks, and how a run reacts to a lost rank. No effect with one process."""
 
-    algorithm: Literal["auto", "ring", "tree", "leader", "two_dimensional"] = "auto"
+    algorithm: Literal["auto", Algorithm] = "auto"
     """All-reduce algorithm. auto: for each bucket the fastest one, as predicted from the measured links."""
-    wire: Literal["fp32", "fp16", "bf16"] = "fp32"
+    wire: Wire = "fp32"
     """Dtype of gradients between hosts. fp16 and bf16 halve the bytes; sums stay in fp32."""
     bucket_mb: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = "auto"
     """Size of a gradient bucket in MB (10^6 bytes). auto: chosen for the measured links and the size of the network."""

@@ -14,18 +14,18 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import Literal, final
+from typing import final, get_args
 from zlib import crc32
 
 import torch
 
+from headway.comm.comm_recipe import Algorithm, Wire
 from headway.comm.phase_thread import PhaseThread
-from headway.comm.wire_codec import Wire, WireCodec
+from headway.comm.wire_codec import WireCodec
 from headway.core.errors import UsageError
 from headway.core.world import CollectiveWork, Group, World
 
-Algorithm = Literal["ring", "tree", "leader", "two_dimensional"]
-ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "leader", "two_dimensional")
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 MAX_LOG_ENTRIES = 64
 
@@ -140,7 +140,8 @@ class Communicator:
         host_ranks, leader_ranks = world.hosts[world.host], [ranks[0] for ranks in world.hosts]
         # `two_dimensional` sums a shard over the ranks of one local rank, which every host has to have.
         has_equal_hosts = len({len(ranks) for ranks in world.hosts}) == 1
-        self.algorithms = ALGORITHMS if has_equal_hosts else ALGORITHMS[:3]
+        # Slices of a bucket go from rank to rank of equal places, so every host needs as many ranks.
+        self.algorithms = tuple(name for name in ALGORITHMS if has_equal_hosts or name != "two_dimensional")
         # Operations of one group run in the order of issue, which has to be the same on all ranks: two ranks that issue
         # collectives of one shape in different orders would sum the wrong tensors without any error. So each phase of
         # an algorithm has a group and a thread of its own, and hands over in order; several buckets are in different

@@ -229,7 +229,7 @@ class Coordinator:
 
     def _handle_hello(self, peer: _WorkerConnection, message: Message) -> None:
         if message["kind"] != "hello":
-            raise ValueError("the first message is no hello")
+            raise ValueError("the first message is not a hello")
         slot = (read_int(message, "host"), read_int(message, "local"))
         worker = Worker(read_text(message, "id"), slot, read_text(message, "identity"), read_int(message, "pid"))
         present_workers = [other.worker for other in self._list_present_peers() if other.worker is not None]

@@ -70,7 +70,7 @@ class CoordinatorClient:
         has_newcomers: new workers wait for the members to call `wait_for_generation` at the same boundary.
 
     Raises:
-        UsageError: `worker` is no id.
+        UsageError: `worker` is not an id.
         CommunicationError: the launcher cannot be reached, or refuses this worker.
     """
 
@@ -259,7 +259,7 @@ class CoordinatorClient:
             CommunicationError: the launcher is gone.
         """
         with self._condition:
-            # A generation that forms from now on is no concern of this process.
+            # A generation that forms from now on is not a concern of this process.
             self._on_change = None
             self._send("bye", done=done)
             self._condition.wait_for(lambda: self._has_left or self._final_error is not None)

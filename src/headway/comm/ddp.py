@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from headway.comm.algorithm_choice import AlgorithmChooser
-from headway.comm.communicator import Algorithm, Communicator
-from headway.comm.wire_codec import Wire
+from headway.comm.comm_recipe import Algorithm, Wire
+from headway.comm.communicator import Communicator
 from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
 from headway.core.hosts import ANYWHERE, find_own_address, identify_host
@@ -133,9 +133,9 @@ def build_hook(
     """
     supported = communicator.algorithms
     if algorithm != "auto" and algorithm not in supported:
-        raise UsageError(f"{algorithm!r} is no algorithm here", fix=f"Take {', '.join(supported)} or auto.")
+        raise UsageError(f"unknown algorithm {algorithm!r}", fix=f"Take {', '.join(supported)} or auto.")
     if wire not in get_args(Wire):
-        raise UsageError(f"{wire!r} is no form of messages", fix=f"Take {', '.join(get_args(Wire))}.")
+        raise UsageError(f"unknown wire {wire!r}", fix=f"Take {', '.join(get_args(Wire))}.")
     if algorithm != "auto":
         if chooser is not None:
             raise UsageError(f"both a chooser and {algorithm!r} for all buckets", fix="Leave one of them out.")

@@ -8,12 +8,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+
+from headway.core.nvml import load_nvml
 
 INFINIBAND_FOLDER = Path("/sys/class/infiniband")
 
@@ -47,14 +48,7 @@ def list_nics(interface: str, *, infiniband: bool, ports: Path = INFINIBAND_FOLD
 
 def list_gpu_links() -> list[str]:
     """Describes NVLink and PCIe of each GPU of this host, a line each; empty without nvidia-ml-py or a driver."""
-    try:
-        nvml: Any = import_module("pynvml")
-    except ImportError:
-        return []
-    try:
-        nvml.nvmlInit()
-    # There is no driver, or no GPU.
-    except nvml.NVMLError:
+    if (nvml := load_nvml()) is None:
         return []
     try:
         return [_describe_gpu(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]

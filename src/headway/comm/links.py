@@ -15,6 +15,7 @@ import torch
 from headway.comm.hardware import capture_nccl_log, list_gpu_links, list_nics, summarise_nccl_log
 from headway.core.collectives import Link, Network
 from headway.core.line_fit import FASTER, SHORTEST_S, fit_line
+from headway.core.text_format import align_table, pluralise
 from headway.core.world import Group, World
 
 # Everything is measured in rings, as in the algorithms themselves: each rank sends to the next one and receives from
@@ -137,12 +138,12 @@ class MeasuredLinks:
         """Formats the report of a run's start: hosts and ranks, the table of links, the rails, and the hardware."""
         host_sizes = sorted({len(ranks) for ranks in world.hosts})
         size_text = f"{host_sizes[0]} to {host_sizes[-1]}" if len(host_sizes) > 1 else str(host_sizes[0])
-        hosts = f"{len(world.hosts)} host{'s'[: len(world.hosts) > 1]}"
+        hosts = pluralise(len(world.hosts), "host")
         ranks = f"{size_text} rank{'s'[: host_sizes[-1] > 1]}"
         trials = ", ".join(f"{seconds * 1e3:.3g} ms by {rails}" for rails, seconds in self.rails_s.items())
         rails = f", {self.rails} rails" if self.rails > 1 else ""
         rails += f" (a sum takes {trials} rails)" if trials else ""
-        rows = format_table(self.build_rows())
+        rows = align_table(self.build_rows())
         return [f"{hosts} with {ranks}, {world.backend} over {world.interface}{rails}", *rows, *self.notes]
 
     def to_json(self) -> dict[str, Any]:
@@ -161,18 +162,6 @@ class MeasuredLinks:
         fits = {name: read_fit(data[name]) for name in ("inside", "alone", "together")}
         rails_s = {int(rails): seconds for rails, seconds in data["rails_s"].items()}
         return MeasuredLinks(**{**data, **fits, "rails_s": rails_s, "notes": tuple(data["notes"])})
-
-
-def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table: the first column is aligned to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def broadcast_links(world: World, links: MeasuredLinks | None) -> MeasuredLinks:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, final
 
+from headway.core.untrusted_json import parse_object
+
 Message = dict[str, Any]
 
 # The message that announces a generation has about 100 bytes per rank.
@@ -43,14 +45,10 @@ class LineDecoder:
 
 
 def decode(line: bytes) -> Message:
-    """Returns the message of one line. Raises ValueError if it is no JSON object, or has no `kind`."""
-    try:
-        message = json.loads(line)
-    # Thousands of nested brackets.
-    except RecursionError:
-        raise ValueError("a line that is nested too deeply") from None
-    if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-        raise ValueError("a line that is no message")
+    """Returns the message of one line. Raises ValueError if it is not a JSON object, or has no `kind`."""
+    message = parse_object(line)
+    if not isinstance(message.get("kind"), str):
+        raise ValueError("a line without a kind of message")
     return message
 
 

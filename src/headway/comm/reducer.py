@@ -12,9 +12,9 @@ from typing import final
 import torch
 
 from headway.comm.buckets import GradientBucket, plan_buckets
-from headway.comm.communicator import DIGEST_BITS, Algorithm, Communicator, PendingAllReduce
+from headway.comm.comm_recipe import Algorithm, Wire
+from headway.comm.communicator import DIGEST_BITS, Communicator, PendingAllReduce
 from headway.comm.gradient_noise import compute_local_term, compute_squared_norm
-from headway.comm.wire_codec import Wire
 from headway.core.errors import CommunicationError, TrainingError
 
 LOG = logging.getLogger("headway.comm")
@@ -97,7 +97,7 @@ class StepReduction:
         return tuple(self._numbers[_FIXED_LENGTH:])
 
     def has_one_digest(self, num_ranks: int) -> bool:
-        """Returns whether all ranks had issued the same operations."""
+        """Returns True if all ranks had issued the same operations."""
         # Cauchy and Schwarz: N times the sum of squares is the square of the sum only if all numbers are equal.
         sums = self._numbers[_DIGEST_START : _DIGEST_START + NIBBLES]
         square_sums = self._numbers[_DIGEST_START + NIBBLES : _FIXED_LENGTH]
@@ -148,7 +148,7 @@ class Reducer:
         self._communicator, self._world = communicator, communicator.world
         self._parameters = {name: parameter for name, parameter in parameters if parameter.requires_grad}
         if not self._parameters:
-            raise TrainingError("there is no parameter to train")
+            raise TrainingError("there is no parameter to train", fix="Freeze less.")
         self._buffers, self._choose, self.bucket_bytes = list(buffers), plan.choose, plan.bucket_bytes
         self.wire: Wire = plan.wire
         self._num_flags, self._average = flags, average

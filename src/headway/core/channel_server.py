@@ -52,7 +52,7 @@ class ChannelServer:
     Args:
         address: address to listen on; "" for all interfaces, "::" for IPv6 ones too.
         secret, purpose: see Channel.
-        on_message: called with each message of a peer. A ValueError from it, or bytes that are no message of the run,
+        on_message: called with each message of a peer. A ValueError from it, or other bytes than a message of the run,
             ends the connection; `on_disconnect` gets the reason.
         on_disconnect: called when a peer's connection has ended, with the reason; empty if the peer closed it.
         on_connect: called when a peer has authenticated.

@@ -15,7 +15,6 @@ section 4). There are M hosts with L ranks each, N = M L; the ranks of a host sh
 | `torus`            | the same, with the hosts in a nearly square grid (Mikami et al. 2018, arXiv 1811.05233)        |
 | `parameter_server` | all ranks push to as many server hosts as there are hosts, and pull                            |
 | `shared_server`    | servers on the ranks' own hosts: ranks to their host, hosts to each other's parts, and back    |
-| `all_to_all`       | every rank sends a piece to every other (no sum)                                               |
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import numpy as np
 
 from headway.core.errors import UsageError
 
-AllReduceAlgorithm = Literal[
+Algorithm = Literal[
     "ring",
     "tree",
     "halving_doubling",
@@ -41,7 +40,6 @@ AllReduceAlgorithm = Literal[
     "parameter_server",
     "shared_server",
 ]
-Algorithm = Literal[AllReduceAlgorithm, "all_to_all"]
 RankOrder = Literal["block", "round_robin"]
 
 # Bounds of the chosen bucket size, in bytes.
@@ -62,7 +60,7 @@ class Link:
 
     def __post_init__(self) -> None:
         if not (self.latency_s >= 0 and self.bandwidth_bytes_s > 0):
-            raise UsageError(f"{self} is no link", fix="Set latency_s to 0 or more and bandwidth_bytes_s above 0.")
+            raise UsageError(f"{self} is not a link", fix="Set latency_s to 0 or more and bandwidth_bytes_s above 0.")
 
     def seconds(self, nbytes: float) -> float:
         """Returns the seconds that one message takes."""
@@ -91,7 +89,7 @@ class Network:
 
     def __post_init__(self) -> None:
         if self.hosts < 1 or self.ranks_per_host < 1 or not self.reduce_bytes_s > 0:
-            raise UsageError(f"{self} is no network", fix="Set the counts to 1 or more and reduce_bytes_s above 0.")
+            raise UsageError(f"{self} is not a network", fix="Set the counts to 1 or more and reduce_bytes_s above 0.")
 
     @property
     def ranks(self) -> int:
@@ -128,14 +126,6 @@ def predict_seconds(
     return predict_cost(algorithm, network, wire_ratio=wire_ratio, order=order).seconds(nbytes)
 
 
-def predict_double_tree(nbytes: float, network: Network, chunks: float, *, wire_ratio: float = 1.0) -> float:
-    """Predicts the seconds of the double tree with c chunks: 2 (D + c) (a + n b / c) on a flat network of depth D.
-
-    `predict_seconds` uses the best c, sqrt(D n b / a), but at least 1.
-    """
-    return _cost_double_tree(nbytes, network, wire_ratio, max(1.0, chunks)) if network.ranks > 1 else 0.0
-
-
 @lru_cache(maxsize=1024)
 def predict_cost(
     algorithm: Algorithm, network: Network, *, wire_ratio: float = 1.0, order: RankOrder = "block"
@@ -165,7 +155,7 @@ def predict_cost(
         return _cost_parameter_server(network, wire_ratio)
     if algorithm == "shared_server":
         return _cost_shared_server(network, wire_ratio)
-    return _cost_all_to_all(network, wire_ratio)
+    raise UsageError(f"there is no algorithm {algorithm!r}", fix=f"Use one of: {', '.join(get_args(Algorithm))}.")
 
 
 def count_bytes_out_of_host(
@@ -193,33 +183,10 @@ def count_bytes_out_of_host(
         share = {2: 1.0, 3: 1.5}.get(m, 2.0)
     elif algorithm == "parameter_server":
         share = float(per_host)
-    elif algorithm == "all_to_all":
-        share = per_host * (n_ranks - per_host) / n_ranks
     # The hierarchical algorithms and shared_server: reduce-scatter and all-gather among hosts.
     else:
         share = 2 * (m - 1) / m
     return share * nbytes * wire_ratio
-
-
-def count_steps(algorithm: Algorithm, network: Network) -> int:
-    """Returns the number of consecutive messages on the critical path; for `double_tree` without its chunks."""
-    m, per_host, n_ranks = network.hosts, network.ranks_per_host, network.ranks
-    if n_ranks == 1:
-        return 0
-    # On one host, the torus is a grid of its ranks.
-    grid = _factor_grid(m if m > 1 else per_host)
-    return {
-        "ring": 2 * (n_ranks - 1),
-        "tree": 2 * _count_doublings(n_ranks),
-        "halving_doubling": 2 * (_count_doublings(per_host) + _count_doublings(m)),
-        "double_tree": 2 * (_count_doublings(per_host) + _count_doublings(m)),
-        "leader": 2 * (per_host - 1) + 2 * (m - 1),
-        "two_dimensional": 2 * (per_host - 1) + 2 * (m - 1),
-        "torus": 2 * (grid[0] - 1) + 2 * (grid[1] - 1) + (2 * (per_host - 1) if m > 1 else 0),
-        "parameter_server": 2,
-        "shared_server": 2 * (per_host > 1) + 2 * (m > 1),
-        "all_to_all": n_ranks - 1,
-    }[algorithm]
 
 
 def predict_phase_costs(
@@ -244,28 +211,6 @@ def predict_phases(
     return first, second, third
 
 
-def predict_pipeline(
-    algorithm: Algorithm, nbytes: float, buckets: int, network: Network, *, wire_ratio: float = 1.0
-) -> float:
-    """Predicts the seconds of `nbytes` in equal buckets that are pipelined through the phases.
-
-    The first and the last phase share the links inside the host, so one bucket completes per time of the second phase
-    or of these two together, whichever is longer.
-    """
-    first, second, third = predict_phases(algorithm, nbytes / buckets, network, wire_ratio=wire_ratio)
-    return first + second + third + (buckets - 1) * max(second, first + third)
-
-
-@final
-@dataclass(frozen=True)
-class AlgorithmChoice:
-    """The fastest algorithm, its predicted seconds, and those of all candidates."""
-
-    algorithm: Algorithm
-    seconds: float
-    by_algorithm: dict[Algorithm, float]
-
-
 def choose_algorithm(
     nbytes: float,
     network: Network,
@@ -273,25 +218,20 @@ def choose_algorithm(
     *,
     wire_ratio: float = 1.0,
     order: RankOrder = "block",
-) -> AlgorithmChoice:
-    """Chooses the algorithm with the fewest predicted seconds; the first of equal ones."""
+) -> tuple[float, Algorithm]:
+    """Returns the fewest predicted seconds and their algorithm; the first of equal ones."""
     costs = {name: predict_seconds(name, nbytes, network, wire_ratio=wire_ratio, order=order) for name in among}
     best = min(costs, key=lambda name: costs[name])
-    return AlgorithmChoice(best, costs[best], costs)
+    return costs[best], best
 
 
-def choose_bucket_bytes(total_bytes: float, network: Network, algorithm: Algorithm, *, wire_ratio: float = 1.0) -> int:
+def choose_bucket_for_cost(total_bytes: float, cost: LinearCost) -> int:
     """Chooses the bucket size that reduces `total_bytes` of gradients soonest, 256 KiB to 32 MiB.
 
     Let an operation on b bytes take alpha + b beta. Buckets overlap with the backward pass, and the link is busy for
     (n / b) alpha + n beta. After the last gradient one more bucket, alpha + b beta, is exposed. The sum
     n alpha / b + b beta + ... has its minimum at b = sqrt(n alpha / beta).
     """
-    return choose_bucket_for_cost(total_bytes, predict_cost(algorithm, network, wire_ratio=wire_ratio))
-
-
-def choose_bucket_for_cost(total_bytes: float, cost: LinearCost) -> int:
-    """Chooses the bucket size as `choose_bucket_bytes` does, from a measured cost."""
     # A measured line may be flat within its noise.
     if cost.s_per_byte <= 0:
         return LARGEST_BUCKET
@@ -450,11 +390,3 @@ def _cost_shared_server(network: Network, wire_ratio: float) -> LinearCost:
     latency = 2 * (network.inside.latency_s * (per_host > 1) + network.between.latency_s * (m > 1))
     near = (2 * per_host * inside + per_host * _get_gamma(network)) * (per_host > 1)
     return LinearCost(latency, near + (m - 1) / m * 2 * wire_ratio * between + _get_gamma(network) * (m > 1))
-
-
-def _cost_all_to_all(network: Network, wire_ratio: float) -> LinearCost:
-    n, per_host = network.ranks, network.ranks_per_host
-    inside, between = _get_betas(network)
-    far = (n - per_host) / n
-    latency = (per_host - 1) * network.inside.latency_s + (n - per_host) * network.between.latency_s
-    return LinearCost(latency, wire_ratio * ((per_host - 1) / n * inside + per_host * far * between))

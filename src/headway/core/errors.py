@@ -46,7 +46,7 @@ class RecipeError(UsageError):
 
 
 class DataError(HeadwayError):
-    """The data cannot be used: a damaged record, a file that is no image, shards of different packs."""
+    """The data cannot be used: a damaged record, a file that is not an image, shards of different packs."""
 
 
 class CheckpointError(HeadwayError):
@@ -90,3 +90,9 @@ def suggest_nearest(word: str, known: Iterable[str], *, only_close: bool = False
     if close:
         return f"Did you mean {prefix + close[0]!r}?"
     return f"Known here: {', '.join(names)}." if names and not only_close else ""
+
+
+def list_similar(pattern: str, names: Iterable[str]) -> str:
+    """Lists three names that look like a pattern that matches none of them, or the first ones."""
+    known = list(names)
+    return ", ".join(difflib.get_close_matches(pattern, known, n=3, cutoff=0.3) or known[:3])

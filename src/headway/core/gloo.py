@@ -290,7 +290,7 @@ def _find_stranger(came: Sequence[ProcessSocket], made: Sequence[Any], listens: 
 
 
 def _verify_peers(raw: Any, token: bytes, tokens: Sequence[bytes], rank: int) -> str:
-    """Exchanges tokens over every connection; returns a reason if a peer is no rank, else an empty text."""
+    """Exchanges tokens over every connection; returns a reason if a peer is not a rank, else an empty text."""
     import torch
 
     mine = torch.frombuffer(bytearray(token * len(tokens)), dtype=torch.uint8)
@@ -300,4 +300,4 @@ def _verify_peers(raw: Any, token: bytes, tokens: Sequence[bytes], rank: int) ->
         raw.alltoall_base(out, mine, [], [], load_c10d().AllToAllOptions()).wait(timedelta(seconds=ATTEMPT_S))
     except RuntimeError as error:
         return f"a connection of rank {rank} ended at once ({summarise_error(error)})"
-    return "" if out.numpy().tobytes() == b"".join(tokens) else f"the peer of rank {rank} is no rank of this run"
+    return "" if out.numpy().tobytes() == b"".join(tokens) else f"the peer of rank {rank} is not a rank of this run"

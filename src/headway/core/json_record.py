@@ -39,7 +39,7 @@ def read_record(path: Path, kind: type[R], fix: str) -> R:
     except (OSError, UnicodeDecodeError) as error:
         what = f"it cannot be read ({describe_os_error(error)})"
         raise UsageError(what, where=str(path), fix=fix) from None
-    no_record = f"this is no {kind.__name__} of version {VERSION}"
+    no_record = f"this is not a {kind.__name__} of version {VERSION}"
     # pydantic's own JSON parser accepts duplicate keys and any depth.
     try:
         parse_object(text)

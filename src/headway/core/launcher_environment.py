@@ -66,7 +66,7 @@ def read_launcher_environment(environ: Mapping[str, str] | None = None) -> Launc
         environ: variables; default: those of this process.
 
     Raises:
-        UsageError: the variables are incomplete, are no numbers, or contradict each other.
+        UsageError: the variables are incomplete, are not numbers, or contradict each other.
     """
     environ = os.environ if environ is None else environ
     launched = _read_torchrun(environ) or _read_openmpi(environ) or _read_pmi(environ) or _read_slurm(environ)
@@ -74,7 +74,7 @@ def read_launcher_environment(environ: Mapping[str, str] | None = None) -> Launc
         return None
     address, port = environ.get("MASTER_ADDR") or None, _read_number(environ, "MASTER_PORT")
     if port is not None and not 0 < port < 1 << 16:
-        raise UsageError(f"MASTER_PORT={port} is no port", fix="Ports are 1 to 65535.")
+        raise UsageError(f"MASTER_PORT={port} is not a port", fix="Ports are 1 to 65535.")
     launched = replace(launched, address=address or launched.address, port=launched.port if port is None else port)
     if launched.launcher == "torchrun" and launched.size > 1 and (launched.address is None or launched.port is None):
         what = f"WORLD_SIZE is {launched.size}, but {'MASTER_ADDR' if address is None else 'MASTER_PORT'} is not set"
@@ -150,7 +150,7 @@ def _read_number(environ: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise UsageError(f"{name}={text!r} is no whole number of 0 or more")
+        raise UsageError(f"{name}={text!r} is not a whole number of 0 or more")
     return int(text)
 
 
@@ -204,5 +204,5 @@ def parse_first_host(nodes: str) -> str:
     # A host name with any number of bracketed ranges; the first number of each range counts.
     match = re.match(r"(?:[^\[\],]|\[[0-9][0-9,-]*\])+", nodes)
     if match is None or (match.end() < len(nodes) and nodes[match.end()] != ","):
-        raise UsageError(f"{nodes!r} is no Slurm node list", fix="Set MASTER_ADDR.")
+        raise UsageError(f"{nodes!r} is not a Slurm node list", fix="Set MASTER_ADDR.")
     return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", match[0])

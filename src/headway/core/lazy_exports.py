@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def build_lazy_exports(
-    package: str, homes: Mapping[str, str], *, rooms: Collection[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Builds `__getattr__` and `__dir__` for a package.
+def build_lazy_exports(package: str, path: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Builds `__getattr__` and `__dir__` for a package, whose public names stand in its `__init__.pyi`.
 
     Args:
         package: full name of the package.
-        homes: module inside the package that defines each public name.
-        rooms: subpackages that are public as a whole.
+        path: of its `__init__.py`.
     """
+    # Type checkers read the same file, so each name is listed once: `from MODULE import NAME as NAME`.
+    stub = Path(path).with_suffix(".pyi").read_text(encoding="utf-8")
+    homes = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as", stub, re.MULTILINE)}
 
     # Python calls a module's `__getattr__` only for names that are not there, so each import happens once.
     def get_attribute(name: str) -> Any:
-        if name in rooms:
-            return import_module(f"{package}.{name}")
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        # A name from the package itself is a subpackage, public as a whole: `headway.optim`.
+        if homes[name] == package:
+            return import_module(f"{package}.{name}")
+        return getattr(import_module(homes[name]), name)
 
-    def list_names() -> list[str]:
-        return sorted([*homes, *rooms])
-
-    return get_attribute, list_names
+    return get_attribute, lambda: sorted(homes)

@@ -27,7 +27,7 @@ def escape_controls(text: str, *, lines: bool = True) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match.group())
-    # Python decodes a byte of a file name that is no UTF-8 as a surrogate; it is shown as that byte.
+    # Python decodes a byte of a file name that is not UTF-8 as a surrogate; it is shown as that byte.
     if 0xDC80 <= code <= 0xDCFF:
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

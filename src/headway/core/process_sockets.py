@@ -41,7 +41,7 @@ class ProcessSocket:
                 end.shutdown(socket.SHUT_RDWR)
 
     def read_listening_address(self) -> Address | None:
-        """Returns the address that it listens on; None if it is no TCP listener."""
+        """Returns the address that it listens on; None if it is not a TCP listener."""
         if end := self._duplicate():
             with end:
                 if _is_tcp(end) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -75,7 +75,7 @@ class ProcessSocket:
         return endpoints and endpoints[1]
 
     def read_source_address(self) -> Address | None:
-        """Returns the own address of a connection, also while it is being established."""
+        """Returns the local address of a connection, also while it is being established."""
         if end := self._duplicate():
             with end, suppress(OSError):
                 listens = _is_tcp(end) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

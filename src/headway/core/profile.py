@@ -272,5 +272,5 @@ class Profile(JsonRecord):
 
     @staticmethod
     def read(path: Path) -> Profile:
-        """Reads a Profile. Raises UsageError if there is no such file, or it is no Profile of this version."""
+        """Reads a Profile. Raises UsageError if there is no such file, or it is not a Profile of this version."""
         return read_record(path, Profile, "headway doctor RECIPE writes one.")

@@ -32,7 +32,7 @@ def check_patterns(*patterns: str) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"'{pattern}' is no regular expression: {error}") from None
+            raise ValueError(f"'{pattern}' is not a regular expression: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class LoadedRecipe(Generic[P]):
 
     def list_leaves(self) -> Iterator[tuple[str, Any]]:
         """Yields (dotted key, JSON value) of each leaf."""
-        yield from _items(self.recipe.model_dump(mode="json"))
+        yield from flatten(self.recipe.model_dump(mode="json"))
 
     def to_yaml(self) -> str:
         """Returns YAML with every value spelled out; loading it gives the same recipe."""
@@ -89,8 +89,8 @@ def read_recipe(
         fix: remedy if there is no such file.
 
     Raises:
-        RecipeError: there is no such file, it is no YAML, or it has an unknown key (the message names the nearest known
-            one), a wrong type or an impossible combination.
+        RecipeError: there is no such file, it is not YAML, or it has an unknown key (the message names the nearest
+            known one), a wrong type or an impossible combination.
     """
     try:
         text = read_text(path)
@@ -133,7 +133,7 @@ def _validate(
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
-            raise RecipeError(f"{override!r} is no override", fix="Write key=value, for example optimizer.lr=0.1.")
+            raise RecipeError(f"{override!r} is not an override", fix="Write key=value, for example optimizer.lr=0.1.")
         try:
             set_value(tree, key.split("."), parse_override(value, key), key)
         except RecipeError:
@@ -155,10 +155,11 @@ def format_value(value: Any) -> str:
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _items(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of nested mappings by dotted key; an empty mapping is a leaf, too."""
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
-            yield from _items(value, f"{path}.{key}" if path else str(key))
+            yield from flatten(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, tree
 
@@ -186,4 +187,4 @@ def _origins_of_leaves(recipe: RecipePart, origins: Mapping[str, str]) -> dict[s
         ]
         return origins[max(whole, key=len)] if whole else "default"
 
-    return {leaf: origin(leaf) for leaf, _ in _items(recipe.model_dump(mode="json"))}
+    return {leaf: origin(leaf) for leaf, _ in flatten(recipe.model_dump(mode="json"))}

@@ -30,8 +30,8 @@ def edit_recipe(path: Path, overrides: Sequence[str], values: Mapping[str, Any],
     elsewhere too, the whole recipe is dumped again and loses its comments.
 
     Raises:
-        RecipeError: there is no such file, or it is no YAML.
-        pydantic.ValidationError: it is no recipe of this kind.
+        RecipeError: there is no such file, or it is not YAML.
+        pydantic.ValidationError: it is not a recipe of this kind.
     """
     text = read_text(path)
     before, _ = parse_recipe(text, str(path))

@@ -125,7 +125,7 @@ def _find_place(entry: Any, tree: Any, model: type[BaseModel]) -> _ErrorPlace:
     members: Mapping[str, type[BaseModel]] = {}
     last = len(entry["loc"]) - 1
     for index, element in enumerate(entry["loc"]):
-        # pydantic puts the tag of a union into the location: `optimizer.lars.clip`. It is no key of the user.
+        # pydantic puts the tag of a union into the location: `optimizer.lars.clip`. It is not a key of the user.
         tagged = _find_tagged_members(annotation)
         if element in tagged:
             annotation, members = tagged[element], tagged
@@ -172,7 +172,7 @@ def _refuse_key(place: _ErrorPlace, model: type[BaseModel]) -> str:
     """The sentence for an unknown key, with the key that was probably meant."""
     *above, key = place.keys
     prefix = "".join(f"{one}." for one in above)
-    # A key of another member is no typo: the message names the members that have it.
+    # A key of another member is not a typo: the message names the members that have it.
     owners = [tag for tag, member in place.members.items() if key in member.model_fields]
     if owners and place.part is not None:
         tag = next(tag for tag, member in place.members.items() if member is place.part)
@@ -228,7 +228,7 @@ def _type_of(field: FieldInfo) -> Any:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """The members of a union, at any depth; a type that is no union is its own only member."""
+    """The members of a union, at any depth; a type that is not a union is its own only member."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return _alternatives(inner[0])

@@ -34,7 +34,7 @@ def parse_recipe(text: str, where: str, kind: str = "recipe") -> tuple[dict[str,
     """Parses a YAML text; returns its tree and the line of each dotted key.
 
     Raises:
-        RecipeError: it is no YAML mapping, has a key twice, or exceeds the limits.
+        RecipeError: it is not a YAML mapping, has a key twice, or exceeds the limits.
     """
     lines: dict[str, int] = {}
 
@@ -59,7 +59,7 @@ def parse_recipe(text: str, where: str, kind: str = "recipe") -> tuple[dict[str,
             return loader.construct_object(node)
         # PyYAML raises ValueError for a date such as 2024-13-01.
         except ValueError as error:
-            raise RecipeError(f"{node.value!r} is no value ({error})", where=f"{where}:{line}") from None
+            raise RecipeError(f"{node.value!r} is not a value ({error})", where=f"{where}:{line}") from None
 
     try:
         loader = RecipeLoader(text)
@@ -75,7 +75,7 @@ def parse_recipe(text: str, where: str, kind: str = "recipe") -> tuple[dict[str,
         mark = getattr(error, "problem_mark", None)
         at = f"{where}:{mark.line + 1}" if mark else where
         what = getattr(error, "problem", None) or getattr(error, "reason", error)
-        raise RecipeError(f"this is no YAML ({what})", where=at) from None
+        raise RecipeError(f"this is not YAML ({what})", where=at) from None
     except RecursionError:
         raise RecipeError("this YAML holds itself, or is nested too deeply", where=where) from None
     if not isinstance(tree, dict):
@@ -123,14 +123,14 @@ def _refuse_too_many_values(root: yaml.Node | None, where: str) -> None:
 
 
 def parse_override(text: str, key: str) -> Any:
-    """Parses the value of an override as YAML. Raises RecipeError if it is no YAML, or has too many values."""
+    """Parses the value of an override as YAML. Raises RecipeError if it is not YAML, or has too many values."""
     try:
         loader = RecipeLoader(text)
         node = loader.get_single_node()
         _refuse_too_many_values(node, key)
         return None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise RecipeError(f"the value {text!r} is no YAML", where=key) from None
+        raise RecipeError(f"the value {text!r} is not YAML", where=key) from None
 
 
 def set_value(tree: Any, keys: Sequence[str], value: Any, whole: str) -> None:

@@ -113,14 +113,14 @@ class RunFolder:
         """Opens an existing run folder.
 
         Raises:
-            UsageError: there is no such folder, or it is no run folder.
+            UsageError: there is no such folder, or it is not a run folder.
         """
         run = RunFolder(folder)
         if not run.recipe_path.is_file():
             # A folder is a run from the moment its recipe.yaml exists; see `create`.
             what = "there is no such run folder"
             if folder.exists():
-                what = f"this is no run folder ({'it has no recipe.yaml' if folder.is_dir() else 'it is a file'})"
+                what = f"this is not a run folder ({'it has no recipe.yaml' if folder.is_dir() else 'it is a file'})"
             raise UsageError(what, where=str(folder), fix="Start a run with headway train RECIPE.")
         return run
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
+
+Check = Callable[[Any], bool]
+Checks = Mapping[str, tuple[Check, str]]
+"""For each entry of an object its check, and a description of a right one: `{"name": (is_text, "a text")}`."""
 
 # Most levels of lists and objects; files that Headway writes have at most ten.
 DEPTH = 32
@@ -22,7 +26,7 @@ _KINDS = {
 
 @final
 class JsonError(ValueError):
-    """The text is no JSON of the expected form. Its message follows "it is damaged: "."""
+    """The text is not JSON of the expected form. Its message follows "it is damaged: "."""
 
 
 def parse_object(text: str | bytes | bytearray, *, depth: int = DEPTH) -> dict[str, Any]:
@@ -33,7 +37,7 @@ def parse_object(text: str | bytes | bytearray, *, depth: int = DEPTH) -> dict[s
         depth: most levels of lists and objects.
 
     Raises:
-        JsonError: it is no JSON, no object, nested too deeply, or has a key twice.
+        JsonError: it is not JSON, not an object, nested too deeply, or has a key twice.
     """
     value = parse_value(text, depth=depth)
     if not isinstance(value, dict):
@@ -42,7 +46,7 @@ def parse_object(text: str | bytes | bytearray, *, depth: int = DEPTH) -> dict[s
 
 
 def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
-    """Parses a JSON text that holds any kind of value. Raises JsonError, also if `text` is no text."""
+    """Parses a JSON text that holds any kind of value. Raises JsonError, also if `text` is not a text."""
     # A message may hold a number here, and bytes(2147483648) would be 2 GB of zeros.
     if not isinstance(text, str | bytes | bytearray):
         raise JsonError(f"it is {describe_kind(text)}, not a text")
@@ -53,19 +57,46 @@ def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
     except JsonError:
         raise
     except UnicodeDecodeError as error:
-        raise JsonError(f"it is no UTF-8 text (byte {error.start:,})") from None
+        raise JsonError(f"it is not UTF-8 text (byte {error.start:,})") from None
     except RecursionError:
         raise JsonError("it is nested too deeply") from None
     # JSONDecodeError, and Python's limit of 4,300 digits for a number.
     except ValueError as error:
-        raise JsonError(f"it is no JSON ({error})") from None
+        raise JsonError(f"it is not JSON ({error})") from None
     _expect_shallow(value, depth)
     return value
+
+
+def expect_entries(tree: Any, checks: Checks, path: str = "") -> None:
+    """Checks the entries of an object before they are used. Raises JsonError that names the first missing or wrong one.
+
+    Args:
+        path: comes before the names of entries in the message, such as `files[0].`.
+    """
+    if not is_object(tree):
+        raise JsonError(f"it has {describe_kind(tree)} as {path.rstrip('.')}, not an object")
+    for name, (is_right, wanted) in checks.items():
+        if name not in tree:
+            raise JsonError(f"it lacks {path}{name}")
+        if not is_right(value := tree[name]):
+            # A damaged or hostile entry may be megabytes long, so the message quotes only its beginning.
+            shown = repr(value)[:100] if type(value) in (int, float, str) else describe_kind(value)
+            raise JsonError(f"it has {shown} as {path}{name}, not {wanted}")
 
 
 def describe_kind(value: Any) -> str:
     """Returns the JSON kind of a value as words for a message, such as "a number"."""
     return _KINDS.get(type(value), type(value).__name__)
+
+
+def is_object(value: Any) -> bool:
+    """Returns True for a JSON object."""
+    return isinstance(value, dict)
+
+
+def is_text(value: Any) -> bool:
+    """Returns True for a text."""
+    return isinstance(value, str)
 
 
 def is_whole_number(value: Any, low: int = 0, high: int = (1 << 63) - 1) -> bool:

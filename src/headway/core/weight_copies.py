@@ -71,7 +71,7 @@ class WeightCopies:
         return {self._prefix + name: value for name, value in self._copies.items()}
 
     def exist_in(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Tells whether a checkpoint holds such copies."""
+        """Returns True if a checkpoint holds such copies."""
         return any(name.startswith(self._prefix) for name in tensors)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

@@ -198,5 +198,5 @@ class Workload(JsonRecord):
 
     @staticmethod
     def read(path: Path) -> Workload:
-        """Reads a Workload. Raises UsageError if there is no such file, or it is no Workload of this version."""
+        """Reads a Workload. Raises UsageError if there is no such file, or it is not a Workload of this version."""
         return read_record(path, Workload, "headway train RECIPE --dry-run writes one.")

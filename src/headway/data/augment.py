@@ -113,8 +113,10 @@ class Augment:
         self._translate = 0 if "translate" in done_by_loader else recipe.translate
         self._channels_last = channels_last
         self.needs_epochs = self._flip == "alternating"
-        other_parts = (recipe.policy, recipe.jitter, recipe.cutout, recipe.random_erasing, recipe.cutmix, recipe.mixup)
-        self.needs_keys = self._flip is not None or self._translate > 0 or any(part is not None for part in other_parts)
+        # Keys that are unset by default are the other augmentations.
+        others = [name for name, field in AugmentRecipe.model_fields.items() if field.default is None]
+        is_any_set = any(getattr(recipe, name) is not None for name in others)
+        self.needs_keys = self._flip is not None or self._translate > 0 or is_any_set
         self._mean = torch.tensor(recipe.mean, dtype=torch.float32, device=device)
         self._inv_std = 1 / torch.tensor(recipe.std, dtype=torch.float32, device=device)
         # Erased and uncovered pixels get the mean, so they are about 0 after normalisation.

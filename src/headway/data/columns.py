@@ -11,7 +11,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,15 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.files import open_regular
-from headway.core.untrusted_json import JsonError, is_sha256, is_whole_number, parse_object
+from headway.core.untrusted_json import (
+    Checks,
+    JsonError,
+    expect_entries,
+    is_sha256,
+    is_text,
+    is_whole_number,
+    parse_object,
+)
 from headway.data.mapping import map_file
 
 COLUMNS_FILE = "columns.safetensors"
@@ -109,23 +117,16 @@ class DatasetDescription:
         """Parses the metadata of a columns file. Raises ValueError, which names the entry, if one is invalid."""
         fields = parse_object(metadata["headway"])
         # The file may come from anywhere: every entry is checked before it is used.
-        shards = fields.get("shards")
-        _require(isinstance(shards, list) and all(map(_is_shard, shards)), "shards")
-        for name, check in _ENTRY_CHECKS.items():
-            _require(check(fields.get(name, () if name == "parts" else None)), name)
+        expect_entries({"parts": (), **fields}, _ENTRIES)
         # Packs with numbers as labels have names of outputs and no counts.
-        _require(not fields["class_counts"] or len(fields["class_counts"]) == len(fields["classes"]), "class_counts")
+        if len(fields["class_counts"]) not in (0, len(fields["classes"])):
+            raise JsonError("it has more or fewer class_counts than classes")
         # JSON has no tuples.
         fields["shards"] = tuple(Shard(name=shard["name"], size=shard["size"]) for shard in fields["shards"])
         for name in ("classes", "class_counts", "parts"):
             fields[name] = tuple(fields.get(name, ()))
         fields["common_size"] = tuple(fields["common_size"]) if fields["common_size"] else None
         return DatasetDescription(**fields)
-
-
-def _require(is_valid: bool, name: str) -> None:
-    if not is_valid:
-        raise ValueError(f"its description has no good {name}")
 
 
 def _is_shard(value: Any) -> bool:
@@ -143,27 +144,29 @@ def _is_list_of(value: Any, element_type: type) -> bool:
     return isinstance(value, list | tuple) and all(type(element) is element_type for element in value)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_ENTRY_CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    "pack_id": lambda value: is_whole_number(value, 0, (1 << 64) - 1),
-    "fingerprint": is_sha256,
-    "format": _is_text,
-    "mode": _is_text,
-    "label_kind": lambda value: value in ("class", "multi", "value"),
-    "classes": lambda value: _is_list_of(value, str),
-    "class_counts": lambda value: _is_list_of(value, int) and all(0 <= count < 1 << 63 for count in value),
-    "channels": lambda value: is_whole_number(value, 1, MAX_CHANNELS),
-    "common_size": lambda value: (
-        value is None
-        or (_is_list_of(value, int) and len(value) in (0, 2) and all(0 < side < 1 << 31 for side in value))
+_ENTRIES: Checks = {
+    "shards": (lambda value: isinstance(value, list) and all(map(_is_shard, value)), "a list of names and sizes"),
+    "pack_id": (lambda value: is_whole_number(value, 0, (1 << 64) - 1), "a number of 64 bits"),
+    "fingerprint": (is_sha256, "64 hexadecimal digits"),
+    "format": (is_text, "a text"),
+    "mode": (is_text, "a text"),
+    "label_kind": (lambda value: value in ("class", "multi", "value"), "class, multi or value"),
+    "classes": (lambda value: _is_list_of(value, str), "a list of texts"),
+    "class_counts": (
+        lambda value: _is_list_of(value, int) and all(0 <= count < 1 << 63 for count in value),
+        "a list of counts",
     ),
-    "source": _is_text,
-    "parts": lambda value: _is_list_of(value, str),
+    "channels": (lambda value: is_whole_number(value, 1, MAX_CHANNELS), f"a number from 1 to {MAX_CHANNELS:,}"),
+    "common_size": (
+        lambda value: (
+            value is None
+            or (_is_list_of(value, int) and len(value) in (0, 2) and all(0 < side < 1 << 31 for side in value))
+        ),
+        "width and height, or null",
+    ),
+    "source": (is_text, "a text"),
+    "parts": (lambda value: _is_list_of(value, str), "a list of texts"),
 }
-"""Checks of the entries of a description, by name: True if the entry is valid."""
 
 
 def load_columns(path: Path) -> tuple[dict[str, NDArray[Any]], DatasetDescription, dict[str, str]]:

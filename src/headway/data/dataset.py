@@ -12,12 +12,13 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.mounts import is_on_network
 from headway.data import native
 from headway.data.columns import DatasetDescription, decode_name
 from headway.data.data_recipe import VerifyMode
 from headway.data.mapping import check_mappings, get_addresses
 from headway.data.records import Records
-from headway.data.shards import LooseFiles, MappedShards, PreadShards, RecordReader, is_on_network
+from headway.data.shards import LooseFiles, MappedShards, PreadShards, RecordReader
 
 
 @final

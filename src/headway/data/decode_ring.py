@@ -191,6 +191,8 @@ class DecodeRing:
         begun, seconds = perf_counter(), self._tally.stage_s
         batch = self._spec.batch_transform.transform_batch(batch)
         seconds["transform"] = seconds.get("transform", 0.0) + perf_counter() - begun
+        if self._stage is None:
+            self._tally.transformed_images += len(batch.samples)
         return batch
 
     def _produce(self) -> None:

@@ -103,7 +103,7 @@ class EpochCursor:
         epoch, position, samples, seed = (state.get(key) for key in STATE_KEYS)
         # `type is`, since True would count as an int.
         if not all(type(number) is int and number >= 0 for number in (epoch, position)):
-            raise CheckpointError("this is no state of a loader", fix="Give what Loader.state_dict() returned.")
+            raise CheckpointError("this is not a state of a loader", fix="Give what Loader.state_dict() returned.")
         # With another data set or seed, the same positions are other samples.
         if (samples, seed) != (self._samples, self._seed):
             what = f"this state is of {samples} samples with seed {seed}, and the loader has {self._samples} samples"

@@ -181,7 +181,7 @@ class Loader(Generic[AnyBatch]):
 
 
 def _open_dataset(dataset: Any) -> Any:
-    """Returns the data set itself, or opens the one at a path. Raises UsageError if it is no data set."""
+    """Returns the data set itself, or opens the one at a path. Raises UsageError if it is not a data set."""
     if isinstance(dataset, str | os.PathLike):
         return opening.open(dataset)
     if not isinstance(dataset, Dataset) and (why := explain_no_samples(dataset)):

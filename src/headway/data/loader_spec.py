@@ -190,18 +190,18 @@ class LoaderSpec:
         if self.size is not None and (
             len(sides) != 2 or not all(isinstance(side, int) and side >= 1 for side in sides)
         ):
-            raise UsageError(f"{self.size!r} is no size", fix="Give one side, or (height, width), in pixels.")
+            raise UsageError(f"{self.size!r} is not a size", fix="Give one side, or (height, width), in pixels.")
 
     def _check_words(self) -> None:
         if isinstance(self.flip, str) and self.flip not in FLIPS:
             fix = f"{suggest_nearest(self.flip, FLIPS)} Or give True or False.".strip()
-            raise UsageError(f"{self.flip!r} is no kind of flip", fix=fix)
+            raise UsageError(f"unknown flip {self.flip!r}", fix=fix)
         if isinstance(self.crop, str) and self.crop not in CROPS:
-            raise UsageError(f"{self.crop!r} is no kind of crop", fix=suggest_nearest(self.crop, CROPS))
+            raise UsageError(f"unknown crop {self.crop!r}", fix=suggest_nearest(self.crop, CROPS))
         if self.backend not in BACKENDS:
-            raise UsageError(f"{self.backend!r} is no decoder", fix=suggest_nearest(self.backend, BACKENDS))
+            raise UsageError(f"unknown decoder {self.backend!r}", fix=suggest_nearest(self.backend, BACKENDS))
         if self.worker_kind not in WORKER_KINDS:
-            what = f"{self.worker_kind!r} is no kind of worker"
+            what = f"unknown kind of worker {self.worker_kind!r}"
             raise UsageError(what, fix=suggest_nearest(self.worker_kind, WORKER_KINDS))
 
     # Cached in the instance: a frozen dataclass without slots still has a __dict__.

@@ -94,7 +94,6 @@ class JpegInfo:
 # corrupts memory instead of raising, so both files change together.
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hw_features": (c_char_p, []),
-    "hw_crc32c": (c_uint32, [c_void_p, c_uint64]),
     "hw_pool_create": (c_void_p, [c_int32, c_void_p, c_int32]),
     "hw_pool_destroy": (None, [c_void_p]),
     "hw_decode_batch": (
@@ -163,19 +162,13 @@ def _to_array(data: bytes | memoryview | Bytes) -> Bytes:
     return np.frombuffer(data, np.uint8)
 
 
-def compute_crc32c(data: bytes | memoryview | Bytes) -> int:
-    """Returns the CRC-32C (Castagnoli) of the bytes."""
-    array = _to_array(data)
-    return int(_require_library().hw_crc32c(array.ctypes.data, array.size))
-
-
 def read_jpeg_header(data: bytes | memoryview | Bytes) -> JpegInfo:
     """Reads the header of a JPEG. Raises DataError if the bytes are not a JPEG or the header is damaged."""
     # The core returns 0 if it has read the header.
     array = _to_array(data)
     info = _Info()
     if _require_library().hw_probe(array.ctypes.data, array.size, info):
-        raise DataError("these bytes are no JPEG, or its header is damaged")
+        raise DataError("these bytes are not a JPEG, or its header is damaged")
     # The structure has the same field names; only the flag is a number there.
     values = {name: getattr(info, name) for name in JpegInfo.__slots__}
     return JpegInfo(**values | {"progressive": bool(info.progressive)})

@@ -30,11 +30,6 @@ Columns = Mapping[str, NDArray[Any]]
 
 _MAX_SHARDS = 1 << 16
 """The column of shard numbers has 16 bits."""
-NETWORK_FILE_SYSTEMS = frozenset(
-    ["nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "9p"]
-    + [f"fuse.{name}" for name in ("sshfs", "gcsfuse", "s3fs", "juicefs", "glusterfs", "rclone", "mountpoint-s3")]
-)
-"""File systems on which a read may take milliseconds, and another machine may truncate a mapped file."""
 
 
 @final
@@ -245,16 +240,3 @@ def _join_record_or_empty(view: memoryview, offset: int, length: int) -> bytes:
         return recordio.join_record(view, offset, length)
     except DataError:
         return b""
-
-
-def is_on_network(path: Path) -> bool:
-    """Returns True for a path on a network file system; see NETWORK_FILE_SYSTEMS."""
-    resolved_path = f"{os.path.realpath(path)}/"
-    longest_mount_point = file_system = ""
-    # The path lies on the file system of the longest mount point that contains it.
-    with open("/proc/self/mounts") as mounts:
-        for line in mounts:
-            _, mount_point, mount_type, *_ = line.split()
-            if len(mount_point) >= len(longest_mount_point) and resolved_path.startswith(f"{mount_point.rstrip('/')}/"):
-                longest_mount_point, file_system = mount_point, mount_type
-    return file_system in NETWORK_FILE_SYSTEMS

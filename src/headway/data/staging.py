@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError
 from headway.core.files import sync_folder
+from headway.core.text_format import format_bytes
 
 
 @contextlib.contextmanager

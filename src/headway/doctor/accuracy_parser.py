@@ -212,7 +212,7 @@ def _parse_name(word: str) -> tuple[AccuracyKind | None, bool]:
 
 
 def _claims_next_number(word: str) -> bool:
-    """Checks whether the number behind a word is its own, as in `loss 0.3`."""
+    """Returns True if the number behind a word is its own, as in `loss 0.3`."""
     parts = [part.lower() for part in PARTS.findall(word)]
     return any(part in CLOSED or part in METRICS for part in parts) and not _parse_name(word)[1]
 

@@ -280,7 +280,7 @@ class _OutputPipes:
             stream.close()
 
     def is_closed(self) -> bool:
-        """Checks whether the process has closed both outputs."""
+        """Returns True if the process has closed both outputs."""
         return not self._selector.get_map()
 
     def read(self, seconds: float) -> Iterator[tuple[bool, bytes]]:

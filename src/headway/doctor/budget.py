@@ -89,5 +89,5 @@ class WallTime:
         return self._wants[part] * min(1.0, self.left_s / to_come) if to_come else 0.0
 
     def fits(self, needs_s: float, *, keeps_s: float = 0.0) -> bool:
-        """Checks whether `needs_s` fits into the time left, with `keeps_s` reserved for a more important part."""
+        """Returns True if `needs_s` fits into the time left, with `keeps_s` reserved for a more important part."""
         return needs_s + keeps_s <= self.left_s

@@ -10,19 +10,19 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from headway.core.cgroups import read_quota_cores
 from headway.core.cpu_count import list_usable_cpus
+from headway.core.mounts import find_mount
+from headway.core.nvml import load_nvml
 from headway.core.profile import EnvironmentFinding
+from headway.core.text_format import pluralise
 from headway.data.dataset import Dataset
-from headway.doctor.environment_host import Findings, HostFiles, format_count, parse_cpu_list, report_fault, report_fine
+from headway.doctor.environment_host import Findings, HostFiles, parse_cpu_list, report_fault, report_fine
 from headway.doctor.environment_input import check_decoder, check_loader, check_memory, check_network, check_storage
-from headway.doctor.page_cache import find_mount
 from headway.setup.recipe import TrainRecipe
 
 # Docker's default for a container.
@@ -116,11 +116,7 @@ def _check_device(host: HostFiles, device: torch.device) -> Findings:
 
 def _read_driver_version() -> str | None:
     """Returns the NVIDIA driver's version from NVML, if nvidia-ml-py is installed."""
-    try:
-        nvml: Any = import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:
-        # Not installed, or no driver answers: NVML raises its own errors.
+    if (nvml := load_nvml()) is None:
         return None
     try:
         return str(nvml.nvmlSystemGetDriverVersion())
@@ -204,16 +200,16 @@ def _check_threads(host: HostFiles, device: torch.device) -> Findings:
     ]
     by = f" ({', '.join(settings)})" if settings else ""
     if threads > share:
-        what = f"torch uses {format_count(threads, 'thread')}{by}, but this rank has {format_count(share, 'core')}."
+        what = f"torch uses {pluralise(threads, 'thread')}{by}, but this rank has {pluralise(share, 'core')}."
         yield report_fault(what, f"Set OMP_NUM_THREADS={share}.")
     # Hyper-threads do not count: torch itself starts one thread per physical core.
     elif threads < max(1, min(share, _count_physical_cores(host) // host.ranks)):
-        what = f"torch uses {format_count(threads, 'thread')}{by} of {format_count(share, 'usable core')}."
+        what = f"torch uses {pluralise(threads, 'thread')}{by} of {pluralise(share, 'usable core')}."
         yield report_fault(
             what, f"Set OMP_NUM_THREADS={share}, or unset it." if settings else f"Set OMP_NUM_THREADS={share}."
         )
     else:
-        yield report_fine(f"torch uses {format_count(threads, 'thread')} of {format_count(share, 'core')}.")
+        yield report_fine(f"torch uses {pluralise(threads, 'thread')} of {pluralise(share, 'core')}.")
 
 
 def _count_physical_cores(host: HostFiles) -> int:

@@ -56,10 +56,6 @@ def report_fault(what: str, cure: str) -> EnvironmentFinding:
     return EnvironmentFinding(what=what, cure=cure)
 
 
-def format_count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s'[: number != 1]}"
-
-
 def parse_cpu_list(text: str) -> set[int]:
     """Parses a list such as `0-3,8`."""
     bounds = [(int(one[1]), int(one[2] or one[1])) for one in re.finditer(r"(\d+)(?:-(\d+))?", text)]

@@ -12,9 +12,9 @@ import torch
 from PIL import features
 
 from headway.core import native as core
-from headway.core.byte_format import format_bytes
 from headway.core.cpu_count import choose_thread_count
 from headway.core.free_memory import read_free_memory_bytes
+from headway.core.text_format import format_bytes, pluralise
 from headway.data import native
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
@@ -22,7 +22,7 @@ from headway.data.decode import resolve_backend
 from headway.data.shards import LooseFiles
 from headway.data.tiers.choice import CachePlanner
 from headway.data.tiers.remote_dataset import RemoteShards
-from headway.doctor.environment_host import Findings, HostFiles, format_count, report_fault, report_fine
+from headway.doctor.environment_host import Findings, HostFiles, report_fault, report_fine
 from headway.doctor.storage import StorageLocation, describe_location
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.recipe import TrainRecipe
@@ -59,7 +59,7 @@ def check_memory(host: HostFiles, recipe: TrainRecipe, device: torch.device, dat
 def check_loader(host: HostFiles, recipe: TrainRecipe) -> Findings:
     threads, share = recipe.data.threads or choose_thread_count(), host.share
     if threads > share:
-        what = f"data.threads is {threads}, but this rank has {format_count(share, 'core')}."
+        what = f"data.threads is {threads}, but this rank has {pluralise(share, 'core')}."
         yield report_fault(what, f"Leave data.threads out, or set it to at most {share}.")
     elif threads == share > 1:
         what = f"Decoding uses {threads} threads on {share} cores, which leaves no core to the training loop."
@@ -99,7 +99,7 @@ def check_decoder(host: HostFiles, recipe: TrainRecipe, dataset: Dataset) -> Fin
 
 
 def _check_libjpeg(host: HostFiles) -> Findings:
-    """Checks whether the loaded libjpeg has SIMD code: only such code contains the names of the JSIMD variables."""
+    """Returns True if the loaded libjpeg has SIMD code: only such code contains the names of the JSIMD variables."""
     paths = set(re.findall(r"\s(/\S*/libjpeg[^/\s]*)$", host.read_text("proc/self/maps"), re.MULTILINE))
     if not paths:
         host.unknown.append("whether libjpeg-turbo has SIMD code")
@@ -145,7 +145,7 @@ def check_storage(host: HostFiles, recipe: TrainRecipe, dataset: Dataset) -> Fin
 
 def _describe_records(place: StorageLocation) -> str:
     share = "" if place.resident is None else f", {place.resident:.0%} of it in memory"
-    files = f" in {format_count(place.files, 'file')}" if place.files else ""
+    files = f" in {pluralise(place.files, 'file')}" if place.files else ""
     return f"{format_bytes(place.bytes)}{files}, records of {format_bytes(place.record_bytes)}{share}"
 
 

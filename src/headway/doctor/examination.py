@@ -16,6 +16,7 @@ from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import UsageError
 from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling, StageResource, ThreadScaling
 from headway.core.run_folder import collect_provenance
+from headway.core.text_format import pluralise
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.tiers.remote_dataset import RemoteShards
@@ -241,7 +242,7 @@ class _Examination:
         decoding = "gathering decoded images" if tier is not None and tier.name in ("memory", "device") else "decoding"
         how = {
             "storage": "reading or fetching the records, files in memory",
-            "decode": f"{decoding}, {measured.threads} thread{'s'[: measured.threads > 1]}",
+            "decode": f"{decoding}, {pluralise(measured.threads, 'thread')}",
             "augment": "with crop, flip and shift, minus without them",
             "collate": "order, keys, labels, hand-over to the loop",
         }

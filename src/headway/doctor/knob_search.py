@@ -13,6 +13,7 @@ import torch
 from headway.core.errors import HeadwayError
 from headway.core.messages import mute_messages
 from headway.core.profile import JointTiming, Knob, ThreadScaling
+from headway.core.text_format import pluralise
 from headway.data.batch import Batch
 from headway.data.columns import FLAG_RAW, PACK_FORMATS
 from headway.data.pack_mode import PackMode
@@ -426,7 +427,7 @@ class KnobSearch:
         if ratio is not None:
             cost, many = COMPILE_COST, len(broken) > 1
             if broken:
-                lines, run = f"{len(broken)} line{'s'[:many]}", "run" if many else "runs"
+                lines, run = pluralise(len(broken), "line"), "run" if many else "runs"
                 cost += f"; {lines} of the network still {run} in Python, see Not measured"
             changed = self._model.with_seconds(self._scale_loop(ratio))
             yield self._build_knob("a compiled network", "launch", changes, changed, measured=True, cost=cost)
@@ -475,9 +476,8 @@ class KnobSearch:
                 its loop.
         """
         LOG.info(f"Trying {text}.")
-        given = {key.replace(".", "__"): value for key, value in changes.items()}
         try:
-            with closing(self._job.build_variant(**given)) as other:
+            with closing(self._job.build_variant(changes)) as other:
                 if batches is not None:
                     other.replace_batches(list(batches))
                 rate = measure_loop_rate(other, limit_s=self._side_s)

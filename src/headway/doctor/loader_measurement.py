@@ -108,7 +108,7 @@ def _measure_batches(
 
 
 def _fetches_every_epoch(job: MeasurementJob) -> bool:
-    """Checks whether records come over a network in each epoch."""
+    """Returns True if records come over a network in each epoch."""
     train = job.setup.train
     return train is not None and isinstance(train.source, RemoteShards) and job.setup.recipe.data.cache == "none"
 

@@ -65,7 +65,7 @@ class LoopFacts:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Checks whether the device works asynchronously: then the host's clock shows the time to launch the work."""
+        """True if the device works asynchronously: then the host's clock shows the time to launch the work."""
         return self.device != "cpu"
 
 

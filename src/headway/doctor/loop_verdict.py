@@ -170,7 +170,7 @@ def _find_shared_limits(costs: LoopCosts) -> list[LoopVerdict]:
 
 
 def _are_waits_hidden(costs: LoopCosts) -> bool:
-    """Checks whether the device still had work almost whenever a batch came: then waiting for batches cost nothing."""
+    """Returns True if the device still had work almost whenever a batch came: then waiting for batches cost nothing."""
     return costs.starved is not None and costs.starved < LIMIT
 
 

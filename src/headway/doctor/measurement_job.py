@@ -61,14 +61,13 @@ class MeasurementJob:
         self._kept: list[Batch] = []
 
     @staticmethod
-    def from_recipe(loaded: LoadedRecipe[TrainRecipe], **changes: Any) -> MeasurementJob:
-        """Sets up a recipe with some values changed (`a__b=1` is a.b: 1).
+    def from_recipe(loaded: LoadedRecipe[TrainRecipe], changes: Mapping[str, Any] = {}) -> MeasurementJob:
+        """Sets up a recipe with some values changed.
 
         Raises:
             HeadwayError: recipe, data, network or task are wrong.
         """
-        changed = {key.replace("__", "."): value for key, value in changes.items()}
-        loaded = with_values(loaded, changed, "as it is tried")
+        loaded = with_values(loaded, changes, "as it is tried")
         setup = build_setup(with_values(loaded, MEASURED, "as it is measured"))
         # Values that replace `auto` are shown to the user with the reason for the choice.
         chosen = {key: value for key, value in setup.loaded.list_leaves() if key not in MEASURED}
@@ -87,15 +86,15 @@ class MeasurementJob:
 
     @property
     def is_synthetic(self) -> bool:
-        """Checks whether the images are synthetic, so there is no loader to measure."""
+        """True if the images are synthetic, so there is no loader to measure."""
         return self.setup.inputs.train is None
 
-    def build_variant(self, **changes: Any) -> MeasurementJob:
+    def build_variant(self, changes: Mapping[str, Any]) -> MeasurementJob:
         """Builds the same job with some values changed, for its loop alone: it replays this job's batches, and its data
         are read in place instead of from a cache."""
         if not self.is_synthetic:
-            changes = {"data__cache": "none", **changes}
-        other = MeasurementJob.from_recipe(self.loaded, **changes)
+            changes = {"data.cache": "none", **changes}
+        other = MeasurementJob.from_recipe(self.loaded, changes)
         other.replace_batches([resize_batch(batch, other.batch, other.setup.device) for batch in self.load_batches()])
         return other
 
@@ -143,7 +142,10 @@ class MeasurementJob:
             with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_find_runs_folder()) as folder:
                 run = RunFolder.create(Path(folder) / "run")
                 # Training again and again on a few batches may diverge; the message would mislead.
-                with closing(Trainer(self.setup, run, display or SilentDisplay())) as trainer, mute_messages(["train"]):
+                with (
+                    closing(Trainer(self.setup, run, display or SilentDisplay())) as trainer,
+                    mute_messages(["training"]),
+                ):
                     yield trainer
         finally:
             self.setup.inputs.batch_source = None

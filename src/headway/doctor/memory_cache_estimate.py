@@ -21,7 +21,7 @@ LOOKED_AT = 16_384
 
 
 def fits_in_memory(job: MeasurementJob) -> bool:
-    """Checks whether the decoded set fits in host memory."""
+    """Returns True if the decoded set fits in host memory."""
     train = job.setup.inputs.train
     if train is None or train.pixel_bytes is None or job.setup.recipe.data.scaled:
         return False
@@ -29,7 +29,7 @@ def fits_in_memory(job: MeasurementJob) -> bool:
 
 
 def fits_on_device(job: MeasurementJob) -> bool:
-    """Checks whether the decoded set fits in device memory, if batches are gathered from whole images there."""
+    """Returns True if the decoded set fits in device memory, if batches are gathered from whole images there."""
     inputs, recipe = job.setup.inputs, job.setup.recipe
     train = inputs.train
     if train is None or train.pixel_bytes is None or recipe.data.scaled:

@@ -73,7 +73,7 @@ class OutputLines:
         return self._rest if self._rest.strip() else self._drawn or ""
 
     def is_unfinished(self) -> bool:
-        """Checks whether the current bar is not full: its numbers then cover part of an epoch."""
+        """Returns True if the current bar is not full: its numbers then cover part of an epoch."""
         counter = _parse_counter(self._current_line())
         return counter is not None and counter[0] < counter[1]
 

@@ -131,7 +131,7 @@ def choose_smaller_mode(job: MeasurementJob) -> PackMode | None:
 
 
 def fits_in_disk_cache(job: MeasurementJob) -> bool:
-    """Checks whether the training set is remote and fits in the recipe's cache folder."""
+    """Returns True if the training set is remote and fits in the recipe's cache folder."""
     train, options = job.setup.inputs.train, job.setup.recipe.data
     if train is None or not isinstance(train.source, RemoteShards):
         return False
@@ -146,7 +146,7 @@ def read_free_disk_bytes(folder: Path) -> int:
 
 
 def _is_mostly_jpeg(dataset: Dataset) -> bool:
-    """Checks whether nearly all of the first samples are JPEGs."""
+    """Returns True if nearly all of the first samples are JPEGs."""
     return bool(np.mean(dataset.flags[:LOOKED_AT] & (FLAG_RAW | FLAG_NOT_JPEG) == 0) >= MOSTLY)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.free_memory import read_free_memory_bytes
-from headway.data.shards import NETWORK_FILE_SYSTEMS
+from headway.core.mounts import find_mount
 
 # Files with a smaller share in memory are read from the disk.
 COLD = 0.05
@@ -73,36 +72,6 @@ class Eviction:
     after: float | None
     # Why the files stayed in memory; empty: they did not.
     note: str
-
-
-@final
-class Mount(NamedTuple):
-    """A mounted file system: mount point, kind, source, and options."""
-
-    point: str
-    kind: str
-    source: str
-    options: str
-
-    @property
-    def is_network(self) -> bool:
-        """Checks whether this is a network file system."""
-        return self.kind in NETWORK_FILE_SYSTEMS
-
-
-def find_mount(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Mount | None:
-    """Returns the file system of a path; None: the kernel does not say."""
-    best, inside = None, f"{os.path.realpath(path)}/"
-    with suppress(OSError), mounts.open(errors="surrogateescape") as lines:
-        for line in lines:
-            left, _, right = line.partition(" - ")
-            if len(place := left.split()) < 5 or len(file_system := right.split()) < 3:
-                continue
-            # mountinfo writes a blank as \040.
-            point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), place[4])
-            if inside.startswith(f"{point.rstrip('/')}/") and (best is None or len(point) >= len(best.point)):
-                best = Mount(point, *file_system[:3])
-    return best
 
 
 def measure_resident_share(files: Files) -> float | None:
@@ -264,7 +233,7 @@ def _is_mincore_reliable() -> bool:
 
 
 def _may_query(path: Path, number: int) -> bool:
-    """Checks whether mincore tells this user about a file; for others' files it reports all pages as resident."""
+    """Returns True if mincore tells this user about a file; for others' files it reports all pages as resident."""
     return os.geteuid() in (0, os.fstat(number).st_uid) or os.access(path, os.W_OK, effective_ids=True)
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headway.core.byte_format import format_bytes
 from headway.core.files import write_atomically
 from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling
+from headway.core.recipe import flatten
+from headway.core.text_format import format_bytes, pluralise
 from headway.doctor.roofline import SAME_SIZE
 from headway.doctor.terminal_text import (
     SIDES,
@@ -47,7 +48,7 @@ def write_page(profile: Profile, path: Path) -> None:
         build_panels(profile),
         title=f"{profile.name}: {profile.verdict.kind}",
         subtitle=f"What limits the recipe on this machine: {profile.regime}, batch {profile.batch:,}, "
-        f"{profile.ranks} rank{'s'[: profile.ranks > 1]}",
+        f"{pluralise(profile.ranks, 'rank')}",
         sections=SECTIONS,
         footer=f"A {how} examination of {format_number(profile.seconds)} s.",
     )
@@ -420,18 +421,14 @@ def _draw_ranks(profile: Profile) -> Panel | None:
 
 
 def _draw_machine(profile: Profile) -> Panel:
-    rows = list(_flatten(profile.machine))
+    rows = [
+        (key.removesuffix("_bytes"), format_bytes(value))
+        if key.endswith("_bytes") and isinstance(value, int | float)
+        else (key, "-" if value is None else str(value))
+        for key, value in flatten(profile.machine)
+        if value != {}
+    ]
     return panel.table("machine", "Machine and versions", ("item", "value"), rows, section="Machine", order=530)
-
-
-def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{path}{key}.")
-        elif key.endswith("_bytes") and isinstance(value, int | float):
-            yield f"{path}{key.removesuffix('_bytes')}", format_bytes(value)
-        else:
-            yield f"{path}{key}", "-" if value is None else str(value)
 
 
 def _draw_facts(profile: Profile) -> Panel:

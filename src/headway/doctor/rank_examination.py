@@ -22,7 +22,6 @@ from typing import Any, final
 
 import torch
 
-from headway.core.byte_format import format_bytes
 from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.launcher_environment import read_launcher_environment
@@ -30,6 +29,7 @@ from headway.core.messages import mute_messages, show_messages
 from headway.core.profile import EnvironmentFinding, Knob, Profile, ShortRun, StageCeiling, Throughput
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
+from headway.core.text_format import format_bytes, pluralise
 from headway.core.world import World
 from headway.data.data_recipe import SYNTHETIC
 from headway.doctor import environment
@@ -128,7 +128,7 @@ def main(asked: dict[str, Any]) -> None:
                 norm = {"batch": share}
                 if isinstance(micro := loaded.recipe.micro_batch, int):
                     norm["micro_batch"] = min(micro, share)
-                with closing(MeasurementJob.from_recipe(loaded, **norm)) as job:
+                with closing(MeasurementJob.from_recipe(loaded, norm)) as job:
                     control.barrier()
                     budget, wall = split_wall_time(quick, begun)
                     # Every rank measures its own part at the same time: they share cores, memory and disks as in a run.
@@ -201,10 +201,10 @@ def split_wall_time(quick: bool, begun: float) -> tuple[Budget, WallTime]:
 def _measure_single_process(loaded: LoadedRecipe[TrainRecipe], limit_s: float, side_s: float) -> float:
     """Returns images/s of one process with all cores of this host, while the others wait."""
     cores, before = count_usable_cores(), torch.get_num_threads()
-    changes = {} if loaded.recipe.data.train == SYNTHETIC else {"data__threads": max(1, cores - 1)}
+    changes = {} if loaded.recipe.data.train == SYNTHETIC else {"data.threads": max(1, cores - 1)}
     torch.set_num_threads(cores)
     try:
-        with closing(MeasurementJob.from_recipe(loaded, **changes)) as job:
+        with closing(MeasurementJob.from_recipe(loaded, changes)) as job:
             if job.is_synthetic:
                 return measure_loop(job, limit_s=min(side_s, limit_s), passes_s=min(side_s, limit_s)).rate.value
             return run_whole_job(job, limit_s=limit_s).rate.value
@@ -324,7 +324,7 @@ def _describe_exchange(exposed: float, alone: ExchangeMeasurement | None) -> str
     what = "extra time of a step of all ranks over the slowest rank alone"
     if alone is None:
         return what
-    sums = f"{format_bytes(alone.bytes)} in {alone.buckets} bucket{'s'[: alone.buckets > 1]}"
+    sums = f"{format_bytes(alone.bytes)} in {pluralise(alone.buckets, 'bucket')}"
     raw, here = f"{alone.seconds * 1e3:.3g} ms", f"{exposed * 1e3:.3g} ms"
     if exposed <= alone.seconds:
         return f"{what}: {here} of {raw} are exposed ({sums}, most by {alone.algorithm})"

@@ -18,8 +18,7 @@ from typing import Any, TypeVar, final
 import torch
 
 from headway.comm.algorithm_choice import SMALL_TRIAL_ELEMENTS, list_candidates
-from headway.comm.comm_recipe import CommRecipe
-from headway.comm.communicator import Algorithm
+from headway.comm.comm_recipe import Algorithm, CommRecipe
 from headway.core.profile import Throughput
 from headway.core.statistics import compute_median_interval
 from headway.core.world import Group
@@ -56,9 +55,9 @@ GAIN = 1.01
 @final
 @dataclass(frozen=True)
 class JointRate:
-    # Images/s of all ranks together.
     """Rate of all ranks together."""
 
+    # Images/s of all ranks together.
     rate: Throughput
     # Number of timed steps.
     steps: int

@@ -40,7 +40,7 @@ def measure_rate(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Th
 
 
 def is_settled(rates: Sequence[float]) -> bool:
-    """Checks whether the median is known to 3 %."""
+    """Returns True if the median is known to 3 %."""
     middle, low, high = compute_median_interval(rates)
     return len(rates) >= LEAST_WINDOWS and high - low <= 2 * TOLERANCE * middle
 

@@ -21,9 +21,9 @@ SETTLED = 2
 @final
 @dataclass(frozen=True)
 class Stall:
-    # Seconds of one stall.
     """Work between steps that holds the run up."""
 
+    # Seconds of one stall.
     once_s: float
     # Samples between two.
     every: float

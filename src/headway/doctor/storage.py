@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 
 from headway.core.cpu_count import choose_thread_count
 from headway.core.errors import DataError
+from headway.core.mounts import Mount, find_mount
 from headway.core.profile import Throughput
 from headway.core.random_keys import UInt64
+from headway.core.text_format import pluralise
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
@@ -37,15 +39,7 @@ from headway.data.tiers.prefetch import FETCH_THREADS
 from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.tiers.state import STATE_FILE
 from headway.data.tiers.store import PACKS_FOLDER
-from headway.doctor.page_cache import (
-    COLD,
-    FileSpan,
-    Mount,
-    evict,
-    find_mount,
-    measure_resident_share,
-    restore_residency,
-)
+from headway.doctor.page_cache import COLD, FileSpan, evict, measure_resident_share, restore_residency
 from headway.doctor.rate_measurement import build_window, measure_rate
 from headway.storage.addresses import get_cache_folder
 
@@ -338,7 +332,7 @@ def _compute_record_bytes(dataset: Dataset) -> float:
 
 def _describe_reads(dataset: Dataset, reader: _RecordReader, which: str) -> str:
     if reader.threads:
-        return f"{which}, touched by {reader.threads} thread{'s'[: reader.threads > 1]} as decoding does."
+        return f"{which}, touched by {pluralise(reader.threads, 'thread')} as decoding does."
     kind = "as single files" if isinstance(dataset.source, LooseFiles) else "from shards"
     return f"{which}, read {kind}, one after the other."
 

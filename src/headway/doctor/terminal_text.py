@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import final
 
 from headway.core.profile import Knob, PipelineSide, Profile, ShortRun
+from headway.core.text_format import pluralise
 
 COLUMNS = 100
 # Each character is an eighth of a column wider.
@@ -250,7 +251,7 @@ def _format_environment(profile: Profile) -> list[str]:
     beside = f"; {well} more facts without a fault are in the profile" if well else ""
     items = [_wrap(f"{one.what} {one.cure}", indent="  - ", most=2) for one in faults]
     return [
-        f"Environment: {len(faults)} fault{'s'[: len(faults) > 1]} to fix{beside}",
+        f"Environment: {pluralise(len(faults), 'fault')} to fix{beside}",
         *_fit_items(items, ENVIRONMENT - 1),
     ]
 

@@ -19,6 +19,7 @@ from headway.core.profile import Knob, Profile, Throughput
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.recipe_editor import edit_recipe
 from headway.core.statistics import compute_median_interval
+from headway.core.text_format import pluralise
 from headway.doctor.budget import FULL, QUICK, Budget
 from headway.doctor.examination import describe_machine, examine_job
 from headway.doctor.measurement_job import LOG, MeasurementJob, format_override
@@ -142,7 +143,7 @@ def tune(
         allow: names of ALLOWED, separated by commas.
 
     Raises:
-        UsageError: a name is unknown, or the file exists. HeadwayError: see `set_up`.
+        UsageError: a name is unknown, or the file exists. HeadwayError: the recipe cannot be set up.
     """
     allowed = _parse_allowed(allow)
     target = out or recipe.with_suffix(".tuned.yaml")
@@ -347,9 +348,7 @@ def _note_lost_comments(recipe: Path, text: str) -> list[str]:
     """Returns a note if comment lines of the recipe are missing in a text."""
     lines = [line.strip() for line in read_text(recipe).splitlines()]
     lost = [line for line in lines if line.startswith("#") and line not in text]
-    return (
-        [f"{len(lost)} comment line{'s'[: len(lost) > 1]} of the recipe could not be kept: {lost[0]}"] if lost else []
-    )
+    return [f"{pluralise(len(lost), 'comment line')} of the recipe could not be kept: {lost[0]}"] if lost else []
 
 
 def _format_evidence(recipe: Path, result: TuneResult) -> str:

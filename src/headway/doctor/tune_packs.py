@@ -8,8 +8,8 @@ from typing import Any, final
 
 import numpy as np
 
-from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError
+from headway.core.text_format import format_bytes
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
 from headway.doctor.measurement_job import LOG

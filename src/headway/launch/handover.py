@@ -40,7 +40,7 @@ class SavedFiles(Protocol):
     """The files of a run on the disk, as this rank sees them."""
 
     def is_ahead(self, step: int) -> bool:
-        """Returns whether a later step has a complete checkpoint."""
+        """Returns True if a later step has a complete checkpoint."""
 
     def summarise(self) -> dict[str, Any]:
         """Summarises the files, for JSON.
@@ -78,7 +78,7 @@ class StateCarrier(Protocol):
         """Returns a number that grows with each action, the same on all ranks; -1 without a state."""
 
     def is_saving(self) -> bool:
-        """Returns whether a checkpoint is being written; it may still fail."""
+        """Returns True if a checkpoint is being written; it may still fail."""
 
     def state_dict(self) -> TransferredState:
         """Returns the state. Called on the rank that is ahead."""
@@ -102,7 +102,7 @@ class HandoverResult(NamedTuple):
     names: tuple[str, ...]
 
 
-def hand_over(world: World, name: str, carrier: StateCarrier, *, led: bool) -> HandoverResult:
+def hand_over(world: World, name: str, carrier: StateCarrier, *, was_lead: bool) -> HandoverResult:
     """Brings all ranks of a world to the state of the rank that is ahead. Every rank calls it.
 
     Ranks that are behind load that state into `carrier`. If no rank has a state, one rank restarts from the newest
@@ -110,7 +110,7 @@ def hand_over(world: World, name: str, carrier: StateCarrier, *, led: bool) -> H
 
     Args:
         name: name of this process.
-        led: True if this process was rank 0 of the last generation.
+        was_lead: True if this process was rank 0 of the last generation.
 
     Raises:
         HeadwayError: no rank has the state and no checkpoint can be loaded; on all ranks.
@@ -119,7 +119,7 @@ def hand_over(world: World, name: str, carrier: StateCarrier, *, led: bool) -> H
     control, own_progress = world.control, carrier.get_progress()
     # A new leader looks for checkpoints of later steps: the former leader may have saved a step that it alone had
     # reached, and the logs must not be cut back behind that.
-    is_overtaken = world.is_lead and not led and own_progress >= 0 and carrier.saved_files.is_ahead(carrier.step)
+    is_overtaken = world.is_lead and not was_lead and own_progress >= 0 and carrier.saved_files.is_ahead(carrier.step)
     reports = _gather_values(control, [own_progress, carrier.is_saving(), is_overtaken, name])
     all_progress, all_saving, all_overtaken, names = zip(*reports, strict=True)
     result = HandoverResult(any(all_saving), names)

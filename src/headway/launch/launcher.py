@@ -424,7 +424,7 @@ class _LaunchSession:
                 self._signal_worker(self._workers[worker_id], signal.SIGKILL)
 
     def _is_over(self) -> bool:
-        """Returns whether no worker runs or will be started. Kills those that would wait for ever."""
+        """Returns True if no worker runs or will be started. Kills those that would wait for ever."""
         running = self._list_running()
         if self._has_lost_all_members() and not self._is_stopping:
             # Newcomers and silent workers; the others end by themselves.

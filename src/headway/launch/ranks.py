@@ -14,18 +14,16 @@ from typing import NamedTuple, final
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 
 from headway.checkpoint.agreement import SaveExchange, SingleRankExchange, StoreExchange
 from headway.comm.algorithm_choice import AlgorithmChooser, AlgorithmTrial, list_candidates, run_trials
 from headway.comm.batch_norm import SyncBatchNorm
-from headway.comm.comm_recipe import CommRecipe
-from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.comm_recipe import Algorithm, CommRecipe, Wire
+from headway.comm.communicator import Communicator
 from headway.comm.coordinator_client import CoordinatorClient
 from headway.comm.links import LINKS_BUDGET_S, MeasuredLinks, measure_links
 from headway.comm.reducer import BucketPlan, Reducer, StepReduction
 from headway.comm.stall_watch import StallWatch
-from headway.comm.wire_codec import Wire
 from headway.core.collectives import Network
 from headway.core.errors import (
     CollectiveTimeoutError,
@@ -40,6 +38,7 @@ from headway.core.random_keys import GOLDEN, mix_int
 from headway.core.world import World
 from headway.launch.handover import LOG, HandoverResult, StateCarrier, hand_over
 from headway.launch.hosts import check_batch_covers_ranks
+from headway.model.batch_norm import list_running_statistics
 from headway.observe.rank_timings import RankTimings
 
 # Numbers that are summed with each step's gradients, besides the loss: damaged samples, a signal to stop, newcomers.
@@ -157,7 +156,7 @@ class Ranks:
                 self._close_generation()
                 self._join_generation(model, device, FIRST_CONNECT_TIMEOUT_S * 2**failures)
                 self._agree_on_settings(carrier)
-                result = hand_over(self.world, self.name, carrier, led=self._was_lead)
+                result = hand_over(self.world, self.name, carrier, was_lead=self._was_lead)
                 self._was_lead = self.world.is_lead
                 return result
             except CommunicationError as error:
@@ -437,9 +436,3 @@ class _JoinedGeneration:
     reducer: Reducer
     watch: StallWatch | None
     rank_timings: RankTimings
-
-
-def list_running_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Lists the buffers with running mean and variance of every batch norm, which each step averages over the ranks."""
-    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-    return [buffer for norm in norms for buffer in norm.buffers(recurse=False) if buffer.is_floating_point()]

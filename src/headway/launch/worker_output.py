@@ -128,7 +128,7 @@ class WorkerOutput:
 
 
 def clear_line() -> str:
-    """Returns the characters that clear a progress bar before a line on stderr; empty if stderr is no terminal."""
+    """Returns the characters that clear a progress bar before a line on stderr; empty if stderr is not a terminal."""
     return CLEAR_LINE if sys.stderr.isatty() else ""
 
 

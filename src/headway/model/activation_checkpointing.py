@@ -6,7 +6,6 @@ second forward pass of these modules.
 
 from __future__ import annotations
 
-import difflib
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
-from headway.core.errors import UsageError
+from headway.core.errors import UsageError, list_similar
 from headway.model import cifar, resnet, resnet_cifar, small
 
 HEADWAY_BLOCKS = (cifar.CifarNetBlock, resnet.BasicBlock, resnet.Bottleneck, resnet_cifar.CifarBlock, small.ConvLayer)
@@ -56,12 +55,8 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = No
     for pattern in patterns or ():
         new_matches = {name: module for name, module in modules.items() if re.search(pattern, name)}
         if not new_matches:
-            similar_names = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
-            fix = (
-                f"Modules of this network are for example: {', '.join(similar_names)}."
-                if similar_names
-                else "It has no modules."
-            )
+            similar_names = list_similar(pattern, modules)
+            fix = f"Modules of this network are for example: {similar_names}." if modules else "It has no modules."
             raise UsageError(f"{pattern!r} matches no module", fix=fix)
         # Several patterns may match one module.
         matched |= new_matches

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from headway.core.errors import UsageError
 from headway.core.modules import replace_modules, switch_to_evaluation
@@ -135,6 +135,12 @@ def list_batch_norms(module: nn.Module) -> list[_BatchNorm]:
     if not norms:
         raise UsageError("the network has no batch norm", fix="Remove it, or take a network that has.")
     return norms
+
+
+def list_running_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Lists mean and variance of every batch norm, which each step averages over the ranks."""
+    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    return [value for norm in norms for value in norm.buffers(recurse=False) if value.is_floating_point()]
 
 
 @contextmanager

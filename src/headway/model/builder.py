@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import re
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, suggest_nearest
+from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, list_similar, suggest_nearest
 from headway.core.user_code import import_user_object
 from headway.model.model_recipe import ModelRecipe
 
@@ -62,7 +61,7 @@ def find_initialiser(
     """Returns the function that initialises a network with a first batch (float NCHW, normalised); None without one.
 
     Raises:
-        RecipeError: `init` is no function.
+        RecipeError: `init` is not a function.
         UserCodeError: raised by the returned function if the user's own function fails.
     """
     import torch
@@ -171,9 +170,7 @@ def _freeze_parameters(model: torch.nn.Module, patterns: tuple[str, ...]) -> Non
     for pattern in patterns:
         matched = [name for name in parameters if re.search(pattern, name)]
         if not matched:
-            # Names that look like the pattern are better examples than the first ones.
-            similar_names = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or list(parameters)[:3]
-            fix = f"Parameters of this network are for example: {', '.join(similar_names)}."
+            fix = f"Parameters of this network are for example: {list_similar(pattern, parameters)}."
             raise RecipeError(f"{pattern!r} matches no parameter", where="model.freeze", fix=fix)
         for name in matched:
             parameters[name].requires_grad_(False)

@@ -30,7 +30,7 @@ class FreezeSchedule:
     """
 
     def __init__(self, model: nn.Module, freeze_recipes: Sequence[FreezeAfterRecipe], epoch: int) -> None:
-        # Parameters that `freeze` took out from the start are no candidates.
+        # Parameters that `freeze` took out from the start are not candidates.
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._freeze_points: list[tuple[int, nn.Parameter]] = []
         for index, freeze_recipe in enumerate(freeze_recipes):

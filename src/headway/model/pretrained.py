@@ -23,7 +23,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> list[str]:
     network is left unchanged.
 
     Raises:
-        UsageError: the file cannot be read or is no safetensors file, or names, shapes or types do not fit.
+        UsageError: the file cannot be read or is not a safetensors file, or names, shapes or types do not fit.
     """
     file_tensors = _read_file(path)
     model_tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
@@ -78,7 +78,8 @@ def _read_file(path: Path) -> dict[str, torch.Tensor]:
     except SafetensorError as error:
         # A zip archive of torch.save begins with PK, a bare pickle with 0x80.
         if data[:2] != b"PK" and data[:1] != b"\x80":
-            raise UsageError(f"no safetensors file, or a damaged one: {error}", where=str(path)) from None
+            fix = "Write one with safetensors.torch.save_file."
+            raise UsageError(f"no safetensors file, or a damaged one: {error}", where=str(path), fix=fix) from None
     convert = "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'weights.safetensors')"
     what = "this is a pickle, no safetensors file; Headway unpickles nothing, as a pickle can run any code"
     raise UsageError(what, where=str(path), fix=f"If you trust the file, convert it once yourself: {convert}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from headway.core.errors import RecipeError
+from headway.core.errors import RecipeError, list_similar
 
 # 15, 50 and 85 are those of Ioffe and Szegedy 2015 (arXiv 1502.03167), figure 1; the others show the tails.
 PERCENTILES = (2, 15, 50, 85, 98)
@@ -51,12 +50,8 @@ class ActivationPercentiles:
         for pattern in patterns:
             matched = {name: module for name, module in modules.items() if re.fullmatch(pattern, name)}
             if not matched:
-                similar_names = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
-                fix = (
-                    f"For example: {', '.join(similar_names)}."
-                    if similar_names
-                    else "The network has no modules: remove it."
-                )
+                similar_names = list_similar(pattern, modules)
+                fix = f"For example: {similar_names}." if modules else "The network has no modules: remove it."
                 raise RecipeError(f"{pattern!r} matches no module of the network", where=RECIPE_KEY, fix=fix)
             chosen |= matched
         if len(chosen) > MAX_MODULES:
@@ -89,7 +84,7 @@ class ActivationPercentiles:
     def read(self) -> NDArray[np.float32] | None:
         """Returns the percentiles of the measured pass, [names, PERCENTILES]; None if there was no pass.
 
-        They are NaN for a module that was not called, or whose output is no floating-point tensor. A second call
+        They are NaN for a module that was not called, or whose output is not a floating-point tensor. A second call
         returns None. This is a host-device sync.
         """
         self.disarm()

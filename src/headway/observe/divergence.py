@@ -113,7 +113,7 @@ class DivergenceDetector:
             layers: [n, 3 or more]: |w| before the step, |g| and |dw| of each of the n layers at `step`.
             gradient: Norm of the whole gradient.
             loss_scale: Loss scale of fp16.
-            lr: Learning rate of the step. A |dw| that grows with it is no jump.
+            lr: Learning rate of the step. A |dw| that grows with it is not a jump.
         """
         if layers is not None and len(layers):
             relative_steps = _divide(layers[:, 2], layers[:, 0])

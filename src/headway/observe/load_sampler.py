@@ -50,7 +50,7 @@ class LoadSampler:
         since_s: Present time of the run's clock.
 
     Attributes:
-        latest: Newest number of each column, as `KIND_COLUMN`.
+        latest: Newest number of each column, by kind of the source and column (`host_cpu`).
     """
 
     def __init__(

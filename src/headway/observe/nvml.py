@@ -6,16 +6,15 @@ misses no dip, even at long intervals. Clocks, memory and temperature are those 
 
 from __future__ import annotations
 
-import importlib
 import math
 import time
-import warnings
 from contextlib import suppress
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.nvml import load_nvml
 from headway.observe.load_sampler import LoadRow, LoadSource
 
 SOURCE_KIND = "gpu"
@@ -46,20 +45,13 @@ GpuSamples = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 def open_gpu(uuid: str) -> GpuSource | None:
     """Opens the GPU with a UUID (`GPU-...`, as NVML writes it); None without the package, the library or the GPU."""
-    try:
-        with warnings.catch_warnings():
-            # An older package of the same name warns that it is deprecated.
-            warnings.simplefilter("ignore")
-            nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
+    if (nvml := load_nvml()) is None:
         return None
-    with suppress(nvml.NVMLError):
-        nvml.nvmlInit()
-        try:
-            return GpuSource(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
-        except nvml.NVMLError:
-            nvml.nvmlShutdown()
-    return None
+    try:
+        return GpuSource(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+    except nvml.NVMLError:
+        nvml.nvmlShutdown()
+        return None
 
 
 @final

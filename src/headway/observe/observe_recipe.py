@@ -50,7 +50,9 @@ class ObserveRecipe(RecipePart):
                 # Checked here, so that a wrong address is refused before the run begins.
                 ipaddress.ip_address(address)
             except ValueError:
-                raise ValueError(f"{address!r} is no IP address; set one of this host's, or 0.0.0.0 for all") from None
+                raise ValueError(
+                    f"{address!r} is not an IP address; set one of this host's, or 0.0.0.0 for all"
+                ) from None
         return address
 
     @field_validator("activations")

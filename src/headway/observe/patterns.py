@@ -1,7 +1,7 @@
 """Patterns in the times of a training loop: periods, drifts, and slow ranks. Pure functions of numbers.
 
 Each test states how likely chance produces such a pattern, over all places that were searched. Ranks and medians are
-compared instead of values: a single hiccup of a second is no pattern.
+compared instead of values: a single hiccup of a second is not a pattern.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_WORKERS = 64
 DRIFT_PIECES = 64
 # Below this many values the normal approximation of Mann-Kendall is off (Gilbert 1987, section 16.4).
 MIN_DRIFT_VALUES = 10
-# Share of a step. A slowest rank with a smaller delay is no straggler: one rank is always the slowest.
+# Share of a step. A slowest rank with a smaller delay is not a straggler: one rank is always the slowest.
 MIN_DELAY_SHARE = 0.05
 
 FloatArray = NDArray[np.float64]

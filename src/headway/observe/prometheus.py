@@ -34,7 +34,7 @@ class PrometheusEndpoint:
         port: TCP port.
         gauges: Returns the numbers by name; called in the server's thread.
         labels: Labels of every number.
-        leads: Tells if this process leads the run. If the leader is lost, the next one takes over the port.
+        is_lead: Tells if this process leads the run. If the leader is lost, the next one takes over the port.
 
     Raises:
         UsageError: At the start of the block: the port is in use, or the host does not have the address.
@@ -46,10 +46,10 @@ class PrometheusEndpoint:
         port: int,
         gauges: Callable[[], Mapping[str, float]],
         labels: Mapping[str, str],
-        leads: Callable[[], bool] = lambda: True,
+        is_lead: Callable[[], bool] = lambda: True,
     ) -> None:
         self._address, self._port = address, port
-        self._leads = leads
+        self._is_lead = is_lead
         self._gauges = gauges
         self._labels = labels
         self._server: MetricsServer | None = None
@@ -58,7 +58,7 @@ class PrometheusEndpoint:
 
     def __enter__(self) -> PrometheusEndpoint:
         # The leader fails here, before the first step, if the port is in use; the others wait to take over.
-        if self._leads():
+        if self._is_lead():
             self._server = self._start()
         else:
             self._thread.start()
@@ -76,7 +76,7 @@ class PrometheusEndpoint:
     def _take_over(self) -> None:
         """Waits until this process leads the run, then starts the server."""
         while not self._stop.wait(LEADER_CHECK_S):
-            if self._leads():
+            if self._is_lead():
                 try:
                     self._server = self._start()
                 # The run is under way: a missing endpoint is no reason to stop it.

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core import row_file
-from headway.core.run_folder import RunFolder
 from headway.observe.patterns import find_slow_rank
-from headway.page import panel
-from headway.page.panel import Panel
 
 # Stages of a rank's own work: while they last, the others wait.
 COMPUTE_STAGES = ("wait", "augment", "forward", "loss", "backward", "optimizer")
@@ -29,10 +25,6 @@ COLUMNS = (*COMPUTE_STAGES, *WAITING_STAGES)
 ROW_FILE_KIND = "ranks"
 # Share of the delay that one stage has to explain to be named.
 MIN_STAGE_SHARE = 0.8
-# Ranks of a chart: as many rows as can be read.
-MAX_RANKS = 64
-# Columns of a chart: more than a screen can tell apart would only make the page larger.
-MAX_POINTS = 240
 
 StageSeconds = NDArray[np.float64]
 
@@ -110,43 +102,3 @@ def describe_stragglers(seconds: StageSeconds) -> str:
     stage, times = stages.most_common(1)[0]
     stage_text = f" It loses time in {stage}." if stage is not None and 2 * times > stages.total() else ""
     return f"{sentence} Look at its host.{stage_text}"
-
-
-def build_panels(run: RunFolder) -> list[Panel]:
-    """Builds the panels of each rank's stages, and of its computation over the run; empty for a run of one rank."""
-    table = row_file.read_rows(run.rows_path(ROW_FILE_KIND))
-    if table is None or table.columns != COLUMNS or not len(table.steps):
-        return []
-    # A resumed run may have written an interval twice: the first of each position counts.
-    positions, first_rows = np.unique(table.positions, return_index=True)
-    seconds = table.values[first_rows].astype(np.float64)
-    compute_ms = 1e3 * seconds[:, :, : len(COMPUTE_STAGES)].sum(axis=2)
-    mean_ms = 1e3 * seconds.mean(axis=0)
-    shown_ranks = sorted(np.argsort(-compute_ms.mean(axis=0), kind="stable")[:MAX_RANKS].tolist())
-    names = [f"rank {table.names[rank]}" for rank in shown_ranks]
-    omitted = f" Of {len(table.names)} ranks these are the {MAX_RANKS} slowest." if len(table.names) > MAX_RANKS else ""
-    intervals = np.array_split(np.arange(len(positions)), min(MAX_POINTS, len(positions)))
-    samples = run.read_provenance(samples=int)["samples"]
-    options: dict[str, Any] = {"section": "Time", "width": "full"}
-    stacks = [
-        (stage, [_round(mean_ms[rank, column]) for rank in shown_ranks])
-        for column, stage in enumerate(COLUMNS)
-        if mean_ms[:, column].any()
-    ]
-    note = f"{describe_stragglers(seconds)} In reduce, and on a GPU in log, a rank waits for others.{omitted}"
-    title = "Step time of each rank by stage"
-    stage_panel = panel.bars("ranks", title, names, stacks, x_label="mean ms per step", order=340, note=note, **options)
-    # Each column is the median of neighbouring intervals, at the epoch in which the last of them ended.
-    epochs = [float(positions[interval[-1]]) / samples for interval in intervals]
-    rows = [
-        (name, [_round(np.median(compute_ms[interval, rank])) for interval in intervals])
-        for name, rank in zip(names, shown_ranks, strict=True)
-    ]
-    options |= {"x_label": "epoch", "y_label": "rank", "z_label": "ms per step", "order": 341}
-    note = "A step without the waiting for others. A row that stands out all along is a slow host."
-    return [stage_panel, panel.grid("ranks-own", "Own work of each rank per step", epochs, rows, note=note, **options)]
-
-
-def _round(value: Any) -> float:
-    """Rounds to four digits, to keep the page small."""
-    return float(f"{value:.4g}")

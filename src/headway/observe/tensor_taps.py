@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 
 # Methods that read values; on a device tensor that is a host-device sync. `print` and f-strings call `item`.
 VALUE_METHODS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__")
-# Methods that may cause a host-device sync too; on host tensors they are no reads.
+# Methods that may cause a host-device sync too; on host tensors they are not reads.
 COPY_METHODS = ("cpu", "to", "nonzero")
 
 # Frames of these folders, and frames further away than these, are not the user's code.

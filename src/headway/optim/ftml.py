@@ -10,7 +10,8 @@ from torch import Tensor
 
 from headway.optim import foreach_ops as ops
 from headway.optim.fused_optimizer import FusedOptimizer, check_betas, check_ranges
-from headway.optim.update_rule import Group, StepInputs, UpdateRule
+from headway.optim.groups import Group
+from headway.optim.update_rule import NativeRule, StepInputs, UpdateRule
 
 
 @final
@@ -67,5 +68,9 @@ class FTML(FusedOptimizer):
 
         options = (beta1, beta2, eps, decay)
         return UpdateRule(
-            apply=apply, first_state="exp_avg_sq", has_step_count=True, native_number=4, native_options=options
+            apply=apply,
+            first_state="exp_avg_sq",
+            has_step_count=True,
+            native_rule=NativeRule.FTML,
+            native_options=options,
         )

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 
 from headway.core.errors import UsageError
 from headway.optim import native
-from headway.optim.update_rule import Group, StepInputs, UpdateRule
+from headway.optim.groups import Group
+from headway.optim.update_rule import StepInputs, UpdateRule
 
 SCALAR_SHAPE = torch.Size(())
 """The shape of a state that is one number."""
@@ -51,7 +52,7 @@ class FusedOptimizer(Optimizer, ABC):
         """Adds a group, as every torch optimizer does.
 
         Raises:
-            UsageError: an option out of range, or a parameter that is no real dense tensor.
+            UsageError: an option out of range, or a parameter that is not a real dense tensor.
         """
         # torch fills in the defaults first, so that all options can be checked.
         super().add_param_group(param_group)
@@ -86,7 +87,7 @@ class FusedOptimizer(Optimizer, ABC):
             # The native core reads these scalars, and for one on a GPU that would be a host-device sync.
             scalars = [scalar for scalar in (grad_scale, found_inf, group["lr"]) if isinstance(scalar, Tensor)]
             scalars_on_cpu = all(scalar.device.type == "cpu" for scalar in scalars)
-            allows_native = group["fused"] and rule.native_number is not None and scalars_on_cpu
+            allows_native = group["fused"] and rule.native_rule is not None and scalars_on_cpu
             # Parameters of one device and type share a call, so its overhead is paid once for all of them.
             parameters_by_call: dict[tuple[torch.device, torch.dtype, bool], list[Tensor]] = {}
             for parameter in group["params"]:
@@ -100,7 +101,7 @@ class FusedOptimizer(Optimizer, ABC):
         return loss
 
     def list_states(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, tuple[bool, torch.dtype]]:
-        """Returns (is_scalar, dtype) of each state of a parameter by name. A state that is no scalar has its shape."""
+        """Returns (is_scalar, dtype) of each state of a parameter by name. Other states than scalars have its shape."""
         return _list_states(self._build_update_rule(dict(group)), parameter)
 
     def _init_state(self, parameter: Tensor, rule: UpdateRule) -> None:
@@ -127,7 +128,7 @@ class FusedOptimizer(Optimizer, ABC):
                 raise UsageError(what, fix="Load the state of an optimizer of the same network.")
 
     def _fits_native(self, parameter: Tensor, rule: UpdateRule) -> bool:
-        """Tells whether the native core can step a parameter: on the CPU, of a known type, with equal strides."""
+        """Returns True if the native core can step a parameter: on the CPU, of a known type, with equal strides."""
         grad = parameter.grad
         assert grad is not None
         names = [name for name in (rule.first_state, rule.second_state) if name is not None]
@@ -154,9 +155,9 @@ class FusedOptimizer(Optimizer, ABC):
             return None if name is None else [state[name] for state in states]
 
         has_trust_ratio = rule.has_trust_ratio
-        assert rule.native_number is not None
+        assert rule.native_rule is not None
         native.step_native(
-            native.NativeRule(rule.native_number),
+            rule.native_rule,
             native.NativeTensors(
                 weights=parameters,
                 grads=[parameter.grad for parameter in parameters],  # type: ignore[misc]
@@ -213,7 +214,7 @@ class FusedOptimizer(Optimizer, ABC):
 
 
 def _have_same_layout(parameter: Tensor, grad: Tensor, states: list[Tensor]) -> bool:
-    """Tells whether all tensors are dense, with the same strides."""
+    """Returns True if all tensors are dense, with the same strides."""
     strides = parameter.stride()
     if grad.stride() != strides:
         return False

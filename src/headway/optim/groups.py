@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from math import inf
@@ -10,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
-from headway.core.errors import RecipeError, UsageError
+from headway.core.errors import RecipeError, UsageError, list_similar
 from headway.core.recipe import RecipePart, check_patterns
 
 # Importing torch takes seconds, and a recipe is validated without it.
 if TYPE_CHECKING:
     import torch
+
+Group = dict[str, Any]
+"""A parameter group as torch's optimizers have them: `params`, and an option by each other key."""
 
 
 class GroupRecipe(RecipePart):
@@ -48,7 +50,7 @@ def split_decay(
         weight_decay: weight decay of the first group.
 
     Raises:
-        UsageError: `params` are no parameters, or `weight_decay` is below 0 or not finite.
+        UsageError: `params` are not parameters, or `weight_decay` is below 0 or not finite.
     """
     import torch
 
@@ -92,9 +94,7 @@ def assign_parameters(groups: tuple[GroupRecipe, ...], names: list[str]) -> list
             if any(patterns[index].search(name) for name in names):
                 what = f"earlier groups took every parameter that {group.match!r} matches"
                 raise RecipeError(what, where=where, fix="Move it up, or remove it.")
-            # Names that look like the pattern are better examples than the first ones.
-            similar_names = difflib.get_close_matches(group.match, names, n=3, cutoff=0.3) or names[:3]
-            fix = f"Trained parameters are for example: {', '.join(similar_names)}."
+            fix = f"Trained parameters are for example: {list_similar(group.match, names)}."
             fix += " Change the pattern, or remove the group."
             raise RecipeError(f"{group.match!r} matches no trained parameter", where=where, fix=fix)
     if unmatched:

@@ -36,7 +36,7 @@ class InternalSchedule:
 def build_lbsgd_schedule(batch_scale: int, warmup: LbsgdWarmup, warmup_steps: float) -> InternalSchedule:
     """Builds LBSGD's rise of the factor from 1 to `batch_scale` within the first `warmup_steps` steps.
 
-    `warmup: lars` has a rate for each layer instead, which is no function of the step.
+    `warmup: lars` has a rate for each layer instead, which is not a function of the step.
     """
     # Nothing rises: the rate of a layer depends on its norms, and a macro-batch of one step is the batch.
     if warmup == "lars" or batch_scale == 1:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from headway.optim import foreach_ops as ops
 from headway.optim.fused_optimizer import FusedOptimizer, check_betas, check_ranges
-from headway.optim.update_rule import Group, StepInputs, UpdateRule
+from headway.optim.groups import Group
+from headway.optim.update_rule import NativeRule, StepInputs, UpdateRule
 
 
 @final
@@ -88,7 +89,7 @@ class LAMB(FusedOptimizer):
             first_state="exp_avg",
             second_state="exp_avg_sq",
             has_step_count=True,
-            native_number=1,
+            native_rule=NativeRule.LAMB,
             native_options=(beta1, beta2, eps, decay),
             has_trust_ratio=has_trust_ratio,
             trust_ratio=compute_ratio if layerwise else None,

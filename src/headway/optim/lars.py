@@ -11,7 +11,8 @@ from torch import Tensor
 from headway.core.errors import UsageError
 from headway.optim import foreach_ops as ops
 from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
-from headway.optim.update_rule import Group, StepInputs, UpdateRule
+from headway.optim.groups import Group
+from headway.optim.update_rule import NativeRule, StepInputs, UpdateRule
 
 
 @final
@@ -107,7 +108,7 @@ def build_lars_rule(group: Group, *, trust: float | None, lr_in_momentum: bool) 
     return UpdateRule(
         apply=apply,
         first_state="momentum_buffer" if group["momentum"] > 0 else None,
-        native_number=0,
+        native_rule=NativeRule.LARS,
         native_options=(
             group["momentum"],
             group["weight_decay"],

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from headway.optim.fused_optimizer import FusedOptimizer
+from headway.optim.groups import Group
 from headway.optim.lamb import LAMB
 from headway.optim.lars import LARS
 from headway.optim.lbsgd import LBSGD
 from headway.optim.novograd import NovoGrad
 
-Group = dict[str, Any]
-
 
 def has_layer_rates(optimizer: Optimizer) -> bool:
-    """Tells whether the optimizer has a learning rate for each layer that is known after its step."""
+    """Returns True if the optimizer has a learning rate for each layer that is known after its step."""
     if isinstance(optimizer, LBSGD):
         # The rate of a macro-batch comes from the sum of its gradients, which is cleared in the step.
         return all(group["warmup"] == "lars" and group["batch_scale"] == 1 for group in optimizer.param_groups)

@@ -12,8 +12,9 @@ from torch import Tensor
 from headway.core.errors import UsageError
 from headway.optim import foreach_ops as ops
 from headway.optim.fused_optimizer import FusedOptimizer, check_ranges, require_steps_per_epoch
+from headway.optim.groups import Group
 from headway.optim.internal_schedule import WARMUP_POWERS, LbsgdWarmup
-from headway.optim.update_rule import Group, StepInputs, UpdateRule
+from headway.optim.update_rule import NativeRule, StepInputs, UpdateRule
 
 WARMUP_NAMES = get_args(LbsgdWarmup)
 
@@ -122,7 +123,7 @@ class LBSGD(FusedOptimizer):
             second_state="grad_sum" if is_accumulating else None,
             has_step_count=True,
             trust_ratio=compute_ratio if warmup == "lars" else None,
-            native_number=6,
+            native_rule=NativeRule.LBSGD,
             native_options=(
                 group["momentum"],
                 decay,

@@ -46,7 +46,7 @@ class MasterWeights:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, kind: torch.dtype) -> None:
         if kind not in HALF_DTYPES:
-            raise UsageError(f"{kind} is no 16-bit type", fix="Give MasterWeights torch.bfloat16 or torch.float16.")
+            raise UsageError(f"{kind} is not a 16-bit type", fix="Give MasterWeights torch.bfloat16 or torch.float16.")
         model_ids = {id(parameter) for parameter in model.parameters()}
         if not any(id(parameter) in model_ids for group in optimizer.param_groups for parameter in group["params"]):
             fix = "Make the optimizer from the parameters of the network, and its MasterWeights once."

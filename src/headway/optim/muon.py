@@ -12,8 +12,9 @@ from torch import Tensor
 from headway.core.errors import UsageError
 from headway.optim import foreach_ops as ops
 from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
+from headway.optim.groups import Group
 from headway.optim.lars import build_lars_rule
-from headway.optim.update_rule import Group, StepInputs, UpdateRule
+from headway.optim.update_rule import StepInputs, UpdateRule
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the polynomial a x + b x^3 + c x^5, which brings singular values in (0, 1] near 1 in five steps."""

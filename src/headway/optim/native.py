@@ -10,7 +10,6 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import c_double, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import final
@@ -20,22 +19,10 @@ from torch import Tensor
 
 from headway.core import native
 from headway.core.errors import UsageError
+from headway.optim.update_rule import NativeRule
 
 NATIVE_TYPE_BY_DTYPE = {torch.float32: 0, torch.float64: 1}
 """Numbers of the types that the core supports: HW_FP32, HW_FP64."""
-
-
-@final
-class NativeRule(IntEnum):
-    """Numbers of the update rules in the core: HW_LARS and so on."""
-
-    LARS = 0
-    LAMB = 1
-    NOVOGRAD = 2
-    SIGNUM = 3
-    FTML = 4
-    TRANSITION = 5
-    LBSGD = 6
 
 
 NUM_OPTIONS_BY_RULE = {
@@ -44,7 +31,7 @@ NUM_OPTIONS_BY_RULE = {
     NativeRule.NOVOGRAD: 5,
     NativeRule.SIGNUM: 3,
     NativeRule.FTML: 4,
-    NativeRule.TRANSITION: 7,
+    NativeRule.RMSPROP_SGD: 7,
     NativeRule.LBSGD: 6,
 }
 """Length of `options` by rule."""
@@ -96,7 +83,7 @@ def _load_library() -> ctypes.CDLL | None:
 
 
 def is_available() -> bool:
-    """Tells whether the native core can be used here. The first call logs a warning if it cannot."""
+    """Returns True if the native core can be used here. The first call logs a warning if it cannot."""
     return _load_library() is not None
 
 

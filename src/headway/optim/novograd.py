@@ -11,7 +11,8 @@ from torch import Tensor
 
 from headway.optim import foreach_ops as ops
 from headway.optim.fused_optimizer import FusedOptimizer, check_betas, check_ranges
-from headway.optim.update_rule import Group, StepInputs, UpdateRule
+from headway.optim.groups import Group
+from headway.optim.update_rule import NativeRule, StepInputs, UpdateRule
 
 
 @final
@@ -84,6 +85,6 @@ class NovoGrad(FusedOptimizer):
             has_step_count=True,
             norm_state="norm_sq",
             trust_ratio=compute_ratio,
-            native_number=2,
+            native_rule=NativeRule.NOVOGRAD,
             native_options=(beta1, beta2, eps, decay, group["averaging"]),
         )

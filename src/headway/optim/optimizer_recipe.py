@@ -1,31 +1,26 @@
-"""The `optimizer` part of a recipe: one class for each optimizer, with its own keys and the way to build it.
+"""The `optimizer` part of a recipe: one class for each optimizer, with its own keys.
 
-To add an optimizer, write its class in a file of its own, add a recipe class here, and list it in `AnyOptimizerRecipe`.
-Nothing here imports torch before `make`: that takes seconds, and a recipe is validated without it.
+To add an optimizer, write its class in a file of its own, add a recipe class here with the same names and defaults, and
+list it in `AnyOptimizerRecipe`. Nothing here imports torch before `make`: a recipe is validated without it.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from headway.core.epochs import Epochs
-from headway.core.errors import RecipeError
+from headway.optim.groups import Group
 from headway.optim.internal_schedule import (
     InternalSchedule,
     LbsgdWarmup,
     build_lbsgd_schedule,
     build_rmsprop_sgd_schedule,
 )
-from headway.optim.recipe_base import Group, NotNegative, OptimizerRecipe, Positive
-
-if TYPE_CHECKING:
-    import torch
-
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-
+from headway.optim.own_optimizer import OwnOptimizerRecipe
+from headway.optim.recipe_base import Fraction, NotNegative, OptimizerRecipe, Positive
 
 # Optimizers of torch itself. Their step is fused: one kernel for all parameters, and no host-device sync.
 
@@ -33,18 +28,18 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 class SGDRecipe(OptimizerRecipe):
     """SGD with momentum."""
 
+    CLASS: ClassVar[str] = "headway.optim.sgd:build_sgd"
+
     name: Literal["sgd"] = "sgd"
     momentum: Fraction = 0.9
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.sgd import build_sgd
-
-        return build_sgd(groups, lr, self.momentum, nesterov=False)
-
 
 class NAGRecipe(OptimizerRecipe):
     """SGD with Nesterov's momentum."""
+
+    CLASS: ClassVar[str] = "headway.optim.sgd:build_sgd"
+    OPTIONS: ClassVar[dict[str, Any]] = {"nesterov": True}
 
     name: Literal["nag"] = "nag"
     momentum: Fraction = 0.9
@@ -57,14 +52,12 @@ class NAGRecipe(OptimizerRecipe):
             raise ValueError("'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd")
         return self
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.sgd import build_sgd
-
-        return build_sgd(groups, lr, self.momentum, nesterov=True)
-
 
 class AdamRecipe(OptimizerRecipe):
     """Adam."""
+
+    CLASS: ClassVar[str] = "torch.optim:Adam"
+    OPTIONS: ClassVar[dict[str, Any]] = {"fused": True}
 
     name: Literal["adam"] = "adam"
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
@@ -72,25 +65,18 @@ class AdamRecipe(OptimizerRecipe):
     eps: Positive = 1e-8
     """Added to the denominator, the root of the second moment."""
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from torch.optim import Adam
-
-        return Adam(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True)
-
 
 class AdamWRecipe(OptimizerRecipe):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017)."""
+
+    CLASS: ClassVar[str] = "torch.optim:AdamW"
+    OPTIONS: ClassVar[dict[str, Any]] = {"fused": True}
 
     name: Literal["adamw"] = "adamw"
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
     """Added to the denominator, the root of the second moment."""
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from torch.optim import AdamW
-
-        return AdamW(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True)
 
 
 # Optimizers of Headway, most of them for large batches. `no_decay` is on for those that scale layers separately: the
@@ -99,6 +85,8 @@ class AdamWRecipe(OptimizerRecipe):
 
 class LARSRecipe(OptimizerRecipe):
     """Layer-wise learning rates for large batches (You et al. 2017)."""
+
+    CLASS: ClassVar[str] = "headway.optim.lars:LARS"
 
     name: Literal["lars"] = "lars"
     momentum: Fraction = 0.9
@@ -120,20 +108,6 @@ class LARSRecipe(OptimizerRecipe):
         _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, default=0.9)
         return self
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.lars import LARS
-
-        return LARS(
-            groups,
-            lr,
-            momentum=self.momentum,
-            trust=self.trust,
-            eps=self.eps,
-            lr_in_momentum=self.lr_in_momentum,
-            clip=self.clip,
-            nesterov=self.nesterov,
-        )
-
     @property
     def is_layer_wise(self) -> bool:
         return True
@@ -142,17 +116,14 @@ class LARSRecipe(OptimizerRecipe):
 class LAMBRecipe(OptimizerRecipe):
     """Adam's update with layer-wise learning rates (You et al. 2019)."""
 
+    CLASS: ClassVar[str] = "headway.optim.lamb:LAMB"
+
     name: Literal["lamb"] = "lamb"
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-6
     """Added to the denominator, the root of the second moment."""
     no_decay: bool = True
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.lamb import LAMB
-
-        return LAMB(groups, lr, betas=self.betas, eps=self.eps)
 
     @property
     def is_layer_wise(self) -> bool:
@@ -161,6 +132,8 @@ class LAMBRecipe(OptimizerRecipe):
 
 class NovoGradRecipe(OptimizerRecipe):
     """Gradients normalised layer by layer (Ginsburg et al. 2019)."""
+
+    CLASS: ClassVar[str] = "headway.optim.novograd:NovoGrad"
 
     name: Literal["novograd"] = "novograd"
     betas: tuple[Fraction, Fraction] = (0.95, 0.98)
@@ -171,11 +144,6 @@ class NovoGradRecipe(OptimizerRecipe):
     averaging: bool = False
     """Multiply the new term of the first moment by 1 - beta1."""
     no_decay: bool = True
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.novograd import NovoGrad
-
-        return NovoGrad(groups, lr, betas=self.betas, eps=self.eps, averaging=self.averaging)
 
     @property
     def is_layer_wise(self) -> bool:
@@ -188,31 +156,25 @@ class SignumRecipe(OptimizerRecipe):
     `weight_decay` is added to the gradient, of which only the sign counts; `decoupled_decay` acts on the weight itself.
     """
 
+    CLASS: ClassVar[str] = "headway.optim.signum:Signum"
+
     name: Literal["signum"] = "signum"
     momentum: Fraction = 0.9
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     decoupled_decay: NotNegative = 0.0
     """Decoupled weight decay: the weight is reduced by lr * decoupled_decay of itself."""
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.signum import Signum
-
-        return Signum(groups, lr, momentum=self.momentum, decoupled_decay=self.decoupled_decay)
-
 
 class FTMLRecipe(OptimizerRecipe):
     """Follow the moving leader (Zheng and Kwok 2017)."""
+
+    CLASS: ClassVar[str] = "headway.optim.ftml:FTML"
 
     name: Literal["ftml"] = "ftml"
     betas: tuple[Fraction, Fraction] = (0.6, 0.999)
     """Decays of the running first and second moments: the fractions that each step keeps."""
     eps: Positive = 1e-8
     """Added to the denominator, the root of the second moment."""
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.ftml import FTML
-
-        return FTML(groups, lr, betas=self.betas, eps=self.eps)
 
 
 # The next two count in epochs, so they need the number of steps in one.
@@ -221,6 +183,7 @@ class FTMLRecipe(OptimizerRecipe):
 class LBSGDRecipe(OptimizerRecipe):
     """SGD for large batches, as MXNet's optimizer of that name: macro-batches and a warm-up."""
 
+    CLASS: ClassVar[str] = "headway.optim.lbsgd:LBSGD"
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs",)
 
     name: Literal["lbsgd"] = "lbsgd"
@@ -234,20 +197,6 @@ class LBSGDRecipe(OptimizerRecipe):
     warmup_epochs: NotNegative = 5.0
     """Length of the warm-up in epochs. An epoch counts as its number of steps at the initial batch."""
     no_decay: bool = True
-
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.lbsgd import LBSGD
-
-        return LBSGD(
-            groups,
-            lr,
-            # Steps are calls of `step`, not macro-batches.
-            steps_per_epoch=_require_steps_per_epoch(self.name, steps_per_epoch),
-            momentum=self.momentum,
-            batch_scale=self.batch_scale,
-            warmup=self.warmup,
-            warmup_epochs=self.warmup_epochs,
-        )
 
     @property
     def is_layer_wise(self) -> bool:
@@ -274,6 +223,7 @@ class LBSGDRecipe(OptimizerRecipe):
 class RMSpropSGDRecipe(OptimizerRecipe):
     """A smooth transition from RMSprop to SGD (Akiba et al. 2017)."""
 
+    CLASS: ClassVar[str] = "headway.optim.rmsprop_sgd:RMSpropSGD"
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("center_epochs", "period_epochs")
 
     name: Literal["rmsprop_sgd"] = "rmsprop_sgd"
@@ -290,21 +240,11 @@ class RMSpropSGDRecipe(OptimizerRecipe):
     period_epochs: Epochs = 5.0
     """Length of the transition in epochs. It ends half a period after `center_epochs`."""
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.rmsprop_sgd import RMSpropSGD
-
-        return RMSpropSGD(
-            groups,
-            lr,
-            # The optimizer takes the ratio of both rates, so that the schedule scales them together.
-            rmsprop=self.lr_rmsprop / lr,
-            steps_per_epoch=_require_steps_per_epoch(self.name, steps_per_epoch),
-            momentum=self.momentum,
-            smoothing=self.smoothing,
-            eps=self.eps,
-            center_epochs=self.center_epochs,
-            period_epochs=self.period_epochs,
-        )
+    def build_options(self, lr: float) -> dict[str, Any]:
+        """Returns the ratio of both rates instead of RMSprop's, so that the schedule scales them together."""
+        options = super().build_options(lr)
+        options["rmsprop"] = options.pop("lr_rmsprop") / lr
+        return options
 
     @property
     def changes_lr(self) -> bool:
@@ -324,13 +264,15 @@ class RMSpropSGDRecipe(OptimizerRecipe):
 class MuonRecipe(OptimizerRecipe):
     """Muon for convolution filters (momentum with equal singular values), SGD for the rest (Jordan et al. 2024)."""
 
+    CLASS: ClassVar[str] = "headway.optim.muon:Muon"
+
     name: Literal["muon"] = "muon"
     momentum: Fraction = 0.95
     """Momentum factor: the fraction of the momentum buffer that each step keeps."""
     nesterov: bool = True
     """Use Nesterov's momentum."""
     lr_rest: Positive | None = None
-    """Learning rate of SGD for all parameters that are no convolution filters. Unset: `lr`."""
+    """Learning rate of SGD for all parameters that are not convolution filters. Unset: `lr`."""
     momentum_rest: Fraction = 0.9
     """Momentum of SGD for these other parameters."""
     ns_steps: int = Field(default=5, ge=1)
@@ -343,17 +285,10 @@ class MuonRecipe(OptimizerRecipe):
         _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, default=0.95)
         return self
 
-    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
-        from headway.optim.muon import Muon
-
-        return Muon(
-            groups,
-            lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            ns_steps=self.ns_steps,
-            normalise=self.normalise,
-        )
+    def build_options(self, lr: float) -> dict[str, Any]:
+        """Leaves out the keys of the SGD, which are in its parameter groups."""
+        options = super().build_options(lr)
+        return {name: value for name, value in options.items() if name not in ("lr_rest", "momentum_rest")}
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
         """Splits a group into convolution filters, which Muon steps, and the rest, which SGD steps; none is empty."""
@@ -371,6 +306,16 @@ class MuonRecipe(OptimizerRecipe):
         return True
 
 
+def _name_own_optimizer(value: Any) -> Any:
+    # `optimizer: {factory: my_module:Mine, lr: 0.1}` needs no name.
+    if not isinstance(value, dict):
+        return value
+    name = value.get("name")
+    if isinstance(name, str) and ":" in name:
+        raise ValueError(f"an import path is not a name. Write factory: {name!r} in place of name")
+    return {"name": "own", **value} if "factory" in value else value
+
+
 # A tagged union: pydantic looks at `name`, then validates against one class alone, so that errors are about its keys.
 AnyOptimizerRecipe = Annotated[
     SGDRecipe
@@ -384,8 +329,10 @@ AnyOptimizerRecipe = Annotated[
     | FTMLRecipe
     | LBSGDRecipe
     | RMSpropSGDRecipe
-    | MuonRecipe,
+    | MuonRecipe
+    | OwnOptimizerRecipe,
     Field(discriminator="name"),
+    BeforeValidator(_name_own_optimizer),
 ]
 """The recipe of one optimizer; `name` says which one."""
 
@@ -409,10 +356,3 @@ def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float
     if nesterov and momentum == 0:
         fix = f"Set momentum: {default:g}, or nesterov: false"
         raise ValueError(f"{name!r} with nesterov needs a momentum above 0. {fix}")
-
-
-def _require_steps_per_epoch(name: str, steps_per_epoch: float | None) -> float:
-    if steps_per_epoch is None:
-        what = f"{name!r} counts in epochs, and the length of one is not known here"
-        raise RecipeError(what, where="optimizer.name", fix="Give build_optimizer the argument steps_per_epoch.")
-    return steps_per_epoch

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
 from headway.core.recipe import RecipePart
 from headway.optim.batch_scaling import Scalable
-from headway.optim.groups import GroupRecipe
+from headway.optim.groups import Group, GroupRecipe
 from headway.optim.internal_schedule import InternalSchedule
 
 # Importing torch takes seconds, and a recipe is validated without it.
 if TYPE_CHECKING:
     import torch
 
-Group = dict[str, Any]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -34,12 +35,16 @@ class LookaheadRecipe(RecipePart):
     from 0 to 1, so that nothing is held back at first (airbench94: every_steps 5, alpha 0.226, power 3)."""
 
 
-class OptimizerRecipe(RecipePart, ABC):
+class OptimizerRecipe(RecipePart):
     """Base of the optimizers' recipes: the keys that every optimizer has.
 
     Importing torch takes seconds, and a recipe is validated without it.
     """
 
+    CLASS: ClassVar[str]
+    """Class of the optimizer, or a function that makes it; `make` imports it."""
+    OPTIONS: ClassVar[dict[str, Any]] = {}
+    """Arguments of the class that are not keys."""
     EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ()
     """Fields in epochs. They are scaled with the length of the run if that follows the batch."""
 
@@ -65,7 +70,6 @@ class OptimizerRecipe(RecipePart, ABC):
     gradient of a large batch is as noisy as that of a small one (Hoffer et al. 2017, arXiv 1705.08741). Start with 1 /
     sqrt(small batch)."""
 
-    @abstractmethod
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         """Builds the optimizer.
 
@@ -75,8 +79,27 @@ class OptimizerRecipe(RecipePart, ABC):
             steps_per_epoch: samples / batch; None if unknown.
 
         Raises:
-            RecipeError: the optimizer counts in epochs, and `steps_per_epoch` is None.
+            UsageError: the optimizer counts in epochs, and `steps_per_epoch` is None.
         """
+        module, _, name = self.CLASS.partition(":")
+        times = {"steps_per_epoch": steps_per_epoch} if self.EPOCH_FIELDS else {}
+        optimizer: torch.optim.Optimizer = getattr(import_module(module), name)(
+            groups, lr, **self.build_options(lr), **self.OPTIONS, **times
+        )
+        return optimizer
+
+    def build_options(self, lr: float) -> dict[str, Any]:
+        """Returns the arguments of the optimizer's class: the keys that this optimizer has beside those of all."""
+        own = type(self).model_fields.keys() - OptimizerRecipe.model_fields.keys()
+        return {name: getattr(self, name) for name in own}
+
+    def resolve_paths(self, base: Path) -> Self:
+        """Returns the recipe with paths to files of the user's that do not depend on the current folder.
+
+        Args:
+            base: folder that its relative paths start from.
+        """
+        return self
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
         """Returns a parameter group in parts if the optimizer treats its parameters differently."""

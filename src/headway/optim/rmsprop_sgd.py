@@ -12,7 +12,8 @@ from torch import Tensor
 from headway.core.errors import UsageError
 from headway.optim import foreach_ops as ops
 from headway.optim.fused_optimizer import FusedOptimizer, check_ranges, require_steps_per_epoch
-from headway.optim.update_rule import Group, StepInputs, UpdateRule
+from headway.optim.groups import Group
+from headway.optim.update_rule import NativeRule, StepInputs, UpdateRule
 
 
 @final
@@ -102,6 +103,6 @@ class RMSpropSGD(FusedOptimizer):
             first_state="momentum_buffer",
             second_state="square_avg",
             has_step_count=True,
-            native_number=5,
+            native_rule=NativeRule.RMSPROP_SGD,
             native_options=(momentum, smoothing, eps, decay, group["rmsprop"], center, period),
         )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-def build_sgd(groups: list[dict[str, Any]], lr: float, momentum: float, *, nesterov: bool) -> torch.optim.SGD:
+def build_sgd(groups: list[dict[str, Any]], lr: float, momentum: float, *, nesterov: bool = False) -> torch.optim.SGD:
     """Builds torch's fused SGD with momentum buffers of zeros."""
     sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
     # Fused SGD (torch 2.13) makes the buffers at the first step without filling them. If loss scaling skips that step,

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from headway.optim import foreach_ops as ops
 from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
-from headway.optim.update_rule import Group, StepInputs, UpdateRule
+from headway.optim.groups import Group
+from headway.optim.update_rule import NativeRule, StepInputs, UpdateRule
 
 
 @final
@@ -65,4 +66,6 @@ class Signum(FusedOptimizer):
             ops.subtract_(inputs.weights, ops.multiply(list(torch._foreach_sign(buffers)), lr))
 
         options = (momentum, decay, decoupled_decay)
-        return UpdateRule(apply=apply, first_state="momentum_buffer", native_number=3, native_options=options)
+        return UpdateRule(
+            apply=apply, first_state="momentum_buffer", native_rule=NativeRule.SIGNUM, native_options=options
+        )

@@ -54,13 +54,18 @@ def find_state_fault(optimizer: Optimizer, parameter: Tensor, saved: Mapping[str
         if name not in forms:
             if known_forms is None:
                 continue
-            return f"{name!r} is no state of {type(optimizer).__name__}"
+            return f"{name!r} is not a state of {type(optimizer).__name__}"
         if value.shape != forms[name].shape or value.dtype not in forms[name].types:
             return f"{name!r} is {describe_tensor(value.shape, value.dtype)}, and should be {forms[name]}"
     # A parameter that was never trained has no state at all. A partial state is an error.
     if (saved or current_states) and (missing := sorted((known_forms or current_states).keys() - saved.keys())):
         return f"{missing[0]!r} is missing"
     return ""
+
+
+def knows_states(optimizer: Optimizer) -> bool:
+    """Tells whether Headway knows the states of an optimizer: SGD, Adam and AdamW of torch, and its own ones."""
+    return type(optimizer) is SGD or isinstance(optimizer, Adam | FusedOptimizer)
 
 
 def _list_known_states(

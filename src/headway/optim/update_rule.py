@@ -8,12 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-Group = dict[str, Any]
+from headway.optim.groups import Group
+
+
+@final
+class NativeRule(IntEnum):
+    """Numbers of the update rules in the native core: HW_LARS and so on."""
+
+    LARS = 0
+    LAMB = 1
+    NOVOGRAD = 2
+    SIGNUM = 3
+    FTML = 4
+    # HW_TRANSITION
+    RMSPROP_SGD = 5
+    LBSGD = 6
 
 
 @final
@@ -109,7 +124,7 @@ class UpdateRule:
         second_state: name of another one; None: there is none.
         has_step_count: there is a scalar state `step`.
         norm_state: name of another scalar state; None: there is none.
-        native_number: number of the rule in the native core (`native.NativeRule`); None: the core does not know it.
+        native_rule: the same rule in the native core; None: the core does not know it.
         native_options: the numbers that the native core gets.
         has_trust_ratio: tells if a parameter has a trust ratio; None: all or none have, as `trust_ratio` says.
         trust_ratio: computes the factor on the learning rate of each layer, [n], from two float64 [n]: the norms of its
@@ -122,7 +137,7 @@ class UpdateRule:
     second_state: str | None = None
     has_step_count: bool = False
     norm_state: str | None = None
-    native_number: int | None = None
+    native_rule: NativeRule | None = None
     native_options: Sequence[float] = ()
     has_trust_ratio: Callable[[Tensor], bool] | None = None
     trust_ratio: Callable[[Tensor, Tensor], Tensor] | None = None

@@ -49,7 +49,7 @@ class Panel:
         """
         members = {member.name: getattr(self, member.name) for member in fields(self)}
         try:
-            # NaN is no JSON: a browser would refuse the whole page because of one bad number.
+            # NaN is not JSON: a browser would refuse the whole page because of one bad number.
             text = json.dumps(members, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise HeadwayError(

@@ -50,7 +50,7 @@ def calibrate_compute(
     *,
     fixed_s: float | None = None,
 ) -> ComputeTime:
-    """Fit the compute time that explains the runs best.
+    """Fits the compute time that explains the runs best.
 
     Args:
         predict_run: predicts the step of a run; everything but its compute time is subtracted from the measurement.
@@ -79,12 +79,12 @@ def calibrate_compute(
 
 
 def _fit_compute(samples: Sequence[float], seconds: Sequence[float], fixed_s: float | None) -> ComputeTime:
-    """Fit t0 and c by least squares: ln(predicted / measured) of each run over its error, and ln(t0 / 8 ms) over ln 2.5
-    as a prior unless t0 is given."""
+    """Fits t0 and c by least squares: ln(predicted / measured) of each run over its error, and ln(t0 / 8 ms) over
+    ln 2.5 as a prior unless t0 is given."""
     b, t = np.asarray(samples, np.float64), np.asarray(seconds, np.float64)
 
     def best(fixed: float) -> tuple[float, float]:
-        """Return (sum of squares, best c) for a fixed t0, by Newton's method in ln c."""
+        """Returns (sum of squares, best c) for a fixed t0, by Newton's method in ln c."""
         fixed = min(fixed, 0.95 * float(t.min()))
         log_c = math.log(float(np.median((t - fixed) / b)))
         for _ in range(30):

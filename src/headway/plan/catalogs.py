@@ -11,7 +11,7 @@ import yaml
 
 @cache
 def read_catalog(name: str) -> dict[str, Any]:
-    """Read a file of `headway/plan/catalog` by its stem. The result is cached: do not change it."""
+    """Reads a file of `headway/plan/catalog` by its stem. The result is cached: do not change it."""
     text = files("headway.plan").joinpath("catalog", f"{name}.yaml").read_text(encoding="utf-8")
     entries: dict[str, Any] = yaml.safe_load(text)
     return entries

@@ -8,7 +8,7 @@ from typing import final
 
 from pydantic import Field, model_validator
 
-from headway.core.collectives import AllReduceAlgorithm, Link, Network
+from headway.core.collectives import Algorithm, Link, Network
 from headway.core.errors import UsageError, suggest_nearest
 from headway.core.recipe import RecipePart, read_recipe
 from headway.plan.catalogs import read_catalog
@@ -131,7 +131,7 @@ class Cluster(ClusterPart):
     # Power of the building over that of the machines.
     pue: float = Field(default=1.4, ge=1, le=3)
     # All-reduce algorithms of the collectives library; the cheapest is taken for each bucket.
-    algorithms: tuple[AllReduceAlgorithm, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
+    algorithms: tuple[Algorithm, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
     # True: the all-reduce of a bucket runs while backward computes other gradients.
     overlap: bool = True
 
@@ -162,7 +162,7 @@ class Cluster(ClusterPart):
         return devices[self.device]
 
     def build_network(self, nodes: int, *, spread: bool = False) -> Network:
-        """Build the network between the devices of this many nodes.
+        """Builds the network between the devices of this many nodes.
 
         Args:
             spread: the job's nodes lie between those of other jobs, so that all traffic crosses the oversubscribed
@@ -184,18 +184,18 @@ class Cluster(ClusterPart):
 
 @cache
 def load_devices() -> dict[str, Device]:
-    """Load the devices of the catalog, by name."""
+    """Loads the devices of the catalog, by name."""
     return {name: Device(**values) for name, values in read_catalog("devices").items()}
 
 
 @cache
 def load_clusters() -> dict[str, Cluster]:
-    """Load the clusters of the catalog, by name."""
+    """Loads the clusters of the catalog, by name."""
     return {name: Cluster(**values) for name, values in read_catalog("clusters").items()}
 
 
 def find_cluster(name: str) -> Cluster:
-    """Find a cluster by its name in the catalog, or read a YAML file.
+    """Finds a cluster by its name in the catalog, or reads a YAML file.
 
     Raises UsageError if the name is neither, or the file holds no cluster.
     """

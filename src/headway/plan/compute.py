@@ -32,7 +32,7 @@ LAUNCH_S, LAUNCHES = 10e-6, 5
 
 
 def estimate_from_profile(profile: Profile, workload: Workload) -> ComputeEstimate:
-    """Estimate the compute time from the training loop of one device, as the doctor measured it.
+    """Estimates the compute time from the training loop of one device, as the doctor measured it.
 
     On a CPU the loop shares its cores with the loader beside it, so that its slower, measured pace counts.
 
@@ -75,7 +75,7 @@ def estimate_from_profile(profile: Profile, workload: Workload) -> ComputeEstima
 
 
 def estimate_node_loading(profile: Profile, cluster: Cluster) -> float | None:
-    """Estimate the images/s that the loaders of one node deliver. None: the profiled data were synthetic.
+    """Estimates the images/s that the loaders of one node deliver. None: the profiled data were synthetic.
 
     Each device has its own loader. Loaders of GPUs share the cores of the node, by the profile's fit over threads; a
     CPU that trains has the loader of the profile. Files are taken to be in the page cache.
@@ -98,7 +98,7 @@ def _trains_on_cpu(profile: Profile) -> bool:
 
 
 def _measure_contention(profile: Profile) -> tuple[float, float]:
-    """Return the seconds per sample of (loader, loop), slowed down by each other if both run on one CPU."""
+    """Returns the seconds per sample of (loader, loop), slowed down by each other if both run on one CPU."""
     loader, loop, stalls = (
         sum(one.seconds for one in profile.ceilings if one.side == side) for side in ("input", "loop", "stall")
     )
@@ -114,7 +114,7 @@ def _measure_contention(profile: Profile) -> tuple[float, float]:
 
 
 def apply_measured_links(profile: Profile, cluster: Cluster) -> Cluster:
-    """Return the cluster with the intra-node link and jitter that ranks of one host measured (doctor --procs).
+    """Returns the cluster with the intra-node link and jitter that ranks of one host measured (doctor --procs).
 
     Raises UsageError if the profile has no exchange between processes on one host.
     """
@@ -139,7 +139,7 @@ def apply_measured_links(profile: Profile, cluster: Cluster) -> Cluster:
 
 
 def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: Cluster) -> ComputeEstimate:
-    """Estimate the compute time from runs that were measured on such a cluster.
+    """Estimates the compute time from runs that were measured on such a cluster.
 
     Args:
         job: gives the gradients that the runs exchanged.
@@ -171,7 +171,7 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
 
 
 def estimate_from_data_sheet(workload: Workload, device: Device) -> ComputeEstimate:
-    """Estimate the compute time from the peak rate of a device alone; the least accurate of the three ways."""
+    """Estimates the compute time from the peak rate of a device alone; the least accurate of the three ways."""
     sheet = device.tflops
     kind, peak = "fp32", sheet.fp32
     if workload.step.precision != "fp32" and sheet.mixed is not None:

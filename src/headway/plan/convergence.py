@@ -59,22 +59,22 @@ class EpochsLaw:
     error: float | None
 
     def predict_epochs(self, batch: float) -> float:
-        """Predict the epochs to the target."""
+        """Predicts the epochs to the target."""
         return self.least * (1 + batch / self.critical)
 
     def predict_steps(self, batch: float, samples: int) -> float:
-        """Predict the steps to the target on a set of this many samples."""
+        """Predicts the steps to the target on a set of this many samples."""
         return self.predict_epochs(batch) * samples / batch
 
     def classify_batch(self, batch: float) -> Regime:
-        """Return the regime of a batch: the gain that a larger one would bring."""
+        """Returns the regime of a batch: the gain that a larger one would bring."""
         ratio = batch / self.critical
         return (
             "perfect scaling" if ratio <= PERFECT_SCALING else "diminishing returns" if ratio < NO_GAIN else "no gain"
         )
 
     def describe_extrapolation(self, batch: float) -> str:
-        """Say why the epochs of this batch are uncertain; empty inside the measured range."""
+        """Says why the epochs of this batch are uncertain; empty inside the measured range."""
         if self.low <= batch <= self.high:
             return ""
         if self.low == self.high:
@@ -84,7 +84,7 @@ class EpochsLaw:
 
 
 def fit_epochs(points: Sequence[ConvergencePoint]) -> EpochsLaw:
-    """Fit the law by least squares in logarithms.
+    """Fits the law by least squares in logarithms.
 
     Raises UsageError if there are fewer than two different batches, or a number is not positive.
     """
@@ -96,7 +96,7 @@ def fit_epochs(points: Sequence[ConvergencePoint]) -> EpochsLaw:
     log_epochs = np.log(np.array([one.epochs for one in points], np.float64))
 
     def fit_least(log_critical: float) -> tuple[float, float]:
-        """Return (sum of squares, ln E_min) for a critical batch: the best E_min is a mean."""
+        """Returns (sum of squares, ln E_min) for a critical batch: the best E_min is a mean."""
         offsets = log_epochs - np.log1p(batch / math.exp(log_critical))
         return float(((offsets - offsets.mean()) ** 2).sum()), float(offsets.mean())
 
@@ -117,29 +117,13 @@ def fit_epochs(points: Sequence[ConvergencePoint]) -> EpochsLaw:
 
 
 def derive_epochs_law(noise_scale: float, batch: float, epochs: float) -> EpochsLaw:
-    """Derive the law from the gradient noise scale, taken as critical batch, and one known batch.
+    """Derives the law from the gradient noise scale, taken as critical batch, and one known batch.
 
     McCandlish 2018, section 2.3. Raises UsageError if a number is not positive.
     """
     if not (noise_scale > 0 and batch > 0 and epochs > 0):
         raise UsageError("the noise scale, the batch and its epochs must be above 0", where="--noise-scale")
     return EpochsLaw(epochs / (1 + batch / noise_scale), noise_scale, batch, batch, None)
-
-
-def leave_one_out(points: Sequence[ConvergencePoint]) -> list[tuple[ConvergencePoint, float]]:
-    """Cross-validate the law: fit without each inner point and predict it.
-
-    Returns:
-        Pairs (point, predicted over measured epochs, less 1). The smallest and the largest batch are always fitted.
-    """
-    ordered = sorted(points, key=lambda one: one.batch)
-    predictions = []
-    for at in range(1, len(ordered) - 1):
-        one = ordered[at]
-        predictions.append(
-            (one, fit_epochs([*ordered[:at], *ordered[at + 1 :]]).predict_epochs(one.batch) / one.epochs - 1)
-        )
-    return predictions
 
 
 @final
@@ -158,7 +142,7 @@ class LearningRateSuggestion:
 
 
 def suggest_learning_rate(batch: float, points: Sequence[ConvergencePoint]) -> LearningRateSuggestion | None:
-    """Suggest learning rate and warm-up: interpolate between the nearest points, in logarithms.
+    """Suggests learning rate and warm-up: interpolates between the nearest points, in logarithms.
 
     Beyond the range of the points, those of the nearest one are returned. None: no point has a learning rate.
     """
@@ -194,5 +178,5 @@ def suggest_learning_rate(batch: float, points: Sequence[ConvergencePoint]) -> L
 
 @cache
 def load_official_points() -> tuple[ConvergencePoint, ...]:
-    """Load the official MLPerf runs of ResNet-50 on ImageNet with LARS."""
+    """Loads the official MLPerf runs of ResNet-50 on ImageNet with LARS."""
     return tuple(ConvergencePoint(**one) for one in read_catalog("epochs")["points"])

@@ -86,7 +86,7 @@ def design_fabric(
     leaf: int | None = None,
     core: int | None = None,
 ) -> Fabric:
-    """Design the fabric with the fewest switches.
+    """Designs the fabric with the fewest switches.
 
     Args:
         oversubscription: upper limit between leaves.
@@ -130,7 +130,7 @@ def design_fabric(
 def _find_smallest(
     nodes: int, each: int, leaf: int, core: int, oversubscription: float
 ) -> tuple[int, int, int, int] | None:
-    """Find (cores, leaves, up, down) with the fewest switches, and among these with the fewest uplinks; None: none
+    """Finds (cores, leaves, up, down) with the fewest switches, and among these with the fewest uplinks; None: none
     fits."""
     ports = nodes * each
     if ports <= leaf:
@@ -146,7 +146,7 @@ def _find_smallest(
 
 
 def _list_splits(leaf: int, each: int, oversubscription: float) -> Iterator[tuple[int, int]]:
-    """List (up, down) of a leaf, from the fewest uplinks to as many as there are downlinks."""
+    """Lists (up, down) of a leaf, from the fewest uplinks to as many as there are downlinks."""
     for up in range(math.ceil(leaf / (1 + oversubscription) - 1e-9), leaf // 2 + 1):
         down = min(leaf - up, math.floor(up * oversubscription + 1e-9))
         # Oversubscribed leaves take whole nodes: a node on two leaves would send half of its traffic over the uplinks.
@@ -157,13 +157,13 @@ def _list_splits(leaf: int, each: int, oversubscription: float) -> Iterator[tupl
 
 
 def _count_cores(leaves: int, up: int, core: int) -> int | None:
-    """Count the fewest cores that give each leaf as many links to one core as to another; None: there is no such
+    """Counts the fewest cores that give each leaf as many links to one core as to another; None: there is no such
     number."""
     least = math.ceil(leaves * up / core)
     return next((count for count in range(least, up + 1) if up % count == 0 and leaves * (up // count) <= core), None)
 
 
 def _count_most_nodes(each: int, leaf: int, core: int, oversubscription: float) -> int:
-    """Count the most nodes that fit, with one link from each leaf to each core."""
+    """Counts the most nodes that fit, with one link from each leaf to each core."""
     most = (core * down for _, down in _list_splits(leaf, each, oversubscription))
     return max(leaf, *most) // each

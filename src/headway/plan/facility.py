@@ -68,12 +68,12 @@ class NodeSpec:
 
 @cache
 def load_nodes() -> dict[str, NodeSpec]:
-    """Load the node types of the catalog, by name."""
+    """Loads the node types of the catalog, by name."""
     return {name: NodeSpec(**values) for name, values in read_catalog("nodes").items()}
 
 
 def find_node(name: str) -> NodeSpec:
-    """Find a node type by name. Raises UsageError if there is none."""
+    """Finds a node type by name. Raises UsageError if there is none."""
     nodes = load_nodes()
     if name not in nodes:
         raise UsageError(
@@ -162,12 +162,12 @@ class FacilityPlan:
         return count_pod_nodes(self.fabric)
 
     def count_racks(self, watts: float) -> int | None:
-        """Count the racks of another power that hold all nodes; None: a rack cannot hold a single one."""
+        """Counts the racks of another power that hold all nodes; None: a rack cannot hold a single one."""
         fit = count_nodes_per_rack(watts, self.watts / self.wanted.nodes, self.machine)
         return math.ceil(self.wanted.nodes / fit) if fit else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain values for JSON."""
+        """Returns the plan as plain values for JSON."""
         values = asdict(self)
         switches = {str(ports): count for ports, count in self.fabric.switches.items()}
         derived = {
@@ -181,7 +181,7 @@ class FacilityPlan:
 
 
 def build_facility_request(workload: Workload | None, **values: Any) -> FacilityRequest:
-    """Build a request from the given values, completed from a workload.
+    """Builds a request from the given values, completed from a workload.
 
     A workload gives size and number of its samples; the training rate of a node then follows from the data sheet.
     """
@@ -210,12 +210,12 @@ LEAF_RADIXES = {200: 40, 400: 64}
 
 
 def name_link(node: NodeSpec) -> str:
-    """Name the cable type of the fabric."""
+    """Names the cable type of the fabric."""
     return LINK_NAMES.get(round(node.link_gbit_s), f"{node.link_gbit_s:g} Gb/s")
 
 
 def plan_facility(request: FacilityRequest) -> FacilityPlan:
-    """Plan the racks, fabric and storage of a facility.
+    """Plans the racks, fabric and storage of a facility.
 
     Raises UsageError if a number is out of range, or no fabric of two levels takes so many nodes.
     """
@@ -251,18 +251,18 @@ def plan_facility(request: FacilityRequest) -> FacilityPlan:
 
 
 def count_nodes_per_rack(rack_watts: float, watts: float, machine: NodeSpec) -> int:
-    """Count the nodes that fit in a rack, by power and by height."""
+    """Counts the nodes that fit in a rack, by power and by height."""
     return min(math.floor(rack_watts / watts + 1e-9), RACK_UNITS // machine.units)
 
 
 def count_pod_nodes(net: Fabric) -> tuple[int, ...]:
-    """Count the nodes under each leaf switch. A node whose ports go to two of them counts under the first."""
+    """Counts the nodes under each leaf switch. A node whose ports go to two of them counts under the first."""
     ends = [min(net.nodes, math.ceil(net.nodes_per_leaf * (leaf + 1))) for leaf in range(net.leaves)]
     return tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
 
 
 def count_ethernet_switches(ports: int) -> int:
-    """Count the 24-port switches for this many ports: one, or two levels with two uplinks per switch."""
+    """Counts the 24-port switches for this many ports: one, or two levels with two uplinks per switch."""
     if ports <= ETHERNET_PORTS:
         return 1
     below = math.ceil(ports / (ETHERNET_PORTS - ETHERNET_UPLINKS))
@@ -270,7 +270,7 @@ def count_ethernet_switches(ports: int) -> int:
 
 
 def _check_ranges(request: FacilityRequest, watts: float) -> None:
-    """Raise UsageError if a number is out of range."""
+    """Raises UsageError if a number is out of range."""
     limits: list[tuple[str, float | None, float, float, str]] = [
         ("--node-kw", watts / 1000, 0.1, 200, "kW"),
         ("--rack-kw", request.rack_watts / 1000, 1, 300, "kW"),
@@ -286,7 +286,7 @@ def _check_ranges(request: FacilityRequest, watts: float) -> None:
 
 
 def _estimate_storage(request: FacilityRequest, machine: NodeSpec) -> StorageDemand:
-    """Estimate the load on the storage, and choose its type by the number of nodes."""
+    """Estimates the load on the storage, and chooses its type by the number of nodes."""
     nodes = request.nodes
     kind: StorageKind = "nfs" if nodes < PARALLEL_FROM else "parallel" if nodes <= POD_NODES else "tiered"
     images_s = machine.images_s if request.images_s is None else request.images_s

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from headway.core.byte_format import format_bytes
 from headway.core.files import write_atomically
+from headway.core.text_format import format_bytes, pluralise
 from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.plan import facility_text
 from headway.plan.facility import STORAGE_NAMES, FacilityPlan, name_link
 from headway.plan.placement import Placement
-from headway.plan.wording import pluralise
 
 # Pods, and racks per pod, that are drawn one by one. The drawing says how many more there are.
 MAX_PODS, MAX_RACKS = 6, 8
@@ -24,14 +23,14 @@ DARK, GREEN, BLUE, ORANGE, GREY = "#33404f", "#4f9d4f", "#3d7ab8", "#d0802a", "#
 
 
 def write_page(plan: FacilityPlan, path: Path, placement: Placement | None = None) -> None:
-    """Write the plan as one HTML file."""
+    """Writes the plan as one HTML file."""
     nodes = plan.wanted.nodes
     title, panels = f"A facility of {nodes:,} nodes", build_panels(plan, placement)
     write_atomically(path, renderer.render(panels, title=title, subtitle=plan.machine.title, sections=("Plan",)))
 
 
 def build_panels(plan: FacilityPlan, placement: Placement | None = None) -> list[Panel]:
-    """Build the panels in the order of the page."""
+    """Builds the panels in the order of the page."""
     net, feed = plan.fabric, plan.feed
     switches = " + ".join(f"{many} x {ports}" for ports, many in net.switches.items())
     cards = [
@@ -41,14 +40,6 @@ def build_panels(plan: FacilityPlan, placement: Placement | None = None) -> list
         (f"{name_link(plan.machine)} cables", f"{net.node_cables + net.switch_cables:,}", ""),
         ("reads", f"{format_bytes(feed.bytes_s)}/s", STORAGE_NAMES[feed.storage]),
     ]
-    lines = {
-        "racks": [facility_text.describe_racks(plan), facility_text.describe_floor(plan)],
-        "power": [facility_text.describe_power(plan), facility_text.describe_heat(plan)],
-        "fabric": facility_text.describe_fabric(plan),
-        "cables": [facility_text.describe_cables(plan), facility_text.describe_ethernet(plan)],
-        "storage": facility_text.describe_storage(plan),
-    }
-    rows = [(name if not at else "", line) for name, parts in lines.items() for at, line in enumerate(parts)]
     picture = "data:image/svg+xml;base64," + base64.b64encode(draw_facility(plan).encode()).decode()
     panels = [
         panel.cards("cards", "Requirements", cards, order=1, section="Plan"),
@@ -56,7 +47,7 @@ def build_panels(plan: FacilityPlan, placement: Placement | None = None) -> list
             "racks", "Racks, switches and cables", [(picture, "", "")], whole=True, order=2, section="Plan",
             width="full", note="The number on a line counts its cables. Each green bar is a node.",
         ),
-        panel.table("bill", "Summary", ["", ""], rows, order=3, section="Plan", width="full"),
+        panel.table("bill", "Summary", ["", ""], facility_text.list_rows(plan), order=3, section="Plan", width="full"),
     ]  # fmt: skip
     if placement is not None:
         panels.append(_build_jobs_panel(placement))
@@ -64,7 +55,7 @@ def build_panels(plan: FacilityPlan, placement: Placement | None = None) -> list
 
 
 def _build_jobs_panel(placement: Placement) -> Panel:
-    """Build the table of jobs: nodes on each pod, and traffic between pods."""
+    """Builds the table of jobs: nodes on each pod, and traffic between pods."""
     rows = [
         (f"{job.nodes:,}", *(str(part or "") for part in parts), f"{placement.count_bytes_between(number) / 1e6:,.0f}")
         for number, (job, parts) in enumerate(zip(placement.jobs, placement.parts, strict=True))
@@ -86,7 +77,7 @@ class _Rack:
 
 
 def draw_facility(plan: FacilityPlan) -> str:
-    """Draw the facility as SVG: cores on top, leaves below, racks at the bottom under the leaf of their nodes."""
+    """Draws the facility as SVG: cores on top, leaves below, racks at the bottom under the leaf of their nodes."""
     net, pods = plan.fabric, plan.pods
     pod_racks = _fill_racks(pods, plan.nodes_per_rack)[:MAX_PODS]
     widths = [
@@ -137,7 +128,7 @@ def draw_facility(plan: FacilityPlan) -> str:
 
 
 def _fill_racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
-    """Distribute the nodes of each pod over racks. A rack with nodes of two pods stands in the first."""
+    """Distributes the nodes of each pod over racks. A rack with nodes of two pods stands in the first."""
     rows, left = list[list[_Rack]](), 0
     for at, nodes in enumerate(pods):
         # Nodes of this pod that already stand in the last rack of the pod before.
@@ -153,7 +144,7 @@ def _fill_racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
 def _draw_cables(
     racks: Sequence[_Rack], x: float, middle: float, following: float | None, leaf_y: float, rack_y: float, ports: int
 ) -> list[str]:
-    """Draw the cables from racks to their leaf, and from a shared rack to the next pod's leaf."""
+    """Draws the cables from racks to their leaf, and from a shared rack to the next pod's leaf."""
     shapes = list[str]()
     for at, rack in enumerate(racks[:MAX_RACKS]):
         # The cable ends in the middle of its rack.
@@ -169,7 +160,7 @@ def _draw_cables(
 def _draw_pod(
     nodes: int, racks: Sequence[_Rack], x: float, middle: float, leaf_y: float, rack_y: float, tallest: int, ports: int
 ) -> list[str]:
-    """Draw the racks, the nodes and the leaf switch of a pod."""
+    """Draws the racks, the nodes and the leaf switch of a pod."""
     tall, shapes = tallest * (NODE_H + 4) + 8, list[str]()
     for at, rack in enumerate(racks[:MAX_RACKS]):
         left = x + GAP + at * (NODE_W + GAP)

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from headway.core.byte_format import format_bytes
+from headway.core.text_format import format_bytes, pluralise
 from headway.plan.facility import RACK_WATTS, STORAGE_NAMES, FacilityPlan, name_link
 from headway.plan.placement import Placement
-from headway.plan.wording import pluralise
 
 LABEL_WIDTH = 11
 
 
 def format_facility(plan: FacilityPlan, placement: Placement | None = None) -> str:
-    """Format the plan: a title, then labelled lines."""
+    """Formats the plan: a title, then labelled lines."""
     wanted, machine = plan.wanted, plan.machine
     gpus = wanted.nodes * machine.gpus
     lines = [f"{wanted.nodes:,} x {machine.title}: {gpus:,} GPUs, {wanted.nodes * machine.tflops / 1e3:,.1f} PFLOPS"]
-    for name, parts in {
+    rows = list_rows(plan, placement)
+    return "\n".join([*lines, *(f"  {name:<{LABEL_WIDTH}}{part}" for name, part in rows)])
+
+
+def list_rows(plan: FacilityPlan, placement: Placement | None = None) -> list[tuple[str, str]]:
+    """Lists rows of a topic and a sentence; further sentences of a topic have an empty one."""
+    topics = {
         "racks": [describe_racks(plan), describe_floor(plan)],
         "power": [describe_power(plan), describe_heat(plan)],
         "fabric": describe_fabric(plan),
         "cables": [describe_cables(plan), describe_ethernet(plan)],
         "storage": describe_storage(plan),
         "jobs": describe_jobs(placement) if placement else [],
-    }.items():
-        for first, part in enumerate(parts):
-            lines.append(f"  {'' if first else name:<{LABEL_WIDTH}}{part}")
-    return "\n".join(lines)
+    }
+    return [("" if at else name, part) for name, parts in topics.items() for at, part in enumerate(parts)]
 
 
 def describe_racks(plan: FacilityPlan) -> str:
-    """Describe the number of racks and their fill."""
+    """Describes the number of racks and their fill."""
     headroom = plan.headroom_watts
     left = f"{headroom / 1000:.1f} kW left" if headroom >= 1 else "none left"
     kw = plan.wanted.rack_watts / 1000
@@ -38,7 +41,7 @@ def describe_racks(plan: FacilityPlan) -> str:
 
 
 def describe_floor(plan: FacilityPlan) -> str:
-    """Describe floor space and efficiency, and compare with racks of half the power."""
+    """Describes floor space and efficiency, and compares them with racks of half the power."""
     spread = f"{plan.floor_m2:,.1f} m2 with its share of the aisles"
     # The comparison shows the floor that less power and cooling per rack would cost.
     half = plan.count_racks(plan.wanted.rack_watts / 2)
@@ -47,13 +50,13 @@ def describe_floor(plan: FacilityPlan) -> str:
 
 
 def describe_power(plan: FacilityPlan) -> str:
-    """Describe the power of the nodes and of the building."""
+    """Describes the power of the nodes and of the building."""
     building = f"{plan.building_watts / 1000:,.1f} kW for the building (PUE {plan.wanted.pue:g})"
     return f"{plan.watts / 1000:,.1f} kW for the nodes, switches apart; {building}"
 
 
 def describe_heat(plan: FacilityPlan) -> str:
-    """Describe heat and energy."""
+    """Describes heat and energy."""
     # Only for racks at least as dense as in NVIDIA's designs, 19.2 kW.
     warning = "; training keeps it there for days: size the cooling for the maximum, not for a mean"
     energy = f"{plan.kwh_a_year / 1000:,.0f} MWh a year of training"
@@ -61,7 +64,7 @@ def describe_heat(plan: FacilityPlan) -> str:
 
 
 def describe_fabric(plan: FacilityPlan) -> list[str]:
-    """Describe the switches, their links, and the oversubscription between leaves."""
+    """Describes the switches, their links, and the oversubscription between leaves."""
     net = plan.fabric
     kinds = [f"{many} x {ports} ports" for ports, many in net.switches.items()]
     # One kind of switch on both levels: the sum alone would hide the two levels.
@@ -82,7 +85,7 @@ def describe_fabric(plan: FacilityPlan) -> list[str]:
 
 
 def describe_cables(plan: FacilityPlan) -> str:
-    """List the cables."""
+    """Lists the cables."""
     net = plan.fabric
     parts = [f"{many:,} {kind}" for kind, many in plan.cables.items()]
     parts[0] += f" ({net.node_cables:,} of nodes, {net.switch_cables:,} between switches)"
@@ -90,13 +93,13 @@ def describe_cables(plan: FacilityPlan) -> str:
 
 
 def describe_ethernet(plan: FacilityPlan) -> str:
-    """Describe the switches of the storage and management networks."""
+    """Describes the switches of the storage and management networks."""
     ten, one = plan.ethernet[10], plan.ethernet[1]
     return f"{pluralise(ten, 'switch')} of 24 ports for storage (10 GbE), {one} for management (1 GbE)"
 
 
 def describe_storage(plan: FacilityPlan) -> list[str]:
-    """Describe the type of storage, the rates it must deliver, and whether the network to it is fast enough."""
+    """Describes the type of storage, the rates it must deliver, and whether the network to it is fast enough."""
     feed, wanted = plan.feed, plan.wanted
     lines = [
         STORAGE_NAMES[feed.storage],
@@ -123,14 +126,14 @@ def describe_storage(plan: FacilityPlan) -> list[str]:
 
 
 def describe_images(plan: FacilityPlan) -> str:
-    """Describe the training rate of a node and the size of an image."""
+    """Describes the training rate of a node and the size of an image."""
     rate = plan.machine.images_s if plan.wanted.images_s is None else plan.wanted.images_s
     whose = plan.wanted.images_from if plan.wanted.images_s is not None else " of ResNet-50"
     return f"{rate:,.0f} images/s{whose}, {format_bytes(plan.wanted.image_bytes)} each"
 
 
 def describe_jobs(placement: Placement) -> list[str]:
-    """Describe the pods of each job, and the traffic between pods."""
+    """Describes the pods of each job, and the traffic between pods."""
     lines = []
     for number, (job, parts) in enumerate(zip(placement.jobs, placement.parts, strict=True)):
         pods = " + ".join(f"{part} on pod {pod + 1}" for pod, part in enumerate(parts) if part)

@@ -44,11 +44,11 @@ class PowerLaw:
     squares: float
 
     def __call__(self, x: float) -> float:
-        """Return y at x."""
+        """Returns y at x."""
         return self.scale * float(x**self.exponent)
 
     def predict_band(self, x: float) -> tuple[float, float]:
-        """Predict the 95 % interval of a new point at x, if the law continues. Two points give (0, infinity)."""
+        """Predicts the 95 % interval of a new point at x, if the law continues. Two points give (0, infinity)."""
         # The prediction interval of a linear regression in logarithms: it widens with the distance from the fitted
         # points.
         free = self.count - 2
@@ -60,7 +60,7 @@ class PowerLaw:
 
 
 def fit_power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
-    """Fit a power law by least squares in logarithms.
+    """Fits a power law by least squares in logarithms.
 
     Args:
         points: pairs (x, y), all above 0.
@@ -115,7 +115,7 @@ def predict_growth(
     now_parameters: float | None = None,
     epochs: float = 1.0,
 ) -> GrowthPrediction:
-    """Predict error, network size and compute for a training set of this size.
+    """Predicts error, network size and compute for a training set of this size.
 
     Args:
         error: law of the error by samples; must fall.
@@ -159,7 +159,7 @@ class DataGrowth:
 def predict_data_growth(
     workload: Workload, errors: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]] = ()
 ) -> DataGrowth:
-    """Predict the gain of 2, 5, 10 and 100 times the largest measured training set.
+    """Predicts the gain of 2, 5, 10 and 100 times the largest measured training set.
 
     Args:
         errors: pairs (samples, error). sizes: pairs (samples, parameters of the best network).

@@ -82,26 +82,26 @@ class TrainingJob:
     spread: bool = False
 
     def split_batch(self, devices: int) -> float:
-        """Return the mean number of samples in a device's micro-batch."""
+        """Returns the mean number of samples in a device's micro-batch."""
         if self.per_device is not None:
             return self.per_device
         assert self.batch is not None
         return self.batch / devices / self.accumulate
 
     def find_largest_share(self, devices: int) -> float:
-        """Return the samples in the largest micro-batch of any device; below 1 for a strip of an image."""
+        """Returns the samples in the largest micro-batch of any device; below 1 for a strip of an image."""
         each = self.split_batch(devices)
         return each if each < 1 else math.ceil(each - 1e-9)
 
     def predict_epochs(self, batch: float) -> float:
-        """Return the epochs to the target with this batch."""
+        """Returns the epochs to the target with this batch."""
         return self.epochs if isinstance(self.epochs, int | float) else self.epochs.predict_epochs(batch)
 
 
 def choose_epochs(
     workload: Workload, *, points: Sequence[ConvergencePoint] = (), noise_scale: float | None = None
 ) -> tuple[EpochsLaw | float, str]:
-    """Choose the best known law of epochs by batch. Returns (law or constant, its source in words).
+    """Chooses the best known law of epochs by batch. Returns (law or constant, its source in words).
 
     The order: a fit to several measured batches, the gradient noise scale, the official runs of ResNet-50 with LARS on
     ImageNet, else the epochs of the recipe for every batch.
@@ -127,7 +127,7 @@ def choose_epochs(
 
 
 def has_official_runs(workload: Workload) -> bool:
-    """Tell whether official results exist for this job: ResNet-50 with LARS on a set of ImageNet's size."""
+    """Returns True if official results exist for this job: ResNet-50 with LARS on a set of ImageNet's size."""
     name, optimizer = workload.name.lower(), workload.step.update.optimizer.lower()
     return "resnet50" in name and optimizer == "lars" and workload.run.samples in IMAGENET_SAMPLES
 
@@ -142,7 +142,7 @@ def build_job(
     accumulate: int | None = None,
     spread: bool = False,
 ) -> TrainingJob:
-    """Build the job that trains a workload.
+    """Builds the job that trains a workload.
 
     Args:
         per_device: samples of a device, or `batch`: global batch. With neither, a device gets as many samples, in

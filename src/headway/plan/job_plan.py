@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
+from headway.core.text_format import pluralise
 from headway.core.workload import Workload
 from headway.plan.cluster import Cluster
 from headway.plan.convergence import EpochsLaw, LearningRateSuggestion, load_official_points, suggest_learning_rate
@@ -16,7 +17,6 @@ from headway.plan.prediction import Prediction
 from headway.plan.scaling import find_paying_nodes, predict_scaling
 from headway.plan.sensitivity import InputSensitivity, rank_sensitivities
 from headway.plan.strategies import DeviceMemory, Strategy, compare_strategies, count_useful_nodes, estimate_memory
-from headway.plan.wording import pluralise
 
 
 @final
@@ -59,7 +59,7 @@ class JobPlan:
         return next((one.nodes for one in self.predictions if one.hours <= (self.deadline_h or 0.0)), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain values for JSON. Infinite and unknown numbers are null."""
+        """Returns the plan as plain values for JSON. Infinite and unknown numbers are null."""
         rows = [
             {
                 **asdict(one),
@@ -92,7 +92,7 @@ class JobPlan:
 
 
 def _replace_infinite(value: Any) -> Any:
-    """Replace infinity and NaN, which JSON lacks, by None."""
+    """Replaces infinity and NaN, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {key: _replace_infinite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -101,7 +101,7 @@ def _replace_infinite(value: Any) -> Any:
 
 
 def list_warnings(plan: JobPlan) -> list[str]:
-    """List the reasons why this plan would not work, or not as predicted."""
+    """Lists the reasons why this plan would not work, or not as predicted."""
     lines = list(plan.estimate.warnings)
     if plan.nodes_over_memory:
         low, high = plan.nodes_over_memory[0], plan.nodes_over_memory[-1]
@@ -129,7 +129,7 @@ def build_plan(
     *,
     deadline_h: float | None = None,
 ) -> JobPlan:
-    """Build the plan of a job. Raises UsageError as `predict_scaling` does."""
+    """Builds the plan of a job. Raises UsageError as `predict_scaling` does."""
     predictions = predict_scaling(job, cluster, nodes)
     paying = find_paying_nodes(job, cluster, nodes)
     # Counts between the ones that were asked for are tried too: the best of them gets a row of its own.

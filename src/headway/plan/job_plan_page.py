@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.core.byte_format import format_bytes
 from headway.core.files import write_atomically
+from headway.core.text_format import format_bytes, pluralise
 from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.plan import job_plan_text
 from headway.plan.convergence import NO_GAIN, PERFECT_SCALING, EpochsLaw
 from headway.plan.job_plan import JobPlan, list_warnings
-from headway.plan.wording import format_hours, format_hours_range, pluralise
+from headway.plan.wording import format_hours, format_hours_range
 
 SECTIONS = ("Plan", "Step", "Learning", "Uncertainty", "More data")
 # Points of a fitted curve.
@@ -24,13 +24,13 @@ BY_NODES: dict[str, Any] = {"x_label": "nodes", "log_x": True, "section": "Plan"
 
 
 def write_page(plan: JobPlan, path: Path) -> None:
-    """Write the plan as one HTML file."""
+    """Writes the plan as one HTML file."""
     title, subtitle = f"{plan.name}: {plan.cluster.title}", " ".join(job_plan_text.list_verdicts(plan)[:1])
     write_atomically(path, renderer.render(build_panels(plan), title=title, subtitle=subtitle, sections=SECTIONS))
 
 
 def build_panels(plan: JobPlan) -> list[Panel]:
-    """Build the panels in the order of the page."""
+    """Builds the panels in the order of the page."""
     best, ratio = plan.best, plan.best.step.communication_ratio
     cards = [
         ("nodes that pay", f"{best.nodes:,}", f"of {plan.predictions[-1].nodes:,} planned"),
@@ -58,13 +58,13 @@ def build_panels(plan: JobPlan) -> list[Panel]:
 
 
 def _build_warning_panel(plan: JobPlan) -> list[Panel]:
-    """Build the panel of warnings; none without a warning."""
+    """Builds the panel of warnings; none without a warning."""
     text = "\n".join(list_warnings(plan))
     return [panel.text("warnings", "Warnings", text, order=0, section="Plan", width="full")] if text else []
 
 
 def _build_scaling_panels(plan: JobPlan) -> list[Panel]:
-    """Build the curves of images/s, time, efficiency and energy over the nodes."""
+    """Builds the curves of images/s, time, efficiency and energy over the nodes."""
     nodes = [float(one.nodes) for one in plan.predictions]
     first = plan.predictions[0]
     linear = [first.images_s / first.nodes * count for count in nodes]
@@ -100,7 +100,7 @@ def _build_scaling_panels(plan: JobPlan) -> list[Panel]:
 
 
 def _build_step_panel(plan: JobPlan) -> Panel:
-    """Build the stacked bars of a step's parts, one bar per node count."""
+    """Builds the stacked bars of a step's parts, one bar per node count."""
     names = [pluralise(one.nodes, "node") for one in plan.predictions]
     parts: list[tuple[str, Sequence[float]]] = [
         ("samples", [one.step.sample_s * 1e3 for one in plan.predictions]),
@@ -113,7 +113,7 @@ def _build_step_panel(plan: JobPlan) -> Panel:
 
 
 def _build_convergence_panels(plan: JobPlan) -> list[Panel]:
-    """Build the curves of epochs and steps by batch; none if epochs are constant."""
+    """Builds the curves of epochs and steps by batch; none if epochs are constant."""
     epochs = plan.job.epochs
     if not isinstance(epochs, EpochsLaw):
         return []
@@ -144,7 +144,7 @@ def _build_convergence_panels(plan: JobPlan) -> list[Panel]:
 
 
 def _build_sensitivity_panels(plan: JobPlan) -> list[Panel]:
-    """Build the tables of sensitivities and strategies."""
+    """Builds the tables of sensitivities and strategies."""
     moved = [one for one in plan.sensitivities if one.magnitude >= 0.001]
     panels = []
     columns: Sequence[str] = ("input", "with 20 % less of it", "with 20 % more")
@@ -165,7 +165,7 @@ def _build_sensitivity_panels(plan: JobPlan) -> list[Panel]:
 
 
 def _build_growth_panels(plan: JobPlan) -> list[Panel]:
-    """Build the curve of the error by samples and its table; none without a law."""
+    """Builds the curve of the error by samples and its table; none without a law."""
     law = plan.growth
     if law is None:
         return []

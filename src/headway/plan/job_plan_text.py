@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from headway.core.byte_format import format_bytes
+from headway.core.text_format import align_table, format_bytes, pluralise
 from headway.plan.convergence import EpochsLaw
 from headway.plan.growth import DataGrowth
 from headway.plan.job_plan import JobPlan, list_warnings
 from headway.plan.prediction import Prediction
 from headway.plan.scaling import SPEEDUP_EXPONENT
-from headway.plan.wording import align_table, format_hours, format_hours_range, format_milliseconds, pluralise
+from headway.plan.wording import format_hours, format_hours_range, format_milliseconds
 
 # Number of inputs that the summary names.
 MAX_SENSITIVITIES = 4
@@ -29,7 +29,7 @@ SHORT_NAMES = {
 
 
 def format_plan(plan: JobPlan) -> str:
-    """Format a plan: warnings, inputs, a table of node counts, then conclusions."""
+    """Formats a plan: warnings, inputs, a table of node counts, then conclusions."""
     estimate, compute = plan.estimate, plan.estimate.compute
     step = f"{format_milliseconds(compute.fixed_s)} and {format_milliseconds(compute.sample_s)} a sample"
     warned = list_warnings(plan)
@@ -43,7 +43,7 @@ def format_plan(plan: JobPlan) -> str:
         f"  memory    {describe_memory(plan)}",
         f"  input     {describe_input(plan)}",
         "",
-        *align_table(tabulate_predictions(plan)),
+        *align_table(tabulate_predictions(plan), left=-1),
         "",
         *list_verdicts(plan),
         describe_sensitivities(plan),
@@ -51,12 +51,12 @@ def format_plan(plan: JobPlan) -> str:
     ]
     if plan.growth is not None:
         lines += ["", f"The error falls as samples to the power of {plan.growth.error.exponent:.3f}."]
-        lines += align_table(tabulate_growth(plan.growth))
+        lines += align_table(tabulate_growth(plan.growth), left=-1)
     return "\n".join([*lines, *list_notes(plan)])
 
 
 def list_verdicts(plan: JobPlan) -> list[str]:
-    """List the conclusions: how many nodes pay, which keep the deadline, and whether their batch still learns."""
+    """Lists the conclusions: how many nodes pay, which keep the deadline, and whether their batch still learns."""
     # Only several node counts can tell which of them pay.
     lines = [describe_paying_nodes(plan)] if len(plan.predictions) > 1 else []
     if plan.deadline_h is not None:
@@ -83,7 +83,7 @@ def list_verdicts(plan: JobPlan) -> list[str]:
 
 
 def describe_input(plan: JobPlan) -> str:
-    """Describe the rate of storage and loading, as far as it is known."""
+    """Describes the rate of storage and loading, as far as it is known."""
     best, far = plan.best, plan.cluster.storage
     # An infinite rate is an unknown one. The first epoch may still be limited: caches are cold.
     free = best.input_images_s == math.inf
@@ -100,7 +100,7 @@ def describe_input(plan: JobPlan) -> str:
 
 
 def tabulate_predictions(plan: JobPlan) -> list[tuple[str, ...]]:
-    """Tabulate the predictions: a heading, then a row per node count. Columns without any value are left out."""
+    """Tabulates the predictions: a heading, then a row per node count. Columns without any value are left out."""
     table = [COLUMNS]
     for one, lr in zip(plan.predictions, plan.lars, strict=True):
         algorithms = "+".join(SHORT_NAMES.get(name, name) for name in one.step.algorithms) or "-"
@@ -120,12 +120,12 @@ def tabulate_predictions(plan: JobPlan) -> list[tuple[str, ...]]:
 
 
 def describe_bottleneck(plan: JobPlan, prediction: Prediction) -> str:
-    """Name the limiting part of a prediction, and say so if memory is too small."""
+    """Names the limiting part of a prediction, and says so if memory is too small."""
     return f"{prediction.limit}, no room" if prediction.nodes in plan.nodes_over_memory else prediction.limit
 
 
 def list_notes(plan: JobPlan) -> list[str]:
-    """List the doubts about epochs: the nearest node count on either side of the measured batches."""
+    """Lists the doubts about epochs: the nearest node count on either side of the measured batches."""
     law = plan.job.epochs
     if not isinstance(law, EpochsLaw):
         return []
@@ -136,7 +136,7 @@ def list_notes(plan: JobPlan) -> list[str]:
 
 
 def tabulate_growth(growth: DataGrowth) -> list[tuple[str, ...]]:
-    """Tabulate the predictions for larger training sets: a heading, then a row per set."""
+    """Tabulates the predictions for larger training sets: a heading, then a row per set."""
     table: list[tuple[str, ...]] = [
         ("samples", "error", "95 %", "parameters", "PF/s-days", "years of a server without a GPU", "measured up to")
     ]
@@ -149,7 +149,7 @@ def tabulate_growth(growth: DataGrowth) -> list[tuple[str, ...]]:
 
 
 def describe_paying_nodes(plan: JobPlan) -> str:
-    """Say how many nodes pay, and why more do not."""
+    """Says how many nodes pay, and why more do not."""
     best, most = plan.best, plan.predictions[-1]
     learns = "" if isinstance(plan.job.epochs, EpochsLaw) else ", if larger batches need no more epochs"
     room = " Their samples do not fit a device's memory, see above." if best.nodes in plan.nodes_over_memory else ""
@@ -166,7 +166,7 @@ def describe_paying_nodes(plan: JobPlan) -> str:
 
 
 def describe_memory(plan: JobPlan) -> str:
-    """Compare the memory that a device needs with its capacity."""
+    """Compares the memory that a device needs with its capacity."""
     held = plan.memory
     fits = "" if held.fits else ", too much"
     return (
@@ -176,7 +176,7 @@ def describe_memory(plan: JobPlan) -> str:
 
 
 def describe_sensitivities(plan: JobPlan) -> str:
-    """Name the inputs that change the time most."""
+    """Names the inputs that change the time most."""
     # Below half a per cent an input is not worth measuring.
     named = [one for one in plan.sensitivities if one.magnitude >= 0.005][:MAX_SENSITIVITIES]
     parts = [f"{one.name} ({one.less - 1:+.0%} with 20 % less, {one.more - 1:+.0%} with more)" for one in named]
@@ -184,7 +184,7 @@ def describe_sensitivities(plan: JobPlan) -> str:
 
 
 def describe_strategies(plan: JobPlan) -> list[str]:
-    """Describe the strategies that beat data parallelism, or that fit in memory if it does not."""
+    """Describes the strategies that beat data parallelism, or that fit in memory if it does not."""
     at, fits = pluralise(plan.paying_nodes, "node"), plan.memory.fits
     named = [one for one in plan.strategies if one.memory.fits and (one.gain > 1.01 or not fits)]
     if fits and not named:

@@ -10,7 +10,7 @@ from headway.plan.convergence import ConvergencePoint
 
 
 def parse_nodes(text: str) -> list[int]:
-    """Parse node counts: `1..64` (doubling, both ends included), `1,2,4` or `8`.
+    """Parses node counts: `1..64` (doubling, both ends included), `1,2,4` or `8`.
 
     Raises UsageError if the text has another form, or a count is below 1.
     """
@@ -33,7 +33,7 @@ def parse_nodes(text: str) -> list[int]:
 
 
 def parse_runs(text: str) -> list[MeasuredRun]:
-    """Parse measured runs: `DEVICESxSAMPLES:IMAGES_S,...`, with the samples of one device. Raises UsageError."""
+    """Parses measured runs: `DEVICESxSAMPLES:IMAGES_S,...`, with the samples of one device. Raises UsageError."""
     runs = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)x(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)\s*", part)
@@ -45,13 +45,13 @@ def parse_runs(text: str) -> list[MeasuredRun]:
 
 
 def parse_points(text: str) -> list[ConvergencePoint]:
-    """Parse `BATCH:EPOCHS,...`: the epochs that each batch took to the target. Raises UsageError."""
+    """Parses `BATCH:EPOCHS,...`: the epochs that each batch took to the target. Raises UsageError."""
     fix = "Write each batch and its epochs to the target: 1632:35,32768:56."
     return [ConvergencePoint(*pair) for pair in parse_pairs(text, "--epochs-at", "a batch with its epochs", fix)]
 
 
 def parse_pairs(text: str, where: str, meaning: str, fix: str) -> list[tuple[float, float]]:
-    """Parse `X:Y,...`. All numbers must lie between 1e-18 and 1e18.
+    """Parses `X:Y,...`. All numbers must lie between 1e-18 and 1e18.
 
     Args:
         where: option that an error names. meaning: noun phrase for one pair in that error. fix: its advice.

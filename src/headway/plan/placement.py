@@ -43,7 +43,7 @@ class Placement:
     exact: bool
 
     def count_bytes_between(self, job: int) -> float:
-        """Count the bytes that leave pods in one step of a job."""
+        """Counts the bytes that leave pods in one step of a job."""
         return 2 * (sum(part > 0 for part in self.parts[job]) - 1) * self.jobs[job].gradient_bytes
 
     @property
@@ -52,12 +52,12 @@ class Placement:
         return sum(map(self.count_bytes_between, range(len(self.jobs))))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the placement as plain values for JSON."""
+        """Returns the placement as plain values for JSON."""
         return {**asdict(self), "bytes_between": [self.count_bytes_between(job) for job in range(len(self.jobs))]}
 
 
 def parse_jobs(text: str, gradient_bytes: float) -> list[PlacedJob]:
-    """Parse `NODES,NODES:MB,...`.
+    """Parses `NODES,NODES:MB,...`.
 
     Args:
         gradient_bytes: gradients of a job that does not give them.
@@ -76,7 +76,7 @@ def parse_jobs(text: str, gradient_bytes: float) -> list[PlacedJob]:
 
 
 def place_jobs(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> Placement:
-    """Place jobs on pods.
+    """Places jobs on pods.
 
     Args:
         pods: free nodes of each pod.
@@ -104,7 +104,7 @@ class _TooManyError(Exception):
 
 
 def _place_exactly(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> JobParts | None:
-    """Find the placement with the least traffic: close one pod after the other. None: it takes too many tries.
+    """Finds the placement with the least traffic: closes one pod after the other. None: it takes too many tries.
 
     A pod is filled with jobs that end in it, and with at most one job that continues elsewhere and takes all nodes
     left. That suffices. Join each job to its pods: this graph needs no cycle, since nodes can be moved around a cycle
@@ -115,7 +115,7 @@ def _place_exactly(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> JobParts |
 
     @cache
     def find_least(left: tuple[int, ...], free: tuple[int, ...]) -> tuple[float, tuple[int, tuple[int, ...]] | None]:
-        """Return (cost, (size of the pod to close, nodes of each job on it)) for the remaining jobs and pods."""
+        """Returns (cost, (size of the pod to close, nodes of each job on it)) for the remaining jobs and pods."""
         nonlocal tried
         if not any(left):
             return 0.0, None
@@ -159,7 +159,7 @@ def _place_exactly(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> JobParts |
 
 
 def _list_fillings(left: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int, ...], int | None]]:
-    """List the fillings of a pod, the fullest first, as (nodes of each job, job that continues elsewhere)."""
+    """Lists the fillings of a pod, the fullest first, as (nodes of each job, job that continues elsewhere)."""
     open_jobs = [job for job, nodes in enumerate(left) if nodes]
     for count in range(len(open_jobs), -1, -1):
         for ending in combinations(open_jobs, count):
@@ -175,7 +175,7 @@ def _list_fillings(left: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int
 
 
 def _place_greedily(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> JobParts:
-    """Place the largest job first: on the pod that it fills best, or spread over the emptiest pods."""
+    """Places the largest job first: on the pod that it fills best, or spread over the emptiest pods."""
     free, parts = list(pods), [[0] * len(pods) for _ in jobs]
     for number in sorted(range(len(jobs)), key=lambda job: -jobs[job].nodes):
         nodes = jobs[number].nodes

@@ -57,7 +57,7 @@ class Prediction:
 
 
 def predict(job: TrainingJob, cluster: Cluster, nodes: int) -> Prediction:
-    """Predict a run on this many nodes, without efficiencies and error band (`predict_scaling` adds them).
+    """Predicts a run on this many nodes, without efficiencies and error band (`predict_scaling` adds them).
 
     Raises UsageError if the batch has too few samples for the devices.
     """
@@ -97,7 +97,7 @@ def predict(job: TrainingJob, cluster: Cluster, nodes: int) -> Prediction:
 
 
 def predict_job_step(job: TrainingJob, cluster: Cluster, network: Network, samples: float) -> StepTime:
-    """Predict one step of a job whose devices have this many samples in a micro-batch."""
+    """Predicts one step of a job whose devices have this many samples in a micro-batch."""
     return predict_step(
         job.compute, samples, choose_job_buckets(job, cluster, network, samples), network, jitter=cluster.jitter,
         among=cluster.algorithms, wire_ratio=job.wire_ratio, accumulate=job.accumulate, backward=job.backward,
@@ -106,7 +106,7 @@ def predict_job_step(job: TrainingJob, cluster: Cluster, network: Network, sampl
 
 
 def choose_job_buckets(job: TrainingJob, cluster: Cluster, network: Network, samples: float) -> list[PlannedBucket]:
-    """Choose the all-reduce buckets of a job whose devices have this many samples in a micro-batch."""
+    """Chooses the all-reduce buckets of a job whose devices have this many samples in a micro-batch."""
     return choose_buckets(
         job.gradients, network, nbytes=job.bucket_bytes, among=cluster.algorithms, wire_ratio=job.wire_ratio,
         backward_s=job.backward * job.compute.seconds(samples) * cluster.overlap,
@@ -114,7 +114,7 @@ def choose_job_buckets(job: TrainingJob, cluster: Cluster, network: Network, sam
 
 
 def estimate_halo_s(job: TrainingJob, cluster: Cluster, images: float) -> float:
-    """Estimate the seconds per micro-batch of the halo exchange between devices that share images.
+    """Estimates the seconds per micro-batch of the halo exchange between devices that share images.
 
     Each convolution needs one row from either neighbour, forward and backward, as a 3x3 kernel does.
     """
@@ -123,12 +123,12 @@ def estimate_halo_s(job: TrainingJob, cluster: Cluster, images: float) -> float:
 
 
 def estimate_loader_rate(cluster: Cluster, nodes: int) -> float:
-    """Return the images/s that the CPUs of all nodes load; infinite: unknown."""
+    """Returns the images/s that the CPUs of all nodes load; infinite: unknown."""
     return math.inf if cluster.node.images_s is None else nodes * cluster.node.images_s
 
 
 def estimate_storage_rates(job: TrainingJob, cluster: Cluster, nodes: int) -> tuple[float, float]:
-    """Estimate the images/s of the storage. Returns (in the first epoch, in later epochs)."""
+    """Estimates the images/s of the storage. Returns (in the first epoch, in later epochs)."""
     far = cluster.storage
     opens = math.inf if far.opens_s is None or far.shards else far.opens_s
     if not job.encoded_bytes:
@@ -146,7 +146,7 @@ def estimate_storage_rates(job: TrainingJob, cluster: Cluster, nodes: int) -> tu
 
 
 def _find_bottleneck(step: StepTime, alone: float, loading: float, storage: float) -> Bottleneck:
-    """Name the input if it is slower than the devices `alone` (images/s), else the largest part of a step."""
+    """Names the input if it is slower than the devices `alone` (images/s), else the largest part of a step."""
     if min(loading, storage) < alone:
         return "loading" if loading <= storage else "storage"
     parts: dict[Bottleneck, float] = {

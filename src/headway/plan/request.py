@@ -10,7 +10,7 @@ from typing import final
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
 from headway.core.workload import Workload
-from headway.plan.cluster import Cluster, Device, find_cluster
+from headway.plan.cluster import Cluster, Device, find_cluster, load_clusters
 from headway.plan.compute import (
     MAX_MISFIT,
     apply_measured_links,
@@ -65,7 +65,7 @@ class PlanRequest:
     pue: float = 1.4
 
     def to_facility_request(self, workload: Workload | None) -> FacilityRequest:
-        """Return the facility options in SI units, completed from a workload."""
+        """Returns the facility options in SI units, completed from a workload."""
         return build_facility_request(
             workload, nodes=self.facility, node=self.node, ports=self.ports, leaf=self.leaf, core=self.core,
             node_watts=None if self.node_kw is None else self.node_kw * 1e3, rack_watts=self.rack_kw * 1e3,
@@ -80,12 +80,13 @@ class PlanRequest:
 
 
 def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
-    """Plan the training of a workload on the requested cluster.
+    """Plans the training of a workload on the requested cluster.
 
     Raises UsageError if an option is out of range or excludes another one, or a file of it cannot be read.
     """
     if request.cluster is None:
-        raise UsageError("a job is planned on a cluster", where="--cluster")
+        fix = f"Give one of {', '.join(load_clusters())}, or a YAML file."
+        raise UsageError("a job is planned on a cluster", where="--cluster", fix=fix)
     cluster = find_cluster(request.cluster)
     _check_options(request, cluster)
     if request.price is not None:
@@ -110,7 +111,7 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
 
 
 def _check_options(request: PlanRequest, cluster: Cluster) -> None:
-    """Refuse numbers out of range, and options that the cluster cannot serve."""
+    """Refuses numbers out of range, and options that the cluster cannot serve."""
     if request.price is not None and not 0 <= request.price < math.inf:
         raise UsageError(f"a price is 0 or more, not {request.price:g}", where="--price")
     if request.deadline is not None and not 0 < request.deadline < math.inf:
@@ -128,7 +129,7 @@ def _update_node(cluster: Cluster, **changes: float) -> Cluster:
 
 
 def _predict_growth(workload: Workload, request: PlanRequest) -> DataGrowth | None:
-    """Predict the gain of more data from --errors-at and --sizes-at; None: they were not given."""
+    """Predicts the gain of more data from --errors-at and --sizes-at; None: they were not given."""
     if request.errors_at is None:
         if request.sizes_at is not None:
             fix = "Give the errors of the same training sets too: --errors-at SAMPLES:ERROR,..."
@@ -146,7 +147,7 @@ def _predict_growth(workload: Workload, request: PlanRequest) -> DataGrowth | No
 def _estimate_compute(
     workload: Workload, cluster: Cluster, request: PlanRequest, epochs: EpochsLaw | float
 ) -> tuple[ComputeEstimate, Cluster]:
-    """Estimate the compute time from the best source given. Returns it and the cluster, updated from the profiles."""
+    """Estimates the compute time from the best source given. Returns it and the cluster, updated from the profiles."""
     if request.profile and request.runs is not None:
         fix = "Give --profile or --runs, not both."
         raise UsageError("a profile and measured runs both give the compute time", where="--runs", fix=fix)

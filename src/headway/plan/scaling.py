@@ -19,7 +19,7 @@ MAX_DEVICES, MAX_SAMPLES = 10**6, 10**9
 
 
 def predict_scaling(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) -> list[Prediction]:
-    """Predict the run for each node count, ascending. Efficiencies are relative to the smallest count.
+    """Predicts the run for each node count, ascending. Efficiencies are relative to the smallest count.
 
     Raises UsageError if a node count or the batch is out of range, or the batch has too few samples for the devices.
     """
@@ -27,7 +27,8 @@ def predict_scaling(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) ->
     if not counts or counts[0] < 1:
         raise UsageError("node counts start at 1", where="--nodes", fix="Write --nodes 1..64, or --nodes 1,2,4.")
     if counts[-1] * cluster.devices > MAX_DEVICES:
-        raise UsageError(f"a plan covers up to {MAX_DEVICES:,} devices", where="--nodes")
+        fix = f"Write --nodes 1..{MAX_DEVICES // cluster.devices}."
+        raise UsageError(f"a plan covers up to {MAX_DEVICES:,} devices", where="--nodes", fix=fix)
     if cluster.between is None and counts[-1] > 1:
         fix = "Write --nodes 1, or give the cluster a link `between:` its nodes."
         raise UsageError(f"{cluster.title} is one node, not {counts[-1]}", where="--nodes", fix=fix)
@@ -41,7 +42,8 @@ def predict_scaling(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) ->
         if value is not None and not 1 <= value <= MAX_SAMPLES:
             raise UsageError(f"a batch has 1 to {MAX_SAMPLES:,} samples, not {value:g}", where=name)
     if not job.compute.seconds(1.0) > 0:
-        raise UsageError("a step of this workload takes no time: no layer of it computes anything")
+        fix = "Write the workload anew: headway train RECIPE --dry-run."
+        raise UsageError("a step of this workload takes no time: no layer of it computes anything", fix=fix)
     first, *_ = planned = [predict(job, cluster, count) for count in counts]
     predictions = []
     for one in planned:
@@ -54,7 +56,7 @@ def predict_scaling(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) ->
 
 
 def find_paying_nodes(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) -> int:
-    """Find the most nodes that still pay: see `SPEEDUP_EXPONENT`; and the batch must not exceed the training set.
+    """Finds the most nodes that still pay: see `SPEEDUP_EXPONENT`; and the batch must not exceed the training set.
 
     Args:
         nodes: counts to try. Doublings between two counts are tried too.

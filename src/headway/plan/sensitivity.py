@@ -53,7 +53,7 @@ class InputSensitivity:
 
 
 def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturbation]:
-    """List the inputs of a prediction by name, each with a function that multiplies it by a factor."""
+    """Lists the inputs of a prediction by name, each with a function that multiplies it by a factor."""
     compute, epochs = job.compute, job.epochs
 
     def scale_part(name: str, key: str) -> Perturbation:
@@ -96,7 +96,7 @@ def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturba
 
 
 def rank_sensitivities(job: TrainingJob, cluster: Cluster, nodes: int) -> list[InputSensitivity]:
-    """Rank the inputs by their effect on the time to the target, the largest first."""
+    """Ranks the inputs by their effect on the time to the target, the largest first."""
     planned = predict(job, cluster, nodes).hours
 
     def compare(perturb: Perturbation, by: float) -> float:
@@ -110,7 +110,7 @@ def rank_sensitivities(job: TrainingJob, cluster: Cluster, nodes: int) -> list[I
 
 
 def compute_band(job: TrainingJob, cluster: Cluster, planned: Prediction) -> tuple[float, float]:
-    """Compute the 90 % band of the hours to the target. Returns (low, high)."""
+    """Computes the 90 % band of the hours to the target. Returns (low, high)."""
     # Errors are taken as independent: the effect of each, in logarithms, adds up in squares.
     squares = 0.0
     for name, perturb in list_perturbations(job, cluster).items():

@@ -14,22 +14,19 @@ from typing import final
 import numpy as np
 
 from headway.core import collectives
-from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm, AllReduceAlgorithm, Network
+from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm, Network
 from headway.core.errors import UsageError
 from headway.core.workload import Workload
 
 # Backward pass over forward and backward: two matrix products to one. For a workload the exact share is counted.
 BACKWARD_SHARE = 2 / 3
-# Bucket sizes for a network of which only the gradients' bytes are known: a small first one, so that the exchange
-# begins early, as in PyTorch's DDP.
-FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 # Bucket sizes to try, within the limits of Headway's own buckets. They do not depend on the network, so that faster
 # links never make a step longer.
 BUCKET_SIZES = tuple(1 << power for power in range((SMALLEST_BUCKET - 1).bit_length(), LARGEST_BUCKET.bit_length()))
 # Bytes -> (seconds, algorithm) of an all-reduce.
 Cost = Callable[[float], tuple[float, Algorithm]]
 # Algorithms of NCCL, or composed of three of its calls.
-GPU_ALGORITHMS: tuple[AllReduceAlgorithm, ...] = ("ring", "double_tree", "two_dimensional")
+GPU_ALGORITHMS: tuple[Algorithm, ...] = ("ring", "double_tree", "two_dimensional")
 
 
 @final
@@ -43,7 +40,7 @@ class ComputeTime:
     sample_s: float
 
     def seconds(self, samples: float) -> float:
-        """Return the seconds of a micro-batch."""
+        """Returns the seconds of a micro-batch."""
         return self.fixed_s + self.sample_s * samples
 
 
@@ -111,7 +108,7 @@ def predict_step(
     backward: float = BACKWARD_SHARE,
     overlap: bool = True,
 ) -> StepTime:
-    """Predict one step.
+    """Predicts one step.
 
     Args:
         samples: micro-batch of a device.
@@ -135,21 +132,20 @@ def predict_step(
 
 @lru_cache(maxsize=64)
 def build_cost_function(network: Network, among: tuple[Algorithm, ...], wire_ratio: float) -> Cost:
-    """Build the cost function of a network: for each size the cheapest of these algorithms."""
+    """Builds the cost function of a network: for each size the cheapest of these algorithms."""
     # Buckets repeat in size, and the search over bucket sizes asks thousands of times.
     known = dict[float, tuple[float, Algorithm]]()
 
     def compute_cost(nbytes: float) -> tuple[float, Algorithm]:
         if nbytes not in known:
-            choice = collectives.choose_algorithm(nbytes, network, among, wire_ratio=wire_ratio)
-            known[nbytes] = choice.seconds, choice.algorithm
+            known[nbytes] = collectives.choose_algorithm(nbytes, network, among, wire_ratio=wire_ratio)
         return known[nbytes]
 
     return compute_cost
 
 
 def overlap_exchange(buckets: Sequence[PlannedBucket], backward_s: float, cost: Cost) -> ExchangeTime:
-    """Overlap the exchange with the backward pass: each bucket starts when it is full and the one before it is done.
+    """Overlaps the exchange with the backward pass: each bucket starts when it is full and the one before it is done.
 
     Args:
         buckets: in the order in which they become ready.
@@ -165,7 +161,7 @@ def overlap_exchange(buckets: Sequence[PlannedBucket], backward_s: float, cost: 
 
 
 def list_gradients(workload: Workload) -> list[PlannedBucket]:
-    """List each layer's gradients in the order of the backward pass, whose progress is measured in multiply-adds."""
+    """Lists each layer's gradients in the order of the backward pass, whose progress is measured in multiply-adds."""
     total, gradients, spent = workload.backward_multiply_adds, list[PlannedBucket](), 0
     for layer in workload.order_by_gradient():
         spent += layer.backward_multiply_adds
@@ -175,7 +171,7 @@ def list_gradients(workload: Workload) -> list[PlannedBucket]:
 
 
 def pack_buckets(gradients: Sequence[PlannedBucket], nbytes: float) -> list[PlannedBucket]:
-    """Pack gradients into buckets of at least this size, in order; the last one may be smaller."""
+    """Packs gradients into buckets of at least this size, in order; the last one may be smaller."""
     buckets, held = list[PlannedBucket](), 0.0
     for one in gradients:
         held += one.nbytes
@@ -194,7 +190,7 @@ def choose_buckets(
     among: Sequence[Algorithm] = GPU_ALGORITHMS,
     wire_ratio: float = 1.0,
 ) -> list[PlannedBucket]:
-    """Choose the buckets of an exchange.
+    """Chooses the buckets of an exchange.
 
     Args:
         nbytes: bucket size; None: the one of `BUCKET_SIZES` that leaves least of the exchange after the backward pass.
@@ -211,19 +207,9 @@ def choose_buckets(
     return min((pack_buckets(gradients, size) for size in BUCKET_SIZES), key=measure_exposed)
 
 
-def make_even_buckets(nbytes: float, *, each: float = BUCKET_BYTES, first: float = FIRST_BYTES) -> list[PlannedBucket]:
-    """Make buckets for a network of which only the gradients' bytes are known: backward produces them evenly."""
-    buckets, made = list[PlannedBucket](), 0.0
-    while made < nbytes:
-        part = min(each if buckets else first, nbytes - made)
-        made += part
-        buckets.append(PlannedBucket(part, made / nbytes))
-    return buckets
-
-
 @lru_cache(maxsize=256)
 def compute_expected_maximum(count: int) -> float:
-    """Compute the expected maximum of this many standard normals, 1.42 of 8, 2.51 of 100, 3.24 of 1,000 (Harter 1961).
+    """Computes the expected maximum of this many standard normals, 1.42 of 8, 2.51 of 100, 3.24 of 1,000 (Harter 1961).
 
     It is the integral of x d(Phi(x)^n), by the trapezoidal rule on a fine grid.
     """

@@ -91,13 +91,13 @@ class SimulatedSteps:
         return float(self.seconds[min(len(self.seconds) // 5, 10) :].mean())
 
     def write_trace(self, path: Path) -> None:
-        """Write a trace for Perfetto or chrome://tracing: a process per rank, with rows for compute, input and
+        """Writes a trace for Perfetto or chrome://tracing: a process per rank, with rows for compute, input and
         exchange."""
         write_atomically(path, json.dumps({"traceEvents": self.events, "displayTimeUnit": "ms"}) + "\n")
 
 
 def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
-    """Simulate the steps of a scenario. Raises UsageError if a number of it is out of range."""
+    """Simulates the steps of a scenario. Raises UsageError if a number of it is out of range."""
     _check_ranges(scenario)
     ranks, random = scenario.network.ranks, np.random.default_rng(scenario.seed)
     costs = [_find_cost(bucket.nbytes, scenario) for bucket in scenario.buckets] if ranks > 1 else []
@@ -154,7 +154,7 @@ def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
 
 
 def _check_ranges(scenario: StepScenario) -> None:
-    """Raise UsageError if a number of the scenario is out of range."""
+    """Raises UsageError if a number of the scenario is out of range."""
     chance, stands = scenario.hiccup
     wrong = {
         "samples": scenario.samples <= 0,
@@ -172,16 +172,16 @@ def _check_ranges(scenario: StepScenario) -> None:
 
 
 def _find_cost(nbytes: float, scenario: StepScenario) -> tuple[float, float, float]:
-    """Return the seconds (inside the host, between hosts, inside again) of the cheapest algorithm."""
+    """Returns the seconds (inside the host, between hosts, inside again) of the cheapest algorithm."""
     ratio = scenario.wire_ratio
-    algorithm = collectives.choose_algorithm(nbytes, scenario.network, scenario.among, wire_ratio=ratio).algorithm
+    _, algorithm = collectives.choose_algorithm(nbytes, scenario.network, scenario.among, wire_ratio=ratio)
     return collectives.predict_phases(algorithm, nbytes, scenario.network, wire_ratio=ratio)
 
 
 def _simulate_exchange(
     scenario: StepScenario, there: Seconds, computing: Seconds, costs: Sequence[tuple[float, float, float]]
 ) -> tuple[list[tuple[float, float]], float]:
-    """Simulate the exchange of one step. Returns ((begin, end) of each bucket, end of the last one)."""
+    """Simulates the exchange of one step. Returns ((begin, end) of each bucket, end of the last one)."""
     if not costs:
         return [], 0.0
     meanwhile = scenario.backward / scenario.accumulate if scenario.overlap else 0.0
@@ -197,7 +197,7 @@ def _simulate_exchange(
 
 
 def _build_trace(ranks: Sequence[int], spans: Sequence[_StepSpan], forward: float) -> list[dict[str, Any]]:
-    """Build the trace events of these ranks."""
+    """Builds the trace events of these ranks."""
     events = list[dict[str, Any]]()
 
     def add(name: str, rank: int, row: str, begins: float, ends: float) -> None:
@@ -223,7 +223,7 @@ def _build_trace(ranks: Sequence[int], spans: Sequence[_StepSpan], forward: floa
 def simulate_prediction(
     job: TrainingJob, cluster: Cluster, prediction: Prediction, *, steps: int = 50, seed: int = 0
 ) -> SimulatedSteps:
-    """Simulate the steps of a predicted run. Raises UsageError if it has too many devices."""
+    """Simulates the steps of a predicted run. Raises UsageError if it has too many devices."""
     if prediction.devices > MAX_RANKS:
         problem = f"a simulation covers up to {MAX_RANKS:,} ranks, not {prediction.devices:,}"
         raise UsageError(problem, where="--trace", fix="Plan fewer nodes.")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from headway.core import collectives
-from headway.core.byte_format import format_bytes
 from headway.core.collectives import Network
+from headway.core.text_format import format_bytes
 from headway.core.workload import Workload, WorkloadLayer
 from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
@@ -47,7 +47,7 @@ class DeviceMemory:
 
 
 def estimate_memory(workload: Workload, samples: float, capacity: float, devices: int) -> DeviceMemory:
-    """Estimate the memory of one device as the dry run does, without prefetched batches.
+    """Estimates the memory of one device as the dry run does, without prefetched batches.
 
     Args:
         samples: micro-batch of the device; below 1: a strip of an image. capacity: bytes of the device.
@@ -81,7 +81,7 @@ class Strategy:
 
 
 def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, nodes: int) -> list[Strategy]:
-    """Compare the strategies for a job, the fastest first; plain data parallelism is one of them.
+    """Compares the strategies for a job, the fastest first; plain data parallelism is one of them.
 
     If its step does not fit in memory, strategies that need less of it are included.
     """
@@ -134,7 +134,7 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
 
 
 def _shard_layers(workload: Workload, names: set[str], parts: int) -> Workload:
-    """Return the workload of one device if the layers of these names are split into parts."""
+    """Returns the workload of one device if the layers of these names are split into parts."""
 
     def shard(layer: WorkloadLayer) -> WorkloadLayer:
         if layer.name not in names:
@@ -152,7 +152,7 @@ def _shard_layers(workload: Workload, names: set[str], parts: int) -> Workload:
 
 
 def find_dense_layers(workload: Workload) -> list[WorkloadLayer]:
-    """Find the fully connected layers, if they hold at least a tenth of the gradients; else return none."""
+    """Finds the fully connected layers, if they hold at least a tenth of the gradients; else returns none."""
     dense = [one for one in workload.layers if one.kind == "Linear" and one.gradient_bytes and one.input_shape]
     total = workload.step.exchange.gradient_bytes
     return dense if sum(one.gradient_bytes for one in dense) >= MIN_DENSE_SHARE * total else []
@@ -161,7 +161,7 @@ def find_dense_layers(workload: Workload) -> list[WorkloadLayer]:
 def estimate_dense_sharding(
     workload: Workload, network: Network, dense: Sequence[WorkloadLayer], samples: float
 ) -> tuple[float, float]:
-    """Estimate the exchange of layers whose outputs are split over all devices (model parallelism).
+    """Estimates the exchange of layers whose outputs are split over all devices (model parallelism).
 
     Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all devices gather the inputs of such a layer from each other and
     scatter their gradients back; weight gradients stay local. Each device computes its part of the outputs for the
@@ -180,5 +180,5 @@ def estimate_dense_sharding(
 
 
 def count_useful_nodes(most_batch: float, per_device: float, devices: int) -> int:
-    """Count the nodes whose global batch stays within `most_batch` when each device has its own `per_device`."""
+    """Counts the nodes whose global batch stays within `most_batch` when each device has its own `per_device`."""
     return max(0, math.floor(most_batch / (per_device * devices)))

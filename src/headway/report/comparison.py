@@ -216,7 +216,7 @@ def compare_runs(folder: Path, against: Path) -> Comparison:
     """Compares a run with another one.
 
     Raises:
-        UsageError: A folder is no run folder, its run has not ended or has made no step, or both are the same run.
+        UsageError: A folder is not a run folder, its run has not ended or has made no step, or both are the same run.
     """
     one, other = RunFolder.open(folder), RunFolder.open(against)
     if folder.resolve() == against.resolve():

@@ -11,6 +11,7 @@ from headway.page import renderer as page
 from headway.page.panel import Panel
 from headway.report.comparison import Comparison, compute_ratio
 from headway.report.run_report import format_metric
+from headway.report.step_anatomy import format_ms
 from headway.training.progress import format_duration
 
 SECTIONS = ("Result", "Time", "Training", "Differences")
@@ -77,7 +78,7 @@ def _build_time_panels(comparison: Comparison) -> list[Panel]:
     for stage, (mine, theirs) in stages.items():
         times = compute_ratio(mine, theirs)
         shares = (f"{mine / totals[0]:.1%}", f"{theirs / totals[1]:.1%}")
-        rows.append((stage, _format_ms(mine), _format_ms(theirs), "-" if times is None else f"{times:.2f}", *shares))
+        rows.append((stage, format_ms(mine), format_ms(theirs), "-" if times is None else f"{times:.2f}", *shares))
     names = [side.name for side in comparison.sides]
     note = "Host time by stage, over the whole run. On a GPU, forward, loss, backward and optimizer are kernel launch "
     note += "times."
@@ -123,7 +124,3 @@ def _build_difference_tables(comparison: Comparison) -> list[Panel]:
             section = "Differences"
             out.append(panel.table(name, title, columns, cells, section=section, order=500 + place, width="full"))
     return out
-
-
-def _format_ms(seconds: float) -> str:
-    return f"{float(f'{seconds * 1e3:.3g}'):g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from headway.core.byte_format import format_bytes
+from headway.core.text_format import format_bytes, pluralise
 from headway.core.workload import Workload
 from headway.training.dry_run import DryRun
 
@@ -78,7 +78,7 @@ def _describe_batch(dry_run: DryRun) -> str:
     largest = max(phase.batch for phase in work.run.phases)
     if largest > work.step.batch:
         batch = f"{batch}, growing to {largest:,}"
-    ranks = f"{dry_run.ranks:,} rank{'s'[: dry_run.ranks > 1]}"
+    ranks = pluralise(dry_run.ranks, "rank")
     if dry_run.hosts > 1:
         ranks += f" on {dry_run.hosts:,} hosts"
     about = "" if dry_run.micro_batch * dry_run.accumulation * dry_run.ranks == largest else " at most"

@@ -170,7 +170,7 @@ def compute_landscape(
     the same numbers on the same machine.
 
     Raises:
-        UsageError: A folder is no run, a run has no weights, or the runs do not fit the options.
+        UsageError: A folder is not a run, a run has no weights, or the runs do not fit the options.
         HeadwayError: The data of a run cannot be opened.
     """
     options.check()

@@ -17,10 +17,9 @@ from headway.core.run_folder import RunFolder
 from headway.observe.activations import INPUT_SUFFIX
 from headway.page import panel
 from headway.page.panel import Panel
+from headway.report.thinning import MAX_POINTS, round_value, split_into_points
 
 SECTION = "Large batches"
-# Columns of a heat map, and points of a line; if there are more logging steps, neighbours are merged.
-MAX_POINTS = 240
 # Layers that are drawn as lines.
 DRAWN_LAYERS = 8
 # Layers in which several runs are compared.
@@ -268,7 +267,7 @@ def _format_samples(value: float) -> str:
 def _thin_out(run: RunFolder, table: RowTable) -> tuple[list[float], Numbers]:
     """Merges logging steps to at most MAX_POINTS (epochs, values [time, n, m]), by the median over neighbours."""
     samples = run.read_provenance(samples=int)["samples"]
-    parts = np.array_split(np.arange(len(table.steps)), min(MAX_POINTS, len(table.steps)))
+    parts = split_into_points(len(table.steps))
     middle = _ignore_empty(lambda: np.stack([np.nanmedian(table.values[part], axis=0) for part in parts]))
     epochs = [float(table.positions[part[-1]]) / samples for part in parts]
     return epochs, middle.astype(np.float64)
@@ -286,8 +285,8 @@ def _divide(one: Numbers, other: Numbers) -> Numbers:
 
 
 def _round_values(values: Numbers) -> list[float | None]:
-    """Rounds to four digits, to keep the page small; None if a value is not finite."""
-    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values.tolist()]
+    """Rounds values; None if one is not finite."""
+    return [round_value(value) if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _shorten_names(names: Sequence[str]) -> list[str]:

@@ -6,22 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.core.byte_format import format_bytes
 from headway.core.errors import UsageError
 from headway.core.files import read_text, write_atomically
-from headway.core.recipe import format_value
+from headway.core.recipe import flatten, format_value
 from headway.core.recipe_yaml import parse_recipe
 from headway.core.run_folder import RunFolder
-from headway.observe import stragglers
+from headway.core.text_format import format_bytes
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
-from headway.report import observation_panels, step_anatomy, utilisation_panels
+from headway.report import observation_panels, step_anatomy, straggler_panels, utilisation_panels
+from headway.report.class_table import build_class_table
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
+from headway.setup.metric_catalog import TOP
 from headway.setup.run_log import NON_METRIC_KEYS
 from headway.training.evaluation_panels import write_panels
 from headway.training.progress import format_duration
 
+SHARES = frozenset({"exact", "precision", "recall", "f1", "micro_f1"})
+"""Metrics that are shown in percent, beside accuracies."""
 SECTIONS = (
     "Result",
     "Training",
@@ -40,7 +43,7 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
         beside: Folders of runs whose layer rates are drawn next to this run's.
 
     Raises:
-        UsageError: A folder is no run folder, or a run did not record its layer rates.
+        UsageError: A folder is not a run folder, or a run did not record its layer rates.
     """
     runs = [RunFolder.open(path) for path in (folder, *beside)]
     for run in runs if beside else ():
@@ -65,7 +68,7 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
     write_panels(run, _build_run_panels(records, summary, about, recipe))
-    write_panels(run, [*stragglers.build_panels(run), *utilisation_panels.build_panels(run, records, about)])
+    write_panels(run, [*straggler_panels.build_panels(run), *utilisation_panels.build_panels(run, records, about)])
     write_panels(run, observation_panels.build_panels(run, train, beside))
     # Evaluation, landscape and other commands left panels of their own in the folder.
     made = [Panel.from_json(read_text(path)) for path in sorted(run.panels.glob("*.json"))]
@@ -93,6 +96,7 @@ def _build_run_panels(
         *_build_time_panels(train, summary),
         *_build_input_table(summary),
         *step_anatomy.build_panels(summary, about["device"]),
+        *build_class_table(evaluated, summary.get("best"), about["target"]["classes"]),
         *_build_recipe_tables(about, recipe),
     ]
 
@@ -130,7 +134,8 @@ def format_metric(name: str, value: float | None) -> str:
     """Formats the value of a metric; accuracies in percent."""
     if value is None:
         return "not finite"
-    return f"{value:.2%}" if "accuracy" in name or name == "exact" else f"{value:.4g}"
+    is_share = "accuracy" in name or name in SHARES or TOP.fullmatch(name) is not None
+    return f"{value:.2%}" if is_share else f"{value:.4g}"
 
 
 def _list_metrics(records: list[dict[str, Any]]) -> list[str]:
@@ -245,14 +250,5 @@ def describe_machine(about: dict[str, Any]) -> list[tuple[str, str]]:
 
 def flatten_recipe(recipe: str) -> dict[str, str]:
     """Flattens the YAML of a recipe to values by dotted key, written as in the recipe."""
-    out: dict[str, str] = {}
-
-    def walk(tree: Any, path: str) -> None:
-        if isinstance(tree, dict) and tree:
-            for key, value in tree.items():
-                walk(value, f"{path}.{key}" if path else str(key))
-        else:
-            out[path] = format_value(tree)
-
-    walk(parse_recipe(recipe, "recipe.yaml")[0], "")
-    return out
+    tree, _ = parse_recipe(recipe, "recipe.yaml")
+    return {key: format_value(value) for key, value in flatten(tree)}

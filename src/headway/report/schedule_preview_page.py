@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.core.recipe import format_value
+from headway.core.text_format import pluralise
 from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.report.schedule_preview import SchedulePoint, SchedulePreview
@@ -57,7 +58,7 @@ def format_preview(preview: SchedulePreview, width: int, *, blocks: bool = True)
 
 
 def _format_headline(preview: SchedulePreview) -> str:
-    steps = f"{preview.steps:,} step{'s'[: preview.steps > 1]}"
+    steps = pluralise(preview.steps, "step")
     macro = (
         f", {preview.internal.steps_per_update} of them a macro-batch" if preview.internal.steps_per_update > 1 else ""
     )

@@ -154,7 +154,7 @@ def build_panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
             "anatomy-table",
             "Parts of a step, in order",
             ("part", "ms per step", "loader's thread, ms", "source of the number"),
-            [(part.name, _format_part(part), _format_ms(part.loader_s), part.note) for part in parts],
+            [(part.name, _format_part(part), format_ms(part.loader_s), part.note) for part in parts],
             order=334,
             **more,
         ),
@@ -182,11 +182,12 @@ def _describe_host_syncs(summary: Mapping[str, Any], device: str) -> str:
 
 
 def _format_part(part: StepPart) -> str:
-    number = _format_ms(part.loop_s)
+    number = format_ms(part.loop_s)
     return f"within {part.stage}: {number}" if part.is_shared else number
 
 
-def _format_ms(seconds: float | None) -> str:
+def format_ms(seconds: float | None) -> str:
+    """Formats seconds as milliseconds with three digits; `-`: unknown."""
     return "-" if seconds is None else f"{_round_ms(seconds):g}"
 
 

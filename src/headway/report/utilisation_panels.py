@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core import row_file
-from headway.core.byte_format import format_bytes
 from headway.core.run_folder import RunFolder
+from headway.core.text_format import format_bytes
 from headway.observe import host_load, nvml
 from headway.observe.gpu_peaks import compute_model_flops_utilisation, find_peak_flops
 from headway.observe.utilisation import (
@@ -24,10 +24,9 @@ from headway.observe.utilisation import (
 )
 from headway.page import panel
 from headway.page.panel import Panel
+from headway.report.thinning import round_value, split_into_points
 
 SECTION = "Time"
-# Points of a line; if there are more readings, neighbours are merged, and a band shows their range.
-MAX_POINTS = 240
 
 Numbers = NDArray[np.float64]
 # (label, times, values)
@@ -251,9 +250,7 @@ def _average_blocks(
     """Merges neighbours of a column to (times, means, lowest, highest), without unknown readings."""
     known = np.isfinite(readings[name])
     at, values = readings["seconds"][known] / scale, factor * readings[name][known]
-    parts = np.array_split(np.arange(len(at)), max(1, min(MAX_POINTS, len(at))))
-    # Six and four digits keep the page small.
-    pieces = [values[part] for part in parts if len(part)]
-    times = [float(f"{at[part].mean():.6g}") for part in parts if len(part)]
-    means, least, most = ([float(f"{of(piece):.4g}") for piece in pieces] for of in (np.mean, np.min, np.max))
+    parts = [part for part in split_into_points(len(at)) if len(part)]
+    times = [float(f"{at[part].mean():.6g}") for part in parts]
+    means, least, most = ([round_value(of(values[part])) for part in parts] for of in (np.mean, np.min, np.max))
     return times, [*means], [*least], [*most]

@@ -31,7 +31,7 @@ from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
-from headway.setup.inputs import LOG, Inputs, Rehearsal, open_inputs
+from headway.setup.inputs import LOG, DryRunOptions, Inputs, open_inputs
 from headway.setup.micro_batch import find_largest_micro_batch
 from headway.setup.precision import (
     DTYPE_BY_NAME,
@@ -43,7 +43,8 @@ from headway.setup.precision import (
 )
 from headway.setup.rates import check_length, find_batch_warnings, find_step_warnings, plan_steps, resolve_rates
 from headway.setup.recipe import NO_GRAPHS, TrainRecipe
-from headway.setup.task import LABEL_PHRASES, TargetSpec, Task, build_task
+from headway.setup.task import LABEL_PHRASES, TargetSpec, Task
+from headway.setup.task_builder import BUILT_IN, build_task
 from headway.setup.trial import build_trial_pass, count_network
 from headway.setup.user_transforms import import_batch_transform
 
@@ -158,7 +159,7 @@ def build_setup(
     fresh: bool = True,
     recorded: RecordedData | None = None,
     ranks: Ranks | None = None,
-    rehearsal: Rehearsal | None = None,
+    dry_run: DryRunOptions | None = None,
 ) -> TrainSetup:
     """Builds the parts of a run, and resolves every `auto`. The caller closes `inputs` of the result.
 
@@ -169,23 +170,23 @@ def build_setup(
         fresh: start from the recipe's weights and `init`. False if a checkpoint or trained weights will be loaded.
         recorded: facts about the training data, which are then not opened; for the resolved recipe of a run.
         ranks: the ranks of this run; each takes the device of its number on its host.
-        rehearsal: set for a dry run. The network is checked without values if it allows that, and is not counted;
+        dry_run: set for a dry run. The network is checked without values if it allows that, and is not counted;
             `micro_batch: auto` stays unresolved.
 
     Raises:
         HeadwayError: something is wrong with recipe, data, network or task.
     """
-    return _SetupBuilder(loaded, fresh, recorded, ranks, rehearsal).build()
+    return _SetupBuilder(loaded, fresh, recorded, ranks, dry_run).build()
 
 
-def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
+def _resolve_device(recipe: TrainRecipe, *, is_dry_run: bool) -> torch.device:
     """Returns the device that the recipe names. Raises RecipeError if this machine lacks it.
 
     Args:
-        rehearsed: this is a dry run, in which a CPU stands in for an absent GPU.
+        is_dry_run: this is a dry run, in which a CPU stands in for an absent GPU.
     """
     name = recipe.device
-    if rehearsed and not torch.cuda.is_available():
+    if is_dry_run and not torch.cuda.is_available():
         name = "cpu" if name.startswith("cuda") else name
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -213,21 +214,19 @@ class _SetupBuilder:
         fresh: bool,
         recorded: RecordedData | None,
         ranks: Ranks | None,
-        rehearsal: Rehearsal | None,
+        dry_run: DryRunOptions | None,
     ) -> None:
         # Rates first: the batch decides epochs and learning rate, on which later steps rely.
         self.loaded = resolve_rates(loaded)
         self.fresh = fresh
         self.recorded = recorded
         self.ranks = ranks
-        self.rehearsal = rehearsal
+        self.dry_run = dry_run
         for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
             LOG.warning(text)
-        self.trains = rehearsal is None
+        self.trains = dry_run is None
         self.device = self._prepare_device()
-        self.loaded, self.inputs = open_inputs(
-            self.loaded, self.device, opens_data=recorded is None, rehearsal=rehearsal
-        )
+        self.loaded, self.inputs = open_inputs(self.loaded, self.device, opens_data=recorded is None, dry_run=dry_run)
         # `loaded` changes as each further `auto` is resolved; `recipe` keeps them as they were given.
         self.recipe = self.loaded.recipe
         self.samples = self.inputs.samples if recorded is None else recorded.samples
@@ -257,7 +256,8 @@ class _SetupBuilder:
             if initialise is not None:
                 initialise(first_batch.images)
         step_seconds = self._resolve_precision(model, task, first_batch)
-        optimizer = build_optimizer(recipe.optimizer, model, self.samples / recipe.batch)
+        base = self.loaded.base
+        optimizer = build_optimizer(recipe.optimizer.resolve_paths(base), model, self.samples / recipe.batch)
         masters = MasterWeights(model, optimizer, DTYPE_BY_NAME[recipe.precision]) if recipe.half_weights else None
         precision_name: Any = self.loaded.recipe.precision
         precision = Precision(precision_name, self.device, seconds=step_seconds, masters=masters)
@@ -280,7 +280,7 @@ class _SetupBuilder:
             optimizer=optimizer,
             masters=masters,
             freezing=FreezeSchedule(model, recipe.model.freeze_after, self.samples),
-            schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=self.samples),
+            schedule=Schedule(recipe.schedule.resolve_paths(base), total=plan.find_position(steps), epoch=self.samples),
             precision=precision,
             epoch=self.samples,
             plan=plan,
@@ -291,7 +291,7 @@ class _SetupBuilder:
     def _prepare_device(self) -> torch.device:
         """Resolves `device`, makes it the current CUDA device and returns it."""
         recipe, ranks = self.loaded.recipe, self.ranks
-        device = _resolve_device(recipe, rehearsed=not self.trains)
+        device = _resolve_device(recipe, is_dry_run=not self.trains)
         if recipe.compile == "graphs" and device.type == "cpu" and self.trains:
             raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
         # Trained weights may be used on a machine of another kind, so only a fresh run is bound to its device.
@@ -357,7 +357,7 @@ class _SetupBuilder:
         task = build_task(self.recipe.task, target, self.loaded.base)
         if self.recipe.task.factory == "auto":
             # Recorded by import path, so that the run is rebuilt with this task whatever its labels are then.
-            name = f"{Task.__module__}:{type(task).__name__}"
+            name = f"{Task.__module__}:{BUILT_IN[target.kind].__name__}"
             self._resolve("task.factory", name, f"labels are {LABEL_PHRASES[target.kind]}")
         return task
 
@@ -447,6 +447,9 @@ class _SetupBuilder:
             counts = count_network(model, first_batch.images[:1], precision.autocast)
             per_image = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
             LOG.info(f"Network: {counts.describe()}{per_image}.")
+        if recipe.task.loss is not None or task.set_metrics:
+            mixes = recipe.augment.mixup is not None or recipe.augment.cutmix is not None
+            checks.check_loss_and_metrics(task, first_batch.labels, task.outputs if mixes else None)
         checks.check_metrics(metric_names, task)
         checks.check_stop_at(recipe, metric_names)
         return counts

@@ -12,6 +12,7 @@ from headway.core.recipe import LoadedRecipe
 from headway.data.data_recipe import SYNTHETIC, DataRecipe
 from headway.data.dataset import Dataset
 from headway.model.fake_tensors import use_fake_tensors
+from headway.setup.metric_catalog import collect_set_metrics, compute_set_metrics
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
 from headway.setup.run_log import NON_METRIC_KEYS
@@ -156,7 +157,31 @@ def check_network(
             )
             message = f"{name} has the {description} for {len(images)} samples"
             raise RecipeError(message, where="task", fix="A task gives one number a sample.")
-    return list(values)
+    return [*values, *(name for metric in task.set_metrics for name in metric.names)]
+
+
+def check_loss_and_metrics(task: Task, labels: torch.Tensor, soft_classes: int | None) -> None:
+    """Tries a loss and metrics that a recipe adds on random outputs for a batch of labels.
+
+    Args:
+        labels: labels of the data set.
+        soft_classes: number of classes if training blends labels, as mixup does; else None.
+
+    Raises:
+        RecipeError: the losses have the wrong shape or no gradient, or a metric gives no numbers.
+        UserCodeError: the user's code failed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(len(labels), task.outputs, generator=generator).to(labels.device).requires_grad_()
+    task.loss(outputs, labels)
+    if soft_classes is not None:
+        try:
+            task.loss(outputs, torch.nn.functional.one_hot(labels, soft_classes).float())
+        except HeadwayError as error:
+            fix = f"{error.fix} With mixup or cutmix, labels are float [b, classes]: take them too.".strip()
+            raise type(error)(error.what, where=error.where, fix=fix) from error.__cause__
+    collected = collect_set_metrics(task.set_metrics, outputs.detach(), labels)
+    compute_set_metrics(task.set_metrics, [kept.cpu().numpy() for kept in collected])
 
 
 def check_network_shapes(

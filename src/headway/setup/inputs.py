@@ -18,6 +18,7 @@ from headway.core.cpu_count import choose_thread_count, count_usable_cores
 from headway.core.errors import DataError, RecipeError
 from headway.core.recipe import LoadedRecipe
 from headway.core.sample_progress import SampleProgress
+from headway.core.text_format import pluralise
 from headway.data import dataset as data
 from headway.data import opening
 from headway.data.augment import measure_mean_std
@@ -55,12 +56,12 @@ MAX_NORMALISATION_SAMPLES = 1024
 MAX_FIRST_SAMPLES = 2048
 
 # Images that are read if nothing will be trained.
-REHEARSAL_SAMPLES = 8
+DRY_RUN_SAMPLES = 8
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Rehearsal:
+class DryRunOptions:
     """A set-up without training: a few images are read, no cache is filled, and a GPU of the recipe may be absent.
 
     Attributes:
@@ -301,12 +302,12 @@ def get_tier_reason(tier: Tier) -> str:
 def describe_decoding(backend: str, threads: int, cores: int | None) -> str:
     """Describes in a sentence which decoder runs on how many of the usable cores (None: unknown)."""
     name = "the native core" if backend == "native" else "Pillow"
-    text = f"Decoding by {name}, {threads} thread{'s'[: threads > 1]}"
+    text = f"Decoding by {name}, {pluralise(threads, 'thread')}"
     if cores is None:
         return f"{text}."
     idle_cores = cores - threads
     remaining = f" (the other{'s are' if idle_cores > 1 else ' is'} left to training)" if idle_cores > 0 else ""
-    return f"{text} of {cores} core{'s'[: cores > 1]}{remaining}."
+    return f"{text} of {pluralise(cores, 'core')}{remaining}."
 
 
 def _hash_texts(*texts: str) -> str:
@@ -325,14 +326,14 @@ def open_dataset(base: Path, uri: str) -> data.Dataset:
 
 
 def open_inputs(
-    loaded: LoadedRecipe[TrainRecipe], device: torch.device, *, opens_data: bool, rehearsal: Rehearsal | None = None
+    loaded: LoadedRecipe[TrainRecipe], device: torch.device, *, opens_data: bool, dry_run: DryRunOptions | None = None
 ) -> tuple[LoadedRecipe[TrainRecipe], Inputs]:
     """Opens the data sets, and resolves what the recipe leaves to the data: size, channels, cache, mean and std.
 
     Args:
         device: the device that trains.
         opens_data: False for the resolved recipe of a run whose data may be absent.
-        rehearsal: given if nothing will be trained.
+        dry_run: given if nothing will be trained.
 
     Returns:
         The resolved recipe, and the inputs, which the caller closes.
@@ -344,8 +345,8 @@ def open_inputs(
     train = eval_set = synthetic = None
     if recipe.data.train == SYNTHETIC:
         synthetic = recipe.data.synthetic or SyntheticRecipe()
-    elif rehearsal is not None and rehearsal.stated is not None:
-        loaded, synthetic = _build_stand_in(loaded, rehearsal.stated)
+    elif dry_run is not None and dry_run.stated is not None:
+        loaded, synthetic = _build_stand_in(loaded, dry_run.stated)
     # The stack closes everything opened so far if a later check refuses the recipe.
     with ExitStack() as on_error:
         if opens_data and synthetic is None:
@@ -367,9 +368,9 @@ def open_inputs(
                     size=size,
                     channels=channels,
                     samples=samples,
-                    cache="none" if rehearsal is not None else recipe.data.cache,
+                    cache="none" if dry_run is not None else recipe.data.cache,
                     synthetic=synthetic,
-                    max_first_samples=MAX_FIRST_SAMPLES if rehearsal is None else REHEARSAL_SAMPLES,
+                    max_first_samples=MAX_FIRST_SAMPLES if dry_run is None else DRY_RUN_SAMPLES,
                 )
             )
         )
@@ -377,7 +378,7 @@ def open_inputs(
         if inputs.train is not None and recipe.data.image_transform is not None:
             shape = (*inputs.size, inputs.channels)
             inputs.image_transform = build_image_transform(recipe.data.image_transform, loaded.base, shape)
-        loaded = _resolve_execution(loaded, inputs, fills_caches=rehearsal is None)
+        loaded = _resolve_execution(loaded, inputs, fills_caches=dry_run is None)
         loaded = _resolve_normalisation(loaded, inputs)
         on_error.pop_all()
     return loaded, inputs
@@ -404,7 +405,7 @@ def _resolve_execution(
             LOG.info(f"Training data {TIER_PHRASES[tier.name]}: {reason}.")
             cores = count_usable_cores()
             LOG.info(describe_decoding(backend, recipe.data.threads or choose_thread_count(), cores))
-    # A rehearsal leaves `auto`: the device here need not be the one that trains.
+    # A dry run leaves `auto`: the device here need not be the one that trains.
     if recipe.augment.where == "auto" and fills_caches:
         reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"
         loaded = loaded.resolve("augment.where", "host" if device.type == "cpu" else "device", reason)
@@ -464,7 +465,7 @@ def _resolve_normalisation(loaded: LoadedRecipe[TrainRecipe], inputs: Inputs) ->
     for key in ("mean", "std"):
         value = getattr(recipe, key)
         if value != "auto" and len(value) != channels:
-            what = f"{len(value)} numbers for images of {channels} channel{'s'[: channels > 1]}"
+            what = f"{len(value)} numbers for images of {pluralise(channels, 'channel')}"
             raise RecipeError(what, where=f"augment.{key}", fix="Give one a channel, or auto.")
     if "auto" not in (recipe.mean, recipe.std):
         return loaded

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from headway.core.byte_format import format_bytes
 from headway.core.errors import TrainingError
 from headway.core.free_memory import read_free_memory_bytes
+from headway.core.text_format import format_bytes
 
 USED_MEMORY_SHARE = 0.5
 """Share of the free memory for tensors that forward saves for backward. The rest is for gradients of activations, the
@@ -74,7 +74,8 @@ def _find_by_trial(batch: int, run_trial: Callable[[int], None]) -> tuple[int, s
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             if size == 1:
-                raise TrainingError("not even one sample fits into the device's memory", where="micro_batch") from None
+                what, fix = "not even one sample fits into the device's memory", "Take smaller images."
+                raise TrainingError(what, where="micro_batch", fix=fix) from None
             # Doubling keeps the number of failed trials small.
             parts = min(2 * parts, batch)
         else:

@@ -141,7 +141,7 @@ def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> t
         raise UsageError("this recipe exists", where=str(out), fix="Name another with --out, or pass --overwrite.")
     packed = src if findings.packed else out.parent / f"{name}.packed"
     if not out.parent.is_dir():
-        raise UsageError("there is no such folder", where=str(out.parent))
+        raise UsageError("there is no such folder", where=str(out.parent), fix="Make it, or name another with --out.")
     # Paths in a recipe are relative to its folder.
     relative = Path(os.path.relpath(packed.resolve(), out.resolve().parent))
     out.write_text(format_recipe(findings, name, relative), encoding="utf-8")
@@ -265,7 +265,7 @@ def _format_model(findings: SourceFindings, side: int) -> list[str]:
             "headway.model:cifar_net",
             "for images of 24 to 64 pixels; its first layer is computed from the images",
         ),
-        "resnet": ("headway.model:resnet18", "for photographs; resnet50 is better and three times as slow"),
+        "resnet": ("headway.model:resnet18", "for photographs; resnet50 has 2.25 times the multiply-adds"),
     }[_choose_family(side)]
     lines = ["model:", f"  factory: {factory}  # {reason}"]
     if _choose_family(side) == "resnet":

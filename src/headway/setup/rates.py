@@ -6,6 +6,7 @@ from typing import Any
 
 from headway.core.errors import RecipeError
 from headway.core.recipe import LoadedRecipe
+from headway.core.text_format import pluralise
 from headway.data.batch_plan import BatchPlan
 from headway.optim.batch_scaling import BatchScaledRecipe, require_number
 from headway.setup.recipe import TrainRecipe
@@ -84,7 +85,7 @@ def find_step_warnings(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps
     # A batch that grows has several sizes; the largest is the one to be named.
     size = f"{'up to ' if plan.grows else ''}{plan.largest_batch:,}"
     epochs_per_step = plan.largest_batch / samples
-    what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {epochs_per_step:.3g} epochs each"
+    what = f"The run has {pluralise(steps, 'step')} of {size} samples, {epochs_per_step:.3g} epochs each"
     if abs(actual_epochs / requested_epochs - 1) > MAX_EPOCHS_DEVIATION:
         what += f", and ends after {actual_epochs:.4g} epochs in place of {requested_epochs:.4g}, as every step is full"
     return [

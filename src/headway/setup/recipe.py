@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from headway.comm.comm_recipe import CommRecipe
 from headway.core.recipe import RecipePart, check_patterns
@@ -21,6 +21,38 @@ from headway.optim.schedule import AnyScheduleRecipe, ConstantScheduleRecipe
 NO_GRAPHS = "graphs are CUDA graphs, which need a GPU"
 
 
+class MetricRecipe(RecipePart):
+    """A metric beside those of the task. A text alone stands for the name of a built-in metric, or an import path."""
+
+    name: str = ""
+    """Name of the metric in records and reports: a built-in one, or with `factory` any name. Unset: that of the
+    function."""
+    factory: str | None = None
+    """Import path of a function metric(outputs, labels, **args) that returns one number for each sample, of which the
+    mean is reported; or of a class derived from headway.setup.set_metrics.SetMetric, for a metric of the whole set."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the function or the class."""
+    higher_is_better: bool | None = None
+    """False for your own metric that is better when lower. Used by `stop_at` and `task.primary`. Unset: true, or what a
+    SetMetric says."""
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> MetricRecipe:
+        if self.factory is None:
+            if not self.name:
+                raise ValueError(
+                    "it has neither name nor factory: write for example top5, or my_metrics.py:recall_at_3"
+                )
+            if self.args or self.higher_is_better is not None:
+                raise ValueError(f"args and higher_is_better are for your own metric, and {self.name!r} is built in")
+        return self
+
+
+def _expand_metric(value: Any) -> Any:
+    # `top5` is short for `{name: top5}`, and `my_metrics.py:mine` for `{factory: ...}`.
+    return {"factory" if ":" in value else "name": value} if isinstance(value, str) else value
+
+
 class TaskRecipe(RecipePart):
     """The task, which turns the network's outputs into loss and metrics."""
 
@@ -29,6 +61,24 @@ class TaskRecipe(RecipePart):
     (numbers)."""
     args: dict[str, Any] = {}
     """Keyword arguments of the task, for example {label_smoothing: 0.1}."""
+    loss: str | None = None
+    """Import path of your own loss: a function loss(outputs, labels, **loss_args), or a class such as
+    torch.nn:SmoothL1Loss. It returns one number for each sample; a parameter `reduction` is set to 'none'. Unset: the
+    loss of the task."""
+    loss_args: dict[str, Any] = {}
+    """Keyword arguments of `loss`."""
+    metrics: tuple[Annotated[MetricRecipe, BeforeValidator(_expand_metric)], ...] = ()
+    """Metrics beside those of the task. Classes: top2, top3, ..., precision, recall, f1, balanced_accuracy, auc;
+    several labels: precision, recall, f1, micro_f1, auc, mean_average_precision; numbers: mae, rmse, r2. Or import
+    paths."""
+    primary: str | None = None
+    """Metric by which the best weights are kept: one of this task's, or loss. Unset: the first metric of the task."""
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> TaskRecipe:
+        if self.loss is None and self.loss_args:
+            raise ValueError("loss_args are for your own loss: set loss, or remove loss_args")
+        return self
 
 
 class EvaluateRecipe(RecipePart):

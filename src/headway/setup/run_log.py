@@ -22,7 +22,7 @@ from headway.observe.sinks import MetricsSink, open_sinks
 
 NON_METRIC_KEYS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
-    | {"noise_scale", "noise_scale_low", "noise_scale_high", "slowest"}
+    | {"noise_scale", "noise_scale_low", "noise_scale_high", "slowest", "classes"}
 )
 """Keys of a record of metrics.jsonl that are not metrics. No metric of a task may have such a name."""
 
@@ -33,11 +33,11 @@ class RunLog:
     Args:
         run: the run folder.
         sinks: names of the sinks.
-        leads: this process is the one that writes metrics, quarantine, weights and sinks. Every rank writes ids.
+        is_lead: this process is the one that writes metrics, quarantine, weights and sinks. Every rank writes ids.
         name: name of this process among several; its file of ids is named after it.
     """
 
-    def __init__(self, run: RunFolder, *, sinks: Sequence[str], leads: bool = True, name: str = "") -> None:
+    def __init__(self, run: RunFolder, *, sinks: Sequence[str], is_lead: bool = True, name: str = "") -> None:
         self._run = run
         self._sink_names = sinks
         self._name = name
@@ -46,7 +46,7 @@ class RunLog:
         """Called before the best weights are replaced. It raises if the other ranks continued without this process."""
         self._is_lead = False
         self._sinks: list[MetricsSink] = []
-        if leads:
+        if is_lead:
             self.take_lead()
 
     @property

@@ -13,8 +13,8 @@ from safetensors.torch import save as save_tensors
 
 from headway.checkpoint.compatibility import find_mismatch
 from headway.core.errors import CheckpointError
-from headway.launch.ranks import Ranks, list_running_statistics
-from headway.model.batch_norm import recompute_statistics
+from headway.launch.ranks import Ranks
+from headway.model.batch_norm import list_running_statistics, recompute_statistics
 from headway.model.ema import Ema
 from headway.optim import Lookahead
 from headway.setup.build import TrainSetup

@@ -34,7 +34,7 @@ def train_on_ranks(
 
     Args:
         recipe, overrides, folder: as for `runs.train`. resume: the run folder to resume instead.
-        procs, hosts: as on the command line; see `hosts_of`.
+        procs, hosts: as on the command line; see `parse_hosts`.
         respawn: replace lost processes.
         options: options of the command line that each process gets too.
 

@@ -28,14 +28,14 @@ from headway.core.workload import (
 from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import compute_progressive_size
 from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
-from headway.launch.ranks import list_running_statistics
+from headway.model.batch_norm import list_running_statistics
 from headway.model.fake_tensors import use_fake_tensors
 from headway.model.graph_breaks import CompileReport, try_compiling
 from headway.model.layer_profile import PROFILE_BATCH_SIZES, profile_layers
 from headway.model.model_size import measure_model_size
 from headway.optim.footprint import estimate_footprint
 from headway.setup.build import TrainSetup, build_setup
-from headway.setup.inputs import Rehearsal
+from headway.setup.inputs import DryRunOptions
 from headway.setup.micro_batch import estimate_micro_batch
 from headway.setup.prepare import prepare_batch
 from headway.setup.recipe import TrainRecipe
@@ -138,7 +138,7 @@ def dry_run(
     stated = None if samples is None else SyntheticRecipe(samples=samples, classes=classes or 1000)
     loaded = load_recipe(recipe, overrides)
     try:
-        setup = build_setup(loaded, rehearsal=Rehearsal(stated=stated))
+        setup = build_setup(loaded, dry_run=DryRunOptions(stated=stated))
     except UsageError as error:
         named = [uri for uri in (loaded.recipe.data.train, loaded.recipe.data.eval) if uri is not None]
         # The error may name the path in another form, with `..` or links resolved.

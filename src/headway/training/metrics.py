@@ -44,8 +44,8 @@ class MetricsAccumulator:
     def __init__(
         self, setup: TrainSetup, run: RunFolder, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]
     ) -> None:
-        leads, name = (True, "") if ranks is None else (ranks.is_lead, ranks.name)
-        self.log = RunLog(run, sinks=setup.recipe.sinks, leads=leads, name=name)
+        is_lead, name = (True, "") if ranks is None else (ranks.is_lead, ranks.name)
+        self.log = RunLog(run, sinks=setup.recipe.sinks, is_lead=is_lead, name=name)
         self.damaged = 0
         self.must_stop = self.must_regroup = False
         self._setup, self._run, self._ranks, self._show = setup, run, ranks, show

@@ -51,7 +51,7 @@ def run_monitors(trainer: Trainer) -> Iterator[None]:
             gauges = partial(_collect_gauges, trainer, sampler)
             address = recipe.observe.prometheus_address or DEFAULT_ADDRESS
             port = recipe.observe.prometheus_port or DEFAULT_PORT
-            stack.enter_context(PrometheusEndpoint(address, port, gauges, labels, leads=lambda: trainer.is_lead))
+            stack.enter_context(PrometheusEndpoint(address, port, gauges, labels, is_lead=lambda: trainer.is_lead))
         yield
 
 

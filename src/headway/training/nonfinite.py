@@ -7,7 +7,7 @@ from headway.core.errors import TrainingError
 from headway.core.run_folder import RunFolder
 
 
-def nonfinite_error(
+def build_nonfinite_error(
     what: str, lr: float, run: RunFolder, checkpoints: Checkpoints, culprit: str = "", *, precision: str
 ) -> TrainingError:
     """Builds the error: what happened, what is kept of the run, and how the next run may do better.

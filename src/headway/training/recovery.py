@@ -31,6 +31,7 @@ from headway.launch.handover import TransferredState
 from headway.setup.build import TrainSetup
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
+from headway.training.actions import Action
 
 if TYPE_CHECKING:
     from headway.training.trainer import Trainer
@@ -49,7 +50,7 @@ class Recovery:
     meet again, unless this process trains alone or the run cannot continue.
 
     Attributes:
-        actions: names of the actions due before the next step, next first; see `Trainer.ACTIONS`.
+        actions: the actions due before the next step, next first.
         saved_files: the files of the run, to continue from if no rank holds its state.
     """
 
@@ -57,7 +58,7 @@ class Recovery:
         # A proxy, because a reference cycle would keep the trainer's tensors until the next garbage collection.
         self._trainer = cast("Trainer", weakref.proxy(trainer))
         self._ranks = ranks = trainer.ranks
-        self.actions: list[str] = []
+        self.actions: list[Action] = []
         self.saved_files = SavedRun(trainer.setup, trainer.run_folder, checkpoints)
         self._lock = ExitStack()
         # Steps and actions done. -1 without a state: rank 0 begins with one, all others receive it.
@@ -82,12 +83,16 @@ class Recovery:
         self._trainer.clock.lap("regroup")
         return True
 
-    def run_actions(self, run: Callable[[str], None]) -> None:
+    def queue(self, *actions: Action) -> None:
+        """Queues actions behind those that are due already."""
+        self.actions += actions
+
+    def run_actions(self, run: Callable[[Action], None]) -> None:
         """Runs the queued actions in order."""
         while self.actions:
             run(action := self.actions[0])
             # Removed only now, so that an action that a lost rank interrupts is repeated. `meet` removes its own.
-            if action != "regroup":
+            if action is not Action.REGROUP:
                 self.actions.remove(action)
                 self.advance()
 
@@ -130,8 +135,8 @@ class Recovery:
         trainer.saver.set_exchange(ranks.build_save_exchange(), ranks.build_confirmer())
         accumulator.log.confirm = ranks.build_confirmer()
         # A checkpoint that was being written may have lost the share of a lost rank.
-        if met.unsaved and "checkpoint" not in self.actions:
-            self.actions.insert(0, "checkpoint")
+        if met.unsaved and Action.CHECKPOINT not in self.actions:
+            self.actions.insert(0, Action.CHECKPOINT)
         # The interrupted step is repeated, perhaps by other ranks, so its ids are removed.
         accumulator.log.cut_ids(trainer.position)
         if ranks.is_lead:
@@ -141,7 +146,7 @@ class Recovery:
                 self._take_lead(met.names)
         ranks.lost_workers = ()
         accumulator.must_regroup = False
-        self.actions = [action for action in self.actions if action != "regroup"]
+        self.actions = [action for action in self.actions if action is not Action.REGROUP]
 
     def _take_lead(self, names: tuple[str, ...]) -> None:
         """Makes this rank write the run folder. Args: names: those of all ranks."""
@@ -197,7 +202,7 @@ class Recovery:
         return self._progress
 
     def is_saving(self) -> bool:
-        """Tells whether a checkpoint is being written."""
+        """Returns True if a checkpoint is being written."""
         return self._trainer.saver.is_writing
 
     def restart_from(self, checkpoint: Checkpoint | None, progress: int) -> None:
@@ -225,7 +230,7 @@ class Recovery:
         trainer = self._trainer
         trainer.load(Checkpoint(Path("the state of another rank"), scalars["step"], scalars, tensors))
         trainer.accumulator.load_state(scalars["accumulator"])
-        self._progress, self.actions = scalars["progress"], scalars["actions"]
+        self._progress, self.actions = scalars["progress"], [Action(name) for name in scalars["actions"]]
         trainer.saved_step, trainer.finished = scalars["saved_step"], scalars["finished"]
 
 
@@ -260,7 +265,7 @@ class SavedRun:
         return read_recipe(self._run.recipe_path, (), TrainRecipe).recipe.precision
 
     def is_ahead(self, step: int) -> bool:
-        """Tells whether a later step has a complete checkpoint. If none has, this only lists the names."""
+        """Returns True if a later step has a complete checkpoint. If none has, this only lists the names."""
         try:
             paths = self._checkpoints.paths()
             if not paths or (parse_step(paths[0].name) or 0) <= step:

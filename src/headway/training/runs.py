@@ -175,7 +175,7 @@ def _join_ranks(ranks: Ranks, run: RunFolder) -> Iterator[None]:
 
 
 def _is_orphan(ranks: Ranks) -> bool:
-    """Tells whether the launcher of this process can no longer be reached."""
+    """Returns True if the launcher of this process can no longer be reached."""
     try:
         ranks.check()
     except (GenerationEndedError, FencedError):
@@ -213,11 +213,11 @@ def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Rank
         LOG.warning(f"{what}: results agree to rounding only.")
     checkpoint = _open_checkpoints(run, loaded).newest()
     setup = build_setup(loaded, fresh=checkpoint is None, ranks=ranks)
-    leads = ranks is None or ranks.is_lead
+    is_lead = ranks is None or ranks.is_lead
     with closing(setup.inputs), _explain_disk_errors(run):
         if checkpoint is None:
             LOG.info("This run has no checkpoint yet: it starts from the beginning.")
-            if leads:
+            if is_lead:
                 run.truncate_logs(0)
                 _record_recipe(run, setup, ranks)
         display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
@@ -226,13 +226,13 @@ def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Rank
                 trainer.resume(checkpoint)
                 done = " It is at its end: nothing is left to do." if trainer.finished else ""
                 LOG.info(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
-            if not trainer.finished and leads:
+            if not trainer.finished and is_lead:
                 # The old summary is about a run that had stopped.
                 (run.folder / "summary.json").unlink(missing_ok=True)
             if ranks is not None:
                 _meet_ranks(trainer)
             if trainer.finished and (summary := run.read_summary()).get("finished"):
-                return RunResult(run, summary, was_interrupted=False, is_lead=leads)
+                return RunResult(run, summary, was_interrupted=False, is_lead=is_lead)
             return _run_trainer(trainer, display)
 
 
@@ -258,14 +258,14 @@ def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRec
 
 
 def _start_run(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, ranks: Ranks | None = None) -> RunResult:
-    leads = ranks is None or ranks.is_lead
-    if leads and folder is not None:
+    is_lead = ranks is None or ranks.is_lead
+    if is_lead and folder is not None:
         RunFolder.expect_free(folder)
     setup = build_setup(loaded, ranks=ranks)
     with closing(setup.inputs):
         folder = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
-        run = RunFolder.create(folder) if leads else RunFolder(folder)
-        if leads:
+        run = RunFolder.create(folder) if is_lead else RunFolder(folder)
+        if is_lead:
             # With checkpoint.folder, another run may have saved there.
             _open_checkpoints(run, setup.loaded).expect_none()
             _record_recipe(run, setup, ranks)
@@ -278,7 +278,7 @@ def _start_run(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, ranks: Ra
             if ranks is not None:
                 _meet_ranks(trainer)
                 # The ranks may have agreed on another precision than this one had measured.
-                if leads and setup.agreed_recipe is not setup.loaded:
+                if is_lead and setup.agreed_recipe is not setup.loaded:
                     _record_recipe(run, setup, ranks)
             return _run_trainer(trainer, display)
 
@@ -439,7 +439,8 @@ def evaluate(folder: Path, data: str | None) -> dict[str, float]:
             share = f"{evaluation.damaged:,} of {len(held_out):,} samples"
             LOG.warning(f"{held_out.folder}: {share} are damaged and left out.")
             result["damaged_samples"] = float(evaluation.damaged)
-        run.write_json("evaluation", {"data": str(held_out.folder), **result})
+        about = {} if evaluation.counts is None else {"classes": evaluation.counts.describe(held_out.classes)}
+        run.write_json("evaluation", {"data": str(held_out.folder), **result, **about})
         write_panels(run, build_evaluation_panels(held_out, evaluation, "the best weights"))
     return result
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from time import perf_counter
@@ -26,10 +25,11 @@ from headway.optim import draw_gradient_noise, set_lr
 from headway.setup.build import TrainSetup
 from headway.setup.prepare import prepare_batch, split_micro_batches
 from headway.setup.task import is_better, reaches_goal
+from headway.training.actions import Action, ActionRules
 from headway.training.averages import WeightAverages
 from headway.training.evaluate import Evaluation, evaluate
 from headway.training.metrics import MetricsAccumulator
-from headway.training.nonfinite import nonfinite_error
+from headway.training.nonfinite import build_nonfinite_error
 from headway.training.recovery import Recovery
 
 LOG = logging.getLogger("headway.training")
@@ -93,6 +93,7 @@ class Trainer:
         self._sample_weights = torch.empty(0)
         self._last_outputs: tuple[torch.Tensor, torch.Tensor] | None = None
         self._divergence = ""
+        self._rules = ActionRules(setup, needs_statistics=self._averages.needs_statistics)
         # Last, because it reads the parts above.
         self.recovery = Recovery(self, self._checkpoints)
 
@@ -109,9 +110,9 @@ class Trainer:
                         # The run ends only when its last checkpoint is written.
                         if not self.saver.is_pending:
                             break
-                        recovery.actions.append("settle")
+                        recovery.queue(Action.SETTLE)
                     elif self._must_stop:
-                        recovery.actions += [*self._list_log_actions(), "checkpoint"]
+                        recovery.queue(*self._rules.list_log_actions(), Action.CHECKPOINT)
                     else:
                         self.host_syncs.run_step(self._train_step, recovery.actions)
                 recovery.run_actions(self._run_action)
@@ -138,7 +139,9 @@ class Trainer:
         self._averages.update(self.step)
         self.recovery.advance()
         self.clock.lap("optimizer")
-        self.recovery.actions += self._list_due_actions(before)
+        self.recovery.queue(*self._rules.list_due(self.step, before, self.position))
+        if self.accumulator.must_regroup:
+            self.recovery.queue(Action.REGROUP)
 
     # The parts of a step, in their order.
 
@@ -217,42 +220,14 @@ class Trainer:
         self.clock.lap("reduce")
         return reduction
 
-    # The actions between two steps. Each contains one collective at most, see `Recovery.progress`.
+    # The actions between two steps.
 
-    def _list_due_actions(self, before: int) -> list[str]:
-        """Returns the actions due after the newest step, in order. Args: before: the position before that step."""
-        recipe, actions = self.setup.recipe, list[str]()
-        if self.setup.eval is not None and self._is_due(before, recipe.evaluate.every_epochs):
-            # Recomputing statistics and evaluating are a collective each, so they are two actions.
-            actions += ["statistics", "evaluate"] if self._averages.needs_statistics else ["evaluate"]
-        if self._is_checkpoint_due(before):
-            actions.append("checkpoint")
-        if actions or self.step % recipe.log_every_steps == 0:
-            # The log goes first: it checks the loss before an evaluation or checkpoint uses the weights.
-            actions[:0] = self._list_log_actions()
-        if self.accumulator.must_regroup:
-            actions.append("regroup")
-        return actions
-
-    def _list_log_actions(self) -> list[str]:
-        return ["log", "agree"] if self.setup.recipe.observe.on_divergence == "stop" else ["log"]
-
-    def _is_due(self, before: int, every_epochs: float) -> bool:
-        interval = every_epochs * self.setup.epoch
-        return self.step == self.setup.steps or math.floor(self.position / interval) > math.floor(before / interval)
-
-    def _is_checkpoint_due(self, before: int) -> bool:
-        options = self.setup.recipe.checkpoint
-        if options.every_steps is not None:
-            return self.step == self.setup.steps or self.step % options.every_steps == 0
-        return self._is_due(before, options.every_epochs)
-
-    def _run_action(self, name: str) -> None:
-        action, stage = self.ACTIONS[name]
-        action(self)
+    def _run_action(self, action: Action) -> None:
+        run, stage = self.ACTIONS[action]
+        run(self)
         self.clock.lap(stage)
         # images/s and the waiting share are about training alone.
-        if name in ("evaluate", "checkpoint", "settle"):
+        if action in (Action.EVALUATE, Action.CHECKPOINT, Action.SETTLE):
             self.accumulator.restart_rate(self.step, self.clock)
 
     def _log(self) -> None:
@@ -298,8 +273,10 @@ class Trainer:
         metrics = self.metrics = self.evaluation.metrics
         seconds = self.clock.total_seconds() + perf_counter() - started
         progress = {"step": self.step, "position": self.position, "epoch": self.position / setup.epoch}
-        damaged = self.evaluation.damaged
-        self.accumulator.write({"kind": "evaluate", **progress, **metrics, "damaged": damaged, "seconds": seconds})
+        record = {"kind": "evaluate", **progress, **metrics, "damaged": self.evaluation.damaged, "seconds": seconds}
+        if self.evaluation.counts is not None:
+            record["classes"] = self.evaluation.counts.to_json()
+        self.accumulator.write(record)
         if self.best is None or is_better(setup.task, metrics, self.best):
             # The best weights are the network as evaluated, with averages.
             self.best = {**metrics, "step": self.step, "epoch": self.position / setup.epoch}
@@ -308,8 +285,8 @@ class Trainer:
         if goals and all(reaches_goal(setup.task, name, metrics[name], goal) for name, goal in goals.items()):
             self.reached_s = seconds
             self.finished = True
-        if self.finished and "checkpoint" not in self.recovery.actions:
-            self.recovery.actions.append("checkpoint")
+        if self.finished and Action.CHECKPOINT not in self.recovery.actions:
+            self.recovery.queue(Action.CHECKPOINT)
 
     def _save_checkpoint(self) -> None:
         """Begins to save a checkpoint; a thread writes it while training continues."""
@@ -334,16 +311,16 @@ class Trainer:
         self.saver.wait()
         self.meet()
 
-    ACTIONS: ClassVar[dict[str, tuple[Callable[[Trainer], None], str]]] = {
-        "log": (_log, "log"),
-        "agree": (_stop_if_diverged, "log"),
-        "statistics": (_recompute_statistics, "evaluate"),
-        "evaluate": (_evaluate, "evaluate"),
-        "checkpoint": (_save_checkpoint, "checkpoint"),
-        "settle": (_settle, "checkpoint"),
-        "regroup": (_regroup, "regroup"),
+    ACTIONS: ClassVar[dict[Action, tuple[Callable[[Trainer], None], str]]] = {
+        Action.LOG: (_log, "log"),
+        Action.AGREE: (_stop_if_diverged, "log"),
+        Action.STATISTICS: (_recompute_statistics, "evaluate"),
+        Action.EVALUATE: (_evaluate, "evaluate"),
+        Action.CHECKPOINT: (_save_checkpoint, "checkpoint"),
+        Action.SETTLE: (_settle, "checkpoint"),
+        Action.REGROUP: (_regroup, "regroup"),
     }
-    """Method and clock stage of each action, by its name in `Recovery.actions`."""
+    """Method and clock stage of each action."""
 
     def _check_parameters(self) -> None:
         """Raises TrainingError if a weight is not finite, before the best weights or a checkpoint are replaced.
@@ -357,7 +334,9 @@ class Trainer:
     def _raise_nonfinite(self, what: str, step: int, culprit: str = "") -> NoReturn:
         lr = self.setup.lr_at(self.setup.plan.find_position(step - 1))
         self.close()
-        raise nonfinite_error(what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name)
+        raise build_nonfinite_error(
+            what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name
+        )
 
     def use_averages(self) -> AbstractContextManager[None]:
         """Gives the network, for the duration of the block, the weights and statistics that are evaluated and saved."""

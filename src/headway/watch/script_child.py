@@ -164,7 +164,7 @@ class ScriptSession:
         return self._watch.iterate(lambda: iterator, index=served - 1)
 
     def _is_watched_loader(self, loader: AnyLoader) -> bool:
-        """Tells whether a loader is the watched one, or has the same data set, batch size and type of sampler."""
+        """Returns True if a loader is the watched one, or has the same data set, batch size and type of sampler."""
         # Some scripts make a new loader for each epoch.
         watched_loader = self._loader
         return loader is watched_loader or (

@@ -8,7 +8,8 @@ from typing import cast, final
 
 import torch
 
-from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.comm_recipe import Algorithm
+from headway.comm.communicator import Communicator
 from headway.comm.hvd.adasum import adasum_all_reduce
 from headway.comm.hvd.executor import Finish, SubmittedOperation, do_nothing
 from headway.comm.hvd.requests import Op, Response

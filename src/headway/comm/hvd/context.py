@@ -40,7 +40,7 @@ def replace_job(job: HorovodJob | None) -> HorovodJob | None:
 
 
 def is_initialized() -> bool:
-    """Returns whether `init` was called, and `shutdown` not since."""
+    """Returns True if `init` was called, and `shutdown` not since."""
     return _job is not None
 
 
@@ -89,13 +89,13 @@ def cross_rank() -> int:
 
 
 def is_elastic() -> bool:
-    """Returns whether the number of processes may change while this one runs."""
+    """Returns True if the number of processes may change while this one runs."""
     # Set by Horovod's launcher, or by Headway's.
     return os.environ.get("HOROVOD_ELASTIC") == "1" or bool(os.environ.get("HEADWAY_COORDINATOR"))
 
 
 def is_homogeneous() -> bool:
-    """Returns whether all hosts have equally many processes."""
+    """Returns True if all hosts have equally many processes."""
     return len({size for _, size in _require_job().local_places}) == 1
 
 
@@ -121,12 +121,12 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Returns whether torch was built for CUDA."""
+    """Returns True if torch was built for CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Returns whether torch was built for ROCm."""
+    """Returns True if torch was built for ROCm."""
     return torch.version.hip is not None
 
 

@@ -138,7 +138,7 @@ class Engine:
         return self.wait(self.submit(request))
 
     def poll(self, handle: int) -> bool:
-        """Returns whether `wait` would return at once. Raises ValueError if the handle is unknown, or waited for."""
+        """Returns True if `wait` would return at once. Raises ValueError if the handle is unknown, or waited for."""
         with self._lock:
             if handle not in self._handles:
                 raise ValueError(f"handle {handle} was never given, or was waited for already")

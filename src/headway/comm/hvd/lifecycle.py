@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 
 from headway.comm.algorithm_choice import AlgorithmChooser
-from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.comm_recipe import Algorithm
+from headway.comm.communicator import Communicator
 from headway.comm.coordinator_client import CoordinatorClient
 from headway.comm.hvd import context
 from headway.comm.hvd.engine import Engine
@@ -88,12 +89,12 @@ def shutdown() -> None:
 
 
 def has_newcomers() -> bool:
-    """Returns whether new workers wait to join, as far as this process knows."""
+    """Returns True if new workers wait to join, as far as this process knows."""
     return _client is not None and _client.has_newcomers
 
 
 def can_reinitialise() -> bool:
-    """Returns whether the remaining workers can connect again after a collective failed."""
+    """Returns True if the remaining workers can connect again after a collective failed."""
     return _client is not None or not context.get_engine().has_failed
 
 

@@ -217,7 +217,7 @@ def grouped_reducescatter_async(
 
 
 def poll(handle: int) -> bool:
-    """Returns whether `synchronize` would return at once. Raises ValueError if the handle is unknown, or waited for."""
+    """Returns True if `synchronize` would return at once. Raises ValueError if the handle is unknown, or waited for."""
     return context.get_engine().poll(handle)
 
 

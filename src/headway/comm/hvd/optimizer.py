@@ -54,7 +54,7 @@ def DistributedOptimizer(  # noqa: N802
     Raises:
         ValueError: names are not unique or do not cover the parameters, a predivide factor comes with another op than
             Average, the passes are below 1, the groups are wrong, or the optimizer is distributed already.
-        NotImplementedError: Adasum is used with a process set, or the number of ranks is no power of two.
+        NotImplementedError: Adasum is used with a process set, or the number of ranks is not a power of two.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor works with op=Average only")

@@ -22,7 +22,7 @@ class ProcessSet:
         ranks: its ranks in ascending order.
 
     Raises:
-        ValueError: `ranks_or_comm` is no list of ranks.
+        ValueError: `ranks_or_comm` is not a list of ranks.
     """
 
     process_set_id: int | None = None
@@ -52,7 +52,7 @@ class ProcessSet:
         return ranks.index(context.rank())
 
     def includes_self(self) -> bool | None:
-        """Returns whether this process is in it; None while its ranks are not known."""
+        """Returns True if this process is in it; None while its ranks are not known."""
         return None if self.ranks is None else context.rank() in self.ranks
 
     def __str__(self) -> str:

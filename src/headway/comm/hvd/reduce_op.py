@@ -26,7 +26,7 @@ Average, Sum, Adasum, Min, Max, Product = ReduceOp
 def resolve_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     """Returns the reduction that `op` or the older `average` names; Average if neither is given.
 
-    Raises ValueError if both are given, or `op` is no ReduceOp.
+    Raises ValueError if both are given, or `op` is not a ReduceOp.
     """
     if average is not None:
         if op is not None:

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any, Literal, final, get_args
 
-from headway.core.untrusted_json import is_any_number, is_whole_number
+from headway.core.untrusted_json import Checks, expect_entries, is_any_number, is_text, is_whole_number
 
 # A Request describes one named operation of one rank; it is sent to the negotiator. A Response names operations that
 # all ranks of a process set have requested; it is sent back to all of them. Each is one JSON array.
@@ -87,9 +87,9 @@ class Request:
             request = Request(set_id, name, kind, dtypes, shapes, device, op, prescale, postscale, root, splits)
         except (TypeError, ValueError):
             raise ValueError("a request of another form") from None
-        for field_name, is_valid in _CHECKS:
-            if not is_valid(request):
-                raise ValueError(f"a request with a wrong {field_name}")
+        expect_entries(vars(request), _CHECKS, "request.")
+        if len(request.shapes) != len(request.dtypes):
+            raise ValueError("a request with a wrong number of shapes")
         return request
 
 
@@ -164,19 +164,19 @@ def find_disagreement(requests: Mapping[int, Request], has_joined_ranks: bool) -
 
 
 # A request comes over a connection, so that nothing about it can be taken for granted.
-_CHECKS: tuple[tuple[str, Callable[[Request], bool]], ...] = (
-    ("process set", lambda request: is_whole_number(request.process_set)),
-    ("name", lambda request: isinstance(request.name, str)),
-    ("kind", lambda request: request.kind in get_args(Kind)),
-    ("type", lambda request: all(isinstance(dtype, str) and dtype in ITEM_BYTES for dtype in request.dtypes)),
-    ("shape", lambda request: len(request.shapes) == len(request.dtypes)),
-    ("shape", lambda request: all(is_whole_number(size) for shape in request.shapes for size in shape)),
-    ("device", lambda request: isinstance(request.device, str)),
-    ("operation", lambda request: request.op in get_args(Op)),
-    ("factor", lambda request: all(map(is_any_number, (request.prescale, request.postscale)))),
-    ("root rank", lambda request: is_whole_number(request.root)),
-    ("split", lambda request: all(map(is_whole_number, request.splits))),
-)
+_CHECKS: Checks = {
+    "process_set": (is_whole_number, "a whole number"),
+    "name": (is_text, "a text"),
+    "kind": (lambda value: value in get_args(Kind), "a kind of operation"),
+    "dtypes": (lambda value: all(is_text(dtype) and dtype in ITEM_BYTES for dtype in value), "types of tensors"),
+    "shapes": (lambda value: all(is_whole_number(size) for shape in value for size in shape), "shapes of tensors"),
+    "device": (is_text, "a text"),
+    "op": (lambda value: value in get_args(Op), "a reduction"),
+    "prescale": (is_any_number, "a number"),
+    "postscale": (is_any_number, "a number"),
+    "root": (is_whole_number, "a rank"),
+    "splits": (lambda value: all(map(is_whole_number, value)), "numbers of rows"),
+}
 
 
 def _format_compared_shapes(request: Request) -> str:

@@ -44,7 +44,7 @@ class Settings:
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
-        """Reads the settings from the environment. Raises UsageError if a value is no number, or negative."""
+        """Reads the settings from the environment. Raises UsageError if a value is not a number, or negative."""
         is_disabled = _read_flag(environ, "HOROVOD_STALL_CHECK_DISABLE") or False
         stall_s = _read_number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", Settings.stall_s or 0.0)
         shutdown_s = _read_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0)
@@ -72,7 +72,7 @@ def _read_number(environ: Mapping[str, str], name: str, default: float) -> float
         value = -1.0
     # Written such that NaN is refused, too.
     if not 0 <= value < float("inf"):
-        raise UsageError(f"{name}={text!r} is no number from 0 on", fix="Set it to such a number, or unset it.")
+        raise UsageError(f"{name}={text!r} is not a number from 0 on", fix="Set it to such a number, or unset it.")
     return value
 
 

@@ -80,7 +80,7 @@ def map_path(path: Path) -> memoryview:
             return map_file(file, path)
     except ValueError as error:
         # mmap refuses an empty file.
-        raise DataError("the file is empty", where=str(path)) from error
+        raise DataError("the file is empty", where=str(path), fix="Copy it again, or leave it out.") from error
     except OSError as error:
         raise build_read_error(path, error) from error
 

@@ -38,7 +38,7 @@ def _build_loose_records(source: PackSource, watched: Iterable[Path]) -> Foreign
     sizes = source.images.measure_sizes()
     # The length column has 32 bits.
     if (sizes >= 1 << 32).any():
-        raise DataError("an image of 4 GiB or more", where=source.names[int(sizes.argmax())])
+        raise DataError("an image of 4 GiB or more", where=source.names[int(sizes.argmax())], fix="Leave it out.")
     num_samples = len(source)
     return ForeignRecords(
         format="folder",

@@ -35,6 +35,7 @@ _BIG_VALUE, _SUB_DATABASE, _DUPLICATE_VALUES = 1, 2, 4
 _NO_PAGE = (1 << 64) - 1
 _DUPLICATE_KEYS = 4
 _MAX_DEPTH = 32
+_COPY_AGAIN = "Copy it again."
 _PAGE_SIZES = frozenset(1 << bit for bit in range(8, 17))
 
 
@@ -62,9 +63,8 @@ def read_entries(path: Path) -> Iterator[ArchiveMember]:
             break
         yield member
     if num_left:
-        raise DataError(
-            f"its tree does not hold the {meta.entries:,} entries that its header promises", where=str(path)
-        )
+        what = f"its tree does not hold the {meta.entries:,} entries that its header promises"
+        raise DataError(what, where=str(path), fix=_COPY_AGAIN)
 
 
 def _read_meta(view: memoryview, path: Path) -> _Meta:
@@ -74,15 +74,15 @@ def _read_meta(view: memoryview, path: Path) -> _Meta:
         first = _read_meta_at(view, 0)
         second = _read_meta_at(view, first.page_bytes)
     except (struct.error, ValueError) as error:
-        raise DataError("this is not an LMDB database, or it is damaged", where=str(path)) from error
+        raise DataError("this is not an LMDB database, or it is damaged", where=str(path), fix=_COPY_AGAIN) from error
     meta = max(second, first, key=lambda candidate: candidate.transaction)
     # A truncated database would read as zeros or raise SIGBUS.
     size = (meta.last_page + 1) * meta.page_bytes
     if size > len(view):
         what = f"the database is cut: {len(view):,} of {size:,} bytes"
-        raise DataError(what, where=str(path), fix="Copy it again.")
+        raise DataError(what, where=str(path), fix=_COPY_AGAIN)
     if meta.flags & _DUPLICATE_KEYS:
-        raise DataError("its keys have several values each", where=str(path))
+        raise DataError("its keys have several values each", where=str(path), fix="Keep one value for each key.")
     return meta
 
 
@@ -108,14 +108,14 @@ def _walk_tree(view: memoryview, meta: _Meta, path: Path) -> Iterator[ArchiveMem
         where = f"{path}, page {page_number}"
         num_pages_left -= 1
         if page_number > meta.last_page or num_pages_left < 0 or depth > _MAX_DEPTH:
-            raise DataError("its tree is damaged", where=where)
+            raise DataError("its tree is damaged", where=where, fix=_COPY_AGAIN)
         _, _, page_flags, lower, _ = _PAGE.unpack_from(view, page_offset)
         if not _PAGE.size <= lower <= meta.page_bytes or not page_flags & (_BRANCH | _LEAF):
-            raise DataError("a damaged page", where=where)
+            raise DataError("a damaged page", where=where, fix=_COPY_AGAIN)
         # The list of node offsets ends at the lower end of the free space.
         node_offsets = struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", view, page_offset + _PAGE.size)
         if any(not lower <= node_offset <= meta.page_bytes - _NODE.size for node_offset in node_offsets):
-            raise DataError("a damaged page", where=where)
+            raise DataError("a damaged page", where=where, fix=_COPY_AGAIN)
         if page_flags & _BRANCH:
             nodes = (_NODE.unpack_from(view, page_offset + node_offset) for node_offset in reversed(node_offsets))
             # Reversed, since the stack returns the last child first and keys are in order.
@@ -140,7 +140,7 @@ def _read_entry(view: memoryview, meta: _Meta, page_offset: int, node_offset: in
             "it contains several databases", where=where, fix="Copy the one with the images into a database of its own."
         )
     if value_offset + (8 if flags & _BIG_VALUE else size) > page_end:
-        raise DataError("a damaged entry", where=where)
+        raise DataError("a damaged entry", where=where, fix=_COPY_AGAIN)
     name = view[page_offset + key_offset : page_offset + value_offset].tobytes().decode("latin-1")
     # A small value follows its key; a large one is in overflow pages, and its page number follows the key.
     if not flags & _BIG_VALUE:
@@ -148,7 +148,7 @@ def _read_entry(view: memoryview, meta: _Meta, page_offset: int, node_offset: in
     (overflow_page,) = struct.unpack_from("<Q", view, page_offset + value_offset)
     offset = overflow_page * meta.page_bytes + _PAGE.size
     if overflow_page > meta.last_page or offset + size > (meta.last_page + 1) * meta.page_bytes:
-        raise DataError("a damaged entry", where=where)
+        raise DataError("a damaged entry", where=where, fix=_COPY_AGAIN)
     if not _PAGE.unpack_from(view, overflow_page * meta.page_bytes)[2] & _OVERFLOW:
-        raise DataError("a damaged entry", where=where)
+        raise DataError("a damaged entry", where=where, fix=_COPY_AGAIN)
     return ArchiveMember(name, offset, size)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -145,15 +145,6 @@ def read_pack_id(path: Path) -> int:
     return _read_header(payload, 0, str(path))[3]
 
 
-def read_records(path: Path) -> Iterator[ImageRecord]:
-    """Yields all records of a shard, in the order of the file. Raises DataError at the first damaged one."""
-    view = map_path(path)
-    offset = 0
-    while offset < len(view):
-        record, offset = read_record(view, offset, str(path))
-        yield record
-
-
 def open_shards(paths: Sequence[Path]) -> ForeignRecords:
     """Returns the images of RecordIO files, in order; an index (`.idx`) is not needed.
 
@@ -218,7 +209,7 @@ def _read_payload(view: memoryview, start: int, name: str) -> tuple[memoryview |
     allowed_kinds = (_COMPLETE, _FIRST)
     while True:
         if offset + _FRAME.size > len(view):
-            raise DataError("the file ends inside a record", where=f"{name}, byte {start}")
+            raise DataError("the file ends inside a record", where=f"{name}, byte {start}", fix="Copy it again.")
         magic, word = _FRAME.unpack_from(view, offset)
         # 3 bits of kind, 29 bits of length.
         kind, length = word >> 29, word & (MAX_RECORD_BYTES - 1)
@@ -226,7 +217,7 @@ def _read_payload(view: memoryview, start: int, name: str) -> tuple[memoryview |
             raise DataError("this is not a RecordIO record", where=f"{name}, byte {offset}")
         begin, end = offset + _FRAME.size, offset + _FRAME.size + length
         if end > len(view):
-            raise DataError("the file ends inside a record", where=f"{name}, byte {start}")
+            raise DataError("the file ends inside a record", where=f"{name}, byte {start}", fix="Copy it again.")
         offset = end + len(_PADDING[length % 4])
         # No copy: the payload is a view of the file.
         if kind == _COMPLETE:

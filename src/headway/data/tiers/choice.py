@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, final, get_args
 
 import numpy as np
 
-from headway.core.byte_format import format_bytes
 from headway.core.cpu_count import read_local_ranks
 from headway.core.errors import UsageError, suggest_nearest
 from headway.core.free_memory import read_free_memory_bytes
+from headway.core.mounts import is_on_network
+from headway.core.text_format import format_bytes
 from headway.data.columns import FLAG_RAW
 from headway.data.data_recipe import CacheMode
 from headway.data.dataset import Dataset
 from headway.data.decode import Backend, build_decoder
-from headway.data.shards import MappedShards, is_on_network
+from headway.data.shards import MappedShards
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.disk import DiskTier
 from headway.data.tiers.memory import FillProgress, MemoryTier

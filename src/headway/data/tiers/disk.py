@@ -12,10 +12,10 @@ from typing import final
 import numpy as np
 
 from headway.core.files import describe_os_error
+from headway.core.mounts import is_on_network
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
-from headway.data.shards import is_on_network
 from headway.data.tiers.next_use import HostSlots
 from headway.data.tiers.prefetch import FETCH_THREADS, Prefetcher
 from headway.data.tiers.store import RecordStore

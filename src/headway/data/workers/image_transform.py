@@ -62,7 +62,7 @@ class ImageTransform:
             shares_generators: the global generators belong to other threads too, and are left alone.
 
         Raises:
-            TypeError, ValueError: it is no image, or not of the form that is kept. Anything that the transform raises.
+            TypeError, ValueError: it is not an image, or not of the form that is kept. Anything the transform raises.
         """
         if not shares_generators:
             seed_generators(key)
@@ -94,7 +94,7 @@ class ImageTransform:
 
 
 def to_tensor(result: Any) -> torch.Tensor:
-    """Returns the result of a transform as a tensor. Raises TypeError if it is no image."""
+    """Returns the result of a transform as a tensor. Raises TypeError if it is not an image."""
     if isinstance(result, torch.Tensor):
         return result.detach()
     if isinstance(result, Image.Image | np.ndarray | np.generic):

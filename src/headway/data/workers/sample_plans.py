@@ -79,7 +79,7 @@ def build_plan(dataset: Any, spec: LoaderSpec, workers: int) -> SamplePlan:
 
 
 def is_stream(dataset: object) -> bool:
-    """Tells whether a data set is iterable and has no samples by index."""
+    """Returns True if a data set is iterable and has no samples by index."""
     # It inherits a __getitem__ that only raises.
     if isinstance(dataset, torch.utils.data.IterableDataset):
         return True

@@ -33,7 +33,7 @@ class Samples(Protocol):
 
 
 def explain_no_samples(dataset: object) -> str:
-    """Returns why an object is no data set of the user's own, or an empty text."""
+    """Returns why an object is not a data set of the user's own, or an empty text."""
     name = type(dataset).__name__
     if isinstance(dataset, type):
         return f"{dataset.__name__} is a class, not an object of it"

@@ -69,7 +69,7 @@ class StreamCursor:
         epoch, position = state.get("epoch"), state.get("position")
         for number in (epoch, position):
             if type(number) is not int or number < 0:
-                raise CheckpointError("this is no state of a loader", fix="Give what Loader.state_dict() returned.")
+                raise CheckpointError("this is not a state of a loader", fix="Give what Loader.state_dict() returned.")
         for name, value in self._facts.items():
             if state.get(name) != value:
                 what = f"this state was saved with {name} {state.get(name)}, and the loader has {value}"

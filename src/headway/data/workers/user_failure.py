@@ -60,7 +60,7 @@ def find_user_place(error: BaseException) -> str:
 
 @cache
 def is_user_file(file: str) -> bool:
-    """Tells whether a source file belongs to the user: to no package, to no library and not to Headway."""
+    """Returns True if a source file belongs to the user: to no package, to no library and not to Headway."""
     if file.startswith("<"):
         return False
     path = str(Path(file).resolve())

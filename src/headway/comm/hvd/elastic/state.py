@@ -49,7 +49,7 @@ class State(ABC):
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Checks whether new workers wait. All ranks call it at the same place.
+        """Returns True if new workers wait. All ranks call it at the same place.
 
         Raises:
             HostsUpdatedInterrupt: on all ranks, if new workers wait.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.byte_format import format_bytes
+from headway.core.text_format import format_bytes
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from headway.observe.stragglers import (
     COLUMNS,
     COMPUTE_STAGES,
     ROW_FILE_KIND,
-    build_panels,
     describe_stragglers,
     find_slowest_rank,
 )
 from headway.page import renderer
+from headway.report.straggler_panels import build_panels
 
 Seconds = NDArray[np.float64]
 

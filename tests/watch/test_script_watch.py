@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
-from headway.doctor import script_watch
-from headway.doctor.script_watch import watch_script
+from headway.watch import script_watch
+from headway.watch.script_watch import watch_script
 
 TRAIN = """
 import sys

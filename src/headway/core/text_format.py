@@ -1,0 +1,36 @@
+"""Counts, bytes and tables as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def pluralise(number: int, name: str) -> str:
+    """Returns a count with its noun: `1 rack`, `2 racks`, `3 switches`."""
+    return f"{number:,} {name}{'' if number == 1 else 'es' if name.endswith('ch') else 's'}"
+
+
+def format_bytes(nbytes: float, digits: int = 3) -> str:
+    """Returns a byte count in decimal units, for example `102 MB`.
+
+    Args:
+        digits: significant digits, 3 or more: fewer would print 102 MB as 1e+02 MB.
+    """
+    # 999,600 bytes have three digits as 1 MB, not as 1000 kB: each unit begins half a digit below its power.
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if nbytes >= unit * (1 - 0.5 * 10**-digits):
+            return f"{nbytes / unit:.{digits}g} {name}"
+    return f"{nbytes:.0f} bytes"
+
+
+def align_table(rows: Sequence[Sequence[str]], *, left: int = 0) -> list[str]:
+    """Aligns rows of cells as lines of text: column `left` to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left %= len(widths)
+    return [
+        "  ".join(
+            cell.ljust(width) if place == left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
