@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,16 +228,11 @@ def _describe_run(result: RunResult) -> str:
     if result.was_interrupted:
         return f"Stopped at step {summary['step']} of {summary['steps']}; resume with: {result.run.resume_command}"
     best = dict(summary.get("best") or {})
-    best_step = best.pop("step", summary["step"])
-    best.pop("epoch", None)
+    best_step, best_epoch = best.pop("step", summary["step"]), best.pop("epoch", summary["epochs"])
     last_metrics = [f"{name} {summary[name]:.4f}" for name in best]
     text = "  ".join(
         [f"Trained {folder}:", *last_metrics, f"{summary['seconds']:.1f} s", f"{summary['images_s']:,.0f} images/s"]
     )
-    # The weights that are kept may be those of an earlier evaluation.
-    if best_step != summary["step"]:
-        kept_metrics = ", ".join(f"{name} {value:.4f}" for name, value in best.items())
-        text += f"\nThe run keeps the best weights, those of step {best_step:,}: {kept_metrics}"
     if summary["damaged_samples"]:
         text += f"\nDamaged samples occurred {summary['damaged_samples']:,} times: see {folder / 'quarantine.jsonl'}."
     # The time to a goal is less than the wall time, so the text names the parts that are left out.
@@ -245,4 +241,13 @@ def _describe_run(result: RunResult) -> str:
         seconds_to_goal = stop_result["seconds_to_reach"]
         text += f"\n{goal} " + (f"after {seconds_to_goal:.1f} s" if seconds_to_goal else "was not reached")
         text += f" (the clock leaves out {summary['clock_excludes']})"
-    return text
+    # The weights that are kept may be those of an earlier evaluation.
+    kept = ""
+    if best:
+        which = (
+            "the last epoch" if best_step == summary["step"] else f"epoch {best_epoch:.4g} of {summary['epochs']:.4g}"
+        )
+        kept = (
+            f"Best: {which}, {', '.join(f'{name} {value:.4f}' for name, value in best.items())}; its weights are kept. "
+        )
+    return f"{text}\n{kept}Next: headway report {shlex.quote(str(folder))}"

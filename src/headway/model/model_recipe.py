@@ -94,10 +94,13 @@ class ModelRecipe(RecipePart):
     `torchvision.models:resnet18`, `timm:create_model`, or `my_file.py:build` beside the recipe. It receives
     `num_classes` and `in_channels` if it has such arguments and `args` does not set them."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the factory."""
+    """Keyword arguments of the factory. Pretrained weights of timm (`pretrained: true`) and torchvision
+    (`weights: DEFAULT`) set the normalisation, `data.size` and the centre crop too, unless the recipe does."""
     weights: str | None = None
-    """A safetensors file with initial weights. Names must match. Only the last layer may differ in size; it is then
-    initialised at random."""
+    """A file with initial weights: safetensors, or `.pth`, `.pt` or `.bin` of torch.save, of which only tensors are
+    loaded. Names must match, without the prefixes of wrappers. Only the last layer may differ in size or be absent; it
+    is then initialised at random. Weights of a run bring their normalisation, `data.size` and centre crop, unless the
+    recipe sets these."""
     freeze: tuple[str, ...] = ()
     """Regular expressions (re.search on a parameter's full name) of parameters that are not trained. Running statistics
     of batch norm are buffers, not parameters, and are still updated."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from headway.comm.comm_recipe import CommRecipe
+from headway.core.key_suggestions import KeySynonym
 from headway.core.recipe import RecipePart, check_patterns
 from headway.data.augment_recipe import AugmentRecipe
 from headway.data.batch_plan import BatchGrowthRecipe
@@ -18,6 +20,7 @@ from headway.optim.batch_scaling import BatchScaledRecipe, Scalable
 from headway.optim.optimizer_recipe import AnyOptimizerRecipe
 from headway.optim.schedule import AnyScheduleRecipe, ConstantScheduleRecipe
 from headway.setup.callback_recipe import CallbackRecipe, EarlyStoppingRecipe, expand_callback
+from headway.setup.recipe_synonyms import KEY_SYNONYMS, VALUE_SYNONYMS
 
 NO_GRAPHS = "graphs are CUDA graphs, which need a GPU"
 
@@ -128,6 +131,10 @@ class CheckpointRecipe(RecipePart):
 
 class TrainRecipe(RecipePart):
     """The recipe of a training run."""
+
+    # For the messages about unknown keys and values.
+    key_synonyms: ClassVar[Mapping[str, KeySynonym]] = KEY_SYNONYMS
+    value_synonyms: ClassVar[Mapping[str, Mapping[str, str]]] = VALUE_SYNONYMS
 
     name: str = "run"
     """Name of the run folder in runs/. Not used if --run names another folder."""

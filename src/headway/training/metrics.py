@@ -19,6 +19,7 @@ from headway.data.batch import BadSample, Batch
 from headway.launch.ranks import Ranks
 from headway.observe import stragglers
 from headway.setup.build import TrainSetup
+from headway.setup.follow_weights import describe_weights
 from headway.setup.run_log import RunLog
 from headway.training.step_observer import StepObserver
 
@@ -46,7 +47,8 @@ class MetricsAccumulator:
         self, setup: TrainSetup, run: RunFolder, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]
     ) -> None:
         is_lead, name = (True, "") if ranks is None else (ranks.is_lead, ranks.name)
-        self.log = RunLog(run, sinks=setup.recipe.sinks, is_lead=is_lead, name=name)
+        metadata = describe_weights(setup.loaded.recipe)
+        self.log = RunLog(run, sinks=setup.recipe.sinks, is_lead=is_lead, name=name, weights_metadata=metadata)
         self.damaged = 0
         self.must_stop = self.must_regroup = self.must_end = False
         self._setup, self._run, self._ranks, self._show = setup, run, ranks, show

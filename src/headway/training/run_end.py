@@ -73,7 +73,7 @@ class RunEnd:
 
     def state(self, *, is_final: bool) -> dict[str, Any]:
         """Returns entries for the scalars of a checkpoint. Args: is_final: the run is at its end."""
-        about = {"reason": self.reason, "is_final": is_final, "evaluated_step": self.evaluated_step}
+        about: dict[str, Any] = {"reason": self.reason, "is_final": is_final, "evaluated_step": self.evaluated_step}
         about["limits"] = self._limits
         state: dict[str, Any] = {"reached_s": self.reached_s, "ended": about, "early_stopping": None}
         if self._setup.recipe.early_stopping is not None:

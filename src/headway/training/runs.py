@@ -26,7 +26,7 @@ from headway.data.decode import resolve_backend
 from headway.launch.ranks import Ranks
 from headway.model import pretrained
 from headway.setup.build import RecordedData, TrainSetup, build_setup
-from headway.setup.checks import check_labels
+from headway.setup.checks import check_labels, list_set_warnings
 from headway.setup.inputs import open_dataset
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import LABEL_PHRASES, TargetSpec
@@ -107,7 +107,7 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
         if folder_of_all := loaded.recipe.checkpoint.folder:
             own = f"{folder_of_all}/{number + 1}"
             one = one.resolve("checkpoint.folder", own, f"--repeat, run {number + 1}")
-        results.append(_start_run(one, parent / str(number + 1)))
+        results.append(_start_run(one, parent / str(number + 1), warns=number == 0))
         if results[-1].was_interrupted:
             break
     return results
@@ -277,6 +277,7 @@ def _start_run(
     ranks: Ranks | None = None,
     *,
     callbacks: Sequence[Any] = (),
+    warns: bool = True,
 ) -> RunResult:
     is_lead = ranks is None or ranks.is_lead
     if is_lead and folder is not None:
@@ -285,6 +286,9 @@ def _start_run(
     named = _collect_callbacks(loaded, callbacks)
     setup = build_setup(loaded, ranks=ranks)
     with closing(setup.inputs):
+        # A resumed run said it when it began, and so did the first of several seeds.
+        for warning in list_set_warnings(setup.train, setup.eval) if warns and is_lead else ():
+            LOG.warning(warning)
         folder = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
         run = RunFolder.create(folder) if is_lead else RunFolder(folder)
         if is_lead:

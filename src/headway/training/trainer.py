@@ -354,7 +354,14 @@ class Trainer:
         lr = self.setup.lr_at(self.setup.plan.find_position(step - 1))
         self.close()
         raise build_nonfinite_error(
-            what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name
+            what,
+            lr,
+            self.run_folder,
+            self._checkpoints,
+            culprit,
+            precision=self.precision.name,
+            best=self.best,
+            start_loss=self.accumulator.observer.start_loss,
         )
 
     def use_averages(self) -> AbstractContextManager[None]:
