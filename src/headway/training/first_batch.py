@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from headway.page import panel
@@ -29,13 +31,13 @@ def build_first_batch_panel(setup: TrainSetup, images: torch.Tensor, labels: tor
     pixels = setup.augment.restore_bytes(images[:IMAGES]).cpu().numpy()
     pictures = [
         (_encode_png(image), _describe_label(setup, label), "")
-        for image, label in zip(pixels, labels[:IMAGES].cpu(), strict=True)
+        for image, label in zip(pixels, labels[:IMAGES].detach().cpu().numpy(), strict=True)
     ]
     note = "Images of the first step as the network gets them, after crops, augmentation and transforms."
     return panel.images("first-batch", "First batch", pictures, section="Training", order=295, width="full", note=note)
 
 
-def _encode_png(pixels: np.ndarray) -> str:
+def _encode_png(pixels: NDArray[np.uint8]) -> str:
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.BILINEAR)
     out = io.BytesIO()
@@ -43,7 +45,7 @@ def _encode_png(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
-def _describe_label(setup: TrainSetup, label: torch.Tensor) -> str:
+def _describe_label(setup: TrainSetup, label: Any) -> str:
     classes = setup.target.classes
     if label.ndim == 0:
         return classes[int(label)] if setup.target.kind == "class" else f"{float(label):.4g}"
