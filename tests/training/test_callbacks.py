@@ -339,7 +339,10 @@ def test_the_next_lead_goes_on_with_the_callbacks(folder: Path, tmp_path: Path) 
         _, err = process.communicate(timeout=120)
         (folder / "slowly").touch()
     assert process.returncode == 0, err
-    assert "The callback 'user.py:Leads' goes on here with its state of step 0: what it saw on the lost rank is gone" in err
+    assert (
+        "The callback 'user.py:Leads' goes on here with its state of step 0: what it saw on the lost rank is gone"
+        in err
+    )
     steps = [int(line.split()[1]) for line in notes.read_text().splitlines()]
     # No step is left out, none is seen twice: at most the one in which the lead was lost is missing.
     assert steps == sorted(set(steps))

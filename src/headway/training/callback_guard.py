@@ -95,13 +95,10 @@ class TrainingGuard:
         if allows_weights:
             return None
         fix = "Set changes_training = True in its class if you mean it, and it runs on every rank"
-        for number, (mine, theirs) in enumerate(zip(after.sums, before.sums, strict=True)):
+        pairs = ((after.sums, before.sums), (after.versions, before.versions), (after.addresses, before.addresses))
+        for mine, theirs in pairs:
             if mine != theirs:
-                return f"changes {self._names[number]!r} of the network", fix
-        for mine, theirs in ((after.versions, before.versions), (after.addresses, before.addresses)):
-            if mine != theirs:
-                pairs = zip(self._names, mine, theirs, strict=False)
-                changed = [name for name, new, old in pairs if new != old]
+                changed = [name for name, new, old in zip(self._names, mine, theirs, strict=False) if new != old]
                 what = f"{changed[0]!r} of the network" if changed else "the optimizer's state"
                 return f"changes {what}", fix
         return None
