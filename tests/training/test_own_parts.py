@@ -202,6 +202,7 @@ def test_the_python_interface_ranks_classes_too(folder: Path, run: Path) -> None
     assert row["probability"] >= row["probability_2"]
 
 
+@pytest.mark.check
 def test_a_dry_run_knows_the_state_of_an_own_optimizer(folder: Path) -> None:
     """RMSprop with momentum: two arrays of the parameter's size, and a count."""
     optimizer = "optimizer={factory: 'torch.optim:RMSprop', lr: 0.001, args: {momentum: 0.5}}"
@@ -220,6 +221,7 @@ def test_the_schedule_is_drawn(folder: Path) -> None:
     assert "learning rate" in headway("schedule", folder / "recipe.yaml").out
 
 
+@pytest.mark.check
 def test_the_shortest_form(folder: Path) -> None:
     """torch's own optimizer and loss, and a schedule as one path; the state is exact with 16-bit weights too."""
     overrides = (
