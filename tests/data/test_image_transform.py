@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
@@ -113,6 +115,12 @@ def test_stats_have_its_stage_and_a_cheap_one_needs_no_process(data: Dataset) ->
     with opened(data, lambda image: image) as loader:
         rows(loader)
         assert loader.stats().stage_s["transform"] > 0
+    with opened(data, lambda image: time.sleep(0.002) or image, workers=1, stop=math.inf) as loader:
+        rows(loader, 2)
+        # Decoded images that wait in the ring are not taken for images that were transformed in no time.
+        assert loader.stats().stage_images_s["transform"] < 500
+    with opened(data, lambda image: image) as loader:
+        rows(loader)
         assert loader.stats().images == 28
 
 

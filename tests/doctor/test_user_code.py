@@ -108,7 +108,7 @@ def make_slow():
 
 def make_lazy():
     def wait(image):
-        time.sleep(0.003)  # here: lazy
+        time.sleep(0.006)  # here: lazy
         return image
 
     return wait
@@ -250,7 +250,7 @@ def test_the_verdict_names_the_line_of_a_slow_transform_of_images(folder: Path) 
     overrides = ["data.image_transform=holders.py:make_lazy", "data.transform_workers=1"]
     with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides))) as job:
         found = examine_job(job, short, quick=True)
-    assert found.verdict.stage == "transform"
+    assert found.verdict.stage == "transform", found.verdict.sentence
     assert found.verdict.kind == "host/IO limited"
     assert f"the recipe's transform (sleep at holders.py:{line_of('lazy')} in transform" in found.verdict.sentence
     assert [one.side for one in found.ceilings if one.stage == "transform"] == ["input"]

@@ -161,8 +161,9 @@ class DecodeRing:
         masked = np.flatnonzero(batch.served < 0)
         if masked.size:
             images.index_fill_(0, to_device(masked, device), 0)
-        if batch.flips is not None or batch.shifts is not None:
-            images = flip_and_translate(images, batch.flips, batch.shifts)
+        moves = batch.flips, batch.shifts, batch.vertical_flips
+        if any(move is not None for move in moves):
+            images = flip_and_translate(images, *moves)
         return replace(batch, images=images, labels=to_device(batch.labels.numpy(), device))
 
     def close(self) -> None:
@@ -191,6 +192,8 @@ class DecodeRing:
         begun, seconds = perf_counter(), self._tally.stage_s
         batch = self._spec.batch_transform.transform_batch(batch)
         seconds["transform"] = seconds.get("transform", 0.0) + perf_counter() - begun
+        if self._stage is None:
+            self._tally.transformed_images += len(batch.samples)
         return batch
 
     def _produce(self) -> None:

@@ -106,6 +106,8 @@ class LoaderTally:
 
     stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOADER_STAGES, 0.0))
     stage_images: int = 0
+    transformed_images: int = 0
+    """Images that the user's transforms have changed, of those in `stage_images`."""
     record_bytes: int = 0
     cores: DecodeStats = field(default_factory=DecodeStats)
     images: int = 0
@@ -118,6 +120,10 @@ class LoaderTally:
 
     def summarise(self, *, prefetch_batches: int, threads: int, backend: str, tier: str) -> LoaderStats:
         """Returns the sums so far, with the facts about their loader."""
+        stage_s = dict(self.stage_s)
+        # The ring holds batches that are decoded and not transformed yet: all stages are given for as many images.
+        if self.transformed_images:
+            stage_s["transform"] *= self.stage_images / self.transformed_images
         return LoaderStats(
             images=self.images,
             batches=self.batches,
@@ -126,7 +132,7 @@ class LoaderTally:
             wait_s=self.wait_s,
             occupancy=self.ready / self.asked if self.asked else 0.0,
             prefetch_batches=prefetch_batches,
-            stage_s=dict(self.stage_s),
+            stage_s=stage_s,
             stage_images=self.stage_images,
             cores=replace(self.cores),
             record_bytes=self.record_bytes,

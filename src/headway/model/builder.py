@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, list_similar, suggest_nearest
-from headway.core.user_code import import_user_object
+from headway.core.user_code import FORM, import_user_object
 from headway.model import factory_weights
 from headway.model.model_recipe import ModelRecipe
 
@@ -42,6 +42,8 @@ def build_model(
     """
     from torch.nn import Module
 
+    if ":" not in recipe.factory:
+        raise _build_name_error(recipe.factory)
     factory = import_user_object(recipe.factory, base=base, what="model.factory")
     if not callable(factory):
         raise RecipeError(f"{recipe.factory!r} is a {type(factory).__name__}, no function", where="model.factory")
@@ -70,7 +72,22 @@ def build_model(
         if left_out:
             LOG.warning(f"{source.weights}: {', '.join(left_out)} begin anew: absent or of another size there.")
     _freeze_parameters(model, recipe.freeze)
+    if recipe.unfreeze_at:
+        from headway.model.freezing import find_unfrozen
+
+        # They belong to the optimizer from the start; `FreezeSchedule` freezes them until they are trained.
+        for _, parameter in find_unfrozen(model, recipe):
+            parameter.requires_grad_(True)
     return model
+
+
+def _build_name_error(name: str) -> RecipeError:
+    """Builds the error for the bare name of a network, such as `resnet50`."""
+    from headway import model
+
+    hint = suggest_nearest(name, (one for one in dir(model) if one.islower()), only_close=True, prefix="headway.model:")
+    timm = f"With timm installed, its networks are factory: timm:create_model, args: {{model_name: {name}}}"
+    return RecipeError(f"{name!r} is not an import path", where="model.factory", fix=f"{hint} {FORM} {timm}".lstrip())
 
 
 def find_initialiser(

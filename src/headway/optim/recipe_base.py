@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -16,6 +17,7 @@ from headway.optim.internal_schedule import InternalSchedule
 if TYPE_CHECKING:
     import torch
 
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -94,6 +96,14 @@ class OptimizerRecipe(RecipePart):
         """Returns the arguments of the optimizer's class: the keys that this optimizer has beside those of all."""
         own = type(self).model_fields.keys() - OptimizerRecipe.model_fields.keys()
         return {name: getattr(self, name) for name in own}
+
+    def resolve_paths(self, base: Path) -> Self:
+        """Returns the recipe with paths to files of the user's that do not depend on the current folder.
+
+        Args:
+            base: folder that its relative paths start from.
+        """
+        return self
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
         """Returns a parameter group in parts if the optimizer treats its parameters differently."""

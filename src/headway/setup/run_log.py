@@ -22,7 +22,7 @@ from headway.observe.sinks import MetricsSink, open_sinks
 
 NON_METRIC_KEYS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
-    | {"noise_scale", "noise_scale_low", "noise_scale_high", "slowest"}
+    | {"noise_scale", "noise_scale_low", "noise_scale_high", "slowest", "classes"}
 )
 """Keys of a record of metrics.jsonl that are not metrics. No metric of a task may have such a name."""
 

@@ -72,6 +72,7 @@ class TransformStage:
         tally = self._tally.stage_s
         seconds = sum(part.seconds for part in filled) / self._parts
         tally["transform"] = tally.get("transform", 0.0) + seconds
+        self._tally.transformed_images += len(batch.samples)
         if not filled:
             return batch
         first, output = filled[0], self._outputs[slot]
