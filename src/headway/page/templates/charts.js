@@ -71,7 +71,10 @@
   const scaled = (look, values, log, bounds, more) => {
     const known = values.filter((value) => value !== null && (!log || value > 0));
     const [least, most] = known.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
-    const linear = { type: "linear", exponentformat: Math.max(-least, most) >= 10000 ? "B" : "power" };
+    const largest = Math.max(-least, most);
+    // A little below 10,000 the axis still ends there: "8,000" and "10,000", not powers of ten.
+    const plain = largest >= 1000 ? { minexponent: 5 } : {};
+    const linear = { type: "linear", ...(largest >= 10000 ? { exponentformat: "B" } : { exponentformat: "power", ...plain }) };
     const nticks = known.length ? Math.min(8, Math.max(3, Math.floor(Math.log10(most / least) / 0.35))) : 3; // 1, 2, 5
     const tickformat = least < 1e-3 ? ".3~e" : least >= 1 && most >= 1e4 ? ".4~s" : ",.6~g";
     const logarithmic = { type: "log", tickformat, nticks };
