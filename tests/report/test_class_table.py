@@ -1,4 +1,4 @@
-"""The table of classes: the worst first, the best and the last evaluation side by side, and not longer than the page."""
+"""The table of classes: the worst first, the best and the last evaluation side by side, and not too long."""
 
 from __future__ import annotations
 

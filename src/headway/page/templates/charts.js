@@ -272,10 +272,12 @@
 
   const WIDE = 760; // pixels from which both pictures of a surface stand side by side
   const SOLID = 12; // surfaces in three dimensions: of more than 16, browsers take the first ones away again
-  const solid = (() => {
+  // Asked by the first surface only: browsers without a GPU complain on the console about the question.
+  let solid;
+  const hasWebGL = () => {
     const canvas = document.createElement("canvas");
     return Boolean(canvas.getContext("webgl") || canvas.getContext("webgl2"));
-  })();
+  };
   const surfaces = [];
 
   // Lines of equal height, and the same in three dimensions where the browser can draw them. Heights that span powers of
@@ -289,6 +291,7 @@
     const ticks = Array.from({ length: 5 }, (_, i) => low + ((high - low) * i) / 4);
     const written = { tickvals: ticks, ticktext: ticks.map((value) => brief(data.log_z ? 10 ** value : value)) };
     if (!surfaces.includes(data)) surfaces.push(data);
+    solid ??= hasWebGL();
     const both = solid && !paper && width >= WIDE && surfaces.indexOf(data) < SOLID;
     const share = both ? 0.46 : 1;
     const shared = {
