@@ -14,7 +14,7 @@ from headway.core.errors import UsageError
 from headway.core.random_keys import UInt64, draw_uniform, make_keys
 from headway.data import augment_draws, augment_policy
 from headway.data.augment import Augment, measure_mean_std
-from headway.data.augment_recipe import AugmentRecipe
+from headway.data.augment_recipe import SETTINGS, AugmentRecipe
 from headway.data.crops import draw_flips, draw_shifts
 from headway.data.ops import colour, mix
 from headway.data.ops.erase import erase, make_noise
@@ -29,6 +29,8 @@ CLASSES = 5
 RECIPES: dict[str, dict[str, Any]] = {
     "flip and translate": {"flip": True, "translate": 2},
     "alternating": {"flip": "alternating"},
+    "vertical": {"flip": "vertical"},
+    "both flips": {"flip": "both", "translate": 1},
     "trivial": {"policy": "trivial"},
     "rand": {"policy": {"name": "rand", "n": 3, "m": 12}},
     "jitter": {"jitter": {"brightness": 0.4, "contrast": 0.3, "saturation": 0.5}},
@@ -119,7 +121,12 @@ def test_without_augmentation_no_keys_are_wanted_and_nothing_moves() -> None:
 
 
 def test_every_augmentation_of_the_recipe_is_among_those_tested() -> None:
-    assert set(ALL) == set(AugmentRecipe.model_fields) - {"where", "normalise", "mean", "std"}
+    assert set(ALL) == set(AugmentRecipe.model_fields) - SETTINGS
+    assert AugmentRecipe(**ALL).list_augmentations() == set(ALL)
+    assert AugmentRecipe().list_augmentations() == set()
+    for name, value in ALL.items():
+        assert AugmentRecipe(**{name: value}).list_augmentations() == {name}
+        assert augment_of({name: value}).needs_keys, f"{name} never runs"
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -225,8 +232,9 @@ def test_the_parameters_are_what_is_done() -> None:
     augment, images = augment_of(ALL), some(32, 12, 10)
     key, more = given_for(32)
     done = augment.draw_parameters(key, (12, 10), **more)
-    for name in vars(done):
-        assert len(getattr(done, name)) == 32
+    # Only this mode mirrors top to bottom.
+    assert {name for name in vars(done) if getattr(done, name) is None} == {"vertical_flips"}
+    assert all(len(values) == 32 for values in vars(done).values() if values is not None)
     _, shares = augment(images, torch.arange(32) % CLASSES, key, **more)
     pasted = done.cutmix[:, 2:].prod(axis=1) > 0
     mixed = done.mixup < 1

@@ -25,7 +25,7 @@ from headway.data.augment_draws import (
     draw_partners,
     draw_symmetric_beta,
 )
-from headway.data.crops import draw_flips, draw_shifts
+from headway.data.crops import draw_flip_masks, draw_flips, draw_shifts
 from headway.data.ops.colour import (
     adjust_brightness,
     adjust_contrast,
@@ -184,21 +184,25 @@ def test_a_gpu_gives_the_same_without_a_wait(name: str, channels: int) -> None:
     sides=st.tuples(st.integers(1, 12), st.integers(1, 12)),
     channels=st.sampled_from([1, 3]),
     flip=st.booleans(),
+    vertical_flip=st.booleans(),
     seed=seeds,
     data=st.data(),
 )
 def test_flip_and_translate_are_a_crop_of_the_mirrored_and_padded_image(
-    b: int, sides: tuple[int, int], channels: int, flip: bool, seed: int, data: st.DataObject
+    b: int, sides: tuple[int, int], channels: int, flip: bool, vertical_flip: bool, seed: int, data: st.DataObject
 ) -> None:
     translate = data.draw(st.integers(0, min(sides) - 1))
     images, key = some(b, *sides, channels, seed), make_keys(seed, 0, np.arange(b))
     mirrored, moved = draw_flips(key) if flip else None, draw_shifts(key, translate) if translate else None
-    out = flip_and_translate(images, mirrored, moved)
+    upside_down = draw_flip_masks("vertical", key)[1] if vertical_flip else None
+    out = flip_and_translate(images, mirrored, moved, upside_down)
     assert out.is_contiguous()
     for place in range(b):
         image = images[place].numpy()
         if mirrored is not None and mirrored[place]:
             image = image[:, ::-1]
+        if upside_down is not None and upside_down[place]:
+            image = image[::-1]
         down, right = (0, 0) if moved is None else moved[place]
         padded = np.pad(image, ((translate, translate), (translate, translate), (0, 0)), mode="reflect")
         top, left = translate + down, translate + right

@@ -61,7 +61,7 @@ class TrainOptions:
         """Raises UsageError if options contradict each other, or recipe and --resume are both missing."""
         # The run folder has the recipe of a run; another recipe would make it another run.
         if self.resume is not None and (self.recipe is not None or self.folder is not None or self.repeat > 1):
-            fix = "A run continues with the recipe that it began with: headway train --resume RUN."
+            fix = "A run continues with its own recipe: headway train --resume RUN [epochs=40]."
             raise UsageError("a recipe, --run and --repeat cannot be combined with --resume", fix=fix)
         if self.resume is None and self.recipe is None:
             raise UsageError("train needs a recipe", fix="headway train RECIPE, or headway train --resume RUN.")
@@ -83,7 +83,9 @@ def train(
     repeat: Annotated[
         int, typer.Option(min=1, help="Train this often, with seeds s, s+1, ..., and print mean and interval.")
     ] = 1,
-    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Resume the run in this folder; epochs=40 after it makes the run longer.")
+    ] = None,
     procs: Annotated[
         int | None, typer.Option(min=1, help="Number of processes. A lost process costs a step and is replaced.")
     ] = None,
@@ -110,6 +112,9 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a recipe into a run folder, or resume a run."""
+    # Without a recipe the first override stands in its place: `--resume RUN epochs=40`.
+    if resume is not None and recipe is not None and "=" in str(recipe):
+        recipe, overrides = None, [str(recipe), *(overrides or ())]
     options = TrainOptions(recipe, overrides or (), folder, repeat, resume, procs, hosts, respawn)
     sizes: dict[str, Any] = {"samples": samples, "classes": classes, "evaluation_samples": eval_samples}
     # Combinations that cannot work are refused before anything is loaded: torch alone takes seconds.
@@ -136,7 +141,7 @@ def _train_in_process(options: TrainOptions, as_json: bool) -> None:
     from headway.training import runs
 
     if options.resume is not None:
-        _print_run(runs.resume(options.resume), as_json)
+        _print_run(runs.resume(options.resume, overrides=options.overrides), as_json)
         return
     assert options.recipe is not None
     if options.repeat == 1:
@@ -149,7 +154,11 @@ def _train_in_process(options: TrainOptions, as_json: bool) -> None:
 def _train_on_ranks(options: TrainOptions, as_json: bool) -> None:
     """Trains with Headway's launcher, and exits with its status."""
     from headway.training import distributed
-    from headway.training.runs import find_finished_run
+    from headway.training.runs import extend, find_finished_run
+
+    # Once and here: the ranks find the changed recipe in the run folder.
+    if options.resume is not None and options.overrides:
+        extend(options.resume, options.overrides)
 
     # A finished run needs no ranks: its result is printed again.
     if options.resume is not None and (finished_run := find_finished_run(options.resume)) is not None:

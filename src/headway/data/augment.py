@@ -14,7 +14,7 @@ from headway.core.random_keys import UInt64, draw_uniform
 from headway.data import augment_draws, augment_policy
 from headway.data.augment_draws import Boxes
 from headway.data.augment_recipe import HOST_AUGMENTATIONS, AugmentRecipe
-from headway.data.crops import Float64, draw_flips, draw_shifts
+from headway.data.crops import Float64, draw_flip_masks, draw_shifts
 from headway.data.ops import colour, mix
 from headway.data.ops.erase import erase, make_noise
 from headway.data.ops.move import flip_and_translate
@@ -36,7 +36,9 @@ class AugmentParameters:
     """
 
     flips: Bool | None = None
-    """bool [b]: samples to mirror."""
+    """bool [b]: samples to mirror left to right."""
+    vertical_flips: Bool | None = None
+    """bool [b]: samples to mirror top to bottom."""
     shifts: Int64 | None = None
     """int64 [b, 2]: down, right, in pixels."""
     operations: Int64 | None = None
@@ -113,10 +115,7 @@ class Augment:
         self._translate = 0 if "translate" in done_by_loader else recipe.translate
         self._channels_last = channels_last
         self.needs_epochs = self._flip == "alternating"
-        # Keys that are unset by default are the other augmentations.
-        others = [name for name, field in AugmentRecipe.model_fields.items() if field.default is None]
-        is_any_set = any(getattr(recipe, name) is not None for name in others)
-        self.needs_keys = self._flip is not None or self._translate > 0 or is_any_set
+        self.needs_keys = bool(recipe.list_augmentations() - done_by_loader)
         self._mean = torch.tensor(recipe.mean, dtype=torch.float32, device=device)
         self._inv_std = 1 / torch.tensor(recipe.std, dtype=torch.float32, device=device)
         # Erased and uncovered pixels get the mean, so they are about 0 after normalisation.
@@ -160,8 +159,9 @@ class Augment:
             keys, (images.shape[1], images.shape[2]), epochs=epochs, first_epoch_keys=first_epoch_keys, masked=masked
         )
         # The order of the recipe's keys: first moves, then colours, erasing, and mixing of finished images.
-        if parameters.flips is not None or parameters.shifts is not None:
-            images = flip_and_translate(images, parameters.flips, parameters.shifts)
+        moves = parameters.flips, parameters.shifts, parameters.vertical_flips
+        if any(move is not None for move in moves):
+            images = flip_and_translate(images, *moves)
         if parameters.operations is not None and parameters.strengths is not None:
             images = augment_policy.apply_operations(images, parameters.operations, parameters.strengths, self._fill)
         if parameters.brightness is not None:
@@ -197,14 +197,10 @@ class Augment:
         Raises UsageError if the recipe has an alternating flip and `first_epoch_keys` is None.
         """
         recipe = self._recipe
-        parameters: dict[str, NDArray[np.generic]] = {}
+        parameters: dict[str, NDArray[np.generic] | None] = {}
         if self._flip is not None:
-            if self._flip == "alternating" and first_epoch_keys is None:
-                what = "an alternating flip needs the samples' keys in the first epoch"
-                raise UsageError(what, fix="Give first_epoch_keys=headway.make_keys(seed, 0, samples), and epochs.")
-            parameters["flips"] = draw_flips(
-                keys if first_epoch_keys is None or self._flip == "random" else first_epoch_keys, epochs, self._flip
-            )
+            flips, vertical_flips = draw_flip_masks(self._flip, keys, epochs, first_epoch_keys)
+            parameters |= {"flips": flips, "vertical_flips": vertical_flips}
         # Each part draws from other streams, so removing one does not change the others.
         if self._translate:
             parameters["shifts"] = draw_shifts(keys, self._translate)

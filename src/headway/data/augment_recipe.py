@@ -12,10 +12,14 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Byte = Annotated[float, Field(ge=0, le=255)]
+FlipMode = Literal["random", "alternating", "vertical", "both"]
+
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 # Augmentations that a loader can do on the host.
 HOST_AUGMENTATIONS = frozenset({"flip", "translate"})
+# Keys of an AugmentRecipe that are no augmentations.
+SETTINGS = frozenset({"where", "normalise", "mean", "std"})
 
 
 class ErasingRecipe(RecipePart):
@@ -107,10 +111,11 @@ class AugmentRecipe(RecipePart):
     where: Literal["auto", "host", "device"] = "auto"
     """Place of flip and translate: on the `host`, by the loader, or on the `device`. auto: the host for a CPU, the
     device for a GPU. The pixels are the same. All other augmentations run on the device."""
-    flip: bool | Literal["random", "alternating"] = False
-    """Mirror images left to right. `random` (or true): half of the samples, drawn anew in each epoch. `alternating`:
+    flip: bool | FlipMode = False
+    """Mirror images. `random` (or true): half of the samples, left to right, drawn anew in each epoch. `alternating`:
     half of them in the first epoch and the others in the next, so that two epochs show each sample both ways (Jordan
-    2024, arXiv 2404.00498)."""
+    2024, arXiv 2404.00498). `vertical`: half of the samples, top to bottom. `both`: left to right and top to bottom,
+    drawn independently, for images that have no upper side, as from a microscope or a satellite."""
     translate: int = Field(default=0, ge=0)
     """Largest shift of a sample in pixels, horizontal and vertical; reflection fills the border."""
     policy: PolicyRecipe | None = None
@@ -142,15 +147,22 @@ class AugmentRecipe(RecipePart):
         return self
 
     @property
-    def flip_mode(self) -> Literal["random", "alternating"] | None:
+    def flip_mode(self) -> FlipMode | None:
         """Kind of flip; None if no sample is mirrored."""
         if isinstance(self.flip, bool):
             return "random" if self.flip else None
         return self.flip
 
+    def list_augmentations(self) -> frozenset[str]:
+        """Returns the keys of the augmentations that this recipe asks for."""
+        # Every key that is no setting is an augmentation, off by its default: a new key cannot be forgotten here.
+        fields = type(self).model_fields
+        return frozenset(
+            name for name in fields if name not in SETTINGS and getattr(self, name) != fields[name].default
+        )
+
     def select_host_augmentations(self, device_type: str) -> frozenset[str]:
         """Selects the augmentations that the loader does on the host, for batches on a device of this type."""
         # On a CPU the loader flips and shifts in the pass that decodes; a GPU has time to spare.
         is_on_host = self.where == "host" or (self.where == "auto" and device_type == "cpu")
-        is_used = {"flip": self.flip_mode is not None, "translate": self.translate > 0}
-        return frozenset(name for name in HOST_AUGMENTATIONS if is_on_host and is_used[name])
+        return self.list_augmentations() & HOST_AUGMENTATIONS if is_on_host else frozenset()

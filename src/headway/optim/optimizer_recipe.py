@@ -6,12 +6,12 @@ list it in `AnyOptimizerRecipe`. Nothing here imports torch before `make`: a rec
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from headway.core.epochs import Epochs
+from headway.core.recipe import RecipePart, validate_part
 from headway.optim.groups import Group
 from headway.optim.internal_schedule import (
     InternalSchedule,
@@ -337,19 +337,19 @@ AnyOptimizerRecipe = Annotated[
 """The recipe of one optimizer; `name` says which one."""
 
 
-@cache
-def _build_adapter() -> TypeAdapter[AnyOptimizerRecipe]:
-    return TypeAdapter(AnyOptimizerRecipe)
+class _OptimizerValues(RecipePart):
+    """The `optimizer` part alone, so that messages name its keys as they do for a recipe."""
+
+    optimizer: AnyOptimizerRecipe
 
 
 def read_optimizer(**values: Any) -> AnyOptimizerRecipe:
     """Validates the `optimizer` part of a recipe, and returns it: `read_optimizer(name="lars", lr=4.0)`.
 
     Raises:
-        pydantic.ValidationError: an unknown name or key, or a value out of range.
+        RecipeError: an unknown name or key, or a value out of range.
     """
-    # The adapter compiles the validators of all classes once, at the first call.
-    return _build_adapter().validate_python(values)
+    return validate_part({"optimizer": values}, _OptimizerValues, "read_optimizer").optimizer
 
 
 def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float, *, default: float) -> None:

@@ -61,6 +61,10 @@ class OptimizerRecipe(RecipePart):
     groups: tuple[GroupRecipe, ...] = ()
     """Parameter groups with a learning rate or weight decay of their own. Unset: one group. Otherwise every trained
     parameter must be in a group."""
+    layer_decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor on the learning rate from each layer to the one before it; the last layer has the full rate. 1: all layers
+    learn at the same rate. 0.65 to 0.85 suits a pretrained network, whose first layers should change least. Factors of
+    `groups` apply too (BEiT, Bao et al. 2021, arXiv 2106.08254)."""
     clip_norm: Positive | None = None
     """Largest norm of the gradients of all parameters together. Larger gradients are scaled down to it."""
     lookahead: LookaheadRecipe | None = None

@@ -9,15 +9,14 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, final
 
-from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from headway.core.epochs import Epochs, Milestones, epochs_to_position
 from headway.core.errors import UsageError
-from headway.core.recipe import RecipePart
+from headway.core.recipe import RecipePart, validate_part
 from headway.core.user_code import make_absolute
 from headway.optim.own_schedule import build_own_curve, find_peak
 
@@ -329,18 +328,19 @@ AnyScheduleRecipe = Annotated[
 """The recipe of one schedule; `name` says which one."""
 
 
-@cache
-def _build_adapter() -> TypeAdapter[AnyScheduleRecipe]:
-    return TypeAdapter(AnyScheduleRecipe)
+class _ScheduleValues(RecipePart):
+    """The `schedule` part alone, so that messages name its keys as they do for a recipe."""
+
+    schedule: AnyScheduleRecipe
 
 
 def read_schedule(**values: Any) -> AnyScheduleRecipe:
     """Validates the `schedule` part of a recipe, and returns it: `read_schedule(name="cosine", warmup_epochs=5)`.
 
     Raises:
-        pydantic.ValidationError: an unknown name or key, or a value out of range.
+        RecipeError: an unknown name or key, or a value out of range.
     """
-    return _build_adapter().validate_python(values)
+    return validate_part({"schedule": values}, _ScheduleValues, "read_schedule").schedule
 
 
 @final

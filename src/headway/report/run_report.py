@@ -16,11 +16,12 @@ from headway.core.text_format import format_bytes
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
-from headway.report import observation_panels, step_anatomy, straggler_panels, utilisation_panels
+from headway.report import callback_panels, observation_panels, step_anatomy, straggler_panels, utilisation_panels
 from headway.report.class_table import build_class_table
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.metric_catalog import TOP
 from headway.setup.run_log import NON_METRIC_KEYS
+from headway.training.callback_context import SECTION
 from headway.training.evaluation_panels import write_panels
 from headway.training.progress import format_duration
 
@@ -32,6 +33,7 @@ SECTIONS = (
     observation_panels.SECTION,
     "Time",
     "Evaluation",
+    SECTION,
     "Loss landscape",
     "Recipe and machine",
 )
@@ -100,6 +102,7 @@ def _build_run_panels(
         *observation_panels.build_divergence_cards(records),
         *_build_curves(train, evaluated),
         *_build_time_panels(train, summary),
+        *callback_panels.build_panels(records),
         *_build_input_table(summary),
         *step_anatomy.build_panels(summary, about["device"]),
         *build_class_table(evaluated, summary.get("best"), about["target"]["classes"]),
@@ -126,6 +129,8 @@ def _build_cards(
     if summary:
         seconds = summary["seconds"]
         cards.append(("time", format_duration(seconds), f"{summary['step']} of {summary['steps']} steps"))
+        if ended := summary.get("ended"):
+            cards.append(("ended early", f"step {summary['step']:,}", ended))
         reached = summary.get("stop_at")
         if reached:
             goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from headway.comm.comm_recipe import CommRecipe
+from headway.core.key_suggestions import KeySynonym
 from headway.core.recipe import RecipePart, check_patterns
 from headway.data.augment_recipe import AugmentRecipe
 from headway.data.batch_plan import BatchGrowthRecipe
@@ -17,6 +19,8 @@ from headway.observe.observe_recipe import ObserveRecipe
 from headway.optim.batch_scaling import BatchScaledRecipe, Scalable
 from headway.optim.optimizer_recipe import AnyOptimizerRecipe
 from headway.optim.schedule import AnyScheduleRecipe, ConstantScheduleRecipe
+from headway.setup.callback_recipe import CallbackRecipe, EarlyStoppingRecipe, expand_callback
+from headway.setup.recipe_synonyms import KEY_SYNONYMS, VALUE_SYNONYMS
 
 NO_GRAPHS = "graphs are CUDA graphs, which need a GPU"
 
@@ -128,6 +132,10 @@ class CheckpointRecipe(RecipePart):
 class TrainRecipe(RecipePart):
     """The recipe of a training run."""
 
+    # For the messages about unknown keys and values.
+    key_synonyms: ClassVar[Mapping[str, KeySynonym]] = KEY_SYNONYMS
+    value_synonyms: ClassVar[Mapping[str, Mapping[str, str]]] = VALUE_SYNONYMS
+
     name: str = "run"
     """Name of the run folder in runs/. Not used if --run names another folder."""
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -181,6 +189,11 @@ class TrainRecipe(RecipePart):
     stop_at: dict[str, Annotated[float, Field(allow_inf_nan=False)]] | None = None
     """End the run once an evaluation reaches all of these metrics, for example {accuracy: 0.98}. The summary holds the
     time."""
+    early_stopping: EarlyStoppingRecipe | None = None
+    """End a run that no longer improves: `patience_epochs` without a better `metric`. The best weights are kept."""
+    callbacks: tuple[Annotated[CallbackRecipe, BeforeValidator(expand_callback)], ...] = ()
+    """Your own objects, which the run calls after each step, evaluation and epoch, by import path. They log numbers,
+    images and tables, and can end the run."""
     log_ids: bool = False
     """Write (position, asked, served) of every sample to ids.bin: its place in the run, the sample of the order, and
     the one that was used."""
@@ -223,6 +236,7 @@ class TrainRecipe(RecipePart):
             raise ValueError("transform_on counts only with a transform: remove it, or set transform")
         if self.stop_at is not None and self.data.eval is None:
             raise ValueError("stop_at needs an evaluation set: set data.eval, or remove stop_at")
+        self._check_early_stopping()
         self._check_epochs()
         if self.schedule.warmup.start == "base" and not isinstance(self.optimizer.lr, BatchScaledRecipe):
             fix = "write for example optimizer.lr: {base: 0.1, per: 256}, or give schedule.warmup_start a number"
@@ -240,6 +254,18 @@ class TrainRecipe(RecipePart):
             raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
         return self
 
+    def _check_early_stopping(self) -> None:
+        stopping = self.early_stopping
+        if stopping is None:
+            return
+        if self.data.eval is None:
+            raise ValueError("early_stopping needs an evaluation set: set data.eval, or remove early_stopping")
+        # The second evaluation would have to be better than the first one, or end the run.
+        if stopping.patience_epochs < self.evaluate.every_epochs:
+            what = f"early_stopping.patience_epochs {stopping.patience_epochs:g} is shorter than the time between two"
+            every = f"evaluations, evaluate.every_epochs {self.evaluate.every_epochs:g}"
+            raise ValueError(f"{what} {every}: set it to at least that")
+
     def _check_epochs(self) -> None:
         """Raises ValueError if something is to happen at an epoch after the end of the run."""
         # If the epochs follow the batch, the other epochs are scaled with them, so the unscaled ones are compared.
@@ -255,6 +281,10 @@ class TrainRecipe(RecipePart):
             **{
                 f"model.freeze_after.{index}.after_epochs": (part.after_epochs,)
                 for index, part in enumerate(self.model.freeze_after)
+            },
+            **{
+                f"model.unfreeze_at.{index}.at_epoch": (late.at_epoch,)
+                for index, late in enumerate(self.model.unfreeze_at)
             },
             "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
         }.items():

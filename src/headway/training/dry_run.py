@@ -317,15 +317,11 @@ def _list_crops(recipe: TrainRecipe) -> tuple[str, ...]:
 
 def _list_augmentations(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
     options = recipe.augment
-    asked = {
-        "flip": options.flip_mode is not None and "flip" not in on_host,
-        "translate": options.translate > 0 and "translate" not in on_host,
-        **{name: getattr(options, name) is not None for name in ("policy", "jitter", "cutout", "random_erasing")},
-        **{name: getattr(options, name) is not None for name in ("cutmix", "mixup")},
-        "normalise": options.normalise,
-        "transform": recipe.transform is not None,
-    }
-    return tuple(name for name, wanted in asked.items() if wanted)
+    on_device = options.list_augmentations() - on_host
+    # In the order in which they are applied, that of the recipe's keys.
+    augmentations = (name for name in type(options).model_fields if name in on_device)
+    later = {"normalise": options.normalise, "transform": recipe.transform is not None}
+    return (*augmentations, *(name for name, is_asked in later.items() if is_asked))
 
 
 def _list_phases(setup: TrainSetup, forward: int) -> tuple[WorkloadPhase, ...]:

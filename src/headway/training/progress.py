@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from headway.launch.ranks import Ranks
-from headway.training.trainer import Display, Trainer
+from headway.training.display import Display
+from headway.training.trainer import Trainer
 
 REFRESH_S = 0.5
 """Seconds between two refreshes of the bar; one takes about 2 ms."""
@@ -179,7 +180,7 @@ class LogLines(Display):
     """Prints a line per evaluation, and one every few seconds of training."""
 
     def __init__(self) -> None:
-        self._next = 0.0
+        self._next = {"train": 0.0, "callback": 0.0}
 
     def step(self, trainer: Trainer) -> None:
         pass
@@ -189,10 +190,10 @@ class LogLines(Display):
         # The Trainer itself tells the user of a divergence.
         if record["kind"] == "divergence":
             return
-        if record["kind"] == "train":
-            if now < self._next:
+        if record["kind"] in self._next:
+            if now < self._next[record["kind"]]:
                 return
-            self._next = now + LINE_S
+            self._next[record["kind"]] = now + LINE_S
         # The clock and the position say little in a line; damaged samples are shown once there are some.
         shown = {k: v for k, v in record.items() if k not in HIDDEN and (k != "damaged" or v)}
         numbers = "  ".join(f"{name} {_format_value(name, value)}" for name, value in shown.items())

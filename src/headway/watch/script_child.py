@@ -73,7 +73,7 @@ class ScriptSession:
         # torch.compile warns about the global module hooks below.
         warnings.filterwarnings("ignore", message="Using `torch.compile")
         # Every loop over any loader passes here, before it is known which one trains.
-        DataLoader.__iter__ = self._build_iterate(DataLoader.__iter__)  # type: ignore[method-assign]
+        DataLoader.__iter__ = self._build_iterate(DataLoader.__iter__)  # type: ignore[method-assign,assignment]
         Loader.__iter__ = self._build_iterate(Loader.__iter__)  # type: ignore[method-assign]
         pre_hook = register_module_forward_pre_hook(self._on_forward_begin)
         post_hook = register_module_forward_hook(self._on_forward_end, always_call=True)

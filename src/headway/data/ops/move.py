@@ -11,16 +11,21 @@ from headway.data.upload import to_device
 
 
 def flip_and_translate(
-    images: torch.Tensor, flips: NDArray[np.bool_] | None = None, shifts: NDArray[np.int64] | None = None
+    images: torch.Tensor,
+    flips: NDArray[np.bool_] | None = None,
+    shifts: NDArray[np.int64] | None = None,
+    vertical_flips: NDArray[np.bool_] | None = None,
 ) -> torch.Tensor:
-    """Mirrors samples left to right, then moves each sample's window, with reflection padding.
+    """Mirrors samples left to right and top to bottom, then moves each sample's window, with reflection padding.
 
     The result equals a crop of the image padded by reflection, without the padded copy.
 
     Args:
         images: [b, H, W, C], any type.
-        flips: bool [b], samples to mirror, from `headway.data.crops.draw_flips`; None: none.
+        flips: bool [b], samples to mirror left to right, from `headway.data.crops.draw_flips`; None: none.
         shifts: int [b, 2] (down, right), smaller than H and W, from `headway.data.crops.draw_shifts`; None: none.
+        vertical_flips: bool [b], samples to mirror top to bottom, from `headway.data.crops.draw_flip_masks`; None:
+            none.
 
     Returns:
         a new tensor with the shape and type of `images`.
@@ -29,18 +34,21 @@ def flip_and_translate(
         UsageError: a shift is no less than a side of the images.
     """
     b, height, width, _ = images.shape
-    parameters = np.zeros((b, 3), np.int32)
+    parameters = np.zeros((b, 4), np.int32)
     if flips is not None:
         parameters[:, 0] = flips
+    if vertical_flips is not None:
+        parameters[:, 1] = vertical_flips
     if shifts is not None:
-        parameters[:, 1:] = shifts
+        parameters[:, 2:] = shifts
         largest_shift = int(np.abs(shifts).max(initial=0))
         if largest_shift >= min(height, width):
             what = f"images of {height} x {width} pixels cannot be moved by {largest_shift}"
             raise UsageError(what, fix=f"Set shifts below {min(height, width)}.")
     # All parameters in one small copy to the device.
-    flip, down, right = to_device(parameters, images.device).unsqueeze(2).unbind(1)
+    flip, vertical_flip, down, right = to_device(parameters, images.device).unsqueeze(2).unbind(1)
     row = _reflect(_arange_like(height, images) + down, height)
+    row = torch.where(vertical_flip.bool(), height - 1 - row, row)
     column = _reflect(_arange_like(width, images) + right, width)
     column = torch.where(flip.bool(), width - 1 - column, column)
     return _gather(images, row[:, :, None] * width + column[:, None, :])
