@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 from tests._waits import counted
+from torch import nn
 
 from headway.core.errors import UsageError
 from headway.core.random_keys import UInt64, draw_integers, draw_uniform, make_keys
 from headway.data.augment_draws import (
+    draw_angles,
     draw_cutmix_boxes,
     draw_cutout_boxes,
     draw_erasing_boxes,
     draw_factors,
+    draw_hue_shifts,
     draw_partners,
     draw_symmetric_beta,
 )
@@ -32,10 +36,12 @@ from headway.data.ops.colour import (
     adjust_saturation,
     adjust_sharpness,
     convert_to_gray,
+    shift_hue,
 )
 from headway.data.ops.erase import erase, make_noise
 from headway.data.ops.mix import apply_cutmix, apply_mixup, mix_labels
-from headway.data.ops.move import flip_and_translate, warp
+from headway.data.ops.move import build_rotation_matrices, flip_and_translate, warp
+from headway.data.ops.rotate import rotate
 from headway.data.ops.tone import autocontrast, equalize, posterize, solarize
 
 quick = settings(deadline=None, max_examples=60)
@@ -62,6 +68,8 @@ MOVING: dict[str, Op] = {
         x, draw_flips(k), draw_shifts(k, min(2, min(size_of(x)) - 1))
     ),
     "warp": lambda x, k: warp(x, some_matrices(k), fill_of(x)),
+    "rotate": lambda x, k: rotate(x, draw_angles(k, 180, 0.8), fill_of(x)),
+    "rotate reflected": lambda x, k: rotate(x, draw_angles(k, 180), None),
     "erase": lambda x, k: erase(x, draw_erasing_boxes(k, size_of(x), p=0.8), fill_of(x)),
     "cutout": lambda x, k: erase(x, draw_cutout_boxes(k, 3, size_of(x)), fill_of(x)),
     "erase by noise": lambda x, k: erase(x, draw_cutout_boxes(k, 3, size_of(x)), make_noise(x, k)),
@@ -71,6 +79,7 @@ BLENDING: dict[str, Op] = {
     "contrast": lambda x, k: adjust_contrast(x, draw_factors(k, 10, 0.9)),
     "saturation": lambda x, k: adjust_saturation(x, draw_factors(k, 11, 0.9)),
     "sharpness": lambda x, k: adjust_sharpness(x, draw_factors(k, 12, 0.9)),
+    "hue": lambda x, k: shift_hue(x, draw_hue_shifts(k, 0.5)),
 }
 OF_BYTES: dict[str, Op] = {
     "posterize": lambda x, k: posterize(x, draw_integers(k, 1000, 0, 9)),
@@ -154,7 +163,8 @@ def test_floats_are_served_as_bytes_are(name: str) -> None:
     ours = EVERY[name](images.float(), key)
     assert ours.dtype == torch.float32
     off = (ours - EVERY[name](images, key).float()).abs().max()
-    assert off < (0.001 if name not in BLENDING else 4)  # of bytes fractions are dropped, up to three times
+    # Blends of bytes drop fractions, up to three times; a rotation rounds.
+    assert off < (4 if name in BLENDING else 0.501 if name.startswith("rotate") else 0.001)
 
 
 @pytest.mark.gpu
@@ -230,7 +240,76 @@ def test_affine_maps_are_pillows_to_the_pixel(size: tuple[int, int], channels: i
         assert (out[place] == np.asarray(expected).reshape(out[place].shape)).all()
 
 
+@pytest.mark.parametrize("side", [(30, 40), (40, 30), (31, 31)])
+def test_a_rotation_is_pillows(photographs: torch.Tensor, side: tuple[int, int]) -> None:
+    images = photographs.repeat(1, 2, 1, 1)[:, : side[0], : side[1]].contiguous()
+    images = torch.cat([images, images.flip(2)[:, :, : side[1]]], dim=2)[:, :, : side[1]].contiguous()
+    angles, fill = np.array([15.0, -45, 90, 180, 7.5, -170, 33, 0]), fill_of(images)
+    out = rotate(images, angles, fill).numpy()
+    matrices = build_rotation_matrices(angles, side)
+    differ = 0
+    for place, picture in enumerate(pictures(images)):
+        expected = picture.transform(
+            picture.size,
+            Image.Transform.AFFINE,
+            tuple(matrices[place]),
+            Image.Resampling.BILINEAR,
+            fillcolor=tuple(fill.tolist()),
+        )
+        apart = np.abs(out[place].astype(int) - np.asarray(expected)).max(axis=2)
+        # A source on the very border is inside for one and outside for the other.
+        differ += int((apart > 2).sum())
+    assert differ <= 0.002 * images[..., 0].numel()
+    assert (out[7] == images[7].numpy()).all()
+    if side[0] == side[1]:
+        assert (out[2] == images[2].rot90().numpy()).all()
+    assert (out[3] == images[3].flip(0, 1).numpy()).all()
+
+
+@pytest.mark.parametrize("size", [(24, 31), (3, 40), (1, 9), (20, 512)])
+def test_a_reflected_rotation_is_grid_samples(size: tuple[int, int]) -> None:
+    images, angles = some(6, *size), np.array([10.0, -33, 90, 145, -179, 61])
+    out = rotate(images, angles, None)
+    a, b, c, d, e, f = torch.from_numpy(build_rotation_matrices(angles, size)).T[:, :, None, None]
+    x, y = torch.arange(size[1]) + 0.5, torch.arange(size[0])[:, None] + 0.5
+    column, row = a * x + b * y + c - 0.5, d * x + e * y + f - 0.5
+    grid = torch.stack([column / max(1, size[1] - 1), row / max(1, size[0] - 1)], dim=3) * 2 - 1
+    expected = nn.functional.grid_sample(
+        images.double().permute(0, 3, 1, 2), grid, padding_mode="reflection", align_corners=True
+    ).permute(0, 2, 3, 1)
+    # Half for the rounding, and up to 255 / 512 for a source that is rounded to 1/256 on each axis.
+    assert (out.double() - expected).abs().max() <= 0.5 + 2 * 255 / 512
+
+
 # Colours
+
+
+def shift_by_colorsys(pixel: list[int], turns: float) -> list[float]:
+    hue, saturation, value = colorsys.rgb_to_hsv(*(byte / 255 for byte in pixel))
+    return [255 * share for share in colorsys.hsv_to_rgb((hue + turns) % 1, saturation, value)]
+
+
+@pytest.mark.parametrize("turns", [0.0, 0.5, -0.5, 1 / 3, -0.07, 0.41])
+def test_a_shift_of_the_hue_is_colorsyss(turns: float) -> None:
+    corners = [[r, g, b] for r in (0, 9, 255) for g in (0, 9, 255) for b in (0, 9, 255)]
+    pixels = [*corners, *some(1, 1, 200)[0, 0].tolist()]
+    images = torch.tensor(pixels, dtype=torch.uint8)[None, None]
+    expected = torch.tensor([shift_by_colorsys(pixel, turns) for pixel in pixels])[None, None]
+    # Rounded to the nearest byte; 1/4096 of a sixth of a turn is at most 255 / 8192.
+    assert (shift_hue(images, np.array([turns])).float() - expected).abs().max() <= 0.5 + 0.05
+    assert (shift_hue(images.float(), np.array([turns])) - expected).abs().max() < 1e-3
+    if turns == 0:
+        assert (shift_hue(images, np.array([turns])) == images).all()
+
+
+def test_hue_shifts_and_angles_are_uniform() -> None:
+    keys = make_keys(4, 0, np.arange(20_000))
+    hue, angles = draw_hue_shifts(keys, 0.1), draw_angles(keys, 30, 0.4)
+    assert scipy.stats.kstest(hue, "uniform", (-0.1, 0.2)).pvalue > 1e-3
+    assert abs((angles != 0).mean() - 0.4) < 4 * (0.24 / len(keys)) ** 0.5
+    assert scipy.stats.kstest(angles[angles != 0], "uniform", (-30, 60)).pvalue > 1e-3
+    assert abs(np.corrcoef(hue[angles != 0], angles[angles != 0])[0, 1]) < 0.05
+    assert (draw_angles(keys, 30) != 0).all()
 
 
 def blended(image: np.ndarray, other: np.ndarray, factor: float) -> np.ndarray:
