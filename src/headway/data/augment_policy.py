@@ -123,7 +123,8 @@ def _load_policy(table: PolicyTable) -> tuple[Int64, Float64, Int64]:
     """Returns the operations, probabilities and levels of a policy, each [25, 2]."""
     pairs = parse_table(table)
     operations = np.array([[OPERATIONS.index(step[0]) for step in pair] for pair in pairs])
-    return operations, *(np.array([[step[column] for step in pair] for pair in pairs]) for column in (1, 2))
+    probabilities = np.array([[step[1] for step in pair] for pair in pairs])
+    return operations, probabilities, np.array([[step[2] for step in pair] for pair in pairs])
 
 
 def _draw_signed_strengths(keys: UInt64, n: int, levels: Int64, strengths: Float64) -> tuple[Int64, Float64]:

@@ -40,8 +40,8 @@ def _rotate_all(images: torch.Tensor, angles: Float64, fill: torch.Tensor | None
     column, row = _find_sources(images, angles)
     # The four pixels around each source, by 1/256 of a pixel: 8 bits for the weight, the rest is the index.
     (column_index, column_weight), (row_index, row_weight) = _split(column), _split(row)
-    columns = _bound(column_index, width, fill is None), _bound(column_index + 1, width, fill is None)
-    rows = _bound(row_index, height, fill is None), _bound(row_index + 1, height, fill is None)
+    columns = _move_inside(column_index, width, fill is None), _move_inside(column_index + 1, width, fill is None)
+    rows = _move_inside(row_index, height, fill is None), _move_inside(row_index + 1, height, fill is None)
     indices = [[y * width + x for x in columns] for y in rows]
     if fill is not None:
         # A source within half a pixel of the border is still inside, as for Pillow: there the border is continued.
@@ -73,7 +73,7 @@ def _split(position: torch.Tensor) -> Pair:
     return position >> 8, position & 255
 
 
-def _bound(index: torch.Tensor, size: int, reflects: bool) -> torch.Tensor:
+def _move_inside(index: torch.Tensor, size: int, reflects: bool) -> torch.Tensor:
     """Moves indices into the image: to its border, or by reflection that does not repeat the outermost pixel."""
     if not reflects:
         return index.clamp(0, size - 1)
