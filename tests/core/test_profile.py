@@ -109,9 +109,9 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 2}, "not a Workload of version 1 (version: "),
-        ({"steps": 3}, "not a Workload of version 1 (steps: Extra inputs"),
-        ({"layers": None}, "not a Workload of version 1 (layers: "),
+        ({"version": 2}, "not a Workload of version 1 (version must be "),
+        ({"steps": 3}, "not a Workload of version 1 (there is no key 'steps')"),
+        ({"layers": None}, "not a Workload of version 1 (layers must be a list, and it has no value)"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:

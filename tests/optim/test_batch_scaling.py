@@ -216,10 +216,10 @@ def test_the_layer_wise_optimizers_are_there_and_are_not_warned_of(tmp_path: Pat
     [
         (("optimizer.lr={base: 0.1, pr: 256}",), "there is no key 'optimizer.lr.pr'. Did you mean 'optimizer.lr.per'?"),
         (("optimizer.lr={base: 0.1}",), "the key 'optimizer.lr.per' is missing."),
-        (("optimizer.lr={base: 0, per: 256}",), "optimizer.lr.base: Input should be greater than 0, not 0."),
-        (("optimizer.lr={base: 1, per: 0}",), "optimizer.lr.per: Input should be greater than or equal to 1"),
-        (("optimizer.lr={base: 1, per: 2, scale: cubic}",), "optimizer.lr.scale: Input should be 'linear', 'sqrt'"),
-        (("optimizer.lr=fast",), "optimizer.lr: Input should be a number, not 'fast'"),
+        (("optimizer.lr={base: 0, per: 256}",), "optimizer.lr.base must be more than 0, not 0."),
+        (("optimizer.lr={base: 1, per: 0}",), "optimizer.lr.per must be at least 1"),
+        (("optimizer.lr={base: 1, per: 2, scale: cubic}",), "optimizer.lr.scale must be 'linear', 'sqrt'"),
+        (("optimizer.lr=fast",), "optimizer.lr must be a number, not 'fast'"),
         (("epochs={base: 1}",), "the key 'epochs.per' is missing."),
         (
             ("schedule={name: cosine, warmup_epochs: 1, warmup_start: base}",),

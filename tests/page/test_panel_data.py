@@ -19,8 +19,8 @@ MATRIX = {"x_label": "x", "y_label": "y", "names": ["a", "b"], "values": [[1, 2]
 SURFACE = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [0, 1], "y": [0, 1], "z": [[1, None], [2, 3]]}
 GRID = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [1, 2], "names": ["a", "b"], "values": [[1, None], [3, 4]]}
 BAD: list[tuple[str, Any, str]] = [
-    ("lines", {key: LINES[key] for key in ("x_label", "series")}, "y_label: Field required"),
-    ("lines", LINES | {"colour": "red"}, "colour: Extra inputs"),
+    ("lines", {key: LINES[key] for key in ("x_label", "series")}, "y_label is missing"),
+    ("lines", LINES | {"colour": "red"}, "there is no key 'data.colour'"),
     ("lines", LINES | {"series": [{"name": "a", "x": [1, 2], "y": [1]}]}, "2 x and 1 y"),
     ("lines", LINES | {"series": [{"name": "a", "x": [None], "y": [1]}]}, "series.0.x.0"),
     ("lines", LINES | {"series": [{"name": "a", "x": [1], "y": ["0.5"]}]}, "series.0.y.0"),
@@ -35,10 +35,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("bars", BARS | {"stacks": [{"name": "p", "values": [1, -2]}], "log_x": True}, "no bars below 0"),
     ("bars", BARS | {"rules": [{"name": "r", "at": 0}], "log_x": True}, "no rules at 0 or below"),
     ("bars", BARS | {"stacks": [{"name": p, "values": [0, 2]} for p in "pq"], "log_x": True}, "bar 'b' has several"),
-    ("bars", BARS | {"rules": [{"name": "r"}]}, "rules.0.at: Field required"),
+    ("bars", BARS | {"rules": [{"name": "r"}]}, "rules.0.at is missing"),
     ("matrix", MATRIX | {"values": [[1, 2]]}, "2 rows of 2 values"),
     ("matrix", MATRIX | {"values": [[1, 2], [3]]}, "2 rows of 2 values"),
-    ("matrix", MATRIX | {"values": [[1, 2], [3, -4]]}, "greater than or equal to 0"),
+    ("matrix", MATRIX | {"values": [[1, 2], [3, -4]]}, "must be at least 0"),
     ("surface", SURFACE | {"z": [[1, 2]]}, "2 y and 2 x need 2 rows of 2 heights"),
     ("surface", SURFACE | {"z": [[1, 2], [3]]}, "2 rows of 2 heights"),
     ("surface", SURFACE | {"y": [1, 1]}, "x and y must ascend"),
@@ -48,8 +48,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("images", {"images": [{"src": 'data:image/png;base64,A" onload="x', "caption": "c"}]}, "data:image"),
     ("table", {"columns": ["a", "b"], "rows": [["1"]]}, "1 cells for 2 columns"),
     ("table", {"columns": ["a"], "rows": [[1]]}, "rows.0.0"),
-    ("text", {"texts": "a"}, "text: Field required"),
-    ("cards", [], "data: Input should be"),
+    ("text", {"texts": "a"}, "text is missing"),
+    ("cards", [], "data must be a mapping"),
 ]
 
 

@@ -54,7 +54,7 @@ def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (f"title: x\ndevice: v100\ndevices: 0\n{LINKS}", "devices: "),
+        (f"title: x\ndevice: v100\ndevices: 0\n{LINKS}", "devices must be at least 1, not 0"),
         (f"title: x\ndevice: v1000\ndevices: 1\n{LINKS}", r"mine.yaml:2: .*no device 'v1000'.* Did you mean 'v100'"),
         ("title: x", "the key 'device' is missing"),
         ("- 1", "a cluster is a mapping of keys to values"),
@@ -65,17 +65,17 @@ def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
         ("a: [", "mine.yaml:1: this is not YAML"),
         (f"{WHOLE}speed: 3", r"mine.yaml:6: there is no key 'speed'. Known here: algorithms, between"),
         (f"{WHOLE}node: {{watt: 3}}", r"mine.yaml:6: there is no key 'node.watt'. Did you mean 'node.watts'?"),
-        (f"{WHOLE}nodes: eight", r"mine.yaml:6: nodes: Input should be a whole number, not 'eight'."),
+        (f"{WHOLE}nodes: eight", r"mine.yaml:6: nodes must be a whole number, not 'eight'."),
         (f"{WHOLE}nodes: 3\nnodes: 4", "mine.yaml:7: the key 'nodes' occurs twice"),
-        (f"title: x\ndevice: 3\ndevices: 1\n{LINKS}", r"device: Input should be a text or a mapping of keys to values"),
-        (f"{WHOLE}pue: 9", r"mine.yaml:6: pue: Input should be less than or equal to 3, not 9."),
+        (f"title: x\ndevice: 3\ndevices: 1\n{LINKS}", r"device must be a text or a mapping of keys to values"),
+        (f"{WHOLE}pue: 9", r"mine.yaml:6: pue must be at most 3, not 9."),
         (f"{WHOLE}Node: {{cores: 4}}", r"mine.yaml:6: there is no key 'Node'. Did you mean 'node'?"),
         (f"{WHOLE}PUE: 9\nspeed: 3", r"(?s)no key 'PUE'.*no key 'speed'"),
         (f"{WHOLE}node: {{int: 40}}", r"there is no key 'node.int'"),
         (f"Title: x\ndevice: v100\ndevices: 1\n{LINKS}", r"(?s)no key 'Title'. Did you .*'title' is missing"),
         (OWN.format(tflops="FP32: 10").replace("title", "Title"), r"(?s)'device.tflops.FP32'.*'device.Title'"),
-        (f"{WHOLE}algorithms: []", r"algorithms: Input should be a list of 1 or more, not \[\]"),
-        (f"{WHOLE}node:", r"node: Input should be a mapping of keys to values, not nothing"),
+        (f"{WHOLE}algorithms: []", r"algorithms must be a list of 1 or more, not \[\]"),
+        (f"{WHOLE}node:", r"node must be a mapping of keys to values, and it has no value"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said(content: str, said: str, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_cluster_of_the_docs_is_one(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_refused(tmp_path: Path, inside: str) -> None:
     path = tmp_path / "ours.yaml"
     path.write_text(yaml.safe_dump({**example(), "inside": yaml.safe_load(inside)}), encoding="utf-8")
-    with pytest.raises(UsageError, match=r"inside\.(gb_s|latency_us): Input should be"):
+    with pytest.raises(UsageError, match=r"inside\.(gb_s|latency_us) must be"):
         find_cluster(str(path))
 
 

@@ -103,7 +103,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
         "compile: graphs are CUDA graphs, which need a GPU: set it to true or false",
     ),
     "graphs of parts": (("compile=graphs", "micro_batch=auto"), "remove micro_batch, or set compile to true"),
-    "another word": (("compile=fast",), "compile: Input should be"),
+    "another word": (("compile=fast",), "compile must be"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -17,6 +18,7 @@ from torch import nn
 from headway.checkpoint.checkpoints import Checkpoints
 from headway.optim import build_optimizer, read_optimizer
 from headway.setup.precision import Precision, describe_emulation, list_candidates
+from headway.training.nonfinite import can_start_from
 
 CPU = torch.device("cpu")
 OPTIMIZERS = {
@@ -242,3 +244,39 @@ def test_weights_that_a_finite_loss_made_infinite_are_not_kept(folder: Path, tmp
     assert "the weights are not finite at step 12 (learning rate 0.02)" in sentence
     assert "The checkpoint step-00000006 is kept" in sentence
     assert (run / "weights.safetensors").read_bytes() == (whole / "weights.safetensors").read_bytes()
+
+
+SPOILED = """
+calls = [0]
+
+def spoil(images, labels, keys):
+    calls[0] += 1
+    return images / (0 if calls[0] > 8 else 1), labels
+"""
+
+
+@pytest.mark.parametrize("has_evaluation", [True, False])
+def test_only_weights_whose_evaluation_was_good_are_recommended(
+    folder: Path, tmp_path: Path, has_evaluation: bool
+) -> None:
+    """The images of the second epoch become infinite."""
+    (tmp_path / "spoiled.py").write_text(SPOILED)
+    run, recipe = tmp_path / "run", folder / "recipe.yaml"
+    evaluation = () if has_evaluation else ("data.eval=",)
+    spoil = f"transform={tmp_path / 'spoiled.py'}:spoil"
+    sentence = refused("train", recipe, spoil, *evaluation, "--run", run, status=1)
+    assert "the loss is not finite at step 9" in sentence
+    assert (run / "weights.safetensors").exists()
+    recommended = f"from the weights of epoch 1 if you like: model.weights={run.resolve() / 'weights.safetensors'}."
+    assert (recommended in sentence) == has_evaluation
+    assert ("model.weights" in sentence) == has_evaluation
+
+
+def test_weights_are_recommended_by_their_loss() -> None:
+    best = {"loss": 1.0, "accuracy": 0.5, "step": 6, "epoch": 1.0}
+    assert can_start_from(best, 2.3)
+    assert can_start_from(best, None)
+    # A network that has blown up is right by chance.
+    assert not can_start_from({**best, "loss": 40.0}, 2.3)
+    assert not can_start_from({**best, "loss": math.inf}, None)
+    assert not can_start_from({**best, "loss": math.nan}, 2.3)

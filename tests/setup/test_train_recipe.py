@@ -100,17 +100,17 @@ REFUSED = {
     "a typo": ("optimiser={name: sgd, lr: 0.1}", "there is no key 'optimiser'. Did you mean 'optimizer'?"),
     "a typo deep down": ("data.trian=x", "there is no key 'data.trian'. Did you mean 'data.train'?"),
     "a typo in a group": ("optimizer.groups=[{match: '.*', lr_scal: 2}]", "mean 'optimizer.groups.0.lr_scale'?"),
-    "a wrong type": ("batch=many", "batch: Input should be a whole number, not 'many'"),
-    "a wrong choice": ("precision=fp8", "precision: "),
-    "no batch": ("batch=0", "batch: Input should be greater than or equal to 1"),
-    "no epochs": ("epochs=0", "epochs: Input should be greater than 0"),
-    "endless": ("epochs=.inf", "epochs: Input should be a finite number"),
-    "never evaluated": ("evaluate.every_epochs=.inf", "evaluate.every_epochs: Input should be a finite number"),
-    "never saved": ("checkpoint.every_epochs=.nan", "checkpoint.every_epochs: Input should be a finite number"),
+    "a wrong type": ("batch=many", "batch must be a whole number, not 'many'"),
+    "a wrong choice": ("precision=fp8", "precision must be "),
+    "no batch": ("batch=0", "batch must be at least 1"),
+    "no epochs": ("epochs=0", "epochs must be more than 0"),
+    "endless": ("epochs=.inf", "epochs must be a finite number"),
+    "never evaluated": ("evaluate.every_epochs=.inf", "evaluate.every_epochs must be a finite number"),
+    "never saved": ("checkpoint.every_epochs=.nan", "checkpoint.every_epochs must be a finite number"),
     "saved in memory": ("checkpoint.folder=memory://x", "checkpoint.folder: memory://x is memory of the process"),
     "saved in chained memory": ("checkpoint.folder=simplecache::Memory://x", "which ends with it"),
-    "a goal that is not a number": ("stop_at={accuracy: .nan}", "stop_at.accuracy: Input should be a finite number"),
-    "a negative rate": ("optimizer.lr=-1", "optimizer.lr: "),
+    "a goal that is not a number": ("stop_at={accuracy: .nan}", "stop_at.accuracy must be a finite number"),
+    "a negative rate": ("optimizer.lr=-1", "optimizer.lr must be more than 0, not -1"),
     "micro above batch": ("micro_batch=31", "micro_batch 31 is larger than batch 30: set it to at most that"),
     "stop without eval": ("data={train: digits.packed/train} stop_at={accuracy: 1}", "stop_at needs an evaluation set"),
     "stop at nothing": ("stop_at={}", "stop_at names no metric"),
@@ -148,7 +148,7 @@ REFUSED = {
         "schedule={name: multi_step, milestones_epochs: [1, 2]}",
         "schedule.milestones_epochs has 2, and the run ends at epoch 2: remove it",
     ),
-    "no micro-batch": ("micro_batch=0", "micro_batch: Input should be greater than or equal to 1"),
+    "no micro-batch": ("micro_batch=0", "micro_batch must be at least 1"),
     "no such device": ("device=tpu", "there is no device 'tpu'"),
     "no such task": ("task.factory=headway.setup.task:Clasification", "Did you mean 'Classification'?"),
     "a task of other labels": (
@@ -159,7 +159,7 @@ REFUSED = {
         "task.args={label_smoothin: 0.1}", "argument 'label_smoothin'. Did you mean 'label_smoothing'?"
     ),
     "another optimizer": ("optimizer={name: lrs, lr: 1}", "not 'lrs'. Did you mean 'lars'?"),
-    "a group of one": ("model.batch_norm={ghost: 1}", "ghost: Input should be greater than or equal to 2"),
+    "a group of one": ("model.batch_norm={ghost: 1}", "ghost must be at least 2"),
     "frozen too late": (
         "model.freeze_after=[{match: x, after_epochs: 1}, {match: y, after_epochs: 2}]",
         "model.freeze_after.1.after_epochs has 2, and the run ends at epoch 2",
@@ -168,11 +168,13 @@ REFUSED = {
         "schedule={name: multi_step, milestones_epochs: [1, 0.5]}", "schedule.milestones_epochs: [1.0, 0.5] do not rise"
     ),
     "a task's share": ("task.args={label_smoothing: 1.5}", "1.5 is not in [0, 1)"),
-    "a sink": ("sinks=[tensorbord]", "sinks.0: "),
+    "a sink": ("sinks=[tensorbord]", "sinks.0 must be 'tensorboard'"),
     "an unmatched parameter": ("optimizer.groups=[{match: bias}]", "no group matches '1.weight'."),
     "no override": ("batch", "'batch' is not an override. Write key=value"),
     "a model's argument": ("model.args={width: 3}", "has no argument 'width'"),
-    "a model of other outputs": ("model.args={num_classes: 7}", "it gives (7,) for a sample, the data needs (10,)."),
+    "a model of other outputs": (
+        "model.args={num_classes: 7}", "it gives a tensor of the shape [2, 7], and the data need [2, 10]"
+    ),
     "frozen away": ("model.freeze=['.*']", "every parameter is frozen"),
     "frozen away later": (
         "model.freeze_after=[{match: '.', after_epochs: 1}]", "every parameter would be frozen before the run ends"
@@ -228,7 +230,10 @@ def test_the_smallest_images_are_looked_at_before_a_run_folder_is_made(
         "        return self.factor(images[:, 0, :1, :1]).flatten(1).expand(-1, images.shape[2] + 2)\n"
     )
     sentence = refused(*arguments, small, "model.factory=sides.py:Net", status=2)
-    assert "data.progressive.start: the network takes no images of 1x4x4: it gives (6,) for a sample" in sentence
+    assert (
+        "data.progressive.start: the network takes no images of 1x4x4: it gives a tensor of the shape [2, 6]"
+        in sentence
+    )
     assert not (tmp_path / "run").exists()
     network = (
         "model={factory: headway.model:small_net, args: {width: 4}}",

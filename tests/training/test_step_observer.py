@@ -270,7 +270,7 @@ def test_all_ranks_stop_at_one_step(folder: Path, tmp_path: Path) -> None:
         ("observe={activations: ['(']}", "is not a regular expression"),
         ("observe={activations: ['conv9']}", "matches no module of the network. For example"),
         ("observe={noise_every_steps: 5}", "set noise_scale: true, or remove it"),
-        ("observe={noise_scale: true, noise_window: 3}", "greater than or equal to 8"),
+        ("observe={noise_scale: true, noise_window: 3}", "at least 8"),
         ("observe={layer_rate: true}", "layer_rates"),
         ("observe={on_divergence: halt}", "ignore"),
     ],

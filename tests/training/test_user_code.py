@@ -104,6 +104,16 @@ class Late(Failing):
 def twice(num_classes):
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2 * num_classes))
 
+class Pair(torch.nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, num_classes)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1)), self.layer(images.flatten(1))
+
+pair = Pair
+
 def none(images, labels, keys):
     pass
 '''
@@ -213,12 +223,24 @@ REFUSED = {
     "no such file": ("model.factory=nett.py:linear", "there is no file"),
     "no such function": ("model.factory=net.py:liner", "Did you mean 'linear'?"),
     "no path": ("model.factory=linear", "'linear' is not an import path"),
-    "twice the outputs": ("model.factory=user.py:twice", "it gives (20,) for a sample, the data needs (10,). "),
+    "a name of ours": ("model.factory=resnet50", "Did you mean 'headway.model:resnet50'?"),
+    "a name of timm": ("model.factory=vit_tiny", "factory: timm:create_model, args: {model_name: vit_tiny}"),
+    "twice the outputs": (
+        "model.factory=user.py:twice",
+        "it gives a tensor of the shape [2, 20], and the data need [2, 10] for 2 images of 1x8x8. Make the network",
+    ),
+    "a pair of outputs": (
+        "model.factory=user.py:pair",
+        "it gives a tuple of 2, and the data need [2, 10] for 2 images of 1x8x8. Let it return the tensor of outputs",
+    ),
     "no task": ("task.factory=user.py:number", "'user.py:number' gave a int, no Task"),
-    "a float": ("task.factory=user.py:FloatTask", "error has the type float for 2 samples. A task gives one number"),
+    "a float": (
+        "task.factory=user.py:FloatTask",
+        "error has the type float for 2 samples, and (2,) is needed. Return one number for each sample",
+    ),
     "a mean": (
         "task.factory=user.py:MeanTask",
-        "loss has the shape () for 2 samples. A task gives one number a sample.",
+        "loss has the shape () for 2 samples, and (2,) is needed. Return one number for each sample, for exam",
     ),
     "a metric called loss": ("task.factory=user.py:LossTask", "a metric cannot be called 'loss'"),
     "a metric called step": ("task.factory=user.py:StepTask", "a metric cannot be called 'step'"),
@@ -241,8 +263,11 @@ def test_user_code_of_the_wrong_form_is_refused(folder: Path, case: str) -> None
 
 
 def test_a_transform_that_returns_nothing_is_named(folder: Path) -> None:
-    said = headway("train", folder / "recipe.yaml", "transform=user.py:none", "--run", folder / "run", status=1)
-    assert "step 1: the transform 'user.py:none' failed: TypeError" in said.err
+    said = headway("train", folder / "recipe.yaml", "transform=user.py:none", "--run", folder / "run", status=2)
+    assert (
+        "step 1: the transform 'user.py:none' returned nothing. Return (images, labels), here (float32 [30, 1, 8, 8], "
+        "int64 [30]); another height and width are fine."
+    ) in said.err
 
 
 def test_weights_with_a_head_of_another_size(folder: Path, tmp_path: Path) -> None:
@@ -264,7 +289,7 @@ def test_weights_with_a_head_of_another_size(folder: Path, tmp_path: Path) -> No
         },
     )
     said = headway("train", recipe, "--run", tmp_path / "run")
-    assert "6.weight, 6.bias differ in size and begin anew" in said.err
+    assert "6.weight, 6.bias begin anew: absent or of another size there" in said.err
     before, after = (load_file(run / "weights.safetensors") for run in (folder / "ten", tmp_path / "run"))
     assert after["6.weight"].shape == (5, 384)
     for name in ("0.weight", "0.bias", "1.weight", "1.bias"):  # frozen, and so still the file's
@@ -274,7 +299,8 @@ def test_weights_with_a_head_of_another_size(folder: Path, tmp_path: Path) -> No
     (tmp_path / "ten.safetensors").write_bytes(b"torn")
     assert "no safetensors file" in refused("train", recipe, "model.weights=ten.safetensors", status=2)
     save_file({"other": torch.zeros(1)}, tmp_path / "ten.safetensors")
-    assert "the weights do not fit the network" in refused("train", recipe, "model.weights=ten.safetensors", status=2)
+    said_no = refused("train", recipe, "model.weights=ten.safetensors", status=2)
+    assert "the weights do not fit the network, no name is the same: the file has 'other'; the network has" in said_no
 
 
 def test_frozen_parameters_do_not_move(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import torch
 from safetensors.torch import load_file
 from tests._support import headway, packed_digits, records, refused, write_recipe
 
+from headway.core.errors import RecipeError
 from headway.core.recipe import read_recipe
 from headway.core.user_code import import_user_object
+from headway.data.batch_transform import check_transformed
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 
@@ -149,10 +152,40 @@ def test_what_cannot_be_is_refused(folder: Path, override: str, status: int, exp
         (("data.image_transform=user.py:smaller",), "returned (7, 8, 1) torch.uint8, and got (8, 8, 1)"),
         (("data.image_transform=user.py:breaks",), "'user.py:breaks' failed: KeyError"),
         (("data.image_transform=user.py:broken",), "user.py:35: the transform of 'user.py:broken' failed: KeyError"),
-        (("transform=user.py:floats", "transform_on=uint8"), "return uint8 (30, 1, 8, 8)"),
     ],
 )
 def test_failing_code_is_shown(folder: Path, overrides: tuple[str, ...], expected: str) -> None:
     said = headway("train", folder / "recipe.yaml", *overrides, "--run", folder / "run", status=1)
     assert expected in said.err
     assert "Traceback" in said.err
+
+
+def test_a_result_of_another_form_is_refused_with_the_form_that_is_needed(folder: Path) -> None:
+    more = ("transform=user.py:floats", "transform_on=uint8", "--run", folder / "floats")
+    sentence = refused("train", folder / "recipe.yaml", *more, status=2)
+    assert "the transform 'user.py:floats' returned (float32 [30, 1, 8, 8], int64 [30])." in sentence
+    assert sentence.endswith("Return (images, labels), here (uint8 [30, 1, 8, 8], int64 [30]).")
+
+
+@pytest.mark.parametrize(
+    ("result", "got"),
+    [
+        (None, "nothing"),
+        (torch.zeros(4, 3, 8, 8), "float32 [4, 3, 8, 8]"),
+        ((torch.zeros(4, 3, 8, 8), [0, 1, 2, 3]), "(float32 [4, 3, 8, 8], a list)"),
+        ((torch.zeros(3, 3, 8, 8), torch.zeros(4)), "(float32 [3, 3, 8, 8], float32 [4])"),
+        ((torch.zeros(4, 3, 8, 8), torch.zeros(2)), "(float32 [4, 3, 8, 8], float32 [2])"),
+        ((torch.zeros(4, 192), torch.zeros(4)), "(float32 [4, 192], float32 [4])"),
+        ((torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4)), "(uint8 [4, 3, 8, 8], float32 [4])"),
+        ((torch.zeros(4, 3, 8, 8, device="meta"), torch.zeros(4)), "(float32 [4, 3, 8, 8] on meta, float32 [4])"),
+        ("xy", "a str"),
+    ],
+)
+def test_each_wrong_result_is_described(result: Any, got: str) -> None:
+    images, labels = torch.zeros(4, 3, 8, 8), torch.zeros(4)
+    with pytest.raises(RecipeError) as caught:
+        check_transformed(result, images, labels, "mine:f", "step 1")
+    assert str(caught.value).startswith(f"step 1: the transform 'mine:f' returned {got}. Return (images, labels), here")
+    # Another size of image, soft labels, and a list for a pair are fine.
+    for good in ((images[:, :, :4], labels), [images.double(), torch.zeros(4, 10)]):
+        assert check_transformed(good, images, labels, "mine:f", "step 1")[0] is good[0]

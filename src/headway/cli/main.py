@@ -79,6 +79,8 @@ def init(
     # Only local images can be looked at: a URL is refused, and the message names the next step.
     path = parse_local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")
     recipe, findings, packed = propose(path, out, overwrite=overwrite)
+    for warning in findings.warnings:
+        LOG.warning(warning)
     split = "" if findings.held_out else " --split 0.1"
     steps = [] if findings.packed else [f"headway pack {_quote(path)} {_quote(packed)}{split}"]
     steps.append(f"headway train {_quote(recipe)}")
@@ -108,6 +110,10 @@ def pack(
     transform: Annotated[
         str | None, typer.Option(help="module:function or file.py:function, called with (image, label, name).")
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Columns of a CSV or JSONL file to use: path,label, or path=file,label=species."),
+    ] = None,
     orient: Annotated[bool, typer.Option("--orient", help="Rotate images by their EXIF orientation.")] = False,
     split: Annotated[float, typer.Option(help="Share of each class held out for evaluation, in DST/eval.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the split and of the order on disk.")] = 0,
@@ -129,6 +135,7 @@ def pack(
             format=form,
             mode=mode,
             transform=transform,
+            columns=columns,
             orient=orient,
             split=split,
             seed=seed,
@@ -139,6 +146,8 @@ def pack(
         )
     for note in pack_result.notes:
         LOG.info(note)
+    for warning in pack_result.warnings:
+        LOG.warning(warning)
     summary = {
         "folders": [str(folder) for folder in pack_result.folders],
         "format": pack_result.format,
@@ -148,6 +157,7 @@ def pack(
         "left_out": pack_result.left_out,
         "bytes": pack_result.bytes,
         "skipped": pack_result.skipped,
+        "warnings": pack_result.warnings,
         "seconds": pack_result.seconds,
     }
     print_result(summary, as_json, _describe_pack(pack_result))
@@ -223,13 +233,16 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="File to write, .csv or .jsonl. Default: CSV on standard output.")
     ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Write so many of the best classes, each with its probability.")
+    ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad images and name them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSONL instead of CSV.")] = False,
 ) -> None:
     """Predict image files with the best weights of a run."""
     from headway.core.run_folder import RunFolder
     from headway.training import runs
-    from headway.training.predict import list_image_files, write_rows
+    from headway.training.predict import check_top, list_image_files, write_rows
     from headway.training.predict import predict as predict_rows
 
     expect_writable(out)
@@ -243,7 +256,9 @@ def predict(
         LOG.warning(f"Left out {error.where}: {error.what}.")
 
     # A generator: rows are printed while others are computed, so `| head` can end the verb early.
-    rows = predict_rows(runs.load_trained(RunFolder.open(run)), files, on_bad=report_bad_image)
+    setup = runs.load_trained(RunFolder.open(run))
+    check_top(setup, top)
+    rows = predict_rows(setup, files, top=top, on_bad=report_bad_image)
     written = write_rows(rows, out, as_json)
     if written < len(files):
         LOG.warning(f"Left out {len(files) - written:,} of {len(files):,} files.")

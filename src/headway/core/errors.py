@@ -77,6 +77,10 @@ class UserCodeError(HeadwayError):
     """The user's own code failed. The cause carries its traceback, which is always shown."""
 
 
+_MIN_SHORT_FORM = 3
+"""Letters from which the beginning of a known word stands for it."""
+
+
 def suggest_nearest(word: str, known: Iterable[str], *, only_close: bool = False, prefix: str = "") -> str:
     """Returns "Did you mean 'x'?" for the closest known word, or a list of the known words if none is close.
 
@@ -87,6 +91,10 @@ def suggest_nearest(word: str, known: Iterable[str], *, only_close: bool = False
     # 0.6 is difflib's default: `momentm` finds `momentum`, and `lr` does not find `loss`.
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    # `acc` is short for `accuracy`, and less similar than 0.6.
+    if not close and len(word) >= _MIN_SHORT_FORM:
+        longer = [name for name in names if name.startswith(word)]
+        close = longer if len(longer) == 1 else []
     if close:
         return f"Did you mean {prefix + close[0]!r}?"
     return f"Known here: {', '.join(names)}." if names and not only_close else ""

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from headway.core.errors import UsageError
 from headway.core.files import describe_os_error, read_text, write_atomically
 from headway.core.untrusted_json import JsonError, parse_object
+from headway.core.value_errors import describe_error
 
 # Version of the Workload and Profile schemas; files of another version are refused.
 VERSION = 1
@@ -48,7 +49,5 @@ def read_record(path: Path, kind: type[R], fix: str) -> R:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        what = f"{no_record} ({key + ': ' if key else ''}{first['msg']})"
+        what = f"{no_record} ({describe_error(error.errors(include_url=False)[0])})"
         raise UsageError(what, where=str(path), fix=fix) from None

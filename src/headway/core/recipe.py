@@ -54,7 +54,10 @@ class LoadedRecipe(Generic[P]):
         return self.resolve_all({key: (value, reason)})
 
     def resolve_all(self, values: Mapping[str, tuple[Any, str]]) -> LoadedRecipe[P]:
-        """Replaces several values at once, (value, reason) by dotted key, if only all of them together are valid."""
+        """Replaces several values at once, (value, reason) by dotted key, if only all of them together are valid.
+
+        Raises RecipeError if the recipe refuses them.
+        """
         # Through JSON and back, so that the validators of the whole recipe see the new values together.
         tree, origins = self.recipe.model_dump(mode="json"), dict(self.origins)
         for key, (value, reason) in values.items():
@@ -62,7 +65,11 @@ class LoadedRecipe(Generic[P]):
             # The value replaces everything below its key, and with it the origins there.
             origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}
             origins[key] = f"auto: {reason}"
-        return replace(self, recipe=type(self.recipe).model_validate(tree), origins=origins)
+        try:
+            recipe = type(self.recipe).model_validate(tree)
+        except ValidationError as error:
+            raise RecipeError(explain_errors(error, tree, type(self.recipe), Path("recipe"), origins)) from None
+        return replace(self, recipe=recipe, origins=origins)
 
     def list_leaves(self) -> Iterator[tuple[str, Any]]:
         """Yields (dotted key, JSON value) of each leaf."""
@@ -148,6 +155,21 @@ def _validate(
     except ValidationError as error:
         raise RecipeError(explain_errors(error, tree, model, path, origins)) from None
     return LoadedRecipe(recipe, _origins_of_leaves(recipe, origins), path.resolve().parent)
+
+
+def validate_part(values: Mapping[str, Any], model: type[P], name: str) -> P:
+    """Validates values that Python code gives for a part of a recipe.
+
+    Args:
+        name: name of the function that takes the values, for the message.
+
+    Raises:
+        RecipeError: an unknown name or key, or a value out of range.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise RecipeError(explain_errors(error, values, model, Path(name), {})) from None
 
 
 def format_value(value: Any) -> str:

@@ -2,59 +2,30 @@
 
 from __future__ import annotations
 
-import datetime
 import difflib
-import inspect
 import re
-import types
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ValidationError
 
-from headway.core.errors import suggest_nearest
+from headway.core.key_suggestions import ErrorPlace, refuse_key
+from headway.core.recipe_types import (
+    count_entries,
+    find_first_part,
+    find_tagged_members,
+    get_value_type,
+    has_list_of_texts,
+    list_alternatives,
+)
+from headway.core.value_errors import SENTENCE_ERRORS, describe_value, list_kinds, strip_prefix, suggest_value
 
 MOST_ERRORS = 50
 """Errors of one recipe that are named one by one."""
 
-KIND_WORDS = {
-    **dict.fromkeys(("int_from_float", "int_parsing", "int_type"), "a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
-    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
-    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping of keys to values"),
-    "string_type": "a text",
-}
-"""The kind of value that each of pydantic's error types asks for, in a recipe's words."""
-
 _KIND = re.compile(r"(constrained-)?(int|float|str|bool)|.*\[.*\]|[A-Z]\w*")
 """Elements that pydantic adds to a location for a union, as in `micro_batch.int` or `device.Device.title`."""
-
-_CLOSE = 0.8
-"""Similarity (difflib) from which a key of the same part beats a key of that very name elsewhere in the recipe."""
-_DEEPEST = 8
-"""Levels of parts that the search for a key goes down: a part may hold its own kind."""
-
-
-class _ErrorPlace(NamedTuple):
-    """The place of one error in the user's own terms.
-
-    Attributes:
-        keys: the user's keys, without the elements that pydantic adds.
-        part: the part that should have the last key; None: unknown.
-        members: if that part was picked from a tagged union, all its members by tag.
-    """
-
-    keys: list[str]
-    part: type[BaseModel] | None
-    members: Mapping[str, type[BaseModel]]
-
-    @property
-    def dotted(self) -> str:
-        return ".".join(self.keys)
 
 
 def explain_errors(
@@ -68,28 +39,29 @@ def explain_errors(
     """
     out: list[str] = []
     # A value that may be of several kinds has one error for each kind: they become one sentence.
-    kinds: dict[str, tuple[int, list[str]]] = {}
+    values: dict[str, tuple[int, list[str], list[str]]] = {}
     # A key that is missing is often there, but misspelt: the unknown key comes first.
-    entries = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
+    entries = sorted(map(_join_entries, error.errors(include_url=False)), key=lambda one: one["type"] == "missing")
     places = [_find_place(entry, tree, model) for entry in entries]
     for entry, place in zip(entries[:MOST_ERRORS], places, strict=False):
         keys = place.keys
         # Of a union of a plain value and a part, the user meant the part if an error lies inside it.
         if any(other.keys[: len(keys)] == keys != other.keys for other in places):
             continue
-        where = f"{_find_origin(keys, origins) or path.name}: "
+        tag = [entry["ctx"]["discriminator"].strip("'")] if entry["type"] == "union_tag_invalid" else []
+        where = f"{_find_origin([*keys, *tag], origins) or path.name}: "
         if (sentence := _explain_key(entry, place, model)) is not None:
             out.append(where + sentence)
             continue
-        if place.dotted not in kinds:
-            kinds[place.dotted] = (len(out), [])
+        if place.dotted not in values:
+            values[place.dotted] = (len(out), [], [])
             out.append("")
-        index, wanted = kinds[place.dotted]
-        wanted.append(_describe_kind(entry))
-        choices = _list_choices(entry)
-        close = suggest_nearest(entry["input"], choices, only_close=True) if choices else ""
-        text = f"{where}{place.dotted}: Input should be {' or '.join(wanted)}, not {_show(entry['input'])}."
-        out[index] = f"{text} {close}".rstrip()
+        index, kinds, hints = values[place.dotted]
+        kinds += _list_kinds(entry, place)
+        hints.append(_suggest_fix(entry, place, model))
+        # The error of the last kind completes the sentence.
+        hint = next((one for one in hints if one), "")
+        out[index] = f"{where}{describe_value(place.dotted or 'it', kinds, entry['input'])}. {hint}".rstrip()
     if (more := len(entries) - MOST_ERRORS) > 0:
         out.append(f"{path.name}: {more:,} more errors.")
     return "\n".join(out)
@@ -99,12 +71,18 @@ def find_unknown_key(keys: Sequence[str], model: type[BaseModel]) -> str | None:
     """Says that the recipe has no such key, and names the right one. None: it has it, or nothing is known of it."""
     annotation: Any = model
     for index, key in enumerate(keys):
-        part = _first_model(annotation)
+        part = find_first_part(annotation)
         if part is not None and key not in part.model_fields and not key.isdecimal():
-            place = _ErrorPlace(list(keys[: index + 1]), part, {})
-            return _refuse_key(place, model)
-        annotation = _descend(annotation, int(key) if key.isdecimal() else key)
+            return refuse_key(ErrorPlace(list(keys[: index + 1]), part, {}), model)
+        annotation = get_value_type(annotation, int(key) if key.isdecimal() else key)
     return None
+
+
+def _join_entries(entry: Any) -> Any:
+    """Returns the error of a whole list in place of that of an entry that it lacks."""
+    if entry["type"] == "missing" and entry["loc"] and isinstance(entry["loc"][-1], int):
+        return {**entry, "type": "too_short", "loc": entry["loc"][:-1], "ctx": {"min_length": entry["loc"][-1] + 1}}
+    return entry
 
 
 def _find_origin(keys: Sequence[str], origins: Mapping[str, str]) -> str:
@@ -117,7 +95,7 @@ def _find_origin(keys: Sequence[str], origins: Mapping[str, str]) -> str:
     return next((origin for key, origin in origins.items() if above and key.startswith(below)), "")
 
 
-def _find_place(entry: Any, tree: Any, model: type[BaseModel]) -> _ErrorPlace:
+def _find_place(entry: Any, tree: Any, model: type[BaseModel]) -> ErrorPlace:
     """Follows a location of pydantic through the recipe and its model at once."""
     keys: list[str] = []
     annotation: Any = model
@@ -126,7 +104,7 @@ def _find_place(entry: Any, tree: Any, model: type[BaseModel]) -> _ErrorPlace:
     last = len(entry["loc"]) - 1
     for index, element in enumerate(entry["loc"]):
         # pydantic puts the tag of a union into the location: `optimizer.lars.clip`. It is not a key of the user.
-        tagged = _find_tagged_members(annotation)
+        tagged = find_tagged_members(annotation)
         if element in tagged:
             annotation, members = tagged[element], tagged
             continue
@@ -135,31 +113,33 @@ def _find_place(entry: Any, tree: Any, model: type[BaseModel]) -> _ErrorPlace:
         # A key that the user wrote counts, also if it looks like one of pydantic's own elements.
         if has or is_missing or not _KIND.fullmatch(str(element)):
             keys.append(str(element))
-            part = _first_model(annotation)
+            part = find_first_part(annotation)
+            # An unknown key keeps the members of its part, one of which may have it.
+            if index < last or entry["type"] != "extra_forbidden":
+                annotation = get_value_type(annotation, element)
             if index < last:
-                annotation, members = _descend(annotation, element), {}
+                members = {}
             tree = tree[element] if has else None
-    return _ErrorPlace(keys, part, members)
+    return ErrorPlace(keys, part, members, annotation)
 
 
-def _explain_key(entry: Any, place: _ErrorPlace, model: type[BaseModel]) -> str | None:
+def _explain_key(entry: Any, place: ErrorPlace, model: type[BaseModel]) -> str | None:
     """The sentence for an error about a key or a combination of keys; None: the error is about a value."""
     kind, dotted = entry["type"], place.dotted
     if kind == "extra_forbidden":
-        return _refuse_key(place, model)
+        return refuse_key(place, model)
     if kind == "missing":
         return f"the key {dotted!r} is missing."
-    if kind == "value_error":
-        text = entry["msg"].removeprefix("Value error, ").removeprefix(f"{place.keys[-1]} " if place.keys else "")
+    if kind in SENTENCE_ERRORS:
+        text = strip_prefix(entry["msg"]).removeprefix(f"{place.keys[-1]} " if place.keys else "")
         return f"{dotted + ': ' if dotted else ''}{text}"
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         name = entry["ctx"]["discriminator"].strip("'")
         key = f"{dotted}.{name}" if dotted else name
         if kind == "union_tag_invalid":
             tags, given = re.findall(r"'([^']*)'", entry["ctx"]["expected_tags"]), entry["ctx"]["tag"]
-            choices = ", ".join(map(repr, tags[:-1])) + f" or {tags[-1]!r}"
-            hint = suggest_nearest(given, tags, only_close=True)
-            return f"{key}: Input should be {choices}, not {given!r}. {hint}".rstrip()
+            hint = suggest_value({**entry, "input": given}, _get_value_synonyms(key, model))
+            return f"{describe_value(key, list(map(repr, tags)), given)}. {hint}".rstrip()
         # pydantic looks no further than the tag: a misspelt tag key would be called missing.
         given = [str(one) for one in entry["input"]] if isinstance(entry["input"], dict) else []
         if close := difflib.get_close_matches(name, given, n=1):
@@ -168,133 +148,27 @@ def _explain_key(entry: Any, place: _ErrorPlace, model: type[BaseModel]) -> str 
     return None
 
 
-def _refuse_key(place: _ErrorPlace, model: type[BaseModel]) -> str:
-    """The sentence for an unknown key, with the key that was probably meant."""
-    *above, key = place.keys
-    prefix = "".join(f"{one}." for one in above)
-    # A key of another member is not a typo: the message names the members that have it.
-    owners = [tag for tag, member in place.members.items() if key in member.model_fields]
-    if owners and place.part is not None:
-        tag = next(tag for tag, member in place.members.items() if member is place.part)
-        return (
-            f"{prefix + key!r} belongs to {', '.join(owners)}; {tag} has {', '.join(_own_fields_first(place.part))}. "
-            f"Remove it, or change {prefix}name."
-        )
-    return f"there is no key {prefix + key!r}. {_suggest_key(key, prefix, place.part, model)}".rstrip()
+def _list_kinds(entry: Any, place: ErrorPlace) -> list[str]:
+    """The kinds of value that a key accepts. A list with a fixed number of entries is named with that number."""
+    if entry["type"] in ("too_short", "too_long") and (count := count_entries(place.value_type)) is not None:
+        return [f"a list of {count}"]
+    return list_kinds(entry)
 
 
-def _suggest_key(key: str, prefix: str, part: type[BaseModel] | None, model: type[BaseModel]) -> str:
-    """A similar key of the same part, else the same or a similar key anywhere in the recipe, else the part's keys."""
-    own = list(part.model_fields) if part is not None else []
-    # A close typo of an own key first, then the same name elsewhere, then vaguer matches.
-    if close := difflib.get_close_matches(key, own, n=1, cutoff=_CLOSE):
-        return f"Did you mean {prefix + close[0]!r}?"
-    elsewhere: dict[str, list[str]] = {}
-    for dotted in dict.fromkeys(_walk_keys(model)):
-        if not dotted.startswith(prefix) or not prefix:
-            elsewhere.setdefault(dotted.rpartition(".")[2], []).append(dotted)
-    if key not in elsewhere:
-        if part is not None and difflib.get_close_matches(key, own, n=1):
-            return suggest_nearest(key, own, prefix=prefix)
-        close = difflib.get_close_matches(key, elsewhere, n=1, cutoff=_CLOSE)
-        if not close:
-            return suggest_nearest(key, own, prefix=prefix) if own else ""
-        key = close[0]
-    places = elsewhere[key]
-    # The key nearest to the top is the likeliest: `batch` before `evaluate.batch`.
-    level = min(dotted.count(".") for dotted in places)
-    return f"Did you mean {' or '.join(repr(one) for one in places if one.count('.') == level)}?"
+def _suggest_fix(entry: Any, place: ErrorPlace, model: type[BaseModel]) -> str:
+    """A sentence with the value that was probably meant; empty if it is not known."""
+    value = entry["input"]
+    if isinstance(value, str) and value:
+        if entry["type"] in ("tuple_type", "list_type") and has_list_of_texts(place.value_type):
+            return f"Write {place.dotted}: [{value}]."
+        # `optimizer: sgd` or `model: resnet18`: the text belongs to the key that says which one.
+        for part in list_alternatives(place.value_type) if entry["type"].startswith("model") else ():
+            fields = getattr(part, "model_fields", {})
+            if key := next((key for key in ("name", "factory") if key in fields), None):
+                return f"Write {place.dotted}: {{{key}: {value}}}."
+    return suggest_value(entry, _get_value_synonyms(place.dotted, model))
 
 
-def _own_fields_first(part: type[BaseModel]) -> list[str]:
-    own = inspect.get_annotations(part)
-    return sorted((name for name in part.model_fields if name != "name"), key=lambda name: name not in own)
-
-
-def _walk_keys(annotation: Any, prefix: str = "", depth: int = 0) -> Iterator[str]:
-    """All keys of a model by their dotted names; a list of parts shows its first entry."""
-    for part in _models(annotation) if depth < _DEEPEST else ():
-        for name, field in part.model_fields.items():
-            yield prefix + name
-            is_list = any(typing.get_origin(one) in (list, tuple) for one in _alternatives(_type_of(field)))
-            yield from _walk_keys(_type_of(field), f"{prefix}{name}.{'0.' if is_list else ''}", depth + 1)
-
-
-def _type_of(field: FieldInfo) -> Any:
-    """A field's type with its discriminator, which pydantic takes out of the annotation."""
-    if isinstance(field.discriminator, str):
-        return Annotated[field.annotation, Field(discriminator=field.discriminator)]
-    return field.annotation
-
-
-def _alternatives(annotation: Any) -> list[Any]:
-    """The members of a union, at any depth; a type that is not a union is its own only member."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        return _alternatives(inner[0])
-    if origin in (typing.Union, types.UnionType):
-        return [found for one in inner for found in _alternatives(one)]
-    return [annotation]
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """All parts that may stand at a place, or in a list or mapping there."""
-    models = []
-    for one in _alternatives(annotation):
-        # Parts inside lists, tuples and mappings.
-        if typing.get_origin(one) is not None:
-            models += [model for inner in typing.get_args(one) for model in _models(inner)]
-        elif isinstance(one, type) and issubclass(one, BaseModel):
-            models.append(one)
-    return models
-
-
-def _first_model(annotation: Any) -> type[BaseModel] | None:
-    return next(
-        (one for one in _alternatives(annotation) if isinstance(one, type) and issubclass(one, BaseModel)), None
-    )
-
-
-def _find_tagged_members(annotation: Any) -> dict[str, type[BaseModel]]:
-    """The members of a tagged union by tag; empty for every other type."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        # Only `Field(discriminator="name")` makes a union tagged by a key.
-        names = [one.discriminator for one in inner[1:] if isinstance(one, FieldInfo)]
-        if name := next((name for name in names if isinstance(name, str)), None):
-            members = _models(inner[0])
-            return {tag: one for one in members for tag in typing.get_args(one.model_fields[name].annotation)}
-        return _find_tagged_members(inner[0])
-    if origin in (typing.Union, types.UnionType):
-        return {tag: member for one in inner for tag, member in _find_tagged_members(one).items()}
-    return {}
-
-
-def _descend(annotation: Any, key: str | int) -> Any:
-    """The type of the value that a key has in a value of this type; None: unknown."""
-    for one in _alternatives(annotation):
-        origin, inner = typing.get_origin(one), typing.get_args(one)
-        if origin in (list, tuple) and isinstance(key, int):
-            return inner[0]
-        if origin in (dict, Mapping) and isinstance(key, str):
-            return inner[1]
-        if isinstance(one, type) and issubclass(one, BaseModel) and key in one.model_fields:
-            return _type_of(one.model_fields[str(key)])
-    return None
-
-
-def _describe_kind(entry: Any) -> str:
-    if entry["type"] == "too_short":
-        return f"a list of {entry['ctx']['min_length']} or more"
-    kind: str = KIND_WORDS.get(entry["type"]) or entry["msg"].removeprefix("Input should be ")
-    return kind
-
-
-def _show(value: Any) -> str:
-    return "nothing" if value is None else str(value) if isinstance(value, datetime.date) else repr(value)
-
-
-def _list_choices(entry: Any) -> list[str]:
-    """The texts that a key accepts, if it accepts one of several texts."""
-    is_text = entry["type"] == "literal_error" and isinstance(entry["input"], str)
-    return re.findall(r"'([^']*)'", entry["ctx"]["expected"]) if is_text else []
+def _get_value_synonyms(dotted: str, model: type[BaseModel]) -> Mapping[str, str]:
+    synonyms: Mapping[str, Mapping[str, str]] = getattr(model, "value_synonyms", {})
+    return synonyms.get(dotted, {})

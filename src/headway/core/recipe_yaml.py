@@ -75,7 +75,8 @@ def parse_recipe(text: str, where: str, kind: str = "recipe") -> tuple[dict[str,
         mark = getattr(error, "problem_mark", None)
         at = f"{where}:{mark.line + 1}" if mark else where
         what = getattr(error, "problem", None) or getattr(error, "reason", error)
-        raise RecipeError(f"this is not YAML ({what})", where=at) from None
+        fix = "Indent with blanks, not with tabs." if "'\\t'" in str(what) else ""
+        raise RecipeError(f"this is not YAML ({what})", where=at, fix=fix) from None
     except RecursionError:
         raise RecipeError("this YAML holds itself, or is nested too deeply", where=where) from None
     if not isinstance(tree, dict):

@@ -17,6 +17,7 @@ from headway.data.formats import detect, recordio, trailer
 from headway.data.formats.dataset_source import build_pack_source
 from headway.data.formats.folder import list_folder
 from headway.data.formats.listing import list_file
+from headway.data.formats.listing_columns import ColumnNames
 from headway.data.formats.pack_source import (
     EVAL_NAMES,
     LISTING_EXTENSIONS,
@@ -101,34 +102,40 @@ def _check_shard(path: Path, shard: Shard, description: DatasetDescription) -> N
         raise DataError(what, where=str(path), fix="Copy it again, or pack again.")
 
 
-def open_source(src: Path) -> PackSource:
+def open_source(src: Path, columns: ColumnNames | None = None) -> PackSource:
     """Lists the images to pack: a folder of class folders, a CSV or JSONL file, or anything that `open` opens.
 
+    Args:
+        columns: our names of a list's columns (see `list_file`).
+
     Raises:
-        UsageError: `src` does not exist, or is none of these.
+        UsageError: `src` does not exist, or is none of these; `columns` are given, and it is not a list.
         DataError: its content is damaged.
     """
     if src.suffix.lower() in LISTING_EXTENSIONS and src.is_file():
-        return list_file(src)
+        return list_file(src, columns)
+    if columns is not None:
+        what = "only a CSV or JSONL file has columns, and this is none"
+        raise UsageError(what, where=str(src), fix="Leave --columns out.")
     # Image files are listed, not scanned: packing reads each of them anyway.
     if src.is_dir() and not (src / COLUMNS_FILE).is_file() and detect.is_image_folder(src):
         return list_folder(src)
     return build_pack_source(open(src))
 
 
-def open_split(src: str | os.PathLike[str]) -> tuple[PackSource, PackSource | None]:
+def open_split(src: str | os.PathLike[str], columns: ColumnNames | None = None) -> tuple[PackSource, PackSource | None]:
     """Lists the training images and, if `src` has two parts (train and one of EVAL_NAMES), the evaluation images.
 
     The parts are folders of images, packs or foreign data; or parts of one file or folder of foreign data, such as
     CIFAR-10's train and test. A URL holds one pack. Raises as `open_source`.
     """
-    if is_url(src):
+    if is_url(src) and columns is None:
         return build_pack_source(open(src), remote=True), None
     src = Path(src)
     # Folders of two sets first; then archives such as CIFAR-10, whose parts are inside.
-    parts = _find_split_folders(src) or _find_foreign_parts(src)
+    parts = None if columns is not None else _find_split_folders(src) or _find_foreign_parts(src)
     if parts is None:
-        return open_source(src), None
+        return open_source(src, columns), None
     note = (f"not packed: {', '.join(parts.unused)}",) if parts.unused else ()
     train, evaluation = open_source(parts.train), open_source(parts.evaluation)
     return (

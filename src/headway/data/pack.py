@@ -6,6 +6,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -16,13 +17,16 @@ from headway.core.files import write_and_sync
 from headway.core.user_code import import_user_object
 from headway.data import native
 from headway.data.columns import COLUMNS_FILE
-from headway.data.formats.pack_source import PackSource
+from headway.data.formats.listing_columns import parse_columns
+from headway.data.formats.pack_source import EVAL_NAMES, PackSource
 from headway.data.formats.writers import WRITERS
+from headway.data.opening import open as open_pack
 from headway.data.opening import open_split
 from headway.data.pack_mode import ImageEncoder, PackMode, Transform, open_header, summarise_notes
 from headway.data.pack_plan import PackJob, plan_sets
 from headway.data.pack_set import SetResult, pack_set, use_strict_pillow
 from headway.data.reference import GRAY_MODES
+from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
 from headway.data.staging import clear_leftovers, stage_folder
 from headway.storage.addresses import is_url, parse_local_path, redact_url
 
@@ -59,6 +63,8 @@ class PackResult:
     """File that lists the bad images; None if there are none."""
     notes: tuple[str, ...]
     """Sentences about images that were left out, or stored in another way than requested."""
+    warnings: tuple[str, ...]
+    """Sentences about data that can be trained on, and probably should not be as they are."""
     seconds: float
     """Wall time of the pack."""
 
@@ -71,6 +77,7 @@ def pack(  # noqa: PLR0913
     format: str | None = None,
     mode: str | None = None,
     transform: str | Transform | None = None,
+    columns: str | None = None,
     orient: bool = False,
     split: float = 0.0,
     seed: int = 0,
@@ -94,6 +101,9 @@ def pack(  # noqa: PLR0913
         transform: `module:function` or `file.py:function`, or the function itself. It is called with (image, label,
             name) before the mode, on the packing threads, and returns a Pillow image, the bytes of an image file, or
             None to leave the sample out.
+        columns: names of the columns of a CSV or JSONL file that are used, such as `path,label`, or
+            `path=file,label=species` if the file has other names; all others are left out. None: the file has our
+            names, and a column of boxes, masks or the like is refused.
         orient: turns images as their EXIF block says; in modes that encode them anew.
         split: share of the images, of each class if there are classes, that becomes the evaluation set.
         seed: of the split and the order; equal seeds and names give equal packs.
@@ -123,7 +133,7 @@ def pack(  # noqa: PLR0913
     clear_leftovers(dst)
     _check_target(dst, overwrite)
     transform_function = _import_transform(transform) if isinstance(transform, str) else transform
-    train, evaluation = open_split(src)
+    train, evaluation = open_split(src, parse_columns(columns) if columns is not None else None)
     has_pixels = train.images.raw_channels > 0
     chosen_format, chosen_mode = _choose_format_and_mode(
         format, requested_mode, has_raw_pixels=has_pixels, has_transform=transform_function is not None
@@ -188,8 +198,22 @@ def pack(  # noqa: PLR0913
                 names_by_note, can_orient=transform_function is not None or encoder.mode.kind in ("encode", "raw")
             ),
         ),
+        warnings=_list_warnings(src, [dst / plan.name for plan in plans], plans[0].source),
         seconds=time.perf_counter() - start_time,
     )
+
+
+def _list_warnings(src: str | os.PathLike[str], folders: Sequence[Path], source: PackSource) -> tuple[str, ...]:
+    """Returns warnings about the classes, a missing evaluation set, and images that both sets hold."""
+    warnings = list_class_warnings(source.label_kind, source.classes)
+    if len(folders) == 2:
+        with closing(open_pack(folders[0])) as train, closing(open_pack(folders[1])) as evaluation:
+            if shared := describe_shared_images(train, evaluation):
+                warnings.append(shared)
+    # One of two sets may be packed alone: its name says so.
+    elif isinstance(src, Path) and src.stem.lower() not in ("train", "training", *EVAL_NAMES):
+        warnings.append(f"{NO_EVALUATION} Hold a tenth of the images out with --split 0.1, or pack others for it.")
+    return tuple(warnings)
 
 
 def build_encoder(

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from time import perf_counter
 
-from pydantic import ValidationError
-
+from headway.core.errors import RecipeError
 from headway.core.recipe import LoadedRecipe
 from headway.doctor.loop_measurement import SMALL, build_pass
 from headway.doctor.measurement_job import LOG, MeasurementJob, resize_batch, with_values
@@ -72,7 +71,7 @@ def _reduce_batch(job: MeasurementJob, longest_s: float) -> tuple[LoadedRecipe[T
             values["evaluate.batch"] = min(batch // 2, recipe.evaluate.batch)
         try:
             reduced = with_values(job.loaded, values, "as it is measured")
-        except ValidationError:
+        except RecipeError:
             # Another value of the recipe, such as `micro_batch`, needs a larger batch.
             break
         batch //= 2

@@ -21,8 +21,9 @@ from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
+from headway.training.display import Display
 from headway.training.progress import SilentDisplay
-from headway.training.trainer import Display, Trainer
+from headway.training.trainer import Trainer
 
 LOG = logging.getLogger("headway.doctor")
 
@@ -142,7 +143,10 @@ class MeasurementJob:
             with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_find_runs_folder()) as folder:
                 run = RunFolder.create(Path(folder) / "run")
                 # Training again and again on a few batches may diverge; the message would mislead.
-                with closing(Trainer(self.setup, run, display or SilentDisplay())) as trainer, mute_messages(["train"]):
+                with (
+                    closing(Trainer(self.setup, run, display or SilentDisplay())) as trainer,
+                    mute_messages(["training"]),
+                ):
                     yield trainer
         finally:
             self.setup.inputs.batch_source = None

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, final
 
 import yaml
-from pydantic import ValidationError
 
 from headway.core.errors import HeadwayError, UsageError, suggest_nearest
 from headway.core.files import expect_writable, read_text, write_atomically
@@ -291,7 +290,7 @@ def _run_trial(
     """Runs the whole job with a knob's values and without them, in turns."""
     try:
         other = MeasurementJob.from_recipe(with_tuned_values(loaded, values))
-    except (HeadwayError, ValidationError):
+    except HeadwayError:
         # The recipe refuses the value, or its combination with a value that was kept.
         return None
     with closing(other):

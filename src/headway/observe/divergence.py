@@ -97,6 +97,11 @@ class DivergenceDetector:
         self._looks: list[tuple[int, float, list[float]]] = []
         self._told = False
 
+    @property
+    def start_loss(self) -> float | None:
+        """The loss of the first step, which is that of the untrained network; None before it."""
+        return self._first[0] if self._first else None
+
     def check(
         self,
         step: int,

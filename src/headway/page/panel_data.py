@@ -10,6 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, final, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headway.core.errors import HeadwayError, suggest_nearest
+from headway.core.value_errors import describe_error
 from headway.page.panel import Panel, PanelKind
 
 # Cells listed beside a matrix: as many as fit there without scrolling.
@@ -369,9 +370,8 @@ def check_panel(panel: Panel) -> CheckedPanel:
         document = DOCUMENT_BY_KIND[panel.kind].model_validate_json(document_json)
     except ValidationError as error:
         # The first error is enough for the author of the panel.
-        first_error = error.errors(include_url=False)[0]
-        key = ".".join(str(step) for step in first_error["loc"])
-        raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {key}: {first_error['msg']}") from error
+        problem = describe_error(error.errors(include_url=False)[0])
+        raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {problem}") from error
     is_empty = document.data.is_empty()
     # Cards, images, tables and texts are plain HTML: only charts need their data as JSON.
     is_chart = panel.kind in ("lines", "bars", "matrix", "surface", "grid") and not is_empty

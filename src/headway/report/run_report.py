@@ -15,18 +15,24 @@ from headway.core.text_format import format_bytes
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
-from headway.report import observation_panels, step_anatomy, straggler_panels, utilisation_panels
+from headway.report import callback_panels, observation_panels, step_anatomy, straggler_panels, utilisation_panels
+from headway.report.class_table import build_class_table
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
+from headway.setup.metric_catalog import TOP
 from headway.setup.run_log import NON_METRIC_KEYS
+from headway.training.callback_context import SECTION
 from headway.training.evaluation_panels import write_panels
 from headway.training.progress import format_duration
 
+SHARES = frozenset({"exact", "precision", "recall", "f1", "micro_f1"})
+"""Metrics that are shown in percent, beside accuracies."""
 SECTIONS = (
     "Result",
     "Training",
     observation_panels.SECTION,
     "Time",
     "Evaluation",
+    SECTION,
     "Loss landscape",
     "Recipe and machine",
 )
@@ -90,8 +96,10 @@ def _build_run_panels(
         *observation_panels.build_divergence_cards(records),
         *_build_curves(train, evaluated),
         *_build_time_panels(train, summary),
+        *callback_panels.build_panels(records),
         *_build_input_table(summary),
         *step_anatomy.build_panels(summary, about["device"]),
+        *build_class_table(evaluated, summary.get("best"), about["target"]["classes"]),
         *_build_recipe_tables(about, recipe),
     ]
 
@@ -110,6 +118,8 @@ def _build_cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about
     if summary:
         seconds = summary["seconds"]
         cards.append(("time", format_duration(seconds), f"{summary['step']} of {summary['steps']} steps"))
+        if ended := summary.get("ended"):
+            cards.append(("ended early", f"step {summary['step']:,}", ended))
         reached = summary.get("stop_at")
         if reached:
             goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())
@@ -129,7 +139,8 @@ def format_metric(name: str, value: float | None) -> str:
     """Formats the value of a metric; accuracies in percent."""
     if value is None:
         return "not finite"
-    return f"{value:.2%}" if "accuracy" in name or name == "exact" else f"{value:.4g}"
+    is_share = "accuracy" in name or name in SHARES or TOP.fullmatch(name) is not None
+    return f"{value:.2%}" if is_share else f"{value:.4g}"
 
 
 def _list_metrics(records: list[dict[str, Any]]) -> list[str]:

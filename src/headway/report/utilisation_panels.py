@@ -224,7 +224,9 @@ def _list_peak_rows(run: RunFolder, summary: Mapping[str, Any], about: Mapping[s
     if peak is None:
         return [(name, f"unknown: no peak is known for {about['device']} in {recipe['precision']}")]
     # The work per image changes with the image size, and with the number of frozen layers.
-    if recipe["data"]["progressive"] is not None or recipe["model"]["freeze_after"]:
+    if recipe["data"]["progressive"] is not None or any(
+        recipe["model"].get(key) for key in ("freeze_after", "unfreeze_at")
+    ):
         return [(name, "unknown: the work per image changes during the run")]
     if not summary or work is None or "ranks" not in about:
         return [(name, "unknown: the run has not ended, or the multiply-adds of its network were not counted")]

@@ -11,7 +11,9 @@ from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeEr
 from headway.core.recipe import LoadedRecipe
 from headway.data.data_recipe import SYNTHETIC, DataRecipe
 from headway.data.dataset import Dataset
+from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
 from headway.model.fake_tensors import use_fake_tensors
+from headway.setup.metric_catalog import collect_set_metrics, compute_set_metrics
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
 from headway.setup.run_log import NON_METRIC_KEYS
@@ -58,6 +60,22 @@ def check_shifts(recipe: TrainRecipe, smallest_size: tuple[int, int], size: tupl
     if shift >= side:
         what = f"a shift of {shift} is no less than the image's side of {side}"
         raise RecipeError(what, where="evaluate.shift", fix=f"Set it to at most {side - 1}.")
+
+
+def list_set_warnings(train: Dataset | None, evaluation: Dataset | None) -> list[str]:
+    """Returns sentences about data that can be trained on, and probably should not be as they are.
+
+    Args:
+        train: the training set; None if the data are synthetic.
+        evaluation: the evaluation set; None if there is none.
+    """
+    if train is None:
+        return []
+    warnings = list_class_warnings(train.description.label_kind, train.classes)
+    if evaluation is None:
+        fix = "The last weights are kept. Set data.eval, or hold images out: headway pack SRC DST --split 0.1"
+        return [*warnings, f"{NO_EVALUATION} {fix}"]
+    return [*warnings, *filter(None, [describe_shared_images(train, evaluation)])]
 
 
 def check_labels(target: TargetSpec, dataset: Dataset) -> None:
@@ -125,12 +143,14 @@ def check_network(
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             with precision.autocast():
                 outputs = model(images)
-            output_shape = tuple(outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-            if output_shape != (task.outputs,):
-                message = f"it gives {output_shape} for a sample, the data needs ({task.outputs},)"
+            if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape[1:]) != (task.outputs,):
+                message = f"it gives {_describe_outputs(outputs)}, and the data need [{len(images)}, {task.outputs}]"
                 if where:
                     raise RecipeError(f"{part} takes no images of {shape}: {message}", where=where, fix=SIZE_FIX)
+                message += f" for {len(images)} images of {shape}"
                 fix = f"Make the network give {task.outputs} outputs; a factory that takes num_classes gets it."
+                if not isinstance(outputs, torch.Tensor):
+                    fix = "Let it return the tensor of outputs alone, for example by a small module around it."
                 raise RecipeError(message, where="model", fix=fix)
             # From here on a failure is one of the task.
             part = "the task"
@@ -154,9 +174,42 @@ def check_network(
             description = (
                 f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
             )
-            message = f"{name} has the {description} for {len(images)} samples"
-            raise RecipeError(message, where="task", fix="A task gives one number a sample.")
-    return list(values)
+            message = f"{name} has the {description} for {len(images)} samples, and ({len(images)},) is needed"
+            fix = "Return one number for each sample, for example with reduction='none'."
+            raise RecipeError(message, where="task", fix=fix)
+    return [*values, *(name for metric in task.set_metrics for name in metric.names)]
+
+
+def check_loss_and_metrics(task: Task, labels: torch.Tensor, soft_classes: int | None) -> None:
+    """Tries a loss and metrics that a recipe adds on random outputs for a batch of labels.
+
+    Args:
+        labels: labels of the data set.
+        soft_classes: number of classes if training blends labels, as mixup does; else None.
+
+    Raises:
+        RecipeError: the losses have the wrong shape or no gradient, or a metric gives no numbers.
+        UserCodeError: the user's code failed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(len(labels), task.outputs, generator=generator).to(labels.device).requires_grad_()
+    task.loss(outputs, labels)
+    if soft_classes is not None:
+        try:
+            task.loss(outputs, torch.nn.functional.one_hot(labels, soft_classes).float())
+        except HeadwayError as error:
+            fix = f"{error.fix} With mixup or cutmix, labels are float [b, classes]: take them too.".strip()
+            raise type(error)(error.what, where=error.where, fix=fix) from error.__cause__
+    collected = collect_set_metrics(task.set_metrics, outputs.detach(), labels)
+    compute_set_metrics(task.set_metrics, [kept.cpu().numpy() for kept in collected])
+
+
+def _describe_outputs(outputs: object) -> str:
+    if isinstance(outputs, torch.Tensor):
+        return f"a tensor of the shape {list(outputs.shape)}"
+    if isinstance(outputs, tuple | list):
+        return f"a {type(outputs).__name__} of {len(outputs)}"
+    return f"a {type(outputs).__name__}" if outputs is not None else "nothing"
 
 
 def check_network_shapes(
@@ -195,11 +248,14 @@ def check_metrics(names: list[str], task: Task) -> None:
 
 
 def check_stop_at(recipe: TrainRecipe, metrics: list[str]) -> None:
-    """Raises RecipeError if `stop_at` names a metric that no evaluation reports."""
+    """Raises RecipeError if `stop_at` or `early_stopping` names a metric that no evaluation reports."""
     # Otherwise the run would never reach its goal.
-    for name in recipe.stop_at or {}:
+    named = [("stop_at", name) for name in recipe.stop_at or {}]
+    if recipe.early_stopping is not None and recipe.early_stopping.metric != "auto":
+        named.append(("early_stopping.metric", recipe.early_stopping.metric))
+    for key, name in named:
         if name not in metrics:
-            raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=suggest_nearest(name, metrics))
+            raise RecipeError(f"no evaluation reports {name!r}", where=key, fix=suggest_nearest(name, metrics))
 
 
 def check_ghost_groups(recipe: TrainRecipe, micro_batch: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 
 from headway.core.cpu_count import choose_thread_count, count_usable_cores
-from headway.core.errors import DataError, RecipeError
+from headway.core.errors import DataError, RecipeError, UsageError
 from headway.core.recipe import LoadedRecipe
 from headway.core.sample_progress import SampleProgress
 from headway.core.text_format import pluralise
@@ -325,6 +325,20 @@ def open_dataset(base: Path, uri: str) -> data.Dataset:
         return opening.open(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
 
 
+def _open_set(loaded: LoadedRecipe[TrainRecipe], key: str, uri: str) -> data.Dataset:
+    """Opens the data set of a key of the recipe. An error names the key, and where its value came from."""
+    try:
+        return open_dataset(loaded.base, uri)
+    except (UsageError, DataError) as error:
+        origin = loaded.origins.get(key, "default")
+        fix, here = error.fix, Path(uri).expanduser()
+        # The usual mistake of the command line: paths start from the recipe, not from the current folder.
+        if isinstance(error, UsageError) and not here.is_absolute() and "://" not in uri and here.exists():
+            fix = f"Paths in a recipe start from its folder. For the one in the current folder: {key}={here.absolute()}"
+        place = f"{key} ({origin})" if origin != "default" else key
+        raise type(error)(error.what, where=f"{place}: {error.where}" if error.where else place, fix=fix) from error
+
+
 def open_inputs(
     loaded: LoadedRecipe[TrainRecipe], device: torch.device, *, opens_data: bool, dry_run: DryRunOptions | None = None
 ) -> tuple[LoadedRecipe[TrainRecipe], Inputs]:
@@ -351,9 +365,9 @@ def open_inputs(
     with ExitStack() as on_error:
         if opens_data and synthetic is None:
             checks.check_cache_options(loaded)
-            train = on_error.enter_context(closing(open_dataset(loaded.base, recipe.data.train)))
+            train = on_error.enter_context(closing(_open_set(loaded, "data.train", recipe.data.train)))
             if recipe.data.eval is not None:
-                eval_set = on_error.enter_context(closing(open_dataset(loaded.base, recipe.data.eval)))
+                eval_set = on_error.enter_context(closing(_open_set(loaded, "data.eval", recipe.data.eval)))
             if (largest := recipe.largest_batch) > len(train):
                 what = f"The batch of {largest} is larger than the data set of {len(train)}"
                 LOG.warning(f"{what}: each step spans epochs.")

@@ -7,6 +7,7 @@ import torch
 from headway.core.errors import UserCodeError
 from headway.core.random_keys import UInt64, make_keys
 from headway.data.batch import Batch
+from headway.data.batch_transform import check_transformed
 from headway.setup.build import TrainSetup
 
 
@@ -18,19 +19,20 @@ def prepare_batch(setup: TrainSetup, batch: Batch, step: int) -> tuple[torch.Ten
         step: number of the step for the error message; the first one is 1.
 
     Raises:
-        UserCodeError: the transform failed.
+        UserCodeError: the transform failed. RecipeError: its result has the wrong form.
     """
     # Keys are computed for every sample on the host, and only random augmentations and transforms use them.
     keys = batch.keys() if setup.augment.needs_keys or setup.transform else None
     images, labels = augment_batch(setup, batch, keys)
     if setup.transform is None:
         return images, labels
+    name, where = str(setup.recipe.transform), f"step {step}"
     try:
-        images, labels = setup.transform(images, labels, keys)
+        result = setup.transform(images, labels, keys)
     except Exception as error:
-        what = f"the transform {setup.recipe.transform!r} failed: {type(error).__name__}: {error}"
-        raise UserCodeError(what, where=f"step {step}") from error
-    return images, labels
+        what = f"the transform {name!r} failed: {type(error).__name__}: {error}"
+        raise UserCodeError(what, where=where) from error
+    return check_transformed(result, images, labels, name, where)
 
 
 def augment_batch(setup: TrainSetup, batch: Batch, keys: UInt64 | None) -> tuple[torch.Tensor, torch.Tensor]:

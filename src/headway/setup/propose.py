@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +16,18 @@ import yaml
 from headway.core.errors import DataError, UsageError
 from headway.data import opening
 from headway.data.columns import COLUMNS_FILE, LabelKind
+from headway.data.dataset import Dataset
 from headway.data.formats.pack_source import PackSource
 from headway.data.opening import open_split
 from headway.data.pack_mode import open_header
 from headway.data.reference import GRAY_MODES
+from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
+from headway.setup.few_photographs import propose_for_few
 
 MAX_INSPECTED_IMAGES = 256
 """Largest number of image files whose headers are read; they stand for the sizes of all images."""
+
+_HOLD_OUT = f"{NO_EVALUATION} Pack the images again with --split 0.1, or set data.eval in the recipe."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +42,7 @@ class SourceFindings:
         outputs: number of classes, labels or numbers.
         sizes: (width, height) of the images inspected.
         gray: every image inspected is gray.
+        warnings: sentences about data that can be trained on, and probably should not be as they are.
     """
 
     samples: int
@@ -45,6 +52,7 @@ class SourceFindings:
     outputs: int
     sizes: Sequence[tuple[int, int]]
     gray: bool
+    warnings: tuple[str, ...] = ()
 
     @property
     def common_size(self) -> tuple[int, int] | None:
@@ -68,6 +76,7 @@ def inspect_source(src: Path) -> SourceFindings:
     if packed_folder is not None:
         dataset = opening.open(packed_folder)
         description = dataset.description
+        held_out = src / "eval" if (src / "eval" / COLUMNS_FILE).is_file() else None
         indices = np.linspace(0, len(dataset) - 1, min(MAX_INSPECTED_IMAGES, len(dataset))).astype(int)
         sizes = (
             [description.common_size]
@@ -76,12 +85,16 @@ def inspect_source(src: Path) -> SourceFindings:
         )
         return SourceFindings(
             samples=len(dataset),
-            held_out=(src / "eval" / COLUMNS_FILE).is_file(),
+            held_out=held_out is not None,
             packed=True,
             kind=description.label_kind,
             outputs=len(description.classes) or 1,
             sizes=[(int(width), int(height)) for width, height in sizes],
             gray=description.channels == 1,
+            warnings=(
+                *list_class_warnings(description.label_kind, description.classes),
+                *([_HOLD_OUT] if held_out is None else _list_shared(dataset, held_out)),
+            ),
         )
     train, eval_source = open_split(src)
     sizes, modes = _inspect_files(train)
@@ -93,7 +106,15 @@ def inspect_source(src: Path) -> SourceFindings:
         outputs=len(train.classes) or 1,
         sizes=sizes,
         gray=all(mode in GRAY_MODES for mode in modes),
+        # `headway pack` comes next: it compares the images of the two sets, or splits one off.
+        warnings=tuple(list_class_warnings(train.label_kind, train.classes)),
     )
+
+
+def _list_shared(dataset: Dataset, held_out: Path) -> list[str]:
+    with closing(opening.open(held_out)) as evaluation:
+        shared = describe_shared_images(dataset, evaluation)
+    return [shared] if shared else []
 
 
 def _inspect_files(source: PackSource) -> tuple[list[tuple[int, int]], Counter[str]]:
@@ -157,6 +178,17 @@ def format_recipe(findings: SourceFindings, name: str, packed: Path) -> str:
     """
     side, batch = _choose_side(findings), _choose_batch(findings)
     epochs = _choose_epochs(findings, batch)
+    why_batch, why_epochs = _explain_batch(findings), "fewer are quicker, more may be better"
+    parts = [
+        _format_size(findings, side),
+        _format_augment(findings, side),
+        _format_model(findings, side),
+        _format_optimizer(findings, side, batch),
+    ]
+    if (few := propose_for_few(findings, side)) is not None:
+        parts = [few.size, few.augment, few.model, few.optimizer]
+        batch, epochs, why_epochs = few.batch, few.epochs, few.explain_epochs
+        why_batch = "few photographs: a small batch makes more steps of them"
     train_folder = packed if findings.packed and not findings.held_out else packed / "train"
     # `headway pack` splits off an evaluation set, unless the data are packed already.
     eval_line = f"  eval: {_quote_yaml(str(packed / 'eval'))}\n" if findings.held_out or not findings.packed else ""
@@ -171,16 +203,9 @@ def format_recipe(findings: SourceFindings, name: str, packed: Path) -> str:
         "data:",
         f"  train: {_quote_yaml(str(train_folder))}",
         *([eval_line.rstrip()] if eval_line else []),
-        *_format_size(findings, side),
-        "",
-        *_format_augment(findings, side),
-        "",
-        *_format_model(findings, side),
-        "",
-        *_format_optimizer(findings, side, batch),
-        "",
-        f"batch: {batch}  # {_explain_batch(findings)}",
-        f"epochs: {epochs}  # up to {findings.samples // batch} steps each; fewer are quicker, more may be better",
+        *(line for part in parts for line in (*part, "")),
+        f"batch: {batch}  # {why_batch}",
+        f"epochs: {epochs}  # up to {findings.samples // batch} steps each; {why_epochs}",
         _format_precision(findings),
         "channels_last: true  # faster for convolutions",
     ]

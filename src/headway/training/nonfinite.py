@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.errors import TrainingError
 from headway.core.run_folder import RunFolder
 
 
 def build_nonfinite_error(
-    what: str, lr: float, run: RunFolder, checkpoints: Checkpoints, culprit: str = "", *, precision: str
+    what: str,
+    lr: float,
+    run: RunFolder,
+    checkpoints: Checkpoints,
+    culprit: str = "",
+    *,
+    precision: str,
+    best: Mapping[str, float] | None,
+    start_loss: float | None,
 ) -> TrainingError:
     """Builds the error: what happened, what is kept of the run, and how the next run may do better.
 
     Args:
         what: what happened, as a clause. lr: the learning rate of that step.
         culprit: a sentence that names the layer at fault. precision: the precision of the run.
+        best: metrics, step and epoch of the evaluation of the best weights; None: there was none.
+        start_loss: the loss of the untrained network; None: unknown.
     """
-    saved, weights = checkpoints.paths(), run.weights_path.resolve()
+    saved = checkpoints.paths()
     kept = f"The checkpoint {saved[0].name} is kept" if saved else "There was no checkpoint yet"
     culprit = f".{culprit.rstrip('.')}" if culprit else ""
     remedies = ["a lower optimizer.lr", "a longer warm-up", "optimizer.clip_norm"]
     if precision != "fp32":
         remedies.append("precision=fp32")
+    start = ""
+    if best is not None and can_start_from(best, start_loss) and run.weights_path.exists():
+        weights = run.weights_path.resolve()
+        start = f", from the weights of epoch {best['epoch']:.4g} if you like: model.weights={weights}"
     return TrainingError(
         f"{what} (learning rate {lr:.4g}); training has stopped{culprit}. {kept}",
         where=str(run.folder),
-        fix=f"Start a new run with {', '.join(remedies[:-1])} or {remedies[-1]}"
-        + (f", from its best weights if you like: model.weights={weights}." if weights.exists() else "."),
+        fix=f"Start a new run with {', '.join(remedies[:-1])} or {remedies[-1]}{start}.",
     )
+
+
+def can_start_from(best: Mapping[str, float], start_loss: float | None) -> bool:
+    """Returns True if another run may start from the best weights of a run that diverged.
+
+    Their evaluation may have come after the run began to diverge, and accuracy hides that: a network that has blown up
+    is right by chance as often as an untrained one. So its loss has to be finite, and below that of the start.
+    """
+    return all(map(math.isfinite, best.values())) and (start_loss is None or best["loss"] < start_loss)

@@ -109,6 +109,11 @@ class StepObserver:
         lr = self._setup.lr_at(self._setup.plan.find_position(step - 1))
         return self._divergence.check(step, losses, self._norms, gradient, loss_scale, lr)
 
+    @property
+    def start_loss(self) -> float | None:
+        """The loss of the first step; None if it is not known."""
+        return None if self._divergence is None else self._divergence.start_loss
+
     def find_culprit(self) -> str:
         """Returns a sentence that names the layer that diverged first; empty if none is known."""
         return "" if self._divergence is None else self._divergence.describe_culprit()

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headway.core.errors import DataError, UsageError
+from headway.core.errors import DataError, UsageError, suggest_nearest
 from headway.data.formats import arrays, cifar, datum, folder, lmdb, recordio, tar, webdataset
 from headway.data.formats.arrays import PartOpeners
 from headway.data.formats.byte_ranges import ByteRange, FolderFiles, map_path, read_head
@@ -59,7 +59,16 @@ def read_foreign_records(path: Path, files: Sequence[Path], part: str, label_kin
 
 def build_missing_error(path: Path) -> UsageError:
     """Builds the error for a path that does not exist."""
-    return UsageError("there is no such file or folder", where=str(path), fix="Pack one: headway pack SRC DST.")
+    fix = "Pack one: headway pack SRC DST."
+    # A neighbour with nearly that name is probably meant: `val` beside `eval`, or a misspelt folder.
+    if path.parent.is_dir() and path.name:
+        neighbours = [name for names in list_entries(str(path.parent)) for name in names]
+        sets = [name for name in neighbours if name in EVAL_NAMES and path.name in EVAL_NAMES]
+        if hint := suggest_nearest(path.name, sets or neighbours, only_close=True):
+            fix = f"{hint} {fix}"
+        elif sets:
+            fix = f"Did you mean {sets[0]!r}? {fix}"
+    return UsageError("there is no such file or folder", where=str(path), fix=fix)
 
 
 def list_parts(path: Path) -> list[str]:

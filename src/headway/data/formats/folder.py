@@ -10,6 +10,7 @@ import numpy as np
 
 from headway.core.errors import DataError, UsageError
 from headway.data.formats.foreign_records import ForeignRecords, LabelColumn
+from headway.data.formats.layouts import check_layout
 from headway.data.formats.listing import list_file
 from headway.data.formats.pack_source import (
     IMAGE_EXTENSIONS,
@@ -79,6 +80,7 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
     paths: list[str] = []
     counts: list[int] = []
     other_files: list[str] = []
+    images_by_folder: dict[str, list[str]] = {}
     visited = [root]
     # Sorted as text, so class numbers do not depend on the bytes of the file system.
     folders.sort(key=_decode_name)
@@ -91,6 +93,7 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
             (images if is_image(name) else other_files).append(name)
         images.sort(key=_decode_name)
         counts.append(len(images))
+        images_by_folder[folder] = images
         names.extend(map(_decode_name, images))
         paths.extend(os.path.join(root, name) for name in images)
     classes = tuple(map(_decode_name, folders))
@@ -103,6 +106,7 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
             where=str(root),
             fix=f"Images are recognised by their extension: {' '.join(sorted(IMAGE_EXTENSIONS))}.",
         )
+    check_layout(root, images_by_folder)
     if empty:
         what = f"class {empty[0]!r} has no image" if len(empty) == 1 else f"{_join_names(empty)} have no image"
         raise DataError(what, where=str(root), fix="Put images into the class folder, or remove it.")
@@ -159,7 +163,8 @@ def _build_no_classes_error(root: Path, loose_files: list[str]) -> UsageError:
         listing_names = sorted(name for name in loose_files if os.path.splitext(name)[1].lower() in LISTING_EXTENSIONS)
         listing = root / listing_names[0] if listing_names else "LABELS.csv"
         return UsageError(
-            f"{num_images} images are in the folder itself, so their classes are unknown",
+            f"{num_images} image{'s are' if num_images > 1 else ' is'} in the folder itself, so "
+            f"{'their classes are' if num_images > 1 else 'its class is'} unknown",
             where=str(root),
             fix=f"Lay them out as CLASS/NAME.jpg, or list paths and labels in a file: headway pack {listing} DST",
         )

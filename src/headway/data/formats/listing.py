@@ -12,7 +12,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -24,27 +24,36 @@ from headway.core.errors import DataError, UsageError
 from headway.core.files import read_regular
 from headway.data.columns import LabelKind
 from headway.data.formats.foreign_records import build_multi_labels
+from headway.data.formats.listing_columns import (
+    LAYOUT_HINT,
+    ColumnNames,
+    check_dropped_columns,
+    find_label_columns,
+    rename_columns,
+)
 from headway.data.formats.pack_source import ImageFiles, PackSource
 
-_LAYOUT_HINT = (
-    "The first line of a CSV names its columns, each line of JSON its keys: "
-    "path, and one of label, labels, value or several value_NAME."
-)
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
-def list_file(path: Path) -> PackSource:
+def list_file(path: Path, columns: ColumnNames | None = None) -> PackSource:
     """Lists the images that a CSV or JSONL file names, in the order of the file; classes are sorted by name.
+
+    Args:
+        columns: our names of the columns to use, by their names in the file. None: the file has our names, and no
+            other column may hold boxes, masks or the like.
 
     Raises:
         UsageError: the file is missing or cannot be read.
-        DataError: its content is invalid; the message names the line.
+        DataError: its content is invalid; the message names the line. A column that would be lost matters.
     """
     text = _read_text(path)
     # The extension decides, since a line of JSON is valid CSV.
-    table = _parse_csv(path, text) if path.suffix.lower() == ".csv" else _parse_json_lines(path, text)
+    parse = _parse_csv if path.suffix.lower() == ".csv" else _parse_json_lines
+    table = parse(path, text, columns)
     if not table.lines:
-        raise DataError("the file lists no images", where=str(path), fix=_LAYOUT_HINT)
+        raise DataError("the file lists no images", where=str(path), fix=LAYOUT_HINT)
+    check_dropped_columns(table.unused, list(table.cells), table.structured, str(path))
     paths = _resolve_paths(table)
     kind, classes, labels = _parse_labels(table)
     return PackSource(
@@ -66,13 +75,15 @@ class _Table:
     Attributes:
         lines: line number in the file of each row.
         cells: the cells of each used column, by column name.
-        unused: names of the other columns.
+        unused: names of the other columns, unless the user chose the columns.
+        structured: those of `unused` that hold lists or mappings.
     """
 
     file: Path
     lines: list[int]
     cells: dict[str, list[Any]]
     unused: list[str]
+    structured: set[str]
 
     @property
     def label_columns(self) -> list[str]:
@@ -103,30 +114,7 @@ def _build_encoding_error(path: Path, line: int) -> DataError:
     return DataError("this is not UTF-8 text", where=f"{path}, line {line}", fix="Save the file as UTF-8.")
 
 
-def _find_label_columns(names: Sequence[str], where: str) -> list[str]:
-    """Returns the columns that hold labels. Raises DataError unless there is one kind, and a path."""
-    # csv.DictReader would keep the last of two columns silently.
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"column {duplicates[0]!r} occurs twice", where=where, fix="Give each column its own name.")
-    found_columns = f"found: {', '.join(map(repr, names))}"
-    if "path" not in names:
-        # Spreadsheet programs write semicolons in some locales.
-        has_other_separator = len(names) == 1 and any(mark in names[0] for mark in ";\t|")
-        fix = "Separate the columns with commas." if has_other_separator else _LAYOUT_HINT
-        raise DataError(f"there is no column 'path' ({found_columns})", where=where, fix=fix)
-    # A file with two kinds of labels is ambiguous, so it is refused.
-    label_groups = [[name] for name in ("label", "labels", "value") if name in names]
-    if value_columns := [name for name in names if name.startswith("value_") and name != "value_"]:
-        label_groups.append(value_columns)
-    if not label_groups:
-        raise DataError(f"there is no column of labels ({found_columns})", where=where, fix=_LAYOUT_HINT)
-    if len(label_groups) > 1:
-        both = " and ".join(repr(kind[0]) for kind in label_groups)
-        raise DataError(f"{both} are both labels", where=where, fix="Keep one kind of label.")
-    return label_groups[0]
-
-
-def _parse_csv(path: Path, text: str) -> _Table:
+def _parse_csv(path: Path, text: str, columns: ColumnNames | None) -> _Table:
     """Returns the columns `path` and the labels of a CSV. Raises DataError, which names the line, if it is invalid."""
     # Quoted fields may contain line ends, so the file is not split into lines first.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -144,16 +132,17 @@ def _parse_csv(path: Path, text: str) -> _Table:
     lines: list[int] = []
     target_columns: list[tuple[int, list[Any]]] = []
     header: list[str] = []
-    table = _Table(path, lines, {}, [])
+    table = _Table(path, lines, {}, [], set())
     for row in read_rows():
         if not row:
             continue
         if not header:
-            header = [name.strip() for name in row]
-            used = ["path", *_find_label_columns(header, f"{path}, line {reader.line_num}")]
+            where = f"{path}, line {reader.line_num}"
+            header = rename_columns([name.strip() for name in row], columns, where)
+            used = ["path", *find_label_columns(header, where)]
             table.cells.update({name: [] for name in used})
-            # Unused columns are legal, and a note names them.
-            table.unused.extend(name for name in header if name not in used)
+            # Most unused columns are legal, and a note names them.
+            table.unused.extend(name for name in header if name and name not in used)
             target_columns = [(header.index(name), table.cells[name]) for name in used]
             continue
         # An unquoted comma in a path shifts every cell after it.
@@ -172,23 +161,28 @@ def _parse_csv(path: Path, text: str) -> _Table:
     return table
 
 
-def _parse_json_lines(path: Path, text: str) -> _Table:
+def _parse_json_lines(path: Path, text: str, columns: ColumnNames | None) -> _Table:
     """Returns the columns `path` and the labels of JSON lines. Raises DataError, which names the line."""
-    table = _Table(path, [], {}, [])
+    table = _Table(path, [], {}, [], set())
     used: list[str] = []
     for line_number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {line_number}"
         entry = _parse_json_object(line, where)
-        columns = _find_label_columns([name for name, _ in entry], where)
-        row = dict(entry)
+        names = rename_columns([name for name, _ in entry], columns, where)
+        label_columns = find_label_columns(names, where)
+        row = {name: value for name, (_, value) in zip(names, entry, strict=True) if name}
         if not used:
-            used = columns
+            used = label_columns
             table.cells.update({name: [] for name in ("path", *used)})
-            table.unused.extend(name for name in row if name not in table.cells)
-        if sorted(columns) != sorted(used):
-            raise DataError(f"here {columns[0]!r} is the label, in the lines above {used[0]!r}", where=where)
+        if sorted(label_columns) != sorted(used):
+            raise DataError(f"here {label_columns[0]!r} is the label, in the lines above {used[0]!r}", where=where)
+        # Any line may have further keys.
+        table.unused.extend(name for name in row if name not in table.cells and name not in table.unused)
+        table.structured.update(
+            name for name, value in row.items() if isinstance(value, list | dict) and name not in table.cells
+        )
         table.lines.append(line_number)
         for name, cells in table.cells.items():
             cells.append(row[name])
