@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 from tests._waits import counted
-from torch import nn
 
 from headway.core.errors import UsageError
 from headway.core.random_keys import UInt64, draw_integers, draw_uniform, make_keys
@@ -30,7 +29,6 @@ from headway.data.augment_draws import (
     draw_symmetric_beta,
 )
 from headway.data.crops import draw_flip_masks, draw_flips, draw_shifts
-from headway.data.ops.blocks import apply_in_blocks
 from headway.data.ops.colour import (
     adjust_brightness,
     adjust_contrast,
@@ -41,7 +39,7 @@ from headway.data.ops.colour import (
 )
 from headway.data.ops.erase import erase, make_noise
 from headway.data.ops.mix import apply_cutmix, apply_mixup, mix_labels
-from headway.data.ops.move import build_rotation_matrices, flip_and_translate, warp
+from headway.data.ops.move import flip_and_translate, warp
 from headway.data.ops.rotate import rotate
 from headway.data.ops.tone import autocontrast, equalize, posterize, solarize
 
@@ -148,33 +146,6 @@ def test_a_sample_does_not_depend_on_the_others(name: str) -> None:
     assert (ALONE[name](images[order], key[order]) == whole[order]).all()
 
 
-@pytest.mark.parametrize(("side", "blocks"), [(400, [1, 1, 1]), (150, [1, 1, 1]), (140, [2, 1]), (9, [3])])
-def test_blocks_of_images_are_the_batch(side: int, blocks: list[int]) -> None:
-    images, found = some(3, side, side), list[int]()
-
-    def invert(part: torch.Tensor, block: slice) -> torch.Tensor:
-        assert (part == images[block]).all()
-        found.append(len(part))
-        return 255 - part
-
-    assert (apply_in_blocks(images, invert) == 255 - images).all()
-    assert found == blocks
-    key = make_keys(5, 0, np.arange(3))
-    for name in ("hue", "rotate", "rotate reflected"):
-        alone = [EVERY[name](images[k : k + 1], key[k : k + 1]) for k in range(3)]
-        assert (EVERY[name](images, key) == torch.cat(alone)).all()
-
-
-@pytest.mark.parametrize("channels", [1, 2, 4, 7])
-def test_each_channel_is_rotated_alone(channels: int) -> None:
-    images, angles = some(2, 11, 14, channels), np.array([37.0, -120])
-    for fill in (None, torch.arange(channels, dtype=torch.uint8)):
-        out = rotate(images, angles, fill)
-        for channel in range(channels):
-            one = None if fill is None else fill[channel : channel + 1]
-            assert (out[..., channel] == rotate(images[..., channel : channel + 1], angles, one)[..., 0]).all()
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_nothing_waits_for_the_device(name: str) -> None:
     images, key = some(6, 9, 8), make_keys(2, 0, np.arange(6))
@@ -266,47 +237,6 @@ def test_affine_maps_are_pillows_to_the_pixel(size: tuple[int, int], channels: i
             size[::-1], Image.Transform.AFFINE, tuple(matrices[place]), Image.Resampling.NEAREST, fillcolor=color
         )
         assert (out[place] == np.asarray(expected).reshape(out[place].shape)).all()
-
-
-@pytest.mark.parametrize("side", [(30, 40), (40, 30), (31, 31)])
-def test_a_rotation_is_pillows(photographs: torch.Tensor, side: tuple[int, int]) -> None:
-    images = photographs.repeat(1, 2, 1, 1)[:, : side[0], : side[1]].contiguous()
-    images = torch.cat([images, images.flip(2)[:, :, : side[1]]], dim=2)[:, :, : side[1]].contiguous()
-    angles, fill = np.array([15.0, -45, 90, 180, 7.5, -170, 33, 0]), fill_of(images)
-    out = rotate(images, angles, fill).numpy()
-    matrices = build_rotation_matrices(angles, side)
-    differ = 0
-    for place, picture in enumerate(pictures(images)):
-        expected = picture.transform(
-            picture.size,
-            Image.Transform.AFFINE,
-            tuple(matrices[place]),
-            Image.Resampling.BILINEAR,
-            fillcolor=tuple(fill.tolist()),
-        )
-        apart = np.abs(out[place].astype(int) - np.asarray(expected)).max(axis=2)
-        # A source on the very border is inside for one and outside for the other.
-        differ += int((apart > 2).sum())
-    assert differ <= 0.002 * images[..., 0].numel()
-    assert (out[7] == images[7].numpy()).all()
-    if side[0] == side[1]:
-        assert (out[2] == images[2].rot90().numpy()).all()
-    assert (out[3] == images[3].flip(0, 1).numpy()).all()
-
-
-@pytest.mark.parametrize("size", [(24, 31), (3, 40), (1, 9), (20, 512)])
-def test_a_reflected_rotation_is_grid_samples(size: tuple[int, int]) -> None:
-    images, angles = some(6, *size), np.array([10.0, -33, 90, 145, -179, 61])
-    out = rotate(images, angles, None)
-    a, b, c, d, e, f = torch.from_numpy(build_rotation_matrices(angles, size)).T[:, :, None, None]
-    x, y = torch.arange(size[1]) + 0.5, torch.arange(size[0])[:, None] + 0.5
-    column, row = a * x + b * y + c - 0.5, d * x + e * y + f - 0.5
-    grid = torch.stack([column / max(1, size[1] - 1), row / max(1, size[0] - 1)], dim=3) * 2 - 1
-    expected = nn.functional.grid_sample(
-        images.double().permute(0, 3, 1, 2), grid, padding_mode="reflection", align_corners=True
-    ).permute(0, 2, 3, 1)
-    # Half for the rounding, and up to 255 / 512 for a source that is rounded to 1/256 on each axis.
-    assert (out.double() - expected).abs().max() <= 0.5 + 2 * 255 / 512
 
 
 # Colours
