@@ -238,7 +238,8 @@ def _build_workload(
     setup: TrainSetup, layers: tuple[WorkloadLayer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
 ) -> Workload:
     recipe, inputs = setup.recipe, setup.inputs
-    kept = estimate_footprint(setup.optimizer)
+    own_share = recipe.optimizer.resolve_paths(setup.loaded.base).measure_state_share(setup.optimizer)
+    kept = estimate_footprint(setup.optimizer, own_share)
     trained = sum(layer.gradient_bytes for layer in layers)
     stepped = sum(count_bytes(value) for group in setup.optimizer.param_groups for value in group["params"])
     # Clipping reads each gradient for its norm, then reads and writes it.
