@@ -39,11 +39,11 @@ dogs, the hardest."""
 class Sizes:
     """How much is trained: by default, what a figure is quoted of."""
 
-    pretraining: int = 1500
+    pretraining: int = 2500
     held_out: int = 1000
     few: int = 180
     widths: str = "[24, 64, 64]"
-    pretraining_epochs: float = 5
+    pretraining_epochs: float = 6
     epochs: float = 20
     scratch_epochs: float = 40
     seeds: int = 3

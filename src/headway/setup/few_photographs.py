@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 FEW_SAMPLES = 2000
 """Most photographs that count as few: a network that begins at random learns so many by heart."""
 
-# Steps after which a fine-tuned network of this size gains little, and those of one that begins at random.
+# On 360 images of CIFAR-10, 220 steps of fine-tuning gave 84.6 % and 110 gave 83.4 %. From random numbers, 880 steps
+# gave 79.7 % and 440 gave 78.1 % (docs/finetune.md).
 FINE_TUNING_STEPS = 250
 SCRATCH_STEPS = 800
 
-# As small as a photograph may be for a network that begins at random: see docs/finetune.md for the measurement.
+# An epoch takes a third of the time of one with 224 pixels.
 SCRATCH_SIDE = 128
 
 

@@ -143,7 +143,9 @@ def dry_run(
         named = [uri for uri in (loaded.recipe.data.train, loaded.recipe.data.eval) if uri is not None]
         # The error may name the path in another form, with `..` or links resolved.
         paths = {(loaded.base / Path(uri).expanduser()).resolve() for uri in named}
-        if stated is None and (error.where in named or Path(error.where).resolve() in paths):
+        # `data.train (FILE:LINE): PATH` names the key too.
+        where = error.where.rpartition(": ")[2]
+        if stated is None and (where in named or Path(where).resolve() in paths):
             raise UsageError(error.what, where=error.where, fix=f"{error.fix} {WITHOUT_DATA}".strip()) from None
         raise
     with closing(setup.inputs):
