@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from headway.core.errors import UsageError
+from headway.core.errors import RecipeError, UsageError
 from headway.model import cifar_net, resnet18, small_net
 from headway.optim import build_optimizer, read_optimizer, set_lr, split_layers
 from headway.optim.layer_decay import order_layers, scale_layers
@@ -152,7 +152,7 @@ def test_groups_for_an_optimizer_of_torch() -> None:
 def test_factors_that_cannot_be_meant(decay: float) -> None:
     with pytest.raises(UsageError, match="Give it a number above 0 and at most 1"):
         scale_layers(small_net(3), decay)
-    with pytest.raises(ValueError, match="layer_decay"):
+    with pytest.raises(RecipeError, match=r"optimizer\.layer_decay must be"):
         read_optimizer(name="sgd", lr=1.0, layer_decay=decay)
     with pytest.raises(UsageError, match="no parameter to train"):
         split_layers(nn.ReLU(), lr=1, layer_decay=0.5)
