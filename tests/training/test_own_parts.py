@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from tests._support import damage, finished, headway, packed_digits, records, refused, write_recipe
 
+import headway as headway_api
 from headway.checkpoint.checkpoints import Checkpoints
 from headway.data import opening
 from headway.setup.set_metrics import compute_auc
@@ -195,6 +196,23 @@ def test_the_report_and_the_verb_have_them(folder: Path, run: Path) -> None:
     assert f"epoch {best['epoch']:.4g}" in table["note"]
 
 
+def test_the_python_interface_ranks_classes_too(folder: Path, run: Path) -> None:
+    (row,) = headway_api.Run(run).predict(folder / "digits/3/000.png", top=2)
+    assert list(row) == ["path", "label", "probability", "label_2", "probability_2"]
+    assert row["probability"] >= row["probability_2"]
+
+
+@pytest.mark.check
+def test_a_dry_run_knows_the_state_of_an_own_optimizer(folder: Path) -> None:
+    """RMSprop with momentum: two arrays of the parameter's size, and a count."""
+    optimizer = "optimizer={factory: 'torch.optim:RMSprop', lr: 0.001, args: {momentum: 0.5}}"
+    out = folder / "own.workload.json"
+    headway("train", folder / "recipe.yaml", optimizer, "--dry-run", "--out", out)
+    update = json.loads(out.read_text())["step"]["update"]
+    weights = sum(layer["gradient_bytes"] for layer in json.loads(out.read_text())["layers"])
+    assert 2 * weights < update["state_bytes"] < 2.1 * weights
+
+
 def test_the_schedule_is_drawn(folder: Path) -> None:
     said = headway("schedule", folder / "recipe.yaml", "epochs=4", "--json").json()
     curve = said["curve"]
@@ -203,6 +221,7 @@ def test_the_schedule_is_drawn(folder: Path) -> None:
     assert "learning rate" in headway("schedule", folder / "recipe.yaml").out
 
 
+@pytest.mark.check
 def test_the_shortest_form(folder: Path) -> None:
     """torch's own optimizer and loss, and a schedule as one path; the state is exact with 16-bit weights too."""
     overrides = (
@@ -267,7 +286,7 @@ def test_a_loss_that_cannot_take_soft_labels_is_told_before_the_run(folder: Path
 
 
 def test_top_of_what_has_no_classes_is_refused(folder: Path, run: Path, tmp_path: Path) -> None:
-    assert "--top: there are 10 classes. Set it to at most 10." in refused(
+    assert "top: there are 10 classes. Set it to at most 10." in refused(
         "predict", run, folder / "digits/3", "--top", "11", status=2
     )
     chance = np.random.default_rng(0)

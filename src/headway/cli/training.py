@@ -228,6 +228,7 @@ def _describe_run(result: RunResult) -> str:
     if result.was_interrupted:
         return f"Stopped at step {summary['step']} of {summary['steps']}; resume with: {result.run.resume_command}"
     best = dict(summary.get("best") or {})
+    epochs = round(summary["epochs"], 1)
     best_step, best_epoch = best.pop("step", summary["step"]), best.pop("epoch", summary["epochs"])
     last_metrics = [f"{name} {summary[name]:.4f}" for name in best]
     text = "  ".join(
@@ -244,9 +245,7 @@ def _describe_run(result: RunResult) -> str:
     # The weights that are kept may be those of an earlier evaluation.
     kept = ""
     if best:
-        which = (
-            "the last epoch" if best_step == summary["step"] else f"epoch {best_epoch:.4g} of {summary['epochs']:.4g}"
-        )
+        which = "the last epoch" if best_step == summary["step"] else f"epoch {round(best_epoch, 1):g} of {epochs:g}"
         kept = (
             f"Best: {which}, {', '.join(f'{name} {value:.4f}' for name, value in best.items())}; its weights are kept. "
         )

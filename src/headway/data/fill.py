@@ -203,8 +203,8 @@ class BatchFiller:
         if (flags & FLAG_RAW).any():
             options["shapes"] = np.stack([height, width, np.full_like(width, channels)], axis=1)
         if draws.shifts is None:
-            flips = {"flips": draws.flips, "vertical_flips": draws.vertical_flips}
-            return self._decoder.decode(DecodeRequest(records, boxes, out, **flips, **options)), boxes
+            request = DecodeRequest(records, boxes, out, draws.flips, draws.vertical_flips, **options)
+            return self._decoder.decode(request), boxes
         if self._scratch.size < out.size:
             self._scratch = np.empty(out.size, np.uint8)
         # A shift pads by reflection of the resized image, so it is a second pass over the pixels.

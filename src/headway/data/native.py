@@ -246,7 +246,7 @@ def _pack_flips(request: DecodeRequest | GatherRequest, num_images: int) -> Byte
     # The usual flip, left to right, needs no new array: True is the byte 1.
     if vertical_flips is None:
         return None if flips is None else flips.view(np.uint8)
-    vertical_bits: Bytes = vertical_flips.view(np.uint8) << 1
+    vertical_bits: Bytes = np.left_shift(vertical_flips.view(np.uint8), 1)
     return vertical_bits if flips is None else vertical_bits | flips.view(np.uint8)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from headway.core.free_memory import read_free_memory_bytes
+from headway.data import native
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
 from headway.data.loader import Loader
@@ -33,6 +34,8 @@ class LoaderFacts:
     stages: dict[str, float]
     # True: worker processes load the samples of a data set of the user's own.
     is_own: bool = False
+    # The native core can be used here.
+    has_native: bool = True
     # Name of the tier; empty: none was chosen yet.
     tier: str = ""
     # Decoded bytes of the set fit into memory, and the records are not kept there yet.
@@ -73,6 +76,7 @@ def collect_loader_facts(loader: Loader[Any]) -> LoaderFacts:
     return LoaderFacts(
         stats=stats,
         stages=stages,
+        has_native=native.is_available(),
         tier=tier,
         fits_memory=not is_kept
         and not spec.scaled
@@ -114,7 +118,8 @@ def advise_loader(facts: LoaderFacts, *, wait: float, cores: int, shares_cores: 
             yield why, f"{more}: headway pack IMAGES PACKED, and headway.Loader('PACKED', batch=...), for images"
         return
     if facts.stats.backend == "pillow":
-        yield "Pillow decodes the images", "use the native decoder: headway.Loader(..., backend='native')"
+        build = "build the native core: install a C++ compiler, cmake and libjpeg-turbo, and headway again"
+        yield "Pillow decodes the images", "headway.Loader(..., backend='native')" if facts.has_native else build
     if slowest == "transform":
         why = f"your transform takes {1e6 * facts.stages['transform']:,.0f} us of each image's time"
         yield why, "make it cheaper, or give the Loader more workers: headway.Loader(..., workers=...)"

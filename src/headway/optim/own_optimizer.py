@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 FACTORY, ARGS = "optimizer.factory", "optimizer.args"
+GIVEN_KEYS = ("params", "name", "lr", "lr_scale", "weight_decay")
+"""Keys of the parameter groups that a recipe gives to an optimizer."""
 TRIAL_STEPS = 6
 """Steps of a trial; after half of them the state is saved and restored."""
 TRIAL_SIDE = 16
@@ -64,6 +66,19 @@ class OwnOptimizerRecipe(OptimizerRecipe):
         factory = self._import_factory(groups, lr)
         try_optimizer(lambda stand_ins: self._call(factory, stand_ins, lr), groups, self.factory)
         return self._call(factory, groups, lr)
+
+    def measure_state_share(self, optimizer: torch.optim.Optimizer) -> float | None:
+        from headway.optim.saved_state import VALUES, collect_state
+
+        groups = [{key: group[key] for key in GIVEN_KEYS} for group in optimizer.param_groups]
+        lr = max(group["lr"] for group in groups)
+        with _fork_generators(groups):
+            stand_ins = _build_stand_ins(groups, [])
+            stepped = self._call(self._import_factory(stand_ins, lr), stand_ins, lr)
+            _step(stepped, stand_ins, self.factory, range(1))
+            state = collect_state(stepped, _name_weights(stand_ins)).items()
+        state_bytes = sum(value.numel() * value.element_size() for name, value in state if name != VALUES)
+        return state_bytes / sum(weight.numel() * weight.element_size() for weight in _list_weights(stand_ins))
 
     def _import_factory(self, groups: list[Group], lr: float) -> Callable[..., Any]:
         factory = import_user_object(self.factory, base=Path(), what=FACTORY)

@@ -105,6 +105,10 @@ class OptimizerRecipe(RecipePart):
         """
         return self
 
+    def measure_state_share(self, optimizer: torch.optim.Optimizer) -> float | None:
+        """Returns the bytes of state for each byte of a parameter; None if they are known without a measurement."""
+        return None
+
     def split_group(self, group: Group, lr: float) -> list[Group]:
         """Returns a parameter group in parts if the optimizer treats its parameters differently."""
         return [group]

@@ -10,6 +10,8 @@ from headway.page.panel import Panel
 from headway.setup.class_counts import ClassCounts
 
 SCORES = ("precision", "recall", "F1")
+# Most rows: a thousand would be longer than the rest of the page.
+MOST_CLASSES = 100
 
 
 def build_class_table(
@@ -31,13 +33,13 @@ def build_class_table(
     moments = [kept] if kept is last else [kept, last]
     counts = [ClassCounts.from_json(record["classes"]) for record in moments]
     columns = ["class", "samples", *SCORES]
-    note = f"Evaluation at epoch {kept['epoch']:.4g}"
+    note = f"Evaluation at epoch {round(kept['epoch'], 1):g}"
     if len(moments) > 1:
         columns += [f"{score}, last" for score in SCORES]
-        note += f", whose weights are saved, and at the last, epoch {last['epoch']:.4g}"
+        note += f", whose weights are saved, and at the last, epoch {round(last['epoch'], 1):g}"
     scores = [(one.precision, one.recall, one.f1) for one in counts]
     # The classes that need attention come first.
-    order = counts[0].f1.argsort(kind="stable").tolist()
+    order = counts[0].f1.argsort(kind="stable").tolist()[:MOST_CLASSES]
     rows = [
         [
             classes[index],
@@ -47,5 +49,7 @@ def build_class_table(
         for index in order
     ]
     note += ". The lowest F1 comes first; a share of nothing is 0."
+    if len(order) < len(classes):
+        note += f" {len(order)} of {len(classes):,} classes; metrics.jsonl has the counts of all."
     wide: dict[str, Any] = {"section": "Evaluation", "width": "full", "order": 405, "note": note}
     return [panel.table("classes", "Precision, recall and F1 by class", columns, rows, **wide)]

@@ -143,7 +143,9 @@ def dry_run(
         named = [uri for uri in (loaded.recipe.data.train, loaded.recipe.data.eval) if uri is not None]
         # The error may name the path in another form, with `..` or links resolved.
         paths = {(loaded.base / Path(uri).expanduser()).resolve() for uri in named}
-        if stated is None and (error.where in named or Path(error.where).resolve() in paths):
+        # `data.train (FILE:LINE): PATH` names the key too.
+        where = error.where.rpartition(": ")[2]
+        if stated is None and (where in named or Path(where).resolve() in paths):
             raise UsageError(error.what, where=error.where, fix=f"{error.fix} {WITHOUT_DATA}".strip()) from None
         raise
     with closing(setup.inputs):
@@ -238,7 +240,8 @@ def _build_workload(
     setup: TrainSetup, layers: tuple[WorkloadLayer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
 ) -> Workload:
     recipe, inputs = setup.recipe, setup.inputs
-    kept = estimate_footprint(setup.optimizer)
+    own_share = recipe.optimizer.resolve_paths(setup.loaded.base).measure_state_share(setup.optimizer)
+    kept = estimate_footprint(setup.optimizer, own_share)
     trained = sum(layer.gradient_bytes for layer in layers)
     stepped = sum(count_bytes(value) for group in setup.optimizer.param_groups for value in group["params"])
     # Clipping reads each gradient for its norm, then reads and writes it.

@@ -98,9 +98,9 @@ def check_top(setup: TrainSetup, top: int | None) -> None:
     classes = len(setup.target.classes)
     if setup.target.kind != "class" or setup.task.outputs != classes:
         what = "this run does not choose one of several classes, so that there are no best ones"
-        raise UsageError(what, where="--top", fix="Leave it out: the columns of the task have every output.")
+        raise UsageError(what, where="top", fix="Leave it out: the columns of the task have every output.")
     if top > classes:
-        raise UsageError(f"there are {classes} classes", where="--top", fix=f"Set it to at most {classes}.")
+        raise UsageError(f"there are {classes} classes", where="top", fix=f"Set it to at most {classes}.")
 
 
 def _rank_classes(outputs: torch.Tensor, count: int, classes: Sequence[str]) -> list[dict[str, Any]]:
