@@ -10,7 +10,8 @@ from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.training.trainer import Display, Trainer
+from headway.training.display import Display
+from headway.training.trainer import Trainer
 
 BIG = 10**9
 

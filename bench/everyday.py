@@ -6,9 +6,12 @@ own_transform_vs_loader          images/s of a user's data set (Pillow decodes; 
 native_then_transform_vs_loader  images/s of a pack of the same files: native crop and flip, then one Python transform
                                  of at most 0.3 ms an image in two workers, over DataLoader with two workers in which
                                  Pillow decodes, crops and flips, followed by the same transform
+finetune_vs_scratch_points       points of accuracy that fine-tuning gains on 360 images of two classes of CIFAR-10,
+                                 from weights trained on the other eight, over training from scratch; three seeds
+                                 (bench/_everyday/finetune.py)
 
 Each arm is a process of its own; they take turns, and all others are stopped meanwhile. A ratio is taken within each
-round; the claim is the median over rounds. Nothing trains: the loops only take batches. The page cache is warm.
+round; the claim is the median over rounds. Nothing trains there: the loops only take batches. The page cache is warm.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import headway
 from bench._arms import Comparison, run_module
 from bench._common import Claim, arguments, report, table
 from bench._data import images
+from bench._everyday.finetune import compare_finetuning
 from bench._family import run_bench
 
 WORKERS, BATCH = 2, 64
@@ -62,7 +66,7 @@ def claim_ratios(arms: Comparison, ratios: Sequence[tuple[str, str, str]], how: 
     return made
 
 
-SECTIONS: tuple[Section, ...] = (compare_loaders,)
+SECTIONS: tuple[Section, ...] = (compare_loaders, compare_finetuning)
 
 
 def main() -> None:

@@ -37,8 +37,9 @@ from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
 from headway.setup.build import TrainSetup
+from headway.training.display import Display
 from headway.training.progress import ProgressBar
-from headway.training.trainer import Display, Trainer
+from headway.training.trainer import Trainer
 
 STEPS = 50
 

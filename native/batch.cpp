@@ -195,7 +195,7 @@ int64_t hw_decode_batch(hw_pool* pool, int64_t n, const hw_items* items, const h
                     items->kind ? items->kind[i] : uint8_t(HW_JPEG),
                     items->shape ? items->shape + 3 * i : nullptr,
                     items->box + 4 * i,
-                    items->flip && items->flip[i],
+                    Flip(items->flip ? items->flip[i] : uint8_t(0)),
                     image};
     return worker.work(item, *spec, sums);
   };
@@ -214,7 +214,7 @@ int64_t hw_gather(hw_pool* pool, int64_t n, const uint64_t* address, const uint6
   const auto work = [&](Worker& worker, int64_t i, uint8_t* image, hw_stats*) {
     const bool checked = crc && (!check || check[i]);
     const Item item{bytes_at(address[i]), size_t(length[i]), checked ? crc + i : nullptr, uint8_t(kind), shape,
-                    nullptr,              flip && flip[i],    image};
+                    nullptr, Flip(flip ? flip[i] : uint8_t(0)), image};
     return worker.copy(item, shift ? shift[2 * i] : 0, shift ? shift[2 * i + 1] : 0);
   };
   return run(pool->pool, n, nullptr, output.image_bytes, output, nullptr, work);

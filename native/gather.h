@@ -11,6 +11,8 @@
 #include <immintrin.h>
 #endif
 
+#include "types.h"
+
 namespace headway {
 namespace HW_ISA {
 
@@ -20,10 +22,16 @@ inline int reflect(int index, int size) {
   return std::clamp(std::abs(size - 1 - std::abs(size - 1 - index)), 0, size - 1);
 }
 
+// The row of the sample that is row `index` of the mirrored one.
+inline int source_row(int index, int height, Flip flip) {
+  const int row = reflect(index, height);
+  return flip.vertical ? height - 1 - row : row;
+}
+
 #if defined(__AVX512VBMI__)
 // Rows of at most 128 bytes: all that happens to one is a permutation of its bytes, the same for every row.
 inline bool gather_small(const uint8_t* sample, bool planar, int height, int width, int channels, int down, int right,
-                         bool flip, uint8_t* out) {
+                         Flip flip, uint8_t* out) {
   const int bytes = width * channels;
   const bool planes = planar && channels > 1;
   if (bytes > 128 || (planes && width > 32)) return false;
@@ -34,14 +42,14 @@ inline bool gather_small(const uint8_t* sample, bool planar, int height, int wid
     const int16_t x = int16_t(channels == 1 ? i : (i * 171) >> 9), c = int16_t(i - x * channels);  // i / 3 up to 127
     const int16_t beyond = int16_t(last - (x + shift)), inside = int16_t(last - std::max(beyond, int16_t(-beyond)));
     const int16_t column = std::min(std::max(inside, int16_t(-inside)), last);
-    from[i] = uint8_t((flip ? last - column : column) * pixel_step + c * channel_step);
+    from[i] = uint8_t((flip.horizontal ? last - column : column) * pixel_step + c * channel_step);
   }
   const __m512i low_from = _mm512_load_si512(from), high_from = _mm512_load_si512(from + 64);
   const auto mask = [](int n) { return _bzhi_u64(~uint64_t(0), unsigned(std::max(n, 0))); };
   const __mmask64 low_mask = mask(std::min(bytes, 64)), high_mask = mask(bytes - 64);
   const size_t plane = size_t(height) * size_t(width);
   for (int r = 0; r < height; r++, out += bytes) {
-    const uint8_t* row = sample + size_t(reflect(r + down, height)) * size_t(planes ? width : bytes);
+    const uint8_t* row = sample + size_t(source_row(r + down, height, flip)) * size_t(planes ? width : bytes);
     __m512i low, high;
     if (planes) {
       const __mmask32 part = __mmask32(mask(width));
@@ -73,10 +81,9 @@ inline void reverse_rgb(const uint8_t* last, uint8_t* out, int n) {
 }
 
 // Copies a raw sample of 1 or 3 channels, uint8 [height, width, channels] or, planar, [channels, height, width], to
-// [height, width, channels]: mirrored left to right where flip says so, and then pixel (r, x) is what lies at
-// (r + down, x + right).
+// [height, width, channels]: mirrored as flip says, and then pixel (r, x) is what lies at (r + down, x + right).
 inline void gather(const uint8_t* sample, bool planar, int height, int width, int channels, int down, int right,
-                   bool flip, uint8_t* out) {
+                   Flip flip, uint8_t* out) {
 #if defined(__AVX512VBMI__)
   if (gather_small(sample, planar, height, width, channels, down, right, flip, out)) return;
 #endif
@@ -84,14 +91,15 @@ inline void gather(const uint8_t* sample, bool planar, int height, int width, in
   const size_t pixel = planar ? 1 : size_t(channels), line = size_t(width) * size_t(channels);
   const size_t plane = planar ? size_t(height) * size_t(width) : 1;
   const int low = std::clamp(-right, 0, width), high = std::clamp(width - right, low, width), n = high - low;
-  const int first = flip ? width - 1 - low - right : low + right;  // column that is copied to low, and so on to high
-  const std::ptrdiff_t step = flip ? -1 : 1;
+  // The column that is copied to `low`; the next ones follow, or those before it in a mirrored row.
+  const int first = flip.horizontal ? width - 1 - low - right : low + right;
+  const std::ptrdiff_t step = flip.horizontal ? -1 : 1;
   for (int r = 0; r < height; r++, out += line) {
-    const uint8_t* row = sample + size_t(reflect(r + down, height)) * size_t(width) * pixel;
+    const uint8_t* row = sample + size_t(source_row(r + down, height, flip)) * size_t(width) * pixel;
     const auto border = [&](int x, int end) {
       for (; x < end; x++) {
         const int column = reflect(x + right, width);
-        const uint8_t* from = row + size_t(flip ? width - 1 - column : column) * pixel;
+        const uint8_t* from = row + size_t(flip.horizontal ? width - 1 - column : column) * pixel;
         for (int c = 0; c < channels; c++) out[size_t(x) * size_t(channels) + size_t(c)] = from[size_t(c) * plane];
       }
     };
@@ -100,7 +108,7 @@ inline void gather(const uint8_t* sample, bool planar, int height, int width, in
     const uint8_t* from = row + (n ? size_t(first) * pixel : 0);
     if (planar && channels == 3)
       for (int x = 0; x < n; x++, from += step) *to++ = from[0], *to++ = from[plane], *to++ = from[2 * plane];
-    else if (!planar && !flip)
+    else if (!planar && !flip.horizontal)
       std::memcpy(to, from, size_t(n) * size_t(channels));
     else if (channels == 3)
       reverse_rgb(from, to, n);

@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define HW_API __attribute__((visibility("default")))
-#define HW_ABI 5
+#define HW_ABI 6
 
 /* What became of one image; the numbers of headway.data.reference.DecodeStatus, and one more. */
 enum { HW_OK = 0, HW_CHECKSUM = 1, HW_UNDECODABLE = 2, HW_FOREIGN = 3 /* no JPEG: for the reference */ };
@@ -33,6 +33,9 @@ typedef struct {
   uint32_t max_scans;  /* progressive images of more scans are HW_UNDECODABLE; 0: no limit */
 } hw_spec;
 
+/* Bits of an image's flip: mirrored left to right, and top to bottom. */
+enum { HW_FLIP_HORIZONTAL = 1, HW_FLIP_VERTICAL = 2 };
+
 /* The images of a batch: one entry of each array an image; an array that may be NULL says so. */
 typedef struct {
   const uint64_t* address; /* of its bytes */
@@ -42,7 +45,7 @@ typedef struct {
   const uint8_t* kind;     /* HW_JPEG...; NULL: all JPEG */
   const uint32_t* shape;   /* [n][3]: height, width, channels of raw ones; may be NULL where none is raw */
   const float* box;        /* [n][4]: left, top, width, height in the image; what is resized to the output */
-  const uint8_t* flip;     /* 1: mirrored left to right; NULL: none */
+  const uint8_t* flip;     /* HW_FLIP_HORIZONTAL | HW_FLIP_VERTICAL; NULL: none */
 } hw_items;
 
 /* Sums over a batch; times are thread time, so of two threads up to twice the wall. */
@@ -83,8 +86,8 @@ HW_API void hw_pool_destroy(hw_pool*);
 HW_API int64_t hw_decode_batch(hw_pool*, int64_t n, const hw_items*, const hw_spec*, uint8_t* out, int64_t stride,
                                uint8_t* status, hw_stats* stats);
 
-/* Copies n raw images of one shape, mirrored left to right where flip says so, and then moved by shift [n][2] (down,
- * right; may be NULL) with the border filled by reflection. kind is HW_RAW or HW_RAW_PLANAR. A record that is too short
+/* Copies n raw images of one shape, mirrored as flip says, and then moved by shift [n][2] (down, right; may be NULL)
+ * with the border filled by reflection. kind is HW_RAW or HW_RAW_PLANAR. A record that is too short
  * is HW_UNDECODABLE. Result as above. */
 HW_API int64_t hw_gather(hw_pool*, int64_t n, const uint64_t* address, const uint64_t* length, const uint32_t* crc,
                          const uint8_t* check, uint32_t kind, uint32_t height, uint32_t width, uint32_t channels,

@@ -33,22 +33,23 @@ class Horizontal final {
 #endif
   }
 
-  // Some lines, `pitch` values apart, to as many rows of the target. Of `half` units of a line, half is what its values
-  // lack on average.
-  void run(const int16_t* lines, size_t pitch, int count, int half, uint8_t* out, int channels) const {
+  // Some lines, `pitch` values apart, to as many rows of the target, `out_pitch` bytes apart (negative in an image that
+  // is mirrored top to bottom). Of `half` units of a line, half is what its values lack on average.
+  void run(const int16_t* lines, size_t pitch, int count, int half, uint8_t* out,
+           std::ptrdiff_t out_pitch, int channels) const {
 #if defined(__AVX512VBMI__)
     switch (reach_) {
-      case 1: return near<1, 1>(lines, pitch, count, half, out, channels);
-      case 2: return near<2, 1>(lines, pitch, count, half, out, channels);
-      case 3: return near<2, 2>(lines, pitch, count, half, out, channels);
+      case 1: return near<1, 1>(lines, pitch, count, half, out, out_pitch, channels);
+      case 2: return near<2, 1>(lines, pitch, count, half, out, out_pitch, channels);
+      case 3: return near<2, 2>(lines, pitch, count, half, out, out_pitch, channels);
     }
 #endif
     switch (bits_ == kBits ? pairs_ : 0) {
-      case 1: return far<1>(lines, pitch, count, half, out, channels);
-      case 2: return far<2>(lines, pitch, count, half, out, channels);
-      case 3: return far<3>(lines, pitch, count, half, out, channels);
-      case 4: return far<4>(lines, pitch, count, half, out, channels);
-      default: return far<0>(lines, pitch, count, half, out, channels);
+      case 1: return far<1>(lines, pitch, count, half, out, out_pitch, channels);
+      case 2: return far<2>(lines, pitch, count, half, out, out_pitch, channels);
+      case 3: return far<3>(lines, pitch, count, half, out, out_pitch, channels);
+      case 4: return far<4>(lines, pitch, count, half, out, out_pitch, channels);
+      default: return far<0>(lines, pitch, count, half, out, out_pitch, channels);
     }
   }
 
@@ -59,10 +60,11 @@ class Horizontal final {
 
   // For taps that lie anywhere. kPairs 0: as many as there are, of weights of any bits.
   template <int kPairs>
-  void far(const int16_t* lines, size_t pitch, int count, int half, uint8_t* out, int channels) const {
+  void far(const int16_t* lines, size_t pitch, int count, int half, uint8_t* out,
+           std::ptrdiff_t out_pitch, int channels) const {
     const int bits = kPairs ? kBits : bits_;
     const int32_t start = (128 + half) << (bits - 1);
-    for (int y = 0; y < count; y++, lines += pitch, out += size_t(out_) * size_t(channels))
+    for (int y = 0; y < count; y++, lines += pitch, out += out_pitch)
       far_line<kPairs>(lines, start, bits + kLineBits, out, channels);
   }
 
@@ -141,7 +143,8 @@ class Horizontal final {
   // kLoads 1: all taps of a group lie within 64 bytes. Weights stay in registers for all lines. That makes 224 lines of
   // 224 pixels at a scale of 1.3 take 43,000 cycles on Zen 5, where far() takes 97,000.
   template <int kPairs, int kLoads>
-  void near(const int16_t* lines, size_t pitch, int count, int half, uint8_t* out, int channels) const {
+  void near(const int16_t* lines, size_t pitch, int count, int half, uint8_t* out,
+           std::ptrdiff_t out_pitch, int channels) const {
     const __m512i start = _mm512_set1_epi32((128 + half) << (kBits - 1));
     for (int x = 0; x < out_; x += 16) {
       __m512i weights[4][kPairs], finds[4][kPairs];
@@ -157,7 +160,7 @@ class Horizontal final {
       }
       const __mmask64 bytes = mask(x, channels);
       uint8_t* to = out + size_t(x) * size_t(channels);
-      for (int y = 0; y < count; y++, to += size_t(out_) * size_t(channels)) {
+      for (int y = 0; y < count; y++, to += out_pitch) {
         __m512i sums[4];
         for (int i = 0; i < 4; i++) {
           sums[i] = start;

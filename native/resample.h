@@ -15,11 +15,11 @@
 namespace headway {
 namespace HW_ISA {
 
-// Where one resized image goes: uint8 [height, width, channels], mirrored left to right where flip says so.
+// Where one resized image goes: uint8 [height, width, channels], mirrored as flip says.
 struct Target {
   uint8_t* out;
   int height, width, channels;
-  bool flip;
+  Flip flip;
 };
 
 class Resampler final : public RowSink {
@@ -42,7 +42,7 @@ class Resampler final : public RowSink {
     copy_ = whole(low[0], high[0], target.width) && whole(low[1], high[1], target.height);
     Region region{int(low[0]), int(low[1]), int(high[0]), int(high[1])};
     if (!copy_) {
-      across_.place(low[0], high[0], size[0], target.width, target.flip);
+      across_.place(low[0], high[0], size[0], target.width, target.flip.horizontal);
       down_.place(low[1], high[1], size[1], target.height, false);
       region = {across_.first, down_.first, across_.last, down_.last};
     }
@@ -97,11 +97,13 @@ class Resampler final : public RowSink {
 
   uint8_t* slot(int row) { return ring_.data() + size_t(row & (slots_ - 1)) * pitch_; }
   uint8_t* target_line(int y) {
-    return target_.out + size_t(y) * size_t(target_.width) * size_t(target_.channels);
+    const int line = target_.flip.vertical ? target_.height - 1 - y : y;
+    return target_.out + size_t(line) * target_pitch();
   }
+  size_t target_pitch() const { return size_t(target_.width) * size_t(target_.channels); }
 
   void put(const uint8_t* pixels) {
-    copy_line(pixels, target_line(next_++), target_.width, gray_ ? 1 : 4, target_.channels, target_.flip);
+    copy_line(pixels, target_line(next_++), target_.width, gray_ ? 1 : 4, target_.channels, target_.flip.horizontal);
   }
 
   // Every output line that has all its rows, of the rows in the ring.
@@ -155,7 +157,9 @@ class Resampler final : public RowSink {
     if (gray_) widen(gray_line_.data(), waiting_line(), size_t(width_));
     next_++, waiting_++;
     if (waiting_ < kLines && next_ < target_.height) return;
-    horizontal_.run(lines_.data(), line_pitch_, waiting_, half_, target_line(next_ - waiting_), target_.channels);
+    const std::ptrdiff_t pitch = std::ptrdiff_t(target_pitch()) * (target_.flip.vertical ? -1 : 1);
+    uint8_t* const out = target_line(next_ - waiting_);
+    horizontal_.run(lines_.data(), line_pitch_, waiting_, half_, out, pitch, target_.channels);
     waiting_ = 0;
   }
 

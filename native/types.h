@@ -22,6 +22,14 @@ struct Region {
   int x0, y0, x1, y1;
 };
 
+// How an image is mirrored: left to right, top to bottom.
+struct Flip {
+  bool horizontal = false, vertical = false;
+
+  Flip() = default;
+  explicit Flip(uint8_t bits) : horizontal(bits & HW_FLIP_HORIZONTAL), vertical(bits & HW_FLIP_VERTICAL) {}
+};
+
 enum class Layout { gray = 1, rgbx = 4 };  // bytes of a pixel
 
 // Where a decoder puts the rows of its region, from the top to the bottom.

@@ -15,7 +15,7 @@ struct Item {
   uint8_t kind;           // HW_JPEG...
   const uint32_t* shape;  // height, width, channels of a raw one
   const float* box;       // NULL where nothing is resized
-  bool flip;
+  Flip flip;
   uint8_t* out;
 };
 

@@ -19,7 +19,7 @@ from headway.training.dry_run import DryRun, dry_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-OF_IMAGENET = [path for path in RECIPES if not path.stem.startswith("cifar10")]
+OF_IMAGENET = [path for path in RECIPES if not path.stem.startswith(("cifar10", "finetune"))]
 PLAIN = ("imagenet-resnet50-1632", "tencent-alexnet-bn-64k")
 """Those that are built by every test run: one of each network."""
 IMAGENET: dict[str, Any] = {"samples": 1_281_167, "classes": 1000, "evaluation_samples": 50_000}
@@ -36,9 +36,11 @@ norm, steps of decay, whether they come after those of the warm-up, and the epoc
 
 
 def built(path: Path) -> DryRun:
-    if path.stem.startswith("cifar10"):
+    if path.stem.startswith(("cifar10", "finetune")):
         sizes: dict[str, Any] = {"samples": 50_000, "classes": 10, "evaluation_samples": 10_000}
-        return dry_run(path, ("data.size=32", "data.channels=3"), **sizes, compiles=False)
+        # The weights of an earlier run, which is not here.
+        more = ("data.size=32", "data.channels=3", *(["model.weights=null"] if path.stem == "finetune" else []))
+        return dry_run(path, more, **sizes, compiles=False)
     return dry_run(path, **IMAGENET, compiles=False)
 
 

@@ -34,7 +34,7 @@ from headway.data.columns import FLAG_RAW
 from headway.model.builder import build_model
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import TargetSpec, Task
-from headway.setup.task import build_task as build_task
+from headway.setup.task_builder import build_task as build_task
 
 ASKED = "HEADWAY_BENCH_PLAIN"
 PACKAGES = ("traceml_ai", "traceml")

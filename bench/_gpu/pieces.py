@@ -27,7 +27,7 @@ TESTS = (
         "checkpoint/test_checkpoint_hostile.py",
         "setup/test_inputs.py",
         "setup/test_precision.py",
-        "train/test_sync.py",
+        "training/test_sync.py",
         "checkpoint/test_tensors_file.py",
     ),
 )

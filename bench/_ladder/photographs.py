@@ -20,7 +20,7 @@ def cifar(folder: Path, per_class: int | None) -> Path | None:
     Args:
         per_class: so many files of each class are copied; None: the folder is a link to all of them.
     """
-    source = _source()
+    source = find_source()
     if source is None:
         return None
     if per_class is None:
@@ -33,7 +33,7 @@ def cifar(folder: Path, per_class: int | None) -> Path | None:
     return folder
 
 
-def _source() -> Path | None:
+def find_source() -> Path | None:
     """$HEADWAY_CIFAR10, or where the tests find it."""
     named = os.environ.get("HEADWAY_CIFAR10")
     shared = Path(os.environ.get("HEADWAY_TEST_DATA") or ROOT.parent / "shared/data")

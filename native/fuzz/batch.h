@@ -38,7 +38,7 @@ struct Batch {
   std::vector<uint8_t> check, kind, flip;
   std::vector<Box> box;
 
-  void add(const Bytes& bytes, Box where, bool mirrored) {
+  void add(const Bytes& bytes, Box where, uint8_t mirrored) {
     files.emplace_back(bytes);
     address.push_back(files.back().address());
     length.push_back(files.back().size());

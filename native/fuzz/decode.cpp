@@ -54,7 +54,7 @@ std::vector<Good> decode_seeds(const Crew& crew, const std::vector<Bytes>& seeds
     for (size_t spec = 0; spec < kSpecCount; ++spec) {
       good.box[spec] = random_box(info, random);
       Batch batch;
-      batch.add(file, good.box[spec], false);
+      batch.add(file, good.box[spec], 0);
       const Result result = decode(crew, batch, kSpecs[spec]);
       if (result.status[0] != HW_OK) fail("a seed is not good", goods.size());
       good.pixels[spec].assign(result.out.begin(), result.out.begin() + ptrdiff_t(image_size(kSpecs[spec])));
@@ -71,14 +71,14 @@ std::vector<size_t> fill(Batch& batch, const std::vector<Bytes>& seeds, const st
   for (size_t place = 0; place < kBatch; ++place) {
     const size_t seed = which.emplace_back(random.below(seeds.size()));
     if (place % 2 == 0) {
-      batch.add(seeds[seed], goods[seed].box[spec], false);
+      batch.add(seeds[seed], goods[seed].box[spec], 0);
       continue;
     }
     const Bytes damaged = mutate(seeds, seed, random);
     hw_info info{};
     // The box is of what the damaged header says, else the decoders would hardly run.
     if (hw_probe(damaged.data(), damaged.size(), &info)) hw_probe(seeds[seed].data(), seeds[seed].size(), &info);
-    batch.add(damaged, random.one_in(50) ? strange_box(random) : random_box(info, random), random.one_in(2));
+    batch.add(damaged, random.one_in(50) ? strange_box(random) : random_box(info, random), uint8_t(random.below(4)));
     batch.crc[place] = hw_crc32c(seeds[seed].data(), seeds[seed].size());
     batch.check[place] = random.one_in(20);
     if (random.one_in(100)) {

@@ -21,7 +21,7 @@ size_t one(const std::vector<Bytes>& seeds, Random& random) {
     const Bytes& seed = seeds[random.below(seeds.size())];
     hw_info info{};
     hw_probe(seed.data(), seed.size(), &info);
-    batch.add(seed, {0, 0, float(info.width), float(info.height)}, random.one_in(2));
+    batch.add(seed, {0, 0, float(info.width), float(info.height)}, uint8_t(random.below(4)));
   }
   const Result whole = decode(crew, batch, kSpec);
   std::atomic<bool> over{false};

@@ -43,7 +43,7 @@ size_t one(hw_pool* pool, Random& random) {
     length.push_back(size);
     crc.push_back(hw_crc32c(files.back().data(), size) ^ uint32_t(random.one_in(6)));
     check.push_back(random.one_in(2));
-    flip.push_back(random.one_in(2));
+    flip.push_back(uint8_t(random.below(4)));
     for (int axis = 0; axis < 2; axis++)
       shift.push_back(random.one_in(4) ? int16_t(random.next()) : int16_t(int(random.below(9)) - 4));
   }
@@ -85,8 +85,9 @@ size_t one(hw_pool* pool, Random& random) {
     for (int y = 0; y < h; y++)
       for (int x = 0; x < w; x++)
         for (int k = 0; k < c; k++) {
-          const int row = reflected(y + down, h), column = reflected(x + right, w);
-          const int from = with_flip && flip[i] ? w - 1 - column : column;
+          int row = reflected(y + down, h), from = reflected(x + right, w);
+          if (with_flip && flip[i] & HW_FLIP_HORIZONTAL) from = w - 1 - from;
+          if (with_flip && flip[i] & HW_FLIP_VERTICAL) row = h - 1 - row;
           const size_t place = kind == HW_RAW ? size_t((row * w + from) * c + k) : size_t((k * h + row) * w + from);
           if (image[(y * w + x) * c + k] != files[i].data()[place]) fail("its pixels are wrong", i);
         }

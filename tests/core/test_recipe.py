@@ -403,7 +403,7 @@ def test_an_override_of_the_name_brings_the_keys_of_that_optimizer(recipe: Path)
         (
             ["optimizer.ns_steps=3"],
             "command line: 'optimizer.ns_steps' belongs to muon; nag has momentum, lr, weight_decay, no_decay, groups, "
-            "clip_norm, lookahead, gradient_noise. Remove it, or change optimizer.name.",
+            "layer_decay, clip_norm, lookahead, gradient_noise. Remove it, or change optimizer.name.",
         ),
         (
             ["optimizer={name: sgd, lr: 1, betas: [0.9, 0.99]}"],
@@ -411,7 +411,7 @@ def test_an_override_of_the_name_brings_the_keys_of_that_optimizer(recipe: Path)
         ),
         (["schedule.end=0.1", "schedule.gamma=2"], "'schedule.gamma' belongs to step, multi_step, exponential; triang"),
         (["optimizer={name: lrs, lr: 1}"], "optimizer.name must be 'sgd', 'nag', 'adam', 'adamw', 'lars', "),
-        (["optimizer={name: lrs, lr: 1}"], "'rmsprop_sgd' or 'muon', not 'lrs'. Did you mean 'lars'?"),
+        (["optimizer={name: lrs, lr: 1}"], "'muon' or 'own', not 'lrs'. Did you mean 'lars'?"),
         (["optimizer={lr: 1}"], "command line: the key 'optimizer.name' is missing."),
         (["optimizer={nam: sgd, lr: 1}"], "there is no key 'optimizer.nam'. Did you mean 'optimizer.name'?"),
         (["optimizer={name: lars}"], "command line: the key 'optimizer.lr' is missing."),

@@ -14,11 +14,12 @@ from headway.core.errors import UsageError
 from headway.core.random_keys import UInt64, draw_uniform, make_keys
 from headway.data import augment_draws, augment_policy
 from headway.data.augment import Augment, measure_mean_std
-from headway.data.augment_recipe import AugmentRecipe
+from headway.data.augment_recipe import SETTINGS, AugmentRecipe
 from headway.data.crops import draw_flips, draw_shifts
 from headway.data.ops import colour, mix
 from headway.data.ops.erase import erase, make_noise
 from headway.data.ops.move import flip_and_translate
+from headway.data.ops.rotate import rotate
 from headway.data.random_streams import STREAM_BRIGHTNESS, STREAM_CONTRAST, STREAM_MIX, STREAM_SATURATION
 
 quick = settings(deadline=None, max_examples=40)
@@ -29,9 +30,15 @@ CLASSES = 5
 RECIPES: dict[str, dict[str, Any]] = {
     "flip and translate": {"flip": True, "translate": 2},
     "alternating": {"flip": "alternating"},
+    "vertical": {"flip": "vertical"},
+    "both flips": {"flip": "both", "translate": 1},
     "trivial": {"policy": "trivial"},
+    "auto": {"policy": "auto"},
+    "rotation": {"rotation": 40},
+    "reflected rotation": {"rotation": {"degrees": 180, "p": 0.6, "border": "reflect"}},
+    "hue": {"jitter": {"hue": 0.4}},
     "rand": {"policy": {"name": "rand", "n": 3, "m": 12}},
-    "jitter": {"jitter": {"brightness": 0.4, "contrast": 0.3, "saturation": 0.5}},
+    "jitter": {"jitter": {"brightness": 0.4, "contrast": 0.3, "saturation": 0.5, "hue": 0.2}},
     "cutout": {"cutout": 3},
     "erasing": {"random_erasing": {"p": 0.7}},
     "noise": {"random_erasing": {"p": 0.7, "fill": "random"}},
@@ -42,7 +49,7 @@ MIXES: dict[str, dict[str, Any]] = {
     "cutmix": {"cutmix": {}},
     "both": {"mixup": {}, "cutmix": {"alpha": 0.7}},
 }
-ALL: dict[str, Any] = {"flip": "alternating", "translate": 2}
+ALL: dict[str, Any] = {"flip": "alternating", "translate": 2, "rotation": 25}
 for _part in (RECIPES["rand"], RECIPES["jitter"], RECIPES["cutout"], RECIPES["noise"], MIXES["both"]):
     ALL |= _part
 EVERY = RECIPES | MIXES | {"all": ALL}
@@ -119,7 +126,12 @@ def test_without_augmentation_no_keys_are_wanted_and_nothing_moves() -> None:
 
 
 def test_every_augmentation_of_the_recipe_is_among_those_tested() -> None:
-    assert set(ALL) == set(AugmentRecipe.model_fields) - {"where", "normalise", "mean", "std"}
+    assert set(ALL) == set(AugmentRecipe.model_fields) - SETTINGS
+    assert AugmentRecipe(**ALL).list_augmentations() == set(ALL)
+    assert AugmentRecipe().list_augmentations() == set()
+    for name, value in ALL.items():
+        assert AugmentRecipe(**{name: value}).list_augmentations() == {name}
+        assert augment_of({name: value}).needs_keys, f"{name} never runs"
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -144,10 +156,12 @@ def by_hand(images: torch.Tensor, labels: torch.Tensor, epoch: int) -> tuple[tor
     images = flip_and_translate(
         images, draw_flips(more["first_epoch_keys"], more["epochs"], "alternating"), draw_shifts(key, 2)
     )
+    images = rotate(images, augment_draws.draw_angles(key, 25), fill)
     images = augment_policy.apply_operations(images, *augment_policy.draw_rand_augment(key, size, n=3, m=12), fill)
     images = colour.adjust_brightness(images, augment_draws.draw_factors(key, STREAM_BRIGHTNESS, 0.4))
     images = colour.adjust_contrast(images, augment_draws.draw_factors(key, STREAM_CONTRAST, 0.3))
     images = colour.adjust_saturation(images, augment_draws.draw_factors(key, STREAM_SATURATION, 0.5))
+    images = colour.shift_hue(images, augment_draws.draw_hue_shifts(key, 0.2))
     images = erase(images, augment_draws.draw_cutout_boxes(key, 3, size), fill)
     images = erase(images, augment_draws.draw_erasing_boxes(key, size, p=0.7), make_noise(images, key))
     pasted, partner = draw_uniform(key, STREAM_MIX) < 0.5, augment_draws.draw_partners(key)
@@ -225,8 +239,9 @@ def test_the_parameters_are_what_is_done() -> None:
     augment, images = augment_of(ALL), some(32, 12, 10)
     key, more = given_for(32)
     done = augment.draw_parameters(key, (12, 10), **more)
-    for name in vars(done):
-        assert len(getattr(done, name)) == 32
+    # Only this mode mirrors top to bottom.
+    assert {name for name in vars(done) if getattr(done, name) is None} == {"vertical_flips"}
+    assert all(len(values) == 32 for values in vars(done).values() if values is not None)
     _, shares = augment(images, torch.arange(32) % CLASSES, key, **more)
     pasted = done.cutmix[:, 2:].prod(axis=1) > 0
     mixed = done.mixup < 1
@@ -319,6 +334,10 @@ def test_short_forms_and_what_is_written_out() -> None:
     rand = AugmentRecipe.model_validate({"policy": {"name": "rand", "m": 5}})
     assert rand.model_dump(mode="json")["policy"] == {"name": "rand", "n": 2, "m": 5}
     assert AugmentRecipe.model_validate(rand.model_dump(mode="json")) == rand
+    auto = AugmentRecipe.model_validate({"policy": {"name": "auto", "table": "cifar10"}, "rotation": 15})
+    assert auto.model_dump(mode="json")["policy"] == {"name": "auto", "table": "cifar10"}
+    assert auto.model_dump(mode="json")["rotation"] == {"degrees": 15, "p": 1, "border": "mean"}
+    assert AugmentRecipe.model_validate(auto.model_dump(mode="json")) == auto
     assert (AugmentRecipe().flip_mode, AugmentRecipe(flip="alternating").flip_mode) == (None, "alternating")
 
 
@@ -327,7 +346,14 @@ def test_short_forms_and_what_is_written_out() -> None:
     [
         ({"policy": {"name": "trivial", "n": 2}}, "'trivial' does not use 'n'"),
         ({"policy": "autoaugment"}, "policy.name"),
-        ({"jitter": {}}, "this jitter changes nothing: set brightness, contrast or saturation"),
+        ({"policy": {"name": "auto", "m": 3}}, "'auto' does not use 'm'. Remove 'm', or set name: rand"),
+        ({"policy": {"name": "rand", "table": "svhn"}}, "'rand' does not use 'table'. .* or set name: auto"),
+        ({"policy": {"name": "auto", "table": "coco"}}, "policy.table"),
+        ({"rotation": 200}, "rotation.degrees"),
+        ({"rotation": True}, "rotation"),
+        ({"rotation": {"degrees": 5, "border": "black"}}, "rotation.border"),
+        ({"jitter": {"hue": 0.6}}, "jitter.hue"),
+        ({"jitter": {}}, "this jitter changes nothing: set brightness, contrast, saturation or hue"),
         ({"random_erasing": {"scale": [0.4, 0.1]}}, "is an empty range: write the smallest first"),
         ({"random_erasing": {"p": 0}}, "random_erasing.p"),
         ({"random_erasing": {"fill": 300}}, "random_erasing.fill"),

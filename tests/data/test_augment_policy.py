@@ -14,12 +14,15 @@ from tests._waits import counted
 from headway.core.errors import UsageError
 from headway.core.random_keys import make_keys
 from headway.data.augment_policy import (
+    COMMON_OPERATIONS,
     OPERATIONS,
     apply_operations,
     build_affine_matrices,
+    draw_auto_augment,
     draw_rand_augment,
     draw_trivial_augment,
 )
+from headway.data.augment_tables import PolicyTable, parse_table
 from headway.data.ops.colour import adjust_brightness, adjust_contrast, adjust_saturation, adjust_sharpness
 
 quick = settings(deadline=None, max_examples=40)
@@ -68,6 +71,8 @@ def alone(image: torch.Tensor, name: str, strength: float) -> np.ndarray:
             return np.asarray(ImageOps.posterize(picture, int(strength)))
         case "solarize":
             return np.asarray(ImageOps.solarize(picture, strength))
+        case "invert":
+            return np.asarray(ImageOps.invert(picture))
         case "equalize":
             return np.asarray(ImageOps.equalize(picture))
         case "autocontrast":
@@ -86,7 +91,19 @@ def test_every_sample_gets_its_operations_in_their_order(seed: int) -> None:
     before = images.clone()
     out = apply_operations(images, operations, strengths, fill_of(images))
     assert (images == before).all()
-    assert len(np.unique(operations)) == len(OPERATIONS)
+    assert len(np.unique(operations)) == len(COMMON_OPERATIONS)
+    for place in range(60):
+        expected = images[place : place + 1]
+        for operation, strength in zip(operations[place], strengths[place], strict=True):
+            expected = torch.from_numpy(alone(expected, OPERATIONS[operation], float(strength)).copy())[None]
+        assert (out[place] == expected[0]).all(), [OPERATIONS[k] for k in operations[place]]
+
+
+@pytest.mark.parametrize("table", ["imagenet", "cifar10", "svhn"])
+def test_auto_augment_gives_every_sample_its_pair(table: PolicyTable) -> None:
+    images, key = some(60, 12, 17), make_keys(5, 0, np.arange(60))
+    operations, strengths = draw_auto_augment(key, (12, 17), table)
+    out = apply_operations(images, operations, strengths, fill_of(images))
     for place in range(60):
         expected = images[place : place + 1]
         for operation, strength in zip(operations[place], strengths[place], strict=True):
@@ -150,6 +167,56 @@ def test_rand_augment_has_one_level_and_its_rounds_are_independent() -> None:
         assert abs((found > 0).mean() - 0.5) < 4 * 0.5 / len(found) ** 0.5
     assert set(strengths_of("posterize", drawn)) == {6}
     assert set(strengths_of("solarize", drawn)) == {127.5}
+
+
+@pytest.mark.parametrize(
+    ("table", "both"),
+    [
+        # Pairs of the paper's appendix with the probability that both operations run.
+        ("imagenet", {("posterize", "rotate"): 0.4 * 0.6, ("sharpness", "invert"): 0.4 * 0.6}),
+        ("cifar10", {("shear_y", "posterize"): 0.2 * 0.3, ("brightness", "color"): 0.9 * 0.2 + 0.1 * 0.7}),
+        ("svhn", {("shear_y", "translate_x"): 0.3 * 0.9, ("solarize", "translate_y"): 0.7 * 0.6}),
+    ],
+)
+def test_auto_augment_draws_the_pairs_with_their_probabilities(
+    table: PolicyTable, both: dict[tuple[str, str], float]
+) -> None:
+    operations, _ = draw_auto_augment(KEYS, (224, 160), table)
+    for (first, second), probability in both.items():
+        found = (operations == [OPERATIONS.index(first), OPERATIONS.index(second)]).all(axis=1).mean()
+        expected = probability / 25
+        assert abs(found - expected) < 4 * (expected / COUNT) ** 0.5, (first, second)
+    pairs = parse_table(table)
+    assert len(pairs) == 25
+    # Each operation comes in each of the two places as often as its probabilities say.
+    for place in range(2):
+        counts = np.bincount(operations[:, place], minlength=len(OPERATIONS))
+        shares = np.zeros(len(OPERATIONS))
+        for pair in pairs:
+            name, probability, _ = pair[place]
+            shares[OPERATIONS.index(name)] += probability / 25
+        shares[0] = 1 - shares[1:].sum()
+        used = shares > 0
+        assert not counts[~used].any()
+        assert scipy.stats.chisquare(counts[used], shares[used] * COUNT).pvalue > 1e-3
+
+
+def test_auto_augment_has_ten_levels_and_two_directions() -> None:
+    drawn = draw_auto_augment(KEYS, (224, 160), "imagenet")
+    # Levels of the paper's table for ImageNet, in torchvision's units.
+    levels = {"rotate": {3, 8, 9}, "color": {0, 2, 4, 8}, "contrast": {8}, "sharpness": {7}, "shear_x": {5}}
+    largest = {"rotate": 30, "color": 0.9, "contrast": 0.9, "sharpness": 0.9, "shear_x": 0.3}
+    for name, expected in levels.items():
+        found = strengths_of(name, drawn)
+        assert {round(float(value), 6) for value in np.abs(found) / largest[name] * 9} == expected
+        moved = found[found != 0]
+        assert abs((moved > 0).mean() - 0.5) < 4 * 0.5 / len(moved) ** 0.5
+    assert set(strengths_of("posterize", drawn)) == {8 - round(level * 4 / 9) for level in (5, 6, 7, 8)}
+    assert np.allclose(np.unique(strengths_of("solarize", drawn)), [255 * (1 - level / 9) for level in (8, 7, 5, 4, 3)])
+    assert (strengths_of("invert", drawn) == 0).all()
+    translated = draw_auto_augment(KEYS, (224, 160), "cifar10")
+    assert np.abs(strengths_of("translate_x", translated)).max() == pytest.approx(160 * 150 / 331)
+    assert np.abs(strengths_of("translate_y", translated)).max() == pytest.approx(224 * 150 / 331)
 
 
 def test_impossible_numbers_are_refused() -> None:

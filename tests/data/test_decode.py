@@ -135,12 +135,13 @@ def test_native_and_reference_differ_by_one_at_most(data: st.DataObject, seed: i
         low, high = np.sort(rng.uniform(0, (w, h), (2, 2)), axis=0)
         box = (0, 0, w, h) if number == 0 else (*low, *(high - low))
         boxes.append(np.rint(box) if data.draw(st.booleans()) else box)
-    flips = rng.integers(0, 2, 8) == 1
+    flips, vertical_flips = rng.integers(0, 2, (2, 8)) == 1
+    mirrors = {"flips": flips, "vertical_flips": vertical_flips}
     out = np.zeros((2, 8, *out_hw, channels), np.uint8)
     arguments = (Records.from_buffers(buffers), np.array(boxes, np.float32))
     with made("pillow", 1) as reference, made("native", 2) as core:
-        expected = reference.decode(DecodeRequest(*arguments, out[0], flips=flips))
-        assert core.decode(DecodeRequest(*arguments, out[1], flips=flips)).tolist() == expected.tolist()
+        expected = reference.decode(DecodeRequest(*arguments, out[0], **mirrors))
+        assert core.decode(DecodeRequest(*arguments, out[1], **mirrors)).tolist() == expected.tolist()
     assert np.abs(out[0].astype(int) - out[1]).max() <= 1
 
 
@@ -170,14 +171,15 @@ def test_every_kind_of_record_in_one_batch(backend: Backend, channels: int) -> N
     )  # the last one says it is what it is not
     shapes = np.array([[0, 0, 0], [20, 30, 3], [20, 30, 3], [0, 0, 0]], np.uint32)
     boxes = np.array([[1, 2, 25.5, 17]] * 4, np.float32)
-    flips = np.array([False, True, False, True])
+    flips, vertical_flips = np.array([False, True, False, True]), np.array([False, False, True, True])
     out = np.zeros((4, 9, 11, channels), np.uint8)
     with made(backend) as decoder:
         status = decoder.decode(
-            DecodeRequest(Records.from_buffers(buffers), boxes, out, flips=flips, kinds=kinds, shapes=shapes)
+            DecodeRequest(Records.from_buffers(buffers), boxes, out, flips, vertical_flips, kinds=kinds, shapes=shapes)
         )
     assert not status.any()
     out[1::2] = out[1::2, :, ::-1]
+    out[2:] = out[2:, ::-1]
     assert np.abs(out.astype(int) - out[0]).max() <= 1
     assert (out[0] == out[3]).all()
 

@@ -30,14 +30,20 @@ def isas() -> Iterator[list[Decoder]]:
 
 
 def check(
-    isas: list[Decoder], shape: tuple[int, int, int], planar: bool, shifts: NDArray[np.int64], flips: NDArray[np.bool_]
+    isas: list[Decoder],
+    shape: tuple[int, int, int],
+    planar: bool,
+    shifts: NDArray[np.int64],
+    flips: NDArray[np.bool_],
+    vertical_flips: NDArray[np.bool_] | None = None,
 ) -> None:
     images = np.random.default_rng(0).integers(0, 256, (SAMPLES, *shape), np.uint8)
-    expected = flip_and_translate(torch.from_numpy(images), flips=flips, shifts=shifts).numpy()
+    expected = flip_and_translate(torch.from_numpy(images), flips, shifts, vertical_flips).numpy()
     records = Records.from_buffers([(image.transpose(2, 0, 1) if planar else image).tobytes() for image in images])
     for by in isas:
         memory = np.full((SAMPLES + 2, *shape), 7, np.uint8)
-        assert not by.gather(GatherRequest(records, memory[1:-1], planar=planar, shifts=shifts, flips=flips)).any()
+        request = GatherRequest(records, memory[1:-1], planar, shifts, flips, vertical_flips)
+        assert not by.gather(request).any()
         np.testing.assert_array_equal(memory[1:-1], expected)
         assert (memory[[0, -1]] == 7).all()
 
@@ -47,7 +53,7 @@ def check(
     data=st.data(),
     shape=st.tuples(st.integers(1, 70), st.integers(1, 70), st.sampled_from([1, 3])),
     planar=st.booleans(),
-    flips=st.lists(st.booleans(), min_size=SAMPLES, max_size=SAMPLES),
+    flips=st.lists(st.booleans(), min_size=2 * SAMPLES, max_size=2 * SAMPLES),
 )
 def test_any_shape_moves_as_on_the_device(
     isas: list[Decoder], data: st.DataObject, shape: tuple[int, int, int], planar: bool, flips: list[bool]
@@ -55,7 +61,8 @@ def test_any_shape_moves_as_on_the_device(
     most = min(shape[:2]) - 1
     shift = st.tuples(st.integers(-most, most), st.integers(-most, most))
     shifts = data.draw(st.lists(shift, min_size=SAMPLES, max_size=SAMPLES))
-    check(isas, shape, planar, np.array(shifts, np.int64), np.array(flips))
+    horizontal, vertical = np.array(flips).reshape(2, SAMPLES)
+    check(isas, shape, planar, np.array(shifts, np.int64), horizontal, vertical)
 
 
 @pytest.mark.parametrize("planar", [False, True])

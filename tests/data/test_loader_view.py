@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections import Counter
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from PIL import Image
 from headway.core.errors import UsageError
 from headway.core.random_keys import make_keys
 from headway.data import native, opening
-from headway.data.crops import draw_flips, draw_random_resized_boxes, draw_shifts
+from headway.data.crops import draw_flip_masks, draw_flips, draw_random_resized_boxes, draw_shifts
 from headway.data.data_recipe import CropRecipe
 from headway.data.dataset import Dataset
 from headway.data.loader import Loader
@@ -149,6 +150,29 @@ def test_a_flip_alone_mirrors_what_is_there_without_it(data: Dataset) -> None:
         assert torch.equal(expected, other.images)
         count += int(other.flips.sum())
     assert 8 < count < 40
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("flip", "translate"), [("vertical", 0), ("both", 0), ("both", 3)])
+def test_a_vertical_flip_turns_what_is_there_without_it_upside_down(
+    data: Dataset, backend: str, flip: str, translate: int
+) -> None:
+    plain = loader(data, flip=False, translate=0, backend=backend)
+    mirrored = loader(data, flip=flip, translate=translate, backend=backend)
+    masks: list[tuple[bool, bool]] = []
+    for one, other in islice(zip(plain, mirrored, strict=True), 6):
+        assert other.vertical_flips is not None
+        assert (other.flips is None) == (flip == "vertical")
+        expected = flip_and_translate(one.images, other.flips, other.shifts, other.vertical_flips)
+        assert torch.equal(expected, other.images)
+        horizontal = np.zeros(len(other.images), bool) if other.flips is None else other.flips
+        masks += zip(horizontal.tolist(), other.vertical_flips.tolist(), strict=True)
+        drawn = draw_flip_masks("vertical", other.keys())[1]
+        assert (drawn == other.vertical_flips).all()
+    # Each combination comes about equally often: the two directions are independent.
+    counts = Counter(masks)
+    assert set(counts) == {(h, v) for h in ((False,) if flip == "vertical" else (False, True)) for v in (False, True)}
+    assert min(counts.values()) > len(masks) / len(counts) / 3
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

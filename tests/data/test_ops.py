@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -18,24 +19,28 @@ from tests._waits import counted
 from headway.core.errors import UsageError
 from headway.core.random_keys import UInt64, draw_integers, draw_uniform, make_keys
 from headway.data.augment_draws import (
+    draw_angles,
     draw_cutmix_boxes,
     draw_cutout_boxes,
     draw_erasing_boxes,
     draw_factors,
+    draw_hue_shifts,
     draw_partners,
     draw_symmetric_beta,
 )
-from headway.data.crops import draw_flips, draw_shifts
+from headway.data.crops import draw_flip_masks, draw_flips, draw_shifts
 from headway.data.ops.colour import (
     adjust_brightness,
     adjust_contrast,
     adjust_saturation,
     adjust_sharpness,
     convert_to_gray,
+    shift_hue,
 )
 from headway.data.ops.erase import erase, make_noise
 from headway.data.ops.mix import apply_cutmix, apply_mixup, mix_labels
 from headway.data.ops.move import flip_and_translate, warp
+from headway.data.ops.rotate import rotate
 from headway.data.ops.tone import autocontrast, equalize, posterize, solarize
 
 quick = settings(deadline=None, max_examples=60)
@@ -62,6 +67,8 @@ MOVING: dict[str, Op] = {
         x, draw_flips(k), draw_shifts(k, min(2, min(size_of(x)) - 1))
     ),
     "warp": lambda x, k: warp(x, some_matrices(k), fill_of(x)),
+    "rotate": lambda x, k: rotate(x, draw_angles(k, 180, 0.8), fill_of(x)),
+    "rotate reflected": lambda x, k: rotate(x, draw_angles(k, 180), None),
     "erase": lambda x, k: erase(x, draw_erasing_boxes(k, size_of(x), p=0.8), fill_of(x)),
     "cutout": lambda x, k: erase(x, draw_cutout_boxes(k, 3, size_of(x)), fill_of(x)),
     "erase by noise": lambda x, k: erase(x, draw_cutout_boxes(k, 3, size_of(x)), make_noise(x, k)),
@@ -71,6 +78,7 @@ BLENDING: dict[str, Op] = {
     "contrast": lambda x, k: adjust_contrast(x, draw_factors(k, 10, 0.9)),
     "saturation": lambda x, k: adjust_saturation(x, draw_factors(k, 11, 0.9)),
     "sharpness": lambda x, k: adjust_sharpness(x, draw_factors(k, 12, 0.9)),
+    "hue": lambda x, k: shift_hue(x, draw_hue_shifts(k, 0.5)),
 }
 OF_BYTES: dict[str, Op] = {
     "posterize": lambda x, k: posterize(x, draw_integers(k, 1000, 0, 9)),
@@ -154,7 +162,8 @@ def test_floats_are_served_as_bytes_are(name: str) -> None:
     ours = EVERY[name](images.float(), key)
     assert ours.dtype == torch.float32
     off = (ours - EVERY[name](images, key).float()).abs().max()
-    assert off < (0.001 if name not in BLENDING else 4)  # of bytes fractions are dropped, up to three times
+    # Blends of bytes drop fractions, up to three times; a rotation drops 3 of 8 bits once, and rounds.
+    assert off < (4 if name in BLENDING else 0.55 if name.startswith("rotate") else 0.001)
 
 
 @pytest.mark.gpu
@@ -184,21 +193,25 @@ def test_a_gpu_gives_the_same_without_a_wait(name: str, channels: int) -> None:
     sides=st.tuples(st.integers(1, 12), st.integers(1, 12)),
     channels=st.sampled_from([1, 3]),
     flip=st.booleans(),
+    vertical_flip=st.booleans(),
     seed=seeds,
     data=st.data(),
 )
 def test_flip_and_translate_are_a_crop_of_the_mirrored_and_padded_image(
-    b: int, sides: tuple[int, int], channels: int, flip: bool, seed: int, data: st.DataObject
+    b: int, sides: tuple[int, int], channels: int, flip: bool, vertical_flip: bool, seed: int, data: st.DataObject
 ) -> None:
     translate = data.draw(st.integers(0, min(sides) - 1))
     images, key = some(b, *sides, channels, seed), make_keys(seed, 0, np.arange(b))
     mirrored, moved = draw_flips(key) if flip else None, draw_shifts(key, translate) if translate else None
-    out = flip_and_translate(images, mirrored, moved)
+    upside_down = draw_flip_masks("vertical", key)[1] if vertical_flip else None
+    out = flip_and_translate(images, mirrored, moved, upside_down)
     assert out.is_contiguous()
     for place in range(b):
         image = images[place].numpy()
         if mirrored is not None and mirrored[place]:
             image = image[:, ::-1]
+        if upside_down is not None and upside_down[place]:
+            image = image[::-1]
         down, right = (0, 0) if moved is None else moved[place]
         padded = np.pad(image, ((translate, translate), (translate, translate), (0, 0)), mode="reflect")
         top, left = translate + down, translate + right
@@ -227,6 +240,34 @@ def test_affine_maps_are_pillows_to_the_pixel(size: tuple[int, int], channels: i
 
 
 # Colours
+
+
+def shift_by_colorsys(pixel: list[int], turns: float) -> list[float]:
+    hue, saturation, value = colorsys.rgb_to_hsv(*(byte / 255 for byte in pixel))
+    return [255 * share for share in colorsys.hsv_to_rgb((hue + turns) % 1, saturation, value)]
+
+
+@pytest.mark.parametrize("turns", [0.0, 0.5, -0.5, 1 / 3, -0.07, 0.41])
+def test_a_shift_of_the_hue_is_colorsyss(turns: float) -> None:
+    corners = [[r, g, b] for r in (0, 9, 255) for g in (0, 9, 255) for b in (0, 9, 255)]
+    pixels = [*corners, *some(1, 1, 200)[0, 0].tolist()]
+    images = torch.tensor(pixels, dtype=torch.uint8)[None, None]
+    expected = torch.tensor([shift_by_colorsys(pixel, turns) for pixel in pixels])[None, None]
+    # Rounded to the nearest byte; 1/4096 of a sixth of a turn is at most 255 / 8192.
+    assert (shift_hue(images, np.array([turns])).float() - expected).abs().max() <= 0.5 + 0.05
+    assert (shift_hue(images.float(), np.array([turns])) - expected).abs().max() < 1e-3
+    if turns == 0:
+        assert (shift_hue(images, np.array([turns])) == images).all()
+
+
+def test_hue_shifts_and_angles_are_uniform() -> None:
+    keys = make_keys(4, 0, np.arange(20_000))
+    hue, angles = draw_hue_shifts(keys, 0.1), draw_angles(keys, 30, 0.4)
+    assert scipy.stats.kstest(hue, "uniform", (-0.1, 0.2)).pvalue > 1e-3
+    assert abs((angles != 0).mean() - 0.4) < 4 * (0.24 / len(keys)) ** 0.5
+    assert scipy.stats.kstest(angles[angles != 0], "uniform", (-30, 60)).pvalue > 1e-3
+    assert abs(np.corrcoef(hue[angles != 0], angles[angles != 0])[0, 1]) < 0.05
+    assert (draw_angles(keys, 30) != 0).all()
 
 
 def blended(image: np.ndarray, other: np.ndarray, factor: float) -> np.ndarray:

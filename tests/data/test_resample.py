@@ -52,14 +52,22 @@ def whole(image: Pixels) -> Box:
 
 
 def resized(
-    by: Decoder, image: Pixels, box: Box, shape: tuple[int, int, int], *, flip: bool = False, planar: bool = False
+    by: Decoder,
+    image: Pixels,
+    box: Box,
+    shape: tuple[int, int, int],
+    *,
+    flip: bool = False,
+    vertical_flip: bool = False,
+    planar: bool = False,
 ) -> Pixels:
     """What becomes of one raw image; the memory around it stays as it was."""
     data = image.transpose(2, 0, 1) if planar else image
     out = np.full((3, *shape), 7, np.uint8)
     request = DecodeRequest(
         Records.from_buffers([data.tobytes()]), np.array([box], np.float32), out[1:2],
-        flips=np.array([flip]), kinds=np.array([RecordKind.PLANAR if planar else RecordKind.RAW], np.uint8),
+        flips=np.array([flip]), vertical_flips=np.array([vertical_flip]),
+        kinds=np.array([RecordKind.PLANAR if planar else RecordKind.RAW], np.uint8),
         shapes=np.array([image.shape], np.uint32),
     )  # fmt: skip
     status = by.decode(request)
@@ -162,6 +170,8 @@ def test_a_box_of_the_outputs_size_on_whole_pixels_is_copied(
     for by in isas:
         result = resized(by, image, box, (bottom - top, right - left, depth), flip=flip)
         np.testing.assert_array_equal(result, expected[:, ::-1] if flip else expected)
+        upside_down = resized(by, image, box, result.shape, flip=flip, vertical_flip=True)
+        np.testing.assert_array_equal(upside_down, result[::-1])
 
 
 @settings(deadline=None)
@@ -172,6 +182,9 @@ def test_identities(isas: list[Decoder], crop: tuple[Pixels, Box], out: tuple[in
     for by in isas:
         result = resized(by, image, box, out)
         np.testing.assert_array_equal(resized(by, image, box, out, flip=True), result[:, ::-1])
+        np.testing.assert_array_equal(resized(by, image, box, out, vertical_flip=True), result[::-1])
+        both = resized(by, image, box, out, flip=True, vertical_flip=True)
+        np.testing.assert_array_equal(both, result[::-1, ::-1])
         np.testing.assert_array_equal(resized(by, image, box, out, planar=True), result)
         if image.shape[2] == 1:
             colours = resized(by, np.repeat(image, 3, axis=2), box, (*out[:2], 3))

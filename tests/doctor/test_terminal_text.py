@@ -20,7 +20,7 @@ from headway.doctor.terminal_text import (
     format_profile,
 )
 from headway.doctor.throughput_model import ThroughputModel
-from headway.doctor.verdict import conclude_verdict
+from headway.doctor.verdict import AUGMENT_NOTE, conclude_verdict
 
 WORDS = ("", "a", "two words.", "a\nline", "\u00e4 long", "x" * 130, "all of a sentence " * 12, "a-b=c " * 30)
 SENTENCE = st.sampled_from(WORDS) | st.text(max_size=20)
@@ -230,3 +230,24 @@ def test_a_run_that_is_not_what_the_stages_say_is_said_first_and_once() -> None:
     assert doubted.verdict.unexplained == concluded.unexplained != ""
     assert doubted.mark_contradictions() == doubted
     assert " ..." not in format_profile(doubted).split("\n\n")[0]
+
+
+def test_gains_are_estimates_while_other_programs_work() -> None:
+    said = format_profile(profile().model_copy(update={"other_load": 0.31}))
+    assert "Settings that help" in said
+    assert "\n  Not measured: other programs took 31 % of the processor. Examine again when it is idle.\n" in said
+    table = said.split("Settings that help")[1].split("\n\n")[0]
+    assert not re.search(r"\d  +(measured|computed)", table)
+    assert re.search(r"1\.31  estimate  data\.cache=memory", table)
+    quiet = format_profile(profile().model_copy(update={"other_load": 0.04}))
+    assert quiet == format_profile(profile()), "a little is always there"
+
+
+def test_augmentation_is_named_only_where_the_recipe_has_some() -> None:
+    for how, said in (
+        (AUGMENT_NOTE, "normalising and augmenting the batch"),
+        ("normalising a batch", "normalising the batch in"),
+    ):
+        one = StageCeiling(stage="normalise", side="loop", resource="device", seconds=1e-3, how=how)
+        found = conclude_verdict(ThroughputModel.from_ceilings([one], None), "cpu", None, (), [one])
+        assert said in found.sentence

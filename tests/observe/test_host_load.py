@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from headway.observe.host_load import COLUMNS, HostLoadSource
+from headway.observe.host_load import COLUMNS, HostLoadSource, OtherLoadMeter
+from headway.observe.process_tree import find_run_root, read_tree_seconds
 
 IDLE = "cpu  0 0 0 0 0 0 0 0 0 0\n"
 
@@ -116,3 +119,58 @@ def test_this_process_works(tmp_path: Path) -> None:
     path.write_bytes(bytes(1 << 20))
     assert read(load)["read_bytes_s"] >= 0 or math.isnan(found["read_bytes_s"])
     load.close()
+
+
+def process(proc: Path, pid: int, ticks: tuple[int, int, int, int], *children: int, name: str = "python") -> None:
+    """/proc/PID: (user, system) time of a process and of its children that have ended."""
+    folder = proc / str(pid) / "task" / str(pid)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder.parent.parent / "stat").write_text(f"{pid} ({name}) S 1 1 1 0 -1 4 0 0 0 0 {' '.join(map(str, ticks))} 20")
+    (folder / "children").write_text("".join(f"{child} " for child in children))
+
+
+def test_other_programs_are_those_outside_of_the_run(
+    proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers belong to the run, and so do those that have ended; a name may look like fields."""
+    hertz = os.sysconf("SC_CLK_TCK")
+    process(proc, os.getpid(), (0, 0, 0, 0), 11, 99)
+    process(proc, 11, (0, 0, 0, 0), 12, name="a) b (c")
+    process(proc, 12, (0, 0, 0, 0))
+    assert read_tree_seconds(os.getpid(), proc=proc) == 0, "process 99 has ended meanwhile"
+    load = HostLoadSource(range(4), proc=proc, groups=tmp_path / "none")
+    process(proc, os.getpid(), (1, 2, 3, 4), 11)
+    process(proc, 11, (10, 0, 0, 0), 12, name="a) b (c")
+    process(proc, 12, (0, 0, 0, 20))
+    assert read_tree_seconds(os.getpid(), proc=proc) == pytest.approx(40 / hertz)
+    assert read_tree_seconds(11, proc=proc) == pytest.approx(30 / hertz)
+    now, seen = load._read_counters(), load._previous
+    # Of four seconds of four cores all were busy, and 40 ticks of them were the run's.
+    times = iter([seen._replace(at_s=0.0), now._replace(at_s=1.0, busy=seen.busy + 4, all=seen.all + 4)])
+    monkeypatch.setattr(load, "_previous", next(times))
+    monkeypatch.setattr(load, "_read_counters", lambda: next(times))
+    assert read(load)["others"] == pytest.approx(1 - 40 / hertz / 4)
+
+
+def test_ranks_of_one_launcher_are_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert find_run_root() == os.getppid()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert find_run_root() == os.getpid()
+    share = OtherLoadMeter().read_share()
+    assert share is None or 0 <= share <= 1
+
+
+def test_a_worker_is_part_of_the_run() -> None:
+    """By the kernel's own files: a child that works adds to the time of the tree, while it runs and afterwards."""
+    before = read_tree_seconds(os.getpid())
+    busy = "import time\nprint(flush=True)\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", busy], stdin=-1, stdout=-1, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        child.stdout.readline()
+        child.stdout.readline()
+        running = read_tree_seconds(os.getpid())
+        assert running >= before + 0.15
+        child.stdin.write("\n")
+    assert read_tree_seconds(os.getpid()) >= running - 0.02

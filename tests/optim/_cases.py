@@ -14,7 +14,12 @@ from headway import optim
 from headway.optim.optimizer_recipe import AnyOptimizerRecipe
 
 Options = dict[str, Any]
-OPTIMIZER_NAMES = [recipe.model_fields["name"].default for recipe in get_args(get_args(AnyOptimizerRecipe)[0])]
+# The user's own one needs an import path, and has tests of its own.
+OPTIMIZER_NAMES = [
+    name
+    for recipe in get_args(get_args(AnyOptimizerRecipe)[0])
+    if (name := recipe.model_fields["name"].default) != "own"
+]
 LARS: Options = {"momentum": 0.9, "weight_decay": 5e-3, "trust": 0.02}
 LAMB: Options = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.02}
 NOVOGRAD: Options = {"betas": (0.95, 0.98), "eps": 1e-8, "weight_decay": 0.01}

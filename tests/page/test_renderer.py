@@ -145,7 +145,7 @@ def test_a_half_panel_without_a_neighbour_takes_the_full_width() -> None:
 
 
 def test_a_bad_panel_is_named() -> None:
-    with pytest.raises(HeadwayError, match=r"panel 'bad' \(text\): data\.text: Field required"):
+    with pytest.raises(HeadwayError, match=r"panel 'bad' \(text\): data\.text is missing"):
         draw(line("good"), Panel(name="bad", title="B", kind="text", data={}))
     with pytest.raises(HeadwayError, match="two panels are called 'a'"):
         draw(line("a"), line("a"))

@@ -96,7 +96,7 @@ def test_a_finished_run(finished: Path) -> None:
     page, found = page_of(run), panels(run)
     assert found.keys() == {
         "result", "curve-accuracy", "curve-loss", "curve-lr", "curve-images_s", "curve-wait", "stages", "stage-table",
-        "input", "anatomy", "anatomy-table", "worst", "confusion", "recipe", "machine",
+        "input", "anatomy", "anatomy-table", "classes", "worst", "confusion", "recipe", "machine",
     }  # fmt: skip
     summary = json.loads((run / "summary.json").read_text())
     cards = {card["label"]: card["value"] for card in found["result"].data["cards"]}
@@ -110,6 +110,15 @@ def test_a_finished_run(finished: Path) -> None:
     assert matrix.sum() == 60
     assert np.trace(matrix) == pytest.approx(summary["accuracy"] * 60)
     assert (matrix.sum(axis=1) == 6).all()  # six of each class were held out
+    right, taken = np.diag(matrix), matrix.sum(axis=0)
+    classes = {row[0]: row[1:] for row in found["classes"].data["rows"]}
+    assert classes.keys() == {str(number) for number in range(10)}
+    for number in range(10):
+        precision = f"{right[number] / max(taken[number], 1):.1%}"
+        f1 = f"{2 * right[number] / (6 + taken[number]):.1%}"
+        assert classes[str(number)] == ["6", precision, f"{right[number] / 6:.1%}", f1]
+    shown = [float(row[-1].rstrip("%")) for row in found["classes"].data["rows"]]
+    assert shown == sorted(shown), "the worst come first"
     worst = [float(re.search(r"loss ([\d.e-]+)", image["note"])[1]) for image in found["worst"].data["images"]]  # type: ignore[index]
     assert worst == sorted(worst, reverse=True)
     assert len(worst) == 24
@@ -263,3 +272,21 @@ def test_report_says_where_it_is_as_json(folder: Path) -> None:
     run = folder / "as-json"
     headway("train", folder / "recipe.yaml", "--run", run, "epochs=0.1")
     assert headway("report", run, "--json").json() == {"report": str(run / "report.html")}
+
+
+def test_the_last_and_the_best_evaluation_are_shown(finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    summary, last = json.loads((run / "summary.json").read_text()), records(run, "evaluate")[-1]
+    for best in ({**last, "epoch": 0.5, "accuracy": 0.99}, last):
+        (run / "summary.json").write_text(json.dumps({**summary, "best": best}))
+        page_of(run)
+        cards = {card["label"]: card for card in panels(run)["result"].data["cards"]}
+        assert cards["accuracy"]["value"] == f"{last['accuracy']:.2%}"
+        if best is last:
+            assert "accuracy, best" not in cards
+            assert cards["accuracy"]["note"].endswith(", which is the best; its weights are saved")
+        else:
+            assert cards["accuracy, best"]["value"] == "99.00%"
+            assert cards["accuracy, best"]["note"] == "epoch 0.5; its weights are saved"
+        assert "loss, best" not in cards

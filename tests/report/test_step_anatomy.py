@@ -118,7 +118,10 @@ def test_the_panels_show_each_measurement_once() -> None:
     assert sum(loop.values()) == pytest.approx(1e3 * (0.3 + 0.1 + 1.0 + 0.05 + 2.0 + 0.4 + 0.02) / 100)
     assert (loop["forward"], loop["loss"], loop["queue"]) == (10, 0.5, 3)
     rows = {row[0]: row[1:3] for row in table.data["rows"]}
-    assert rows["output"] == ["within forward: 10", "-"]
+    notes = {row[0]: row[3] for row in table.data["rows"]}
+    assert (rows["activation, layer 1"], rows["output"]) == (["10", "-"], ["", "-"])
+    assert notes["activation, layer 1"].endswith("single layers are not timed")
+    assert (notes["activation, layer 2"], notes["output"]) == ("in the number above",) * 2
     assert rows["read"] == ["-", "2"]
     assert rows["pre-process"] == ["1", "11.1"]
     assert "first batch 10" in bars.note

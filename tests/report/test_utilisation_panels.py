@@ -209,3 +209,20 @@ def test_it_stands_in_the_report(run: RunFolder) -> None:
     headway("report", run.folder)
     assert {"utilisation.json", "utilisation-table.json"} <= {path.name for path in run.panels.iterdir()}
     assert "Utilisation of the processor in numbers" in run.report_path.read_text()
+
+
+@pytest.mark.parametrize(("share", "says"), [(0.4, "40%"), (0.05, None)])
+def test_programs_that_took_the_processor_are_named_beside_the_result(
+    run: RunFolder, share: float, says: str | None
+) -> None:
+    host(run, busy=np.full(240, 0.9), own=np.full(240, 0.9 - share), others=np.full(240, share))
+    headway("report", run.folder)
+    cards = Panel.from_json((run.panels / "result.json").read_text()).data["cards"]
+    assert [card["value"] for card in cards if card["label"] == "other programs"] == ([] if says is None else [says])
+    assert told(made(run))["processor: used by other programs"] == f"{share:.1%} of the usable cores"
+
+
+def test_a_run_of_before_did_not_look_at_other_programs(run: RunFolder) -> None:
+    write(run, host_load.SOURCE_KIND, host_load.COLUMNS[:-1], busy=DIPS, own=DIPS)
+    assert utilisation_panels.read_other_load(run) is None
+    assert "processor: used by other programs" not in told(made(run))

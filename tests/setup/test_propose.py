@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from tests._support import digits, files, headway, records, refused
+from tests.model import _hubs
 
 from headway.core.recipe import read_recipe
-from headway.setup.propose import inspect_source
+from headway.setup.propose import SourceFindings, format_recipe, inspect_source
 from headway.setup.recipe import TrainRecipe
 
 QUICK = ("batch=8", "epochs=0.01", "schedule={name: constant}", "device=cpu", "evaluate={every_epochs: 9, batch: 8}")
@@ -82,13 +86,68 @@ def test_photographs_of_many_sizes(tmp_path: Path, data_root: Path) -> None:
         shutil.copy(path, tmp_path / "src" / f"class-{place % 2}")
     headway("init", tmp_path / "src", "--out", tmp_path / "r.yaml")
     recipe = read_recipe(tmp_path / "r.yaml", (), TrainRecipe).recipe
-    assert (recipe.model.factory, recipe.data.size) == ("headway.model:resnet18", 224)
-    assert recipe.model.zero_init
+    assert (recipe.model.factory, recipe.data.size) == ("headway.model:resnet18", 128)
+    assert (recipe.model.zero_init, recipe.data.crop.name) == (True, "random")
     assert ", of different sizes." in (tmp_path / "r.yaml").read_text()
     headway("pack", tmp_path / "src", tmp_path / "src.packed", "--split", "0.25")
     run = tmp_path / "run"
     headway("train", tmp_path / "r.yaml", "--run", run, *QUICK, "batch=4", "evaluate.batch=2")
     assert records(run, "evaluate")[0]["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("libraries", "factory", "args"),
+    [
+        (("timm", "torchvision"), "timm:create_model", {"model_name": "resnet18", "pretrained": True}),
+        (("torchvision",), "torchvision.models:resnet18", {"weights": "IMAGENET1K_V1"}),
+        # timm cannot be imported without torchvision.
+        (("timm",), "headway.model:resnet18", {}),
+    ],
+    ids=["timm", "torchvision", "timm alone"],
+)
+def test_few_photographs_are_fine_tuned_where_weights_can_be_had(
+    libraries: tuple[str, ...],
+    factory: str,
+    args: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By stand-ins of the libraries; the proposal is trained as it stands, but for its length and size."""
+    colour(tmp_path / "src", [(150, 130)] * 3, "jpg")
+    _hubs.write_packages(tmp_path / "packages", *libraries)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    try:
+        headway("init", tmp_path / "src", "--out", tmp_path / "r.yaml")
+        text = (tmp_path / "r.yaml").read_text()
+        recipe = read_recipe(tmp_path / "r.yaml", (), TrainRecipe).recipe
+        assert (recipe.model.factory, recipe.model.args) == (factory, args)
+        assert recipe.data.crop.name == "random"
+        if args:
+            assert f"{libraries[0]} fetches the weights (45 MB) when training begins, and keeps them." in text
+            assert (recipe.optimizer.layer_decay, recipe.data.size) == (0.75, 224)
+            headway("pack", tmp_path / "src", tmp_path / "src.packed", "--split", "0.3")
+            headway("train", tmp_path / "r.yaml", "--run", tmp_path / "run", *QUICK, "data.size=32", "batch=2")
+            assert records(tmp_path / "run", "evaluate")
+        else:
+            assert "Fine-tuning would be far\n# better: install timm" in text
+            assert (recipe.optimizer.layer_decay, recipe.data.size) == (1, 128)
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("timm", "torchvision")]:
+            del sys.modules[name]
+
+
+def test_many_photographs_begin_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _hubs.write_packages(tmp_path / "packages")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    photographs = SourceFindings(
+        samples=2001, held_out=True, packed=True, kind="class", outputs=2, sizes=[(500, 375)], gray=False
+    )
+    assert "headway.model:resnet18  #" in format_recipe(photographs, "photos", Path("photos"))
+    assert "timm:create_model" in format_recipe(replace(photographs, samples=2000), "photos", Path("photos"))
+    few = yaml.safe_load(format_recipe(replace(photographs, samples=300, kind="value"), "photos", Path("photos")))
+    assert "task" not in few, "label smoothing is for classes"
+    assert (few["epochs"], few["batch"], few["optimizer"]["lr"]) == (27, 32, 0.0001)
+    assert yaml.safe_load(format_recipe(replace(photographs, samples=40), "p", Path("p")))["epochs"] == 30
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -119,8 +119,9 @@ def test_the_input_is_that_of_the_columns(folder: Path) -> None:
     assert found.encoded_bytes == pytest.approx(data.length.mean())
     assert (found.source_pixels, found.decoded_bytes, found.channels) == (64, 64, 1)
     assert (found.on_host, found.on_device) == (("flip",), ("cutout", "normalise"))
-    found = dried(folder / "recipe.yaml", "augment={flip: true, where: device}", "data.crop=random").workload.input
-    assert (found.on_host, found.on_device) == (("random crop",), ("flip", "normalise"))
+    augment = "augment={flip: both, rotation: 9, policy: auto, where: device}"
+    found = dried(folder / "recipe.yaml", augment, "data.crop=random").workload.input
+    assert (found.on_host, found.on_device) == (("random crop",), ("flip", "rotation", "policy", "normalise"))
 
 
 @settings(max_examples=8, deadline=None)

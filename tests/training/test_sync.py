@@ -68,7 +68,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "micro-batches": ("micro_batch=5",),
     "flip and translate": ("augment={flip: true, translate: 2}",),
     "every augmentation": (
-        "augment={flip: alternating, policy: {name: rand}, jitter: {brightness: 0.4, contrast: 0.4, saturation: 0.4}, "
+        "augment={flip: alternating, rotation: 20, policy: auto, "
+        "jitter: {brightness: 0.4, contrast: 0.4, saturation: 0.4, hue: 0.1}, "
         "cutout: 2, random_erasing: {fill: random}, cutmix: {}, mixup: {}}",
     ),
     "stop_at": ("stop_at={accuracy: 1.1, loss: 0}",),

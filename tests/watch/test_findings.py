@@ -97,7 +97,7 @@ def test_workers_that_bring_their_batches_together() -> None:
     other = dataclasses.replace(LOADER, torch_loader=False, workers=None)
     found = seen(series(wait=np.where(np.arange(1, STEPS + 1) % 3 == 0, 60.0, 0.1), **WORK), other)
     assert "as if 3 workers" in found.patterns[0].sentence
-    assert any("not a torch DataLoader" in one for one in found.unknown)
+    assert any("neither a torch DataLoader nor a headway.Loader" in one for one in found.unknown)
 
 
 def test_a_loop_that_computes() -> None:

@@ -210,3 +210,41 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     for seconds in (0, -1, float("nan"), float("inf")):
         with pytest.raises(UsageError, match=r"--seconds: .* cannot be watched"):
             watch_script(path, seconds=seconds)
+
+
+LOADER = """
+import numpy as np
+import torch
+import headway
+from pathlib import Path
+from PIL import Image
+from torch import nn
+
+for place in range(40):
+    path = Path(__file__).parent / "photos" / "ab"[place % 2] / f"{place}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((8, 8, 3), place, np.uint8)).save(path)
+photos = Path(__file__).parent / "photos"
+network = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+loader = headway.Loader(photos, batch=4, seed=1)
+for epoch in range(1000):
+    for images, labels in headway.Loader(photos, batch=10):  # evaluated before it is trained
+        with torch.no_grad():
+            network(images / 255.0)
+    ANEW
+    for images, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(images / 255.0), labels).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "anew", ["pass", pytest.param("loader = headway.Loader(photos, batch=4, seed=1)", marks=pytest.mark.check)]
+)
+def test_a_loop_over_our_own_loader_is_watched(anew: str, tmp_path: Path) -> None:
+    found = watch_script(written(tmp_path, LOADER.replace("ANEW", anew)), steps=40)
+    assert (found.batch, found.epochs) == (4, 5)
+    assert found.kind is not None
+    assert found.loader.startswith("headway.Loader, ")

@@ -18,7 +18,7 @@ from headway.core.run_folder import RunFolder
 from headway.core.user_code import GIVEN, give_objects
 from headway.setup.build import TrainSetup
 from headway.training import runs
-from headway.training.predict import ImageSource, list_image_files
+from headway.training.predict import ImageSource, check_top, list_image_files
 from headway.training.predict import predict as predict_rows
 
 NOT_SERIES = ("kind",)
@@ -125,17 +125,19 @@ class Run:
         """Normalises uint8 images [b, H, W, C] as in training; returns float [b, C, H, W] on the run's device."""
         return self._setup.augment.normalise(images.to(self._setup.device))
 
-    def predict(self, images: Any, *, batch: int = 64) -> list[dict[str, Any]]:
+    def predict(self, images: Any, *, batch: int = 64, top: int | None = None) -> list[dict[str, Any]]:
         """Predicts images with the best weights; returns one row an image, with the columns of `headway predict`.
 
         Args:
             images: one image or several: paths of files or folders, PIL images, or uint8 arrays or tensors [H, W, C] or
                 [H, W]. Any size: they are resized and cropped as in an evaluation.
+            top: number of best classes, each with its probability, in place of the task's columns.
 
         Raises:
-            DataError: an image cannot be read. UsageError: it is none of these.
+            DataError: an image cannot be read. UsageError: it is none of these, or there are fewer classes than `top`.
         """
-        return list(predict_rows(self._setup, list(_list_sources(images)), batch))
+        check_top(self._setup, top)
+        return list(predict_rows(self._setup, list(_list_sources(images)), batch, top=top))
 
     def evaluate(self, data: str | os.PathLike[str] | None = None) -> dict[str, float]:
         """Evaluates the best weights on the run's evaluation set, or on another packed folder; returns the metrics."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ def train(
     overrides: Mapping[str, Any] | None = None,
     *,
     model: torch.nn.Module | None = None,
+    callbacks: Sequence[Any] = (),
     run: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Run:
@@ -41,6 +42,8 @@ def train(
         recipe: path of a YAML recipe, or a mapping of the same form.
         overrides: values by dotted key, such as `{"optimizer.lr": 0.1}`.
         model: your network, on the CPU, in place of `model.factory`. It is trained in place.
+        callbacks: objects with some of `on_start`, `on_step`, `on_evaluate`, `on_epoch` and `on_end`, which are called
+            after those of the recipe.
         run: run folder to create; None: runs/NAME.
         progress: show messages and progress on standard error; None: in a terminal and in a notebook.
 
@@ -49,17 +52,24 @@ def train(
     """
     loaded = _load_recipe(recipe, overrides or {}, model)
     with _give_model(model), _show_progress(progress):
-        result = runs.train_recipe(loaded, None if run is None else Path(run))
+        result = runs.train_recipe(loaded, None if run is None else Path(run), callbacks)
     return Run(result.run.folder, model=model)
 
 
 def resume(
-    run: str | os.PathLike[str] | Run, *, model: torch.nn.Module | None = None, progress: bool | None = None
+    run: str | os.PathLike[str] | Run,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    model: torch.nn.Module | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: bool | None = None,
 ) -> Run:
     """Continues a run from its newest good checkpoint, as `headway train --resume` does; returns the run.
 
     Args:
         run: a run, or its folder.
+        overrides: values of keys that may change, by dotted key, such as `{"epochs": 40}`, which extends a run.
+        callbacks: see `train`; their states come back from the checkpoint.
         model: the network, if the run was given one; its weights are replaced.
         progress: see `train`.
 
@@ -68,7 +78,7 @@ def resume(
     """
     folder = run.folder if isinstance(run, Run) else Path(run)
     with _give_model(model), _show_progress(progress):
-        runs.resume(folder)
+        runs.resume(folder, callbacks, _format_overrides(overrides or {}))
     return Run(folder, model=model)
 
 
@@ -80,7 +90,7 @@ def _load_recipe(
         _expect(model, torch.nn.Module, "a network is a torch.nn.Module", "Or name its factory in the recipe.")
         changes[MODEL_KEY] = _name_model(model)
     # As texts of the command line, so that both are read by the same rules.
-    texts = [f"{key}={_format_value(value)}" for key, value in changes.items()]
+    texts = _format_overrides(changes)
     if isinstance(recipe, Mapping):
         return build_recipe(recipe, texts, TrainRecipe)
     example = 'Give for example "photos.yaml", or {"data": {...}, "model": {...}, ...}.'
@@ -91,6 +101,10 @@ def _load_recipe(
 def _expect(value: object, kinds: type | tuple[type, ...], what: str, fix: str) -> None:
     if not isinstance(value, kinds):
         raise RecipeError(f"{what}, not {type(value).__name__}", fix=fix)
+
+
+def _format_overrides(overrides: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={_format_value(value)}" for key, value in overrides.items()]
 
 
 def _format_value(value: Any) -> str:

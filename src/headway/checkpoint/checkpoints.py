@@ -28,6 +28,7 @@ from headway.checkpoint.save import LOG, SaveJob, SaveSetting
 from headway.core.errors import CheckpointError, UsageError
 from headway.core.files import expect_inside, read_regular
 from headway.optim import MasterWeights
+from headway.optim.saved_state import collect_state, read_values, restore_state
 
 
 @dataclass(frozen=True)
@@ -193,12 +194,7 @@ def state_of(
     """
     weights = model if masters is None else masters
     tensors = {f"model/{name}": value for name, value in weights.state_dict().items()}
-    for name, parameter in weights.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            # An entry may be None, and a step count may be a Python number instead of a tensor.
-            if value is not None:
-                tensors[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
-    return tensors | read_random_state()
+    return tensors | collect_state(optimizer, weights.named_parameters()) | read_random_state()
 
 
 def restore(
@@ -220,20 +216,7 @@ def restore(
     # Check everything before changing anything: a checkpoint that does not fit leaves all objects as they were.
     expect_tensors(tensors, str(checkpoint.path), weights, optimizer)
     check_random_state(tensors, str(checkpoint.path))
+    values = read_values(optimizer, tensors, str(checkpoint.path))
     weights.load_state_dict(select_by_prefix(tensors, "model/"))
-    for name, parameter in weights.named_parameters():
-        state = select_by_prefix(tensors, f"optimizer/{name}/")
-        # Frozen parameters, and those before a first step, have no state.
-        if state:
-            group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
-            # A step count lies on the device only for fused and capturable optimizers. Elsewhere reading it would be a
-            # host-device sync in every step.
-            device = parameter.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
-            # torch's fused kernels read parameter and state as flat memory, so both need the same memory format.
-            optimizer.state[parameter] = {
-                key: torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-                if value.shape == parameter.shape
-                else value.clone().to(device)
-                for key, value in state.items()
-            }
+    restore_state(optimizer, weights.named_parameters(), tensors, values)
     restore_random_state(tensors)

@@ -94,6 +94,15 @@ def _is_numbers(value: Any) -> bool:
     return isinstance(value, dict) and all(map(is_number, value.values()))
 
 
+def _is_end(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    reason, step = value.get("reason"), value.get("evaluated_step")
+    if not isinstance(value.get("limits", {}), dict):
+        return False
+    return isinstance(reason, str | None) and type(value.get("is_final")) is bool and type(step) is int
+
+
 def _or_none(is_valid: Check) -> Check:
     return lambda value: value is None or is_valid(value)
 
@@ -107,16 +116,21 @@ SCALARS: Checks = {
     "reached_s": (_or_none(lambda value: is_number(value, 0, 1e12)), "seconds, or null"),
     "damaged": (is_whole_number, "a whole number"),
     "seconds": (_is_seconds, "an object of seconds by stage"),
-    # Its entries are checked by the code that restores it. Older checkpoints have none.
+    # The entries of these are checked by the code that restores them.
     "observer": (_or_none(is_object), "an object, or null"),
+    "callbacks": (_or_none(is_object), "an object, or null"),
+    "early_stopping": (_or_none(is_object), "an object, or null"),
+    "ended": (_or_none(_is_end), "an object with reason, is_final and evaluated_step, or null"),
 }
 """Entries that a run writes into a manifest beside its tensors."""
+ADDED_SCALARS = ("observer", "callbacks", "early_stopping", "ended")
+"""Entries of SCALARS that checkpoints of older versions do not have."""
 
 
 def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
     """Checks the scalars of a manifest. Raises CheckpointError if an entry is missing or wrong, and names it."""
     try:
-        expect_entries({"observer": None, **scalars}, SCALARS, "scalars.")
+        expect_entries({**dict.fromkeys(ADDED_SCALARS), **scalars}, SCALARS, "scalars.")
     except JsonError as error:
         raise CheckpointError(f"its manifest is damaged: {error}", where=where) from None
 

@@ -233,13 +233,16 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="File to write, .csv or .jsonl. Default: CSV on standard output.")
     ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Write so many of the best classes, each with its probability.")
+    ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad images and name them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSONL instead of CSV.")] = False,
 ) -> None:
     """Predict image files with the best weights of a run."""
     from headway.core.run_folder import RunFolder
     from headway.training import runs
-    from headway.training.predict import list_image_files, write_rows
+    from headway.training.predict import check_top, list_image_files, write_rows
     from headway.training.predict import predict as predict_rows
 
     expect_writable(out)
@@ -253,7 +256,9 @@ def predict(
         LOG.warning(f"Left out {error.where}: {error.what}.")
 
     # A generator: rows are printed while others are computed, so `| head` can end the verb early.
-    rows = predict_rows(runs.load_trained(RunFolder.open(run)), files, on_bad=report_bad_image)
+    setup = runs.load_trained(RunFolder.open(run))
+    check_top(setup, top)
+    rows = predict_rows(setup, files, top=top, on_bad=report_bad_image)
     written = write_rows(rows, out, as_json)
     if written < len(files):
         LOG.warning(f"Left out {len(files) - written:,} of {len(files):,} files.")

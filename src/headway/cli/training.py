@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class TrainOptions:
         """Raises UsageError if options contradict each other, or recipe and --resume are both missing."""
         # The run folder has the recipe of a run; another recipe would make it another run.
         if self.resume is not None and (self.recipe is not None or self.folder is not None or self.repeat > 1):
-            fix = "A run continues with the recipe that it began with: headway train --resume RUN."
+            fix = "A run continues with its own recipe: headway train --resume RUN [epochs=40]."
             raise UsageError("a recipe, --run and --repeat cannot be combined with --resume", fix=fix)
         if self.resume is None and self.recipe is None:
             raise UsageError("train needs a recipe", fix="headway train RECIPE, or headway train --resume RUN.")
@@ -82,7 +83,9 @@ def train(
     repeat: Annotated[
         int, typer.Option(min=1, help="Train this often, with seeds s, s+1, ..., and print mean and interval.")
     ] = 1,
-    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Resume the run in this folder; epochs=40 after it makes the run longer.")
+    ] = None,
     procs: Annotated[
         int | None, typer.Option(min=1, help="Number of processes. A lost process costs a step and is replaced.")
     ] = None,
@@ -109,6 +112,9 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a recipe into a run folder, or resume a run."""
+    # Without a recipe the first override stands in its place: `--resume RUN epochs=40`.
+    if resume is not None and recipe is not None and "=" in str(recipe):
+        recipe, overrides = None, [str(recipe), *(overrides or ())]
     options = TrainOptions(recipe, overrides or (), folder, repeat, resume, procs, hosts, respawn)
     sizes: dict[str, Any] = {"samples": samples, "classes": classes, "evaluation_samples": eval_samples}
     # Combinations that cannot work are refused before anything is loaded: torch alone takes seconds.
@@ -135,7 +141,7 @@ def _train_in_process(options: TrainOptions, as_json: bool) -> None:
     from headway.training import runs
 
     if options.resume is not None:
-        _print_run(runs.resume(options.resume), as_json)
+        _print_run(runs.resume(options.resume, overrides=options.overrides), as_json)
         return
     assert options.recipe is not None
     if options.repeat == 1:
@@ -148,7 +154,11 @@ def _train_in_process(options: TrainOptions, as_json: bool) -> None:
 def _train_on_ranks(options: TrainOptions, as_json: bool) -> None:
     """Trains with Headway's launcher, and exits with its status."""
     from headway.training import distributed
-    from headway.training.runs import find_finished_run
+    from headway.training.runs import extend, find_finished_run
+
+    # Once and here: the ranks find the changed recipe in the run folder.
+    if options.resume is not None and options.overrides:
+        extend(options.resume, options.overrides)
 
     # A finished run needs no ranks: its result is printed again.
     if options.resume is not None and (finished_run := find_finished_run(options.resume)) is not None:
@@ -218,16 +228,12 @@ def _describe_run(result: RunResult) -> str:
     if result.was_interrupted:
         return f"Stopped at step {summary['step']} of {summary['steps']}; resume with: {result.run.resume_command}"
     best = dict(summary.get("best") or {})
-    best_step = best.pop("step", summary["step"])
-    best.pop("epoch", None)
+    epochs = round(summary["epochs"], 1)
+    best_step, best_epoch = best.pop("step", summary["step"]), best.pop("epoch", summary["epochs"])
     last_metrics = [f"{name} {summary[name]:.4f}" for name in best]
     text = "  ".join(
         [f"Trained {folder}:", *last_metrics, f"{summary['seconds']:.1f} s", f"{summary['images_s']:,.0f} images/s"]
     )
-    # The weights that are kept may be those of an earlier evaluation.
-    if best_step != summary["step"]:
-        kept_metrics = ", ".join(f"{name} {value:.4f}" for name, value in best.items())
-        text += f"\nThe run keeps the best weights, those of step {best_step:,}: {kept_metrics}"
     if summary["damaged_samples"]:
         text += f"\nDamaged samples occurred {summary['damaged_samples']:,} times: see {folder / 'quarantine.jsonl'}."
     # The time to a goal is less than the wall time, so the text names the parts that are left out.
@@ -236,4 +242,11 @@ def _describe_run(result: RunResult) -> str:
         seconds_to_goal = stop_result["seconds_to_reach"]
         text += f"\n{goal} " + (f"after {seconds_to_goal:.1f} s" if seconds_to_goal else "was not reached")
         text += f" (the clock leaves out {summary['clock_excludes']})"
-    return text
+    # The weights that are kept may be those of an earlier evaluation.
+    kept = ""
+    if best:
+        which = "the last epoch" if best_step == summary["step"] else f"epoch {round(best_epoch, 1):g} of {epochs:g}"
+        kept = (
+            f"Best: {which}, {', '.join(f'{name} {value:.4f}' for name, value in best.items())}; its weights are kept. "
+        )
+    return f"{text}\n{kept}Next: headway report {shlex.quote(str(folder))}"

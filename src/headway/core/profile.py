@@ -16,6 +16,8 @@ from headway.core.json_record import JsonRecord, read_record
 
 # Ratio of short runs up to which they agree: quiet machines gave up to 1.13, busy ones 1.8 to 5.
 MOST_DISAGREEMENT = 1.25
+# Share of the processor up to which other programs leave a measured gain true: a stage slows by about as much.
+MOST_OTHER_LOAD = 0.1
 # Ends a verdict that a short run of the whole job does not confirm; one that begins with "Not confirmed" goes without.
 UNCONFIRMED = " A short run of the whole job does not confirm that; other work on the machine may be why."
 
@@ -221,6 +223,13 @@ class Profile(JsonRecord):
     """Measurements that failed, with the reason."""
     seconds: float = Field(ge=0)
     """Duration of the examination."""
+    other_load: float | None = Field(default=None, ge=0, le=1)
+    """Share of the usable cores that other programs took during the examination; None: unknown."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """True if other programs took so much of the processor that small gains cannot be told from their noise."""
+        return self.other_load is not None and self.other_load > MOST_OTHER_LOAD
 
     @property
     def disagreement(self) -> float:

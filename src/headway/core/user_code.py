@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
 
-from headway.core.errors import RecipeError, UserCodeError, suggest_nearest
+from headway.core.errors import HeadwayError, RecipeError, UserCodeError, suggest_nearest
 
 GIVEN = "python:"
 """Beginning of the path of an object that a Python program gave, and that no import finds."""
@@ -82,6 +83,63 @@ def _find_given_object(path: str, what: str) -> Any:
         fix = "Give it again: headway.resume(run, model=...), headway.Run(run, model=...)."
         raise RecipeError(f"{name} was given by a Python program and cannot be imported", where=what, fix=fix)
     return _given.get()[path]
+
+
+def check_arguments(
+    function: Callable[..., Any], path: str, *given: Any, arguments: Mapping[str, Any], where: str, **more: Any
+) -> None:
+    """Checks that a user's function can be called as `function(*given, **more, **arguments)`.
+
+    Args:
+        function: the function or class.
+        path: its import path.
+        given, more: the arguments that Headway passes; their values do not matter.
+        arguments: the arguments of the recipe.
+        where: recipe key that holds `arguments`.
+
+    Raises:
+        RecipeError: it has no such argument (the nearest one is named), or needs another one.
+    """
+    try:
+        signature = inspect.signature(function)
+    # Some functions written in C have no signature.
+    except (TypeError, ValueError):
+        return
+    parameters = signature.parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        names = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.POSITIONAL_ONLY)]
+        free_names = [name for name in names[len(given) :] if name not in more]
+        for name in arguments:
+            if name not in free_names:
+                what = f"{path!r} has no argument {name!r}"
+                raise RecipeError(what, where=f"{where}.{name}", fix=suggest_nearest(name, free_names))
+    try:
+        signature.bind(*given, **more, **arguments)
+    except TypeError as error:
+        raise RecipeError(f"{path!r} cannot be called: {error}", where=where) from None
+
+
+@contextmanager
+def name_user_errors(path: str, what: str) -> Iterator[None]:
+    """Turns an error of the user's code in the block into a UserCodeError that names its import path.
+
+    Args:
+        what: recipe key that holds the path.
+    """
+    try:
+        yield
+    except HeadwayError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"{path!r} failed: {type(error).__name__}: {error}", where=what) from error
+
+
+def make_absolute(path: str, base: Path) -> str:
+    """Returns an import path that means the same from every folder: that of a file gets its whole path."""
+    source, _, attribute = path.rpartition(":")
+    if not source.endswith(".py"):
+        return path
+    return f"{(base / Path(source).expanduser()).resolve()}:{attribute}"
 
 
 def _import_module(name: str, what: str) -> ModuleType:

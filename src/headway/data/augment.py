@@ -13,11 +13,12 @@ from headway.core.errors import UsageError
 from headway.core.random_keys import UInt64, draw_uniform
 from headway.data import augment_draws, augment_policy
 from headway.data.augment_draws import Boxes
-from headway.data.augment_recipe import HOST_AUGMENTATIONS, AugmentRecipe
-from headway.data.crops import Float64, draw_flips, draw_shifts
+from headway.data.augment_recipe import HOST_AUGMENTATIONS, AugmentRecipe, PolicyRecipe
+from headway.data.crops import Float64, draw_flip_masks, draw_shifts
 from headway.data.ops import colour, mix
 from headway.data.ops.erase import erase, make_noise
 from headway.data.ops.move import flip_and_translate
+from headway.data.ops.rotate import rotate
 from headway.data.random_streams import STREAM_BRIGHTNESS, STREAM_CONTRAST, STREAM_MIX, STREAM_SATURATION
 from headway.data.upload import to_device
 
@@ -36,9 +37,13 @@ class AugmentParameters:
     """
 
     flips: Bool | None = None
-    """bool [b]: samples to mirror."""
+    """bool [b]: samples to mirror left to right."""
+    vertical_flips: Bool | None = None
+    """bool [b]: samples to mirror top to bottom."""
     shifts: Int64 | None = None
     """int64 [b, 2]: down, right, in pixels."""
+    angles: Float64 | None = None
+    """float64 [b]: degrees, counter-clockwise."""
     operations: Int64 | None = None
     """int64 [b, n]: indices in `headway.data.augment_policy.OPERATIONS`."""
     strengths: Float64 | None = None
@@ -49,6 +54,8 @@ class AugmentParameters:
     """float64 [b]: factor of the contrast."""
     saturation: Float64 | None = None
     """float64 [b]: factor of the saturation."""
+    hue: Float64 | None = None
+    """float64 [b]: shift of the hue, in turns of the colour wheel."""
     cutout: Boxes | None = None
     """int32 [b, 4]: boxes that are filled with the mean."""
     erasing: Boxes | None = None
@@ -113,10 +120,7 @@ class Augment:
         self._translate = 0 if "translate" in done_by_loader else recipe.translate
         self._channels_last = channels_last
         self.needs_epochs = self._flip == "alternating"
-        # Keys that are unset by default are the other augmentations.
-        others = [name for name, field in AugmentRecipe.model_fields.items() if field.default is None]
-        is_any_set = any(getattr(recipe, name) is not None for name in others)
-        self.needs_keys = self._flip is not None or self._translate > 0 or is_any_set
+        self.needs_keys = bool(recipe.list_augmentations() - done_by_loader)
         self._mean = torch.tensor(recipe.mean, dtype=torch.float32, device=device)
         self._inv_std = 1 / torch.tensor(recipe.std, dtype=torch.float32, device=device)
         # Erased and uncovered pixels get the mean, so they are about 0 after normalisation.
@@ -159,9 +163,14 @@ class Augment:
         parameters = self.draw_parameters(
             keys, (images.shape[1], images.shape[2]), epochs=epochs, first_epoch_keys=first_epoch_keys, masked=masked
         )
+        recipe = self._recipe
         # The order of the recipe's keys: first moves, then colours, erasing, and mixing of finished images.
-        if parameters.flips is not None or parameters.shifts is not None:
-            images = flip_and_translate(images, parameters.flips, parameters.shifts)
+        moves = parameters.flips, parameters.shifts, parameters.vertical_flips
+        if any(move is not None for move in moves):
+            images = flip_and_translate(images, *moves)
+        if recipe.rotation is not None and parameters.angles is not None:
+            border_fill = self._fill if recipe.rotation.border == "mean" else None
+            images = rotate(images, parameters.angles, border_fill)
         if parameters.operations is not None and parameters.strengths is not None:
             images = augment_policy.apply_operations(images, parameters.operations, parameters.strengths, self._fill)
         if parameters.brightness is not None:
@@ -170,6 +179,8 @@ class Augment:
             images = colour.adjust_contrast(images, parameters.contrast)
         if parameters.saturation is not None:
             images = colour.adjust_saturation(images, parameters.saturation)
+        if parameters.hue is not None:
+            images = colour.shift_hue(images, parameters.hue)
         if parameters.cutout is not None:
             images = erase(images, parameters.cutout, self._fill)
         if parameters.erasing is not None:
@@ -197,32 +208,24 @@ class Augment:
         Raises UsageError if the recipe has an alternating flip and `first_epoch_keys` is None.
         """
         recipe = self._recipe
-        parameters: dict[str, NDArray[np.generic]] = {}
+        parameters: dict[str, NDArray[np.generic] | None] = {}
         if self._flip is not None:
-            if self._flip == "alternating" and first_epoch_keys is None:
-                what = "an alternating flip needs the samples' keys in the first epoch"
-                raise UsageError(what, fix="Give first_epoch_keys=headway.make_keys(seed, 0, samples), and epochs.")
-            parameters["flips"] = draw_flips(
-                keys if first_epoch_keys is None or self._flip == "random" else first_epoch_keys, epochs, self._flip
-            )
+            flips, vertical_flips = draw_flip_masks(self._flip, keys, epochs, first_epoch_keys)
+            parameters |= {"flips": flips, "vertical_flips": vertical_flips}
         # Each part draws from other streams, so removing one does not change the others.
         if self._translate:
             parameters["shifts"] = draw_shifts(keys, self._translate)
+        if recipe.rotation is not None:
+            parameters["angles"] = augment_draws.draw_angles(keys, recipe.rotation.degrees, recipe.rotation.p)
         if recipe.policy is not None:
-            is_rand_augment = recipe.policy.name == "rand"
-            rand_draw = (
-                augment_policy.draw_rand_augment(keys, size, n=recipe.policy.n, m=recipe.policy.m)
-                if is_rand_augment
-                else None
-            )
-            parameters["operations"], parameters["strengths"] = rand_draw or augment_policy.draw_trivial_augment(
-                keys, size
-            )
+            parameters["operations"], parameters["strengths"] = _draw_operations(recipe.policy, keys, size)
         if recipe.jitter is not None:
             streams = {"brightness": STREAM_BRIGHTNESS, "contrast": STREAM_CONTRAST, "saturation": STREAM_SATURATION}
             for name, stream in streams.items():
                 if spread := getattr(recipe.jitter, name):
                     parameters[name] = augment_draws.draw_factors(keys, stream, spread)
+            if recipe.jitter.hue:
+                parameters["hue"] = augment_draws.draw_hue_shifts(keys, recipe.jitter.hue)
         if recipe.cutout is not None:
             parameters["cutout"] = augment_draws.draw_cutout_boxes(keys, recipe.cutout, size)
         if (erasing := recipe.random_erasing) is not None:
@@ -310,6 +313,14 @@ class Augment:
         if self._output_buffer.numel() < num_values:
             self._output_buffer = torch.empty(num_values, dtype=torch.float32)
         return self._output_buffer[:num_values]
+
+
+def _draw_operations(policy: PolicyRecipe, keys: UInt64, size: tuple[int, int]) -> tuple[Int64, Float64]:
+    if policy.name == "rand":
+        return augment_policy.draw_rand_augment(keys, size, n=policy.n, m=policy.m)
+    if policy.name == "auto":
+        return augment_policy.draw_auto_augment(keys, size, policy.table)
+    return augment_policy.draw_trivial_augment(keys, size)
 
 
 def measure_mean_std(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -19,7 +19,10 @@ from headway.data.random_streams import (
     STREAM_ERASE,
     STREAM_ERASE_PLACE,
     STREAM_ERASE_SIDES,
+    STREAM_HUE,
+    STREAM_IS_ROTATED,
     STREAM_PARTNER,
+    STREAM_ROTATION,
 )
 
 Boxes = NDArray[np.int32]
@@ -33,6 +36,17 @@ def draw_factors(keys: UInt64, stream: int, spread: float) -> Float64:
     """Draws factors of a colour jitter, uniform in [max(0, 1 - spread), 1 + spread]; float64 [k]."""
     low = max(0.0, 1.0 - spread)
     return low + draw_uniform(keys, stream) * (1.0 + spread - low)
+
+
+def draw_hue_shifts(keys: UInt64, spread: float) -> Float64:
+    """Draws shifts of the hue, uniform in [-spread, spread] turns of the colour wheel; float64 [k]."""
+    return (2 * draw_uniform(keys, STREAM_HUE) - 1) * spread
+
+
+def draw_angles(keys: UInt64, degrees: float, p: float = 1.0) -> Float64:
+    """Draws angles, uniform in [-degrees, degrees] with probability `p`, and else 0; float64 [k]."""
+    angles = (2 * draw_uniform(keys, STREAM_ROTATION) - 1) * degrees
+    return np.where(draw_uniform(keys, STREAM_IS_ROTATED) < p, angles, 0.0)
 
 
 def draw_cutout_boxes(keys: UInt64, side: int, size: tuple[int, int]) -> Boxes:

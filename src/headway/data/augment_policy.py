@@ -1,13 +1,14 @@
-"""RandAugment and TrivialAugment: random operations for each sample, from a fixed list of 14.
+"""RandAugment, TrivialAugment and AutoAugment: random operations for each sample, from a fixed list.
 
-Operations, strengths and names are torchvision's. A strength is one of 31 levels; an operation with two directions
-takes each of them half of the time. The host draws the operations and groups samples by them: one batched call each.
+Operations, strengths and names are torchvision's. A strength is one of 31 levels, or 10 for AutoAugment; an operation
+with two directions takes each of them half of the time. The host draws the operations and groups samples by them: one
+batched call each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -15,22 +16,36 @@ import torch
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.random_keys import UInt64, draw_integers, draw_words
+from headway.core.random_keys import UInt64, draw_integers, draw_uniform, draw_words
+from headway.data.augment_tables import PolicyTable, parse_table
 from headway.data.crops import Float64
 from headway.data.ops.colour import adjust_brightness, adjust_contrast, adjust_saturation, adjust_sharpness
-from headway.data.ops.move import warp
+from headway.data.ops.move import build_rotation_matrices, warp
 from headway.data.ops.tone import autocontrast, equalize, posterize, solarize
-from headway.data.random_streams import STREAM_LEVEL, STREAM_OPERATION, STREAM_SIGN
+from headway.data.random_streams import (
+    STREAM_IS_APPLIED,
+    STREAM_LEVEL,
+    STREAM_OPERATION,
+    STREAM_SIGN,
+    STREAM_SUB_POLICY,
+)
 from headway.data.upload import to_device
 
 Int64 = NDArray[np.int64]
 
 GEOMETRIC_OPERATIONS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 BLEND_OPERATIONS = ("brightness", "color", "contrast", "sharpness")
-OPERATIONS = ("identity", *GEOMETRIC_OPERATIONS, *BLEND_OPERATIONS, "posterize", "solarize", "autocontrast", "equalize")
-"""Names of the operations; the number of an operation is its index."""
+COMMON_OPERATIONS = (
+    *("identity", *GEOMETRIC_OPERATIONS, *BLEND_OPERATIONS),
+    *("posterize", "solarize", "autocontrast", "equalize"),
+)
+"""Names of the operations that RandAugment and TrivialAugment draw from."""
+OPERATIONS = (*COMMON_OPERATIONS, "invert")
+"""Names of all operations; the number of an operation is its index."""
 NUM_LEVELS = 31
 """Number of strengths: TrivialAugment draws one of 0 to 30, RandAugment's `m` is one."""
+NUM_AUTO_LEVELS = 10
+"""Number of strengths of AutoAugment."""
 
 _PIXEL_OPERATIONS: dict[str, Callable[[torch.Tensor, Float64], torch.Tensor]] = {
     "brightness": lambda images, strength: adjust_brightness(images, 1 + strength),
@@ -41,6 +56,7 @@ _PIXEL_OPERATIONS: dict[str, Callable[[torch.Tensor, Float64], torch.Tensor]] = 
     "solarize": solarize,
     "autocontrast": lambda images, _: autocontrast(images),
     "equalize": lambda images, _: equalize(images),
+    "invert": lambda images, _: 255 - images,
 }
 """The operations other than geometric ones, as functions of images and strengths. The strength of a blend is its factor
 less 1.
@@ -78,22 +94,59 @@ def draw_trivial_augment(keys: UInt64, size: tuple[int, int]) -> tuple[Int64, Fl
     )
 
 
+def draw_auto_augment(keys: UInt64, size: tuple[int, int], table: PolicyTable = "imagenet") -> tuple[Int64, Float64]:
+    """Draws one of the 25 pairs of operations of a policy for each sample; each of the two runs with its probability.
+
+    Args:
+        keys: uint64 [b].
+        size: (height, width) of the images.
+        table: the data set for which the policy was found.
+
+    Returns:
+        operations int64 [b, 2] and strengths float64 [b, 2], as from `draw_rand_augment`; "identity" for an operation
+        that does not run.
+
+    The strengths are those of torchvision: 9 is the strongest for posterize and solarize too, and brightness, color,
+    contrast and sharpness take both directions, where the paper counts from 0.1 to 1.9 times.
+
+    Source: Cubuk et al. 2018, "AutoAugment" (arXiv 1805.09501).
+    """
+    operations, probabilities, levels = _load_policy(table)
+    pair = draw_integers(keys, STREAM_SUB_POLICY, 0, len(operations))
+    thresholds = np.stack([draw_uniform(keys, STREAM_IS_APPLIED + step) for step in range(2)], axis=1)
+    applied = np.where(thresholds < probabilities[pair], operations[pair], 0)
+    return applied, _draw_signs(keys, applied, _build_strength_table("auto", size)[applied, levels[pair]])
+
+
+@cache
+def _load_policy(table: PolicyTable) -> tuple[Int64, Float64, Int64]:
+    """Returns the operations, probabilities and levels of a policy, each [25, 2]."""
+    pairs = parse_table(table)
+    operations = np.array([[OPERATIONS.index(step[0]) for step in pair] for pair in pairs])
+    probabilities = np.array([[step[1] for step in pair] for pair in pairs])
+    return operations, probabilities, np.array([[step[2] for step in pair] for pair in pairs])
+
+
 def _draw_signed_strengths(keys: UInt64, n: int, levels: Int64, strengths: Float64) -> tuple[Int64, Float64]:
     operations = np.stack(
-        [draw_integers(keys, STREAM_OPERATION + round, 0, len(OPERATIONS)) for round in range(n)], axis=1
+        [draw_integers(keys, STREAM_OPERATION + round, 0, len(COMMON_OPERATIONS)) for round in range(n)], axis=1
     )
+    return operations, _draw_signs(keys, operations, strengths[operations, levels])
+
+
+def _draw_signs(keys: UInt64, operations: Int64, strengths: Float64) -> Float64:
+    """Negates half of the strengths of operations that have two directions."""
     is_negative = np.stack(
-        [draw_words(keys, STREAM_SIGN + round) >> np.uint64(63) for round in range(n)], axis=1
+        [draw_words(keys, STREAM_SIGN + round) >> np.uint64(63) for round in range(operations.shape[1])], axis=1
     ).astype(bool)
-    drawn_strengths = strengths[operations, levels]
     # Geometric operations and blends have two directions; "identity" is number 0 and has none.
     has_sign = operations <= len(GEOMETRIC_OPERATIONS + BLEND_OPERATIONS)
-    return operations, np.where(has_sign & is_negative & (operations > 0), -drawn_strengths, drawn_strengths)
+    return np.where(has_sign & is_negative & (operations > 0), -strengths, strengths)
 
 
 # Progressive resolution needs a table for each of its few sizes.
 @lru_cache(maxsize=64)
-def _build_strength_table(name: Literal["rand", "trivial"], size: tuple[int, int]) -> Float64:
+def _build_strength_table(name: Literal["rand", "trivial", "auto"], size: tuple[int, int]) -> Float64:
     """Builds the table of strengths: one row for each operation, one column for each level."""
     is_wide = name == "trivial"
     height, width = size
@@ -107,7 +160,7 @@ def _build_strength_table(name: Literal["rand", "trivial"], size: tuple[int, int
         "rotate": 135 if is_wide else 30,
         **dict.fromkeys(BLEND_OPERATIONS, 0.99 if is_wide else 0.9),
     }
-    level = np.linspace(0, 1, NUM_LEVELS)
+    level = np.linspace(0, 1, NUM_AUTO_LEVELS if name == "auto" else NUM_LEVELS)
     table = np.stack([level * max_strength.get(operation, 0) for operation in OPERATIONS])
     # Posterize and solarize are stronger with fewer bits and a lower threshold.
     table[OPERATIONS.index("posterize")] = 8 - np.rint(level * (6 if is_wide else 4))
@@ -171,10 +224,6 @@ def build_affine_matrices(operation: Int64, strength: Float64, size: tuple[int, 
     matrices[:, 3] = np.where(mask_by_operation["shear_y"], strength, 0)
     matrices[:, 2] = np.where(mask_by_operation["translate_x"], -np.trunc(strength), 0)
     matrices[:, 5] = np.where(mask_by_operation["translate_y"], -np.trunc(strength), 0)
-    # Turned around the centre (x, y): shift it to the origin, rotate, shift back.
-    angle = np.deg2rad(strength[mask_by_operation["rotate"]])
-    cosine, sine = np.cos(angle), np.sin(angle)
-    y, x = size[0] / 2, size[1] / 2
-    rotations = [cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y]
-    matrices[mask_by_operation["rotate"]] = np.stack(rotations, axis=1)
+    is_rotation = mask_by_operation["rotate"]
+    matrices[is_rotation] = build_rotation_matrices(strength[is_rotation], size)
     return matrices

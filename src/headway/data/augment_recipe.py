@@ -7,15 +7,24 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from headway.core.recipe import RecipePart
+from headway.data.augment_tables import PolicyTable
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Byte = Annotated[float, Field(ge=0, le=255)]
+FlipMode = Literal["random", "alternating", "vertical", "both"]
+
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 # Augmentations that a loader can do on the host.
 HOST_AUGMENTATIONS = frozenset({"flip", "translate"})
+# Keys of an AugmentRecipe that are no augmentations.
+SETTINGS = frozenset({"where", "normalise", "mean", "std"})
+
+
+# Keys of a PolicyRecipe that each policy uses.
+POLICY_KEYS = {"trivial": frozenset[str](), "rand": frozenset({"n", "m"}), "auto": frozenset({"table"})}
 
 
 class ErasingRecipe(RecipePart):
@@ -38,8 +47,26 @@ class ErasingRecipe(RecipePart):
         return value
 
 
+class RotationRecipe(RecipePart):
+    """Bilinear rotation by a uniform angle. `rotation: 15` is short for `rotation: {degrees: 15}`."""
+
+    degrees: float = Field(gt=0, le=180)
+    """Largest angle, in both directions."""
+    p: Share = 1.0
+    """Probability that a sample is rotated."""
+    border: Literal["mean", "reflect"] = "mean"
+    """Filling of the corners: the channels' `mean`, or the image, `reflect`ed at its border."""
+
+    # `rotation: 15` instead of `rotation: {degrees: 15}`.
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_short_form(cls, value: Any) -> Any:
+        return {"degrees": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 class JitterRecipe(RecipePart):
-    """Colour jitter: factors uniform in [1 - x, 1 + x], applied in this order (Howard 2013, arXiv 1312.5402)."""
+    """Colour jitter: factors uniform in [1 - x, 1 + x] and a shift of the hue, applied in this order (Howard 2013,
+    arXiv 1312.5402)."""
 
     brightness: Factor = 0.0
     """Spread x of the brightness. A factor of 0 is black, 2 is twice as bright."""
@@ -47,11 +74,14 @@ class JitterRecipe(RecipePart):
     """Spread x of the contrast. A factor of 0 is the image's mean gray."""
     saturation: Factor = 0.0
     """Spread x of the saturation. A factor of 0 is gray. Does nothing to images of one channel."""
+    hue: float = Field(default=0.0, ge=0, le=0.5)
+    """Largest shift of the hue in both directions, in turns of the colour wheel: 0.5 gives every hue. Does nothing to
+    images of one channel."""
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> JitterRecipe:
-        if not (self.brightness or self.contrast or self.saturation):
-            raise ValueError("this jitter changes nothing: set brightness, contrast or saturation, or remove it")
+        if not (self.brightness or self.contrast or self.saturation or self.hue):
+            raise ValueError("this jitter changes nothing: set brightness, contrast, saturation or hue, or remove it")
         return self
 
 
@@ -73,13 +103,16 @@ class CutmixRecipe(RecipePart):
 class PolicyRecipe(RecipePart):
     """Random operations for each sample. `policy: trivial` is short for `policy: {name: trivial}`."""
 
-    name: Literal["trivial", "rand"]
+    name: Literal["trivial", "rand", "auto"]
     """`trivial`: one operation of a random strength (Müller and Hutter 2021, arXiv 2103.10158; the wide space).
-    `rand`: n operations of one strength (Cubuk et al. 2019, arXiv 1909.13719)."""
+    `rand`: n operations of one strength (Cubuk et al. 2019, arXiv 1909.13719). `auto`: one of 25 pairs of operations
+    that a search found (AutoAugment, Cubuk et al. 2018, arXiv 1805.09501)."""
     n: int = Field(default=2, ge=1, le=99)
     """Number of operations for each sample. Used by `rand`."""
     m: int = Field(default=9, ge=0, le=30)
     """Strength of the operations, 0 to 30. Used by `rand`."""
+    table: PolicyTable = "imagenet"
+    """Data set of the search: `imagenet`, `cifar10` or `svhn`. Used by `auto`."""
 
     # `policy: trivial` instead of `policy: {name: trivial}`.
     @model_validator(mode="before")
@@ -89,16 +122,18 @@ class PolicyRecipe(RecipePart):
 
     @model_validator(mode="after")
     def _check_keys(self) -> PolicyRecipe:
-        # `trivial` draws its strength, so n and m would be ignored.
-        unused = sorted(self.model_fields_set - {"name"})
-        if self.name == "trivial" and unused:
-            raise ValueError(f"'trivial' does not use {unused[0]!r}. Remove {unused[0]!r}, or set name: rand")
+        # `trivial` draws its strength, for example, so n and m would be ignored.
+        unused = sorted(self.model_fields_set - {"name"} - POLICY_KEYS[self.name])
+        if unused:
+            other = next(name for name, keys in POLICY_KEYS.items() if unused[0] in keys)
+            raise ValueError(f"{self.name!r} does not use {unused[0]!r}. Remove {unused[0]!r}, or set name: {other}")
         return self
 
     @model_serializer(mode="wrap")
     def _drop_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # A resolved recipe is read again, and `_check_keys` refuses keys that are not used.
-        return handler(self) if self.name == "rand" else {"name": self.name}
+        tree: dict[str, Any] = handler(self)
+        return {key: value for key, value in tree.items() if key == "name" or key in POLICY_KEYS[self.name]}
 
 
 class AugmentRecipe(RecipePart):
@@ -107,16 +142,19 @@ class AugmentRecipe(RecipePart):
     where: Literal["auto", "host", "device"] = "auto"
     """Place of flip and translate: on the `host`, by the loader, or on the `device`. auto: the host for a CPU, the
     device for a GPU. The pixels are the same. All other augmentations run on the device."""
-    flip: bool | Literal["random", "alternating"] = False
-    """Mirror images left to right. `random` (or true): half of the samples, drawn anew in each epoch. `alternating`:
+    flip: bool | FlipMode = False
+    """Mirror images. `random` (or true): half of the samples, left to right, drawn anew in each epoch. `alternating`:
     half of them in the first epoch and the others in the next, so that two epochs show each sample both ways (Jordan
-    2024, arXiv 2404.00498)."""
+    2024, arXiv 2404.00498). `vertical`: half of the samples, top to bottom. `both`: left to right and top to bottom,
+    drawn independently, for images that have no upper side, as from a microscope or a satellite."""
     translate: int = Field(default=0, ge=0)
     """Largest shift of a sample in pixels, horizontal and vertical; reflection fills the border."""
+    rotation: RotationRecipe | None = None
+    """Rotate by a random angle."""
     policy: PolicyRecipe | None = None
-    """TrivialAugment or RandAugment."""
+    """TrivialAugment, RandAugment or AutoAugment."""
     jitter: JitterRecipe | None = None
-    """Brightness, contrast and saturation."""
+    """Brightness, contrast, saturation and hue."""
     cutout: int | None = Field(default=None, ge=1)
     """Side in pixels of a square that is filled with the mean in each sample. Its centre is a random pixel, so a part
     of it may lie outside (DeVries and Taylor 2017, arXiv 1708.04552)."""
@@ -142,15 +180,22 @@ class AugmentRecipe(RecipePart):
         return self
 
     @property
-    def flip_mode(self) -> Literal["random", "alternating"] | None:
+    def flip_mode(self) -> FlipMode | None:
         """Kind of flip; None if no sample is mirrored."""
         if isinstance(self.flip, bool):
             return "random" if self.flip else None
         return self.flip
 
+    def list_augmentations(self) -> frozenset[str]:
+        """Returns the keys of the augmentations that this recipe asks for."""
+        # Every key that is no setting is an augmentation, off by its default: a new key cannot be forgotten here.
+        fields = type(self).model_fields
+        return frozenset(
+            name for name in fields if name not in SETTINGS and getattr(self, name) != fields[name].default
+        )
+
     def select_host_augmentations(self, device_type: str) -> frozenset[str]:
         """Selects the augmentations that the loader does on the host, for batches on a device of this type."""
         # On a CPU the loader flips and shifts in the pass that decodes; a GPU has time to spare.
         is_on_host = self.where == "host" or (self.where == "auto" and device_type == "cpu")
-        is_used = {"flip": self.flip_mode is not None, "translate": self.translate > 0}
-        return frozenset(name for name in HOST_AUGMENTATIONS if is_on_host and is_used[name])
+        return self.list_augmentations() & HOST_AUGMENTATIONS if is_on_host else frozenset()

@@ -50,7 +50,9 @@ class Batch:
     boxes: NDArray[np.float32] | None = None
     """Part of each image that was resized to the batch's size: (left, top, width, height), [b, 4]; None: the whole."""
     flips: NDArray[np.bool_] | None = None
-    """Images that the loader mirrored, [b]."""
+    """Images that the loader mirrored left to right, [b]."""
+    vertical_flips: NDArray[np.bool_] | None = None
+    """Images that the loader mirrored top to bottom, [b]."""
     shifts: NDArray[np.int64] | None = None
     """Pixels by which the loader moved each image: (down, right), [b, 2]."""
     bad: tuple[BadSample, ...] = field(default=())

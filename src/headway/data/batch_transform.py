@@ -74,6 +74,8 @@ def check_transformed(
         if not keeps_shape:
             fix += "; another height and width are fine"
         raise RecipeError(f"the transform {name!r} returned {got}", where=where, fix=fix)
+    assert isinstance(changed, torch.Tensor)
+    assert isinstance(changed_labels, torch.Tensor)
     return changed, changed_labels
 
 

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
 from headway.core.random_keys import GOLDEN, MASK, UInt64, draw_integers, draw_uniform, draw_words, mix
-from headway.data.random_streams import STREAM_CROP, STREAM_CROP_PLACE, STREAM_DOWN, STREAM_FLIP, STREAM_RIGHT
+from headway.data.augment_recipe import FlipMode
+from headway.data.random_streams import (
+    STREAM_CROP,
+    STREAM_CROP_PLACE,
+    STREAM_DOWN,
+    STREAM_FLIP,
+    STREAM_RIGHT,
+    STREAM_VERTICAL_FLIP,
+)
 
 Float64 = NDArray[np.float64]
 Sides = NDArray[np.uint32]
@@ -165,6 +173,32 @@ def draw_flips(
             raise UsageError("an alternating flip needs the epoch of each sample", fix="Give epochs.")
         flips ^= (epochs & 1).astype(bool)
     return flips
+
+
+def draw_flip_masks(
+    mode: FlipMode, keys: UInt64, epochs: NDArray[np.int64] | None = None, first_epoch_keys: UInt64 | None = None
+) -> tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]:
+    """Draws masks of the samples that are mirrored left to right, and top to bottom; None: `mode` does not do this.
+
+    Args:
+        mode: `random` and `alternating` mirror left to right, as in `draw_flips`; `vertical` mirrors half of the
+            samples top to bottom; `both` mirrors in both directions, which are drawn independently.
+        keys: uint64 [k].
+        epochs: epoch of each sample, [k], for `alternating`.
+        first_epoch_keys: uint64 [k], keys of the samples in epoch 0, for `alternating`.
+
+    Raises:
+        UsageError: an alternating flip without epochs or keys of epoch 0.
+    """
+    vertical = draw_uniform(keys, STREAM_VERTICAL_FLIP) < 0.5 if mode in ("vertical", "both") else None
+    if mode == "vertical":
+        return None, vertical
+    if mode != "alternating":
+        return draw_flips(keys), vertical
+    if first_epoch_keys is None:
+        what = "an alternating flip needs the samples' keys in the first epoch"
+        raise UsageError(what, fix="Give first_epoch_keys=headway.make_keys(seed, 0, samples), and epochs.")
+    return draw_flips(first_epoch_keys, epochs, "alternating"), vertical
 
 
 def draw_shifts(keys: UInt64, translate: int) -> NDArray[np.int64]:

@@ -22,7 +22,7 @@ from headway.core.errors import UsageError
 from headway.data import native
 from headway.data.decode_request import DecodeRequest, GatherRequest
 from headway.data.mapping import check_mappings as check_mapped
-from headway.data.reference import DecodeStats, DecodeStatus, RecordKind, copy_raw_image, decode_record
+from headway.data.reference import DecodeStats, DecodeStatus, RecordKind, copy_raw_image, decode_record, read_mirrors
 
 Backend = Literal["auto", "native", "pillow"]
 
@@ -109,9 +109,9 @@ class PillowDecoder(Decoder):
                 out[index] = 0
                 status[index] = DecodeStatus.UNDECODABLE
             else:
-                flip = request.flips is not None and bool(request.flips[index])
                 shift = None if request.shifts is None else request.shifts[index]
-                copy_raw_image(data, out[index], planar=request.planar, shift=shift, flip=flip)
+                mirrors = read_mirrors(request, index)
+                copy_raw_image(data, out[index], planar=request.planar, shift=shift, mirrors=mirrors)
         check_mapped(request.records.address)
         return status
 

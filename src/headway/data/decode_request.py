@@ -23,6 +23,7 @@ class DecodeRequest:
         boxes: part of each image that is resized to the output, (left, top, width, height) in pixels; float32 [k, 4].
         out: uint8 [k, H, W, C], with C 1 or 3; written to.
         flips: bool [k], images to mirror left to right; None: none.
+        vertical_flips: bool [k], images to mirror top to bottom; None: none.
         kinds: uint8 [k], `RecordKind` of each record; None: all are image files.
         shapes: uint32 [k, 3], height, width and channels of each raw record.
         crc: uint32 [k], expected crc32c of each record; None: no checksum is compared.
@@ -34,6 +35,7 @@ class DecodeRequest:
     boxes: NDArray[np.float32]
     out: Pixels
     flips: NDArray[np.bool_] | None = None
+    vertical_flips: NDArray[np.bool_] | None = None
     kinds: NDArray[np.uint8] | None = None
     shapes: NDArray[np.uint32] | None = None
     crc: NDArray[np.uint32] | None = None
@@ -50,9 +52,10 @@ class GatherRequest:
         records: the raw pixels.
         out: uint8 [k, H, W, C]; written to.
         planar: the records are [C, H, W] instead of [H, W, C].
-        shifts: int [k, 2], pixels (down, right) that each image moves after the flip, with reflection padding. None: no
-            image moves.
+        shifts: int [k, 2], pixels (down, right) that each image moves after the flips, with reflection padding. None:
+            no image moves.
         flips: bool [k], images to mirror left to right; None: none.
+        vertical_flips: bool [k], images to mirror top to bottom; None: none.
         crc, check: as in `DecodeRequest`.
     """
 
@@ -61,5 +64,6 @@ class GatherRequest:
     planar: bool = False
     shifts: NDArray[np.integer] | None = None
     flips: NDArray[np.bool_] | None = None
+    vertical_flips: NDArray[np.bool_] | None = None
     crc: NDArray[np.uint32] | None = None
     check: NDArray[np.bool_] | None = None

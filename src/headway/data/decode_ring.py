@@ -161,8 +161,9 @@ class DecodeRing:
         masked = np.flatnonzero(batch.served < 0)
         if masked.size:
             images.index_fill_(0, to_device(masked, device), 0)
-        if batch.flips is not None or batch.shifts is not None:
-            images = flip_and_translate(images, batch.flips, batch.shifts)
+        moves = batch.flips, batch.shifts, batch.vertical_flips
+        if any(move is not None for move in moves):
+            images = flip_and_translate(images, *moves)
         return replace(batch, images=images, labels=to_device(batch.labels.numpy(), device))
 
     def close(self) -> None:

@@ -141,6 +141,7 @@ class BatchFiller:
             seed=self._seed,
             boxes=boxes,
             flips=draws.flips,
+            vertical_flips=draws.vertical_flips,
             shifts=draws.shifts,
             bad=tuple(bad_samples),
         )
@@ -161,7 +162,9 @@ class BatchFiller:
         boxes: NDArray[np.float32] | None = None
         if self._can_copy_without_decoding(samples, out):
             planar = bool(tier.flags[samples[0]] & FLAG_PLANAR) if len(samples) else False
-            request = GatherRequest(records, out, planar, draws.shifts, draws.flips, **checksum_args)
+            request = GatherRequest(
+                records, out, planar, draws.shifts, draws.flips, draws.vertical_flips, **checksum_args
+            )
             status = self._decoder.gather(request)
         else:
             status, boxes = self._decode_boxes(samples, records, draws, out, checksum_args)
@@ -200,13 +203,17 @@ class BatchFiller:
         if (flags & FLAG_RAW).any():
             options["shapes"] = np.stack([height, width, np.full_like(width, channels)], axis=1)
         if draws.shifts is None:
-            return self._decoder.decode(DecodeRequest(records, boxes, out, draws.flips, **options)), boxes
+            request = DecodeRequest(records, boxes, out, draws.flips, draws.vertical_flips, **options)
+            return self._decoder.decode(request), boxes
         if self._scratch.size < out.size:
             self._scratch = np.empty(out.size, np.uint8)
         # A shift pads by reflection of the resized image, so it is a second pass over the pixels.
         unshifted = self._scratch[: out.size].reshape(out.shape)
         status = self._decoder.decode(DecodeRequest(records, boxes, unshifted, **options))
-        self._decoder.gather(GatherRequest(Records.from_rows(unshifted), out, shifts=draws.shifts, flips=draws.flips))
+        rows = Records.from_rows(unshifted)
+        self._decoder.gather(
+            GatherRequest(rows, out, shifts=draws.shifts, flips=draws.flips, vertical_flips=draws.vertical_flips)
+        )
         return status, boxes
 
     def _substitute(

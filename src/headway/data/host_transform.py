@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
 from headway.core.random_keys import UInt64, make_keys
-from headway.data.crops import compute_center_boxes, draw_flips, draw_random_resized_boxes, draw_shifts
+from headway.data.augment_recipe import FlipMode
+from headway.data.crops import compute_center_boxes, draw_flip_masks, draw_random_resized_boxes, draw_shifts
 from headway.data.data_recipe import CropRecipe
 from headway.data.resolution import ProgressiveRecipe, compute_progressive_size
 
@@ -24,19 +25,22 @@ class HostDraws:
 
     Attributes:
         keys: uint64 [k]; empty if nothing is random.
-        flips: bool [k], images to mirror.
+        flips: bool [k], images to mirror left to right.
         shifts: int64 [k, 2], (down, right) in pixels.
+        vertical_flips: bool [k], images to mirror top to bottom.
     """
 
     keys: UInt64
     flips: NDArray[np.bool_] | None
     shifts: NDArray[np.int64] | None
+    vertical_flips: NDArray[np.bool_] | None
 
     def select(self, low: int, high: int) -> HostDraws:
         """Returns the parameters of entries [low, high)."""
         # Views: slices of a batch cost no copy.
         rows = slice(low, high)
-        return HostDraws(*(None if array is None else array[rows] for array in (self.keys, self.flips, self.shifts)))  # type: ignore[arg-type]
+        arrays = (self.keys, self.flips, self.shifts, self.vertical_flips)
+        return HostDraws(*(None if array is None else array[rows] for array in arrays))  # type: ignore[arg-type]
 
 
 @final
@@ -59,7 +63,7 @@ class HostTransform:
     size: Size
     channels: int
     crop: CropRecipe
-    flip: Literal["random", "alternating"] | None = None
+    flip: FlipMode | None = None
     translate: int = 0
     progressive: ProgressiveRecipe | None = None
     scaled: bool = False
@@ -103,11 +107,11 @@ class HostTransform:
         """Draws the random parameters of samples, each from the key of (seed, epoch, sample)."""
         # Evaluation has no random parameters, so it needs no keys.
         if not self.needs_keys:
-            return HostDraws(np.empty(0, np.uint64), None, None)
+            return HostDraws(np.empty(0, np.uint64), None, None, None)
         keys = make_keys(seed, epochs, samples)
-        flips = None
+        flips = vertical_flips = None
         if self.flip:
             # An alternating flip needs one choice per sample that stays the same: that of epoch 0.
-            flip_keys = keys if self.flip == "random" else make_keys(seed, 0, samples)
-            flips = draw_flips(flip_keys, epochs, self.flip)
-        return HostDraws(keys, flips, draw_shifts(keys, self.translate) if self.translate else None)
+            first_epoch_keys = make_keys(seed, 0, samples) if self.flip == "alternating" else None
+            flips, vertical_flips = draw_flip_masks(self.flip, keys, epochs, first_epoch_keys)
+        return HostDraws(keys, flips, draw_shifts(keys, self.translate) if self.translate else None, vertical_flips)

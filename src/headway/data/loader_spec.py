@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 from headway.core.errors import UsageError, suggest_nearest
+from headway.data.augment_recipe import FlipMode
 from headway.data.batch_plan import BatchPlan
 from headway.data.columns import DatasetDescription
 from headway.data.data_recipe import CacheMode, CropRecipe, OnBad, VerifyMode
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from headway.data.tiers import Tier
     from headway.data.workers.image_transform import ImageTransform
 
-FLIPS = ("random", "alternating")
+FLIPS = get_args(FlipMode)
 CROPS = ("center", "random")
 BACKENDS = ("auto", "native", "pillow")
 WORKER_KINDS = ("process", "thread")
@@ -57,7 +58,8 @@ class LoaderSpec:
         size: side or (height, width) of the images; None: the size that all of them share.
         channels: 1 or 3; None: as the data set has them.
         crop: "center", "random" or a `CropRecipe`: the box of each image that is resized.
-        flip: True or "random", "alternating", False: mirror left to right while decoding.
+        flip: mirror while decoding: True or "random", "alternating": left to right; "vertical": top to bottom; "both";
+            False. See `AugmentRecipe`.
         translate: shift each image by up to so many pixels both ways; reflection fills the border.
         progressive: smaller images in the first epochs.
         scaled: decode large JPEGs smaller; see `DataRecipe`.
@@ -98,7 +100,7 @@ class LoaderSpec:
     size: int | tuple[int, int] | None = None
     channels: int | None = None
     crop: Literal["center", "random"] | CropRecipe = "center"
-    flip: bool | Literal["random", "alternating"] = False
+    flip: bool | FlipMode = False
     translate: int = 0
     progressive: ProgressiveRecipe | None = None
     scaled: bool = False
@@ -227,7 +229,7 @@ class LoaderSpec:
                 raise UsageError("the images have different sizes", fix="Give the loader a size=(height, width).")
             # Columns say (width, height), images are (height, width).
             size = (description.common_size[1], description.common_size[0])
-        flip: Literal["random", "alternating"] | None = self.flip if isinstance(self.flip, str) else None
+        flip: FlipMode | None = self.flip if isinstance(self.flip, str) else None
         return HostTransform(
             size=size,
             channels=self.channels or description.channels,

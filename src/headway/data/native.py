@@ -235,6 +235,21 @@ def _get_checked_pointer(array: NDArray[Any] | None, dtype: type, *shape: int) -
     return array.ctypes.data
 
 
+def _pack_flips(request: DecodeRequest | GatherRequest, num_images: int) -> Bytes | None:
+    """Returns how each image is mirrored, as the core reads it: 1 left to right, 2 top to bottom; None: no image is.
+
+    Raises ValueError if a mask is not bool [num_images].
+    """
+    flips, vertical_flips = request.flips, request.vertical_flips
+    for mask in (flips, vertical_flips):
+        _get_checked_pointer(mask, np.bool_, num_images)
+    # The usual flip, left to right, needs no new array: True is the byte 1.
+    if vertical_flips is None:
+        return None if flips is None else flips.view(np.uint8)
+    vertical_bits: Bytes = np.left_shift(vertical_flips.view(np.uint8), 1)
+    return vertical_bits if flips is None else vertical_bits | flips.view(np.uint8)
+
+
 def _get_output_pointer(out: Bytes) -> tuple[int, int]:
     """Returns the address of uint8 [n, H, W, C], and the bytes from one image to the next.
 
@@ -293,6 +308,7 @@ class NativePool:
         """
         num_images = _count_images(request)
         out = request.out
+        flip_bits = _pack_flips(request, num_images)
         items = _Items(
             address=_get_checked_pointer(request.records.address, np.uint64, num_images),
             length=_get_checked_pointer(request.records.length, np.uint64, num_images),
@@ -301,7 +317,7 @@ class NativePool:
             kind=_get_checked_pointer(request.kinds, np.uint8, num_images),
             shape=_get_checked_pointer(request.shapes, np.uint32, num_images, 3),
             box=_get_checked_pointer(request.boxes, np.float32, num_images, 4),
-            flip=_get_checked_pointer(request.flips, np.bool_, num_images),
+            flip=_get_checked_pointer(flip_bits, np.uint8, num_images),
         )
         address, stride = _get_output_pointer(out[:num_images])
         height, width, channels = out.shape[1:]
@@ -325,6 +341,7 @@ class NativePool:
         out = request.out
         # Drawn as int64; the core reads int16.
         shifts = None if request.shifts is None else np.ascontiguousarray(request.shifts, np.int16)
+        flip_bits = _pack_flips(request, num_images)
         address, stride = _get_output_pointer(out[:num_images])
         height, width, channels = out.shape[1:]
         _check_result(
@@ -341,7 +358,7 @@ class NativePool:
                 width,
                 channels,
                 _get_checked_pointer(shifts, np.int16, num_images, 2),
-                _get_checked_pointer(request.flips, np.bool_, num_images),
+                _get_checked_pointer(flip_bits, np.uint8, num_images),
                 address,
                 stride,
                 status.ctypes.data,

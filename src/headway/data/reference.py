@@ -19,10 +19,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_PLANAR, FLAG_RAW
-from headway.data.decode_request import DecodeRequest, Pixels
+from headway.data.decode_request import DecodeRequest, GatherRequest, Pixels
 
 if TYPE_CHECKING:
     from headway.data.dataset import Dataset
+
+# Whether an image is mirrored left to right, and top to bottom.
+Mirrors = tuple[bool, bool]
 
 PILLOW_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
 """The only formats that are opened, whatever a file is called: some of Pillow's formats start programs (EPS)."""
@@ -106,10 +109,19 @@ def convert_mode(image: Image.Image, channels: int) -> Image.Image:
 
 
 def decode_one(
-    data: bytes | memoryview, out: Pixels, box: NDArray[np.float32], *, flip: bool = False, scaled: bool = False
+    data: bytes | memoryview,
+    out: Pixels,
+    box: NDArray[np.float32],
+    *,
+    flip: bool = False,
+    vertical_flip: bool = False,
+    scaled: bool = False,
 ) -> DecodeStatus:
     """Decodes one image file into `out`, uint8 [H, W, C]. The arguments are those of `DecodeRequest`, for one image."""
-    return _resize_into(lambda: _open_scaled(data, out.shape, box if scaled else None), out, box, flip, DecodeStats())
+    mirrors = flip, vertical_flip
+    return _resize_into(
+        lambda: _open_scaled(data, out.shape, box if scaled else None), out, box, mirrors, DecodeStats()
+    )
 
 
 def _open_scaled(
@@ -157,7 +169,7 @@ def _resize_into(
     open_image: Callable[[], tuple[Image.Image, int]],
     out: Pixels,
     box: NDArray[np.float32],
-    flip: bool,
+    mirrors: Mirrors,
     stats: DecodeStats,
 ) -> DecodeStatus:
     start_time = time.perf_counter()
@@ -177,7 +189,7 @@ def _resize_into(
         if (left, top, right, bottom) != (0.0, 0.0, *size) or image.size != size:
             image = image.resize(size, Image.Resampling.BILINEAR, box=(left, top, right, bottom))
         pixels = np.asarray(image).reshape(out.shape)
-        out[:] = pixels[:, ::-1] if flip else pixels
+        out[:] = _mirror(pixels, mirrors)
         stats.decode_s += decode_end - start_time
         stats.resample_s += time.perf_counter() - decode_end
     # Pillow's plugins raise anything from OSError to struct.error on damaged bytes.
@@ -200,26 +212,37 @@ def decode_record(request: DecodeRequest, index: int, stats: DecodeStats) -> Dec
             return DecodeStatus.CHECKSUM
     # Pillow reads a whole record, even for a small box.
     stats.used_bytes += len(data)
-    flip = request.flips is not None and bool(request.flips[index])
+    mirrors = read_mirrors(request, index)
     kind = RecordKind.JPEG if request.kinds is None else request.kinds[index]
     if kind in (RecordKind.RAW, RecordKind.PLANAR):
         assert request.shapes is not None, "raw records need shapes"
         shape = request.shapes[index]
         planar = kind == RecordKind.PLANAR
-        return _resize_into(lambda: _open_raw(data, shape, planar, out.shape[2]), out, box, flip, stats)
+        return _resize_into(lambda: _open_raw(data, shape, planar, out.shape[2]), out, box, mirrors, stats)
     scaling_box = box if request.scaled else None
-    return _resize_into(lambda: _open_scaled(data, out.shape, scaling_box), out, box, flip, stats)
+    return _resize_into(lambda: _open_scaled(data, out.shape, scaling_box), out, box, mirrors, stats)
+
+
+def read_mirrors(request: DecodeRequest | GatherRequest, index: int) -> Mirrors:
+    """Returns whether record `index` of a batch is mirrored left to right, and top to bottom."""
+    masks = request.flips, request.vertical_flips
+    horizontal, vertical = (mask is not None and bool(mask[index]) for mask in masks)
+    return horizontal, vertical
+
+
+def _mirror(pixels: Pixels, mirrors: Mirrors) -> Pixels:
+    horizontal, vertical = mirrors
+    return pixels[:: -1 if vertical else 1, :: -1 if horizontal else 1]
 
 
 def copy_raw_image(
-    data: bytes | memoryview, out: Pixels, *, planar: bool, shift: NDArray[np.int64] | None, flip: bool
+    data: bytes | memoryview, out: Pixels, *, planar: bool, shift: NDArray[np.int64] | None, mirrors: Mirrors
 ) -> None:
-    """Copies one raw image into `out`, mirrored if `flip`, then moved by `shift` (down, right; reflection padding)."""
+    """Copies one raw image into `out`, mirrored, then moved by `shift` (down, right; reflection padding)."""
     height, width, channels = out.shape
     pixels = np.frombuffer(data, np.uint8, out.size)
     pixels = pixels.reshape(channels, height, width).transpose(1, 2, 0) if planar else pixels.reshape(out.shape)
-    if flip:
-        pixels = pixels[:, ::-1]
+    pixels = _mirror(pixels, mirrors)
     # Indices outside the image are reflected: a gather instead of a padded copy.
     if shift is not None:
         down, right = shift

@@ -39,8 +39,10 @@ from headway.doctor.page_cache import evict, restore_residency
 from headway.doctor.roofline import measure_roofline
 from headway.doctor.stalls import measure_checkpoint, measure_evaluation
 from headway.doctor.throughput_model import ThroughputModel
-from headway.doctor.verdict import conclude_verdict
+from headway.doctor.verdict import AUGMENT_NOTE, conclude_verdict
 from headway.doctor.whole_job import MOST_STEPS, WholeJobRun, run_whole_job
+from headway.observe.host_load import OtherLoadMeter
+from headway.setup.build import TrainSetup
 from headway.training.runs import load_recipe
 
 # Least number of steps of a short run and of a first-epoch run; if they do not fit into the time, the run is left out.
@@ -128,6 +130,7 @@ class _Examination:
     def measure(self) -> Profile:
         """Measures all parts and builds the profile."""
         job, budget, setup, begun = self._job, self._budget, self._job.setup, perf_counter()
+        other_load = OtherLoadMeter()
         job.load_batches()
         if self._cold and (reason := self._explain_no_cold_epoch()):
             fix = "Leave --cold out: all epochs take the same time."
@@ -154,7 +157,12 @@ class _Examination:
         is_beside = fed_warm is not None and "transform" in fed_warm.seconds
         ceilings = [
             *self._measure_input_ceilings(fed_warm),
-            *_build_loop_ceilings(loop, self._handed_s, has_transform=not is_beside or job.setup.transform is not None),
+            *_build_loop_ceilings(
+                loop,
+                self._handed_s,
+                has_transform=not is_beside or job.setup.transform is not None,
+                augments=_augments_batches(setup),
+            ),
             *self._measure_stalls(),
         ]
         warm = ThroughputModel.from_ceilings(ceilings, together)
@@ -195,6 +203,7 @@ class _Examination:
             knobs=tuple(candidates),
             not_measured=tuple(self._missing),
             seconds=perf_counter() - begun,
+            other_load=other_load.read_share(),
         )
 
     def _measure_input(self) -> tuple[LoaderMeasurement | None, ThreadScaling | None]:
@@ -372,7 +381,7 @@ class _Examination:
 
 # How each stage of the loop was measured, for the table.
 LOOP_STAGES = {
-    "normalise": "normalising and augmenting a batch",
+    "normalise": AUGMENT_NOTE,
     "transform": "the recipe's transform, timed in turns with normalising",
     "launch": "forward and backward: fixed time, by a line through two batch sizes",
     "compute": "forward and backward: the rest",
@@ -388,9 +397,13 @@ LOOP_STAGES = {
 }
 
 
-def _build_loop_ceilings(loop: LoopMeasurement, handed_s: float, *, has_transform: bool) -> list[StageCeiling]:
-    """Args: has_transform: the loop runs a transform, or nothing does."""
+def _build_loop_ceilings(
+    loop: LoopMeasurement, handed_s: float, *, has_transform: bool, augments: bool
+) -> list[StageCeiling]:
+    """Args: has_transform: the loop runs a transform, or nothing does. augments: it augments batches."""
     how = LOOP_STAGES | {"sync": f"{loop.syncs.count:.3g} reads of tensor values per step"}
+    if not augments:
+        how["normalise"] = "normalising a batch"
     seconds = {**loop.seconds, "other": loop.seconds["other"] + handed_s}
     side: PipelineSide = "loop"
     ceilings = []
@@ -402,6 +415,11 @@ def _build_loop_ceilings(loop: LoopMeasurement, handed_s: float, *, has_transfor
         one = StageCeiling(stage=stage, side=side, resource="device", seconds=seconds[stage], how=note, code=lines)
         ceilings.append(one)
     return ceilings
+
+
+def _augments_batches(setup: TrainSetup) -> bool:
+    """Returns True if the recipe augments batches in the loop, in more than the user's transform."""
+    return setup.augment.needs_keys or setup.augment.needs_epochs
 
 
 def _build_lap_ceilings(ran: WholeJobRun) -> list[StageCeiling]:

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import final
 
 from headway.core.profile import LimitKind
+from headway.doctor.loader_facts import SPARE, advise_loader
 from headway.doctor.loop_observation import Advice, LoopFacts, format_share
 from headway.doctor.loop_verdict import LIMIT, OFTEN, LoopCosts
 
 # Share of the time from which a change is worth it.
 WORTH = 0.05
-# Factor on the smallest sufficient number of workers, because batches do not always take the same time.
-SPARE = 1.25
 
 
 @final
@@ -60,7 +59,12 @@ class LoopAdviser:
 
     def _advise_input(self) -> None:
         costs, facts = self._costs, self._facts
-        if costs.wait >= WORTH and facts.torch_loader:
+        if costs.wait >= WORTH and facts.loader is not None:
+            for why, change in advise_loader(
+                facts.loader, wait=costs.wait, cores=facts.cores, shares_cores=not facts.is_asynchronous
+            ):
+                self._add(why, change)
+        elif costs.wait >= WORTH and facts.torch_loader:
             self._advise_workers(facts.workers or 0)
         elif costs.wait >= WORTH:
             self._add("the loader is slower than the loop", "let it prefetch batches in its own threads or processes")
@@ -99,6 +103,13 @@ class LoopAdviser:
             if facts.torch_loader and facts.workers and not facts.persistent:
                 change = "DataLoader(..., persistent_workers=True)"
                 self._add("every epoch starts new workers", change)
+            elif facts.loader is not None and facts.loader.is_own:
+                # Its workers live as long as the Loader.
+                self._add("every epoch begins slowly", "make the headway.Loader once, before the first epoch")
+            elif facts.loader is not None:
+                # A Loader without an end keeps its ring full over the ends of epochs.
+                change = "one iteration over all epochs: headway.Loader(..., seed=..., stop=math.inf)"
+                self._add("every epoch fills the queue of batches again", change)
             else:
                 self._add("every epoch begins slowly", "keep open files and indices of the data set between epochs")
         if costs.stall >= WORTH:
@@ -131,7 +142,8 @@ class LoopAdviser:
                 self._add(
                     "the device waits for kernel launches", 'model = torch.compile(model, mode="reduce-overhead")'
                 )
-            self._add("a larger batch gives each kernel more work", "DataLoader(..., batch_size=...) as memory allows")
+            batch = "DataLoader(..., batch_size=...)" if facts.loader is None else "headway.Loader(..., batch=...)"
+            self._add("a larger batch gives each kernel more work", f"{batch} as memory allows")
         if facts.fusable and self._costs.sum_shares("optimizer") >= WORTH:
             share = format_share(self._costs.sum_shares("optimizer"))
             self._add(f"the optimizer takes {share} of the time", "give the optimizer fused=True")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from pydantic import Field
 
 from headway.core.json_record import JsonRecord
 from headway.core.profile import LimitKind
+
+# A parent process that only reads the record needs no torch.
+if TYPE_CHECKING:
+    from headway.doctor.loader_facts import LoaderFacts
 
 # Lines of each list in the text; the record has all.
 MOST_PATTERNS, MOST_ADVICE, MOST_UNKNOWN = 4, 5, 4
@@ -28,6 +32,8 @@ class LoopFacts:
     # Samples of a batch, and batches of an epoch.
     samples: int | None = None
     batches: int | None = None
+    # Facts about a headway.Loader; None: the loader is another one.
+    loader: LoaderFacts | None = None
     # The loader is a torch DataLoader; otherwise the next four are unknown.
     torch_loader: bool = False
     # Worker processes; 0: the loop makes its batches itself.
@@ -143,6 +149,8 @@ class LoopObservation(JsonRecord):
     reads: float | None = None
     # Code that read the first of these values, the most frequent first: `item at train.py:41`.
     read_at: tuple[str, ...] = ()
+    # Own statistics of a headway.Loader; empty: the loader is another one.
+    loader: str = ""
     # Share of steps in which the device was idle when a batch came; None: unknown.
     starved: float | None = None
     patterns: tuple[LoopPattern, ...] = ()
@@ -165,6 +173,8 @@ class LoopObservation(JsonRecord):
             lines += [self._format_summary(), "", *self._format_table()]
         if reads := self._format_reads():
             lines.append(reads)
+        if self.loader:
+            lines.append(f"{self.loader}.")
         patterns = [f"{one.sentence}{_format_p_value(one.p_value)}" for one in self.patterns]
         lines += _format_list("Patterns:", patterns, MOST_PATTERNS)
         advice = [f"{one.why}: {one.change}" for one in self.advice]

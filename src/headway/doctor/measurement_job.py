@@ -21,8 +21,9 @@ from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
+from headway.training.display import Display
 from headway.training.progress import SilentDisplay
-from headway.training.trainer import Display, Trainer
+from headway.training.trainer import Trainer
 
 LOG = logging.getLogger("headway.doctor")
 

@@ -30,6 +30,7 @@ from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.tiers.tier import Ids, Spans, Tier
 from headway.doctor.loader_measurement import LoaderMeasurement, measure_loader
 from headway.doctor.measurement_job import MeasurementJob
+from headway.doctor.smaller_images import choose_stored_side
 from headway.setup.recipe import TrainRecipe
 from headway.storage.addresses import get_cache_folder
 
@@ -39,12 +40,6 @@ CHUNK = 16
 MOST, MOST_BYTES = 2048, 128 * 2**20
 # Samples that decide which kinds of files a set has.
 LOOKED_AT = 4096
-# The side of resized images is rounded up to a multiple of this.
-ROUND = 32
-# Side of stored images divided by the side of a random crop: 256 for 224, as is usual.
-MARGIN = 8 / 7
-# Stored images this many times larger than needed are worth reducing.
-LARGER = 1.25
 # Share of JPEGs from which a set counts as JPEGs.
 MOSTLY = 0.9
 # If a crop covers less of an image's area, part of a seekable file need not be decoded.
@@ -131,10 +126,8 @@ def choose_smaller_mode(job: MeasurementJob) -> PackMode | None:
     train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
     if train is None or isinstance(train.source, RemoteShards) or not _is_mostly_jpeg(train):
         return None
-    needed = max(job.setup.inputs.size) * (MARGIN if crop.is_random else 1 / crop.share)
-    side = ROUND * -(-int(np.ceil(needed - 1e-6)) // ROUND)
-    shorter = float(np.median(np.minimum(train.width[:LOOKED_AT], train.height[:LOOKED_AT])))
-    return PackMode(kind="encode", side=side) if shorter >= LARGER * side else None
+    side = choose_stored_side(train, job.setup.inputs.size, crop)
+    return None if side is None else PackMode(kind="encode", side=side)
 
 
 def fits_in_disk_cache(job: MeasurementJob) -> bool:

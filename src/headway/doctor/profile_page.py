@@ -20,6 +20,7 @@ from headway.doctor.terminal_text import (
     describe_change,
     describe_contention,
     describe_cost,
+    describe_disturbance,
     describe_prediction,
     format_number,
     format_percent,
@@ -375,7 +376,7 @@ def _draw_knobs(profile: Profile) -> Panel:
         width="full",
         note=f"Each alone, against the predicted {format_number(profile.predicted)} images/s, the best first. "
         "A question mark: the short run of the whole job did not confirm the prediction. "
-        "Append an override to: headway train RECIPE",
+        f"Append an override to: headway train RECIPE. {describe_disturbance(profile)}".strip(),
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any, final
 
 from headway.doctor.loop_measurement import build_wait
 from headway.doctor.measurement_job import MeasurementJob, close_stream, with_values
+from headway.training.display import Display
 from headway.training.evaluate import evaluate_batches
-from headway.training.trainer import Display, Trainer
+from headway.training.trainer import Trainer
 
 # Checkpoints saved for the median, or fewer if the time is up.
 CHECKPOINTS = 3

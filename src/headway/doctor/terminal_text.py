@@ -193,14 +193,26 @@ def _format_knobs(profile: Profile) -> list[str]:
     if not profile.knobs:
         return ["No other setting of the recipe is known to help."]
     heading = _format_columns("Settings that help", ("images/s", "times", "how sure"))
-    return [
-        f"{heading}  how",
-        *_fit_items([_format_knob(knob, describe_certainty(knob, profile)) for knob in profile.knobs], KNOBS - 1),
-    ]
+    doubt = _wrap(describe_disturbance(profile), indent="  ", most=1)
+    items = [_format_knob(knob, describe_certainty(knob, profile)) for knob in profile.knobs]
+    return [f"{heading}  how", *doubt, *_fit_items(items, KNOBS - 1 - len(doubt))]
+
+
+def describe_disturbance(profile: Profile) -> str:
+    """Says that other programs kept gains from being measured; empty: they did not."""
+    if not profile.is_disturbed:
+        return ""
+    share = format_percent(profile.other_load or 0.0)
+    return f"Not measured: other programs took {share} of the processor. Examine again when it is idle."
 
 
 def describe_certainty(knob: Knob, profile: Profile) -> str:
-    """Returns `measured` or `computed`, with a question mark if no run confirmed the prediction."""
+    """Returns `measured` or `computed`, with a question mark if no run confirmed the prediction.
+
+    If other programs took much of the processor, every gain is an `estimate`.
+    """
+    if profile.is_disturbed:
+        return "estimate"
     doubtful = profile.measured is not None and not profile.verdict.confirmed
     return ("measured" if knob.measured else "computed") + "?" * doubtful
 

@@ -42,6 +42,9 @@ KIND_BY_STAGE: dict[str, LimitKind] = {
     "log": "stall limited",
 }
 
+# How the stage `normalise` was measured, if the loop also augments.
+AUGMENT_NOTE = "normalising and augmenting a batch"
+
 # Each stage as a phrase in a sentence.
 STAGE_WORDS = {
     "storage": "reading the records",
@@ -49,7 +52,7 @@ STAGE_WORDS = {
     "augment": "crop, flip and shift while decoding",
     "collate": "collating samples into batches",
     "copy": "copying batches to the device",
-    "normalise": "normalising and augmenting the batch in the loop",
+    "normalise": "normalising the batch in the loop",
     "transform": "the recipe's transform",
     "launch": "the fixed time of forward and backward (kernel launches)",
     "compute": "forward and backward",
@@ -96,7 +99,7 @@ def conclude_verdict(
     # A transform beside the loop runs on the host.
     kind = choose_kind(stage, "cpu" if model.seconds["input"].get(stage) else device)
     code = next((one.code[0] for one in ceilings if one.stage == stage and one.code), None)
-    what = STAGE_WORDS[stage] + _format_code(code, stage, ceilings)
+    what = _describe_stage(stage, ceilings) + _format_code(code, stage, ceilings)
     unexplained, confirmed = "", False
     if run is not None and run.error is not None and run.images_s is not None:
         confirmed = abs(run.error) <= CONFIRMED
@@ -107,7 +110,7 @@ def conclude_verdict(
     if share < 0.005:
         text = f"The run is {kind}: {what} takes longest, but something else takes as long at the same time"
     text += f". Without that it would give at most {max(gain, 1.0):.2f} times the images/s"
-    text += f", and {STAGE_WORDS[following]} would limit it." if following != stage else "."
+    text += f", and {_describe_stage(following, ceilings)} would limit it." if following != stage else "."
     if unexplained:
         text += UNCONFIRMED
     return Verdict(
@@ -120,6 +123,13 @@ def conclude_verdict(
         confirmed=confirmed,
         unexplained=unexplained,
     )
+
+
+def _describe_stage(stage: str, ceilings: Sequence[StageCeiling]) -> str:
+    """Returns the stage as a phrase. Augmentation is named only if the recipe has some in the loop."""
+    if stage == "normalise" and any(one.stage == stage and one.how == AUGMENT_NOTE for one in ceilings):
+        return "normalising and augmenting the batch in the loop"
+    return STAGE_WORDS[stage]
 
 
 def _format_code(code: CodeLine | None, stage: str, ceilings: Sequence[StageCeiling]) -> str:

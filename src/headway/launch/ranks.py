@@ -41,8 +41,9 @@ from headway.launch.hosts import check_batch_covers_ranks
 from headway.model.batch_norm import list_running_statistics
 from headway.observe.rank_timings import RankTimings
 
-# Numbers that are summed with each step's gradients, besides the loss: damaged samples, a signal to stop, newcomers.
-STEP_FLAGS = ("bad", "stopping", "regroup")
+# Numbers that are summed with each step's gradients, besides the loss: damaged samples, a signal to stop, newcomers, a
+# callback that ends the run.
+STEP_FLAGS = ("bad", "stopping", "regroup", "ending")
 
 # Time limit for building a group. All ranks have said that they are ready, so more time means that one was lost or is
 # slow: doubled for each failed attempt with all ranks alive.
@@ -243,13 +244,14 @@ class Ranks:
         """
         self.reducer.prepare_for_backward(sample_share)
 
-    def finish(self, loss: torch.Tensor, *, bad: int, stopping: bool) -> StepReduction:
+    def finish(self, loss: torch.Tensor, *, bad: int, stopping: bool, ending: bool = False) -> StepReduction:
         """Waits for the sums of a step and puts them into the gradients, as `Reducer.finish` does.
 
         Args:
             loss: sum of this rank's losses.
             bad: number of damaged samples.
             stopping: True if this rank has received a signal to stop.
+            ending: True if a callback on this rank ends the run.
 
         Raises:
             GenerationEndedError: a rank was lost, and the step is void.
@@ -259,7 +261,7 @@ class Ranks:
         if self._client is not None:
             self._client.check()
             regroup = self._client.has_newcomers
-        return self.reducer.finish(loss, (float(bad), float(stopping), float(regroup)))
+        return self.reducer.finish(loss, (float(bad), float(stopping), float(regroup), float(ending)))
 
     def build_save_exchange(self) -> SaveExchange:
         """Builds the exchange by which the ranks of this generation agree on a checkpoint."""

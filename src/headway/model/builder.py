@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, list_similar, suggest_nearest
 from headway.core.user_code import FORM, import_user_object
+from headway.model import factory_weights
 from headway.model.model_recipe import ModelRecipe
 
 # Importing torch takes seconds, and `import headway` must not.
@@ -20,14 +21,19 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("headway.model")
 
 
-def build_model(recipe: ModelRecipe, *, num_outputs: int, in_channels: int = 3, base: Path) -> torch.nn.Module:
+def build_model(
+    recipe: ModelRecipe, *, num_outputs: int, in_channels: int = 3, base: Path, loads_weights: bool = True
+) -> torch.nn.Module:
     """Builds the network of a recipe on the CPU, with random numbers from torch's global generator.
 
     Args:
         recipe: the `model` part of a recipe.
-        num_outputs: passed as `num_classes` to a factory with such an argument.
+        num_outputs: passed as `num_classes` to a factory with such an argument. A factory of torchvision that is asked
+            for weights gets a new last layer instead, as it refuses another number of classes.
         in_channels: passed to a factory with such an argument.
         base: folder to which a user's file and `weights` are relative.
+        loads_weights: False if trained weights will replace all others: neither `weights` nor those that a factory of
+            timm or torchvision would fetch are loaded.
 
     Raises:
         RecipeError: the factory or its arguments are wrong, or a pattern of `freeze` matches nothing.
@@ -41,19 +47,37 @@ def build_model(recipe: ModelRecipe, *, num_outputs: int, in_channels: int = 3, 
     factory = import_user_object(recipe.factory, base=base, what="model.factory")
     if not callable(factory):
         raise RecipeError(f"{recipe.factory!r} is a {type(factory).__name__}, no function", where="model.factory")
-    model = _call_factory(factory, recipe, {"num_classes": num_outputs, "in_channels": in_channels})
+    source = recipe
+    if not loads_weights:
+        args = factory_weights.drop_factory_weights(recipe, factory)
+        source = recipe.model_copy(update={"args": args, "weights": None})
+    # torchvision refuses `num_classes` beside weights: they need as many classes as they have.
+    library = factory_weights.name_library(source)
+    keeps_head = library == "torchvision" and factory_weights.find_torchvision_entry(factory, source.args) is not None
+    optional_arguments = {} if keeps_head else {"num_classes": num_outputs}
+    # timm's own name; it sums the pretrained filters of the first layer over the channels.
+    optional_arguments |= {"in_chans" if library == "timm" else "in_channels": in_channels}
+    model = _call_factory(factory, source, optional_arguments)
     if not isinstance(model, Module):
         what = f"{recipe.factory!r} gave a {type(model).__name__}, no torch.nn.Module"
         raise RecipeError(what, where="model.factory", fix="Name a function that returns the network, or its class.")
+    if keeps_head and (head := factory_weights.replace_head(model, num_outputs)):
+        LOG.info(f"The last layer {head!r} of the pretrained network begins anew with {num_outputs} outputs.")
     model = _apply_changes(model, recipe)
-    if recipe.weights is not None:
+    if source.weights is not None:
         from headway.model import pretrained
 
-        left_out = pretrained.load_weights(model, base / Path(recipe.weights).expanduser())
+        left_out = pretrained.load_weights(model, base / Path(source.weights).expanduser())
         # Only the head may be left out, and the user should know that it starts at random.
         if left_out:
-            LOG.warning(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
+            LOG.warning(f"{source.weights}: {', '.join(left_out)} begin anew: absent or of another size there.")
     _freeze_parameters(model, recipe.freeze)
+    if recipe.unfreeze_at:
+        from headway.model.freezing import find_unfrozen
+
+        # They belong to the optimizer from the start; `FreezeSchedule` freezes them until they are trained.
+        for _, parameter in find_unfrozen(model, recipe):
+            parameter.requires_grad_(True)
     return model
 
 
@@ -107,7 +131,7 @@ def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, optional_arg
         signature = inspect.signature(factory)
     # Some functions written in C have no signature.
     except (TypeError, ValueError):
-        arguments = {"num_classes": optional_arguments["num_classes"]} | recipe.args
+        arguments = {name: value for name, value in optional_arguments.items() if name == "num_classes"} | recipe.args
         try:
             return factory(**arguments)
         except TypeError:
@@ -123,7 +147,7 @@ def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, optional_arg
             what = f"{recipe.factory!r} has no argument {name!r}"
             raise RecipeError(what, where=f"model.args.{name}", fix=suggest_nearest(name, parameter_names))
         # **kwargs do not tell their names: most networks accept num_classes there, few accept in_channels.
-        accepted_names = parameter_names | {"num_classes"} if takes_any_keyword else parameter_names
+        accepted_names = parameter_names | {"num_classes", "in_chans"} if takes_any_keyword else parameter_names
         # The user's own `args` win over `num_classes` and `in_channels`.
         arguments = {name: value for name, value in optional_arguments.items() if name in accepted_names} | recipe.args
         try:
@@ -135,6 +159,8 @@ def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, optional_arg
     except HeadwayError:
         raise
     except Exception as error:
+        if (download_error := factory_weights.explain_download_error(recipe, error)) is not None:
+            raise download_error from error
         raise _build_user_error(recipe.factory, error, "model.factory") from error
 
 

@@ -1,71 +1,113 @@
-"""Freezes parameters during the run: they are trained for the first epochs only."""
+"""Freezes and unfreezes parameters during the run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import final
 
 from torch import nn
 
 from headway.core.epochs import epochs_to_position
 from headway.core.errors import RecipeError
-from headway.model.model_recipe import FreezeAfterRecipe
+from headway.model.model_recipe import ModelRecipe
 
 
 @final
 class FreezeSchedule:
-    """Freezes parts of a network from given positions of the run on (Brock et al. 2017, "FreezeOut", arXiv 1706.04983).
+    """Freezes and unfreezes parts of a network at given positions of the run.
 
-    A frozen parameter has no gradient, and optimizers leave it and its momentum as they are. The backward pass stops
-    below the lowest trained parameter.
+    A frozen parameter has no gradient, and optimizers leave it and its momentum as they are; the state of one that is
+    unfrozen begins at its first gradient. The backward pass stops below the lowest trained parameter (Brock et al.
+    2017, "FreezeOut", arXiv 1706.04983).
 
     Args:
         model: the network; parameters that are never trained are frozen already.
-        freeze_recipes: patterns of parameters, and the epochs after which they are frozen.
+        recipe: the patterns of `freeze_after`, `freeze` and `unfreeze_at`.
         epoch: number of samples of one epoch.
 
     Raises:
         RecipeError: a pattern matches no trained parameter, or nothing is left to train.
     """
 
-    def __init__(self, model: nn.Module, freeze_recipes: Sequence[FreezeAfterRecipe], epoch: int) -> None:
-        # Parameters that `freeze` took out from the start are not candidates.
+    def __init__(self, model: nn.Module, recipe: ModelRecipe, epoch: int) -> None:
+        # Parameters that `freeze` took out for the whole run are no candidates.
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._freeze_points: list[tuple[int, nn.Parameter]] = []
-        for index, freeze_recipe in enumerate(freeze_recipes):
+        unfrozen = find_unfrozen(model, recipe)
+        self._late = [parameter for _, parameter in unfrozen]
+        # (position, parameter, whether it is trained from there on).
+        self._changes = [(epochs_to_position(at_epoch, epoch), parameter, True) for at_epoch, parameter in unfrozen]
+        frozen_ids = set()
+        for index, freeze_recipe in enumerate(recipe.freeze_after):
             matched = [name for name in trained if re.search(freeze_recipe.match, name)]
             if not matched:
                 what = f"{freeze_recipe.match!r} matches no trained parameter"
                 fix = f"There are for example: {', '.join(list(trained)[:3])}."
                 raise RecipeError(what, where=f"model.freeze_after.{index}", fix=fix)
-            self._freeze_points += [
-                (epochs_to_position(freeze_recipe.after_epochs, epoch), trained[name]) for name in matched
-            ]
-        # A parameter that two patterns match counts once.
-        if freeze_recipes and len({id(parameter) for _, parameter in self._freeze_points}) == len(trained):
+            position = epochs_to_position(freeze_recipe.after_epochs, epoch)
+            self._changes += [(position, trained[name], False) for name in matched]
+            # A parameter that two patterns match counts once.
+            frozen_ids |= {id(trained[name]) for name in matched}
+        if recipe.freeze_after and len(frozen_ids) == len(trained):
             what = "every parameter would be frozen before the run ends"
             raise RecipeError(
                 what, where="model.freeze_after", fix="Leave out the pattern that matches the last layer."
             )
-        self._freeze_points.sort(key=lambda entry: entry[0])
-        # Number of entries of `_freeze_points` that are frozen.
-        self._num_frozen = 0
+        # Stable: at one position, `freeze_after` has the last word.
+        self._changes.sort(key=lambda entry: entry[0])
+        # Number of entries of `_changes` that are done.
+        self._num_done = 0
+        self._has_begun = False
 
     def freeze_until(self, position: int) -> None:
-        """Freezes the parameters that are due at a position. Call it before the step that begins there."""
-        while self._num_frozen < len(self._freeze_points) and self._freeze_points[self._num_frozen][0] <= position:
-            _, parameter = self._freeze_points[self._num_frozen]
-            parameter.requires_grad_(False)
-            # Optimizers skip a parameter without a gradient, its weight decay and momentum included.
-            parameter.grad = None
-            self._num_frozen += 1
+        """Freezes and unfreezes the parameters that are due at a position. Call it before the step that begins there.
+
+        Positions must not fall between two calls, except after `thaw`.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            for parameter in self._late:
+                _set_trained(parameter, is_trained=False)
+        while self._num_done < len(self._changes) and self._changes[self._num_done][0] <= position:
+            _, parameter, is_trained = self._changes[self._num_done]
+            _set_trained(parameter, is_trained=is_trained)
+            self._num_done += 1
 
     def thaw(self) -> None:
         """Unfreezes all parameters until the next `freeze_until`.
 
         Ranks that join have frozen none, so this gives all ranks the same trained parameters.
         """
-        for _, parameter in self._freeze_points[: self._num_frozen]:
+        for parameter in (*self._late, *(parameter for _, parameter, _ in self._changes)):
             parameter.requires_grad_(True)
-        self._num_frozen = 0
+        self._num_done, self._has_begun = 0, False
+
+
+def _set_trained(parameter: nn.Parameter, *, is_trained: bool) -> None:
+    parameter.requires_grad_(is_trained)
+    # Optimizers skip a parameter without a gradient, its weight decay and momentum included.
+    if not is_trained:
+        parameter.grad = None
+
+
+def find_unfrozen(model: nn.Module, recipe: ModelRecipe) -> list[tuple[float, nn.Parameter]]:
+    """Returns (epoch, parameter) of the parameters that `unfreeze_at` trains later.
+
+    The first pattern that matches counts.
+
+    Raises:
+        RecipeError: a pattern matches none of the parameters that `freeze` matches.
+    """
+    if not recipe.unfreeze_at:
+        return []
+    named = dict(model.named_parameters())
+    frozen = [name for name in named if any(re.search(pattern, name) for pattern in recipe.freeze)]
+    epochs: dict[str, float] = {}
+    for index, part in enumerate(recipe.unfreeze_at):
+        matched = [name for name in frozen if re.search(part.match, name)]
+        if not matched:
+            fix = f"There are for example: {', '.join(frozen[:3])}."
+            what = f"{part.match!r} matches no parameter that model.freeze freezes"
+            raise RecipeError(what, where=f"model.unfreeze_at.{index}", fix=fix)
+        for name in matched:
+            epochs.setdefault(name, part.at_epoch)
+    return [(epoch, named[name]) for name, epoch in epochs.items()]

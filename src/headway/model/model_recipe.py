@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from headway.core.epochs import Epochs
 from headway.core.recipe import RecipePart, check_patterns
@@ -63,6 +63,29 @@ class FreezeAfterRecipe(RecipePart):
         return pattern
 
 
+class UnfreezeRecipe(RecipePart):
+    """Parameters of `freeze` that are trained from an epoch on. Until then no gradient is computed for them; from then
+    on the optimizer begins with an empty state for them (gradual unfreezing: Howard and Ruder 2018, "ULMFiT", arXiv
+    1801.06146)."""
+
+    match: str
+    """Regular expression (re.search) on the parameter's full name, among those that `freeze` matches."""
+    at_epoch: Epochs
+    """Epoch from which they are trained."""
+
+    @field_validator("match")
+    @classmethod
+    def _check_patterns(cls, pattern: str) -> str:
+        check_patterns(pattern)
+        return pattern
+
+
+def _expand_unfreeze(value: Any) -> Any:
+    # `unfreeze_at: 3` is short for all parameters of `freeze`.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return [{"match": "", "at_epoch": value}] if is_number else value
+
+
 class ModelRecipe(RecipePart):
     """The network and its initial state, which `headway.model.builder` builds."""
 
@@ -71,13 +94,19 @@ class ModelRecipe(RecipePart):
     `torchvision.models:resnet18`, `timm:create_model`, or `my_file.py:build` beside the recipe. It receives
     `num_classes` and `in_channels` if it has such arguments and `args` does not set them."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the factory."""
+    """Keyword arguments of the factory. Pretrained weights of timm (`pretrained: true`) and torchvision
+    (`weights: DEFAULT`) set the normalisation, `data.size` and the centre crop too, unless the recipe does."""
     weights: str | None = None
-    """A safetensors file with initial weights. Names must match. Only the last layer may differ in size; it is then
-    initialised at random."""
+    """A file with initial weights: safetensors, or `.pth`, `.pt` or `.bin` of torch.save, of which only tensors are
+    loaded. Names must match, without the prefixes of wrappers. Only the last layer may differ in size or be absent; it
+    is then initialised at random. Weights of a run bring their normalisation, `data.size` and centre crop, unless the
+    recipe sets these."""
     freeze: tuple[str, ...] = ()
     """Regular expressions (re.search on a parameter's full name) of parameters that are not trained. Running statistics
     of batch norm are buffers, not parameters, and are still updated."""
+    unfreeze_at: Annotated[tuple[UnfreezeRecipe, ...], BeforeValidator(_expand_unfreeze)] = ()
+    """Epoch from which the parameters of `freeze` are trained, or a list of {match, at_epoch} to unfreeze them part by
+    part."""
     freeze_after: tuple[FreezeAfterRecipe, ...] = ()
     """Parameters that are trained for the first epochs only: a list of {match, after_epochs}."""
     init: str | None = None
@@ -96,6 +125,8 @@ class ModelRecipe(RecipePart):
 
     @model_validator(mode="after")
     def _check_combination(self) -> ModelRecipe:
+        if self.unfreeze_at and not self.freeze:
+            raise ValueError("unfreeze_at is about parameters that freeze matches: set freeze, or remove unfreeze_at")
         # Weights bring scales of their own.
         if self.zero_init and self.weights is not None:
             raise ValueError("zero_init would undo what the weights have learnt: remove zero_init, or weights")

@@ -11,13 +11,15 @@ from typing import NamedTuple, final
 import psutil
 
 from headway.core.cgroups import GROUPS, find_cgroups, read_quota_cores
+from headway.core.cpu_count import list_usable_cpus
 from headway.observe.load_sampler import LoadRow, LoadSource
+from headway.observe.process_tree import find_run_root, read_tree_seconds
 
 SOURCE_KIND = "host"
 # busy: share of the usable cores in use by all processes. own: the same of this process. memory_bytes: resident memory
 # of this process. throttled: share of scheduler periods in which the quota ran out. read_bytes_s: read from disk by
-# this process.
-COLUMNS = ("seconds", "busy", "own", "memory_bytes", "throttled", "read_bytes_s")
+# this process. others: share of the usable cores in use by programs that do not belong to this run.
+COLUMNS = ("seconds", "busy", "own", "memory_bytes", "throttled", "read_bytes_s", "others")
 
 PROC = Path("/proc")
 
@@ -45,6 +47,7 @@ class HostLoadSource(LoadSource):
         self._quota = min(quotas, default=None)
         self._cores = self._quota[0] if self._quota else float(len(cpus))
         self._process = psutil.Process()
+        self._root = find_run_root()
         self._previous = self._read_counters()
 
     @property
@@ -68,10 +71,18 @@ class HostLoadSource(LoadSource):
         # The group that was throttled most often decides.
         throttled_share = max((share for share in throttled_shares if not math.isnan(share)), default=math.nan)
         read_bytes_s = (current.read_bytes - previous.read_bytes) / elapsed_s
-        # Counters are not read at the same moment, so a share can be slightly above 1.
-        return [
-            (now_s, min(busy_share, 1.0), min(own_share, 1.0), self._read_memory_bytes(), throttled_share, read_bytes_s)
-        ]
+        tree_share = (current.tree_s - previous.tree_s) / (elapsed_s * self._cores)
+        # Counters are not read at the same moment, so a share can be slightly outside of 0 and 1.
+        row = (
+            now_s,
+            min(busy_share, 1.0),
+            min(own_share, 1.0),
+            self._read_memory_bytes(),
+            throttled_share,
+            read_bytes_s,
+            math.nan if math.isnan(busy_share) else min(max(busy_share - tree_share, 0.0), 1.0),
+        )
+        return [row]
 
     def close(self) -> None:
         pass
@@ -85,7 +96,8 @@ class HostLoadSource(LoadSource):
             busy = _read_cpu_seconds(folder)
             all_s = at_s * cores
         periods = [_read_periods(group.folder) for group in self._groups]
-        return _HostCounters(at_s, busy, all_s, time.process_time(), periods, self._read_disk_bytes())
+        tree_s = read_tree_seconds(self._root, proc=self._proc)
+        return _HostCounters(at_s, busy, all_s, time.process_time(), periods, self._read_disk_bytes(), tree_s)
 
     def _read_memory_bytes(self) -> float:
         try:
@@ -102,6 +114,19 @@ class HostLoadSource(LoadSource):
 
 
 @final
+class OtherLoadMeter:
+    """Measures how much of the usable cores other programs take, from its construction on."""
+
+    def __init__(self) -> None:
+        self._source = HostLoadSource(list_usable_cpus())
+
+    def read_share(self) -> float | None:
+        """Returns their share of the usable cores since the last call; None if it is unknown."""
+        ((*_, share),) = self._source.read(0.0)
+        return None if math.isnan(share) else share
+
+
+@final
 class _HostCounters(NamedTuple):
     """Counters at one moment; they only grow.
 
@@ -112,6 +137,7 @@ class _HostCounters(NamedTuple):
         own_s: CPU seconds of this process.
         periods: (all, throttled) scheduler periods of each control group with a quota.
         read_bytes: Bytes that this process read from disk.
+        tree_s: CPU seconds of all processes of this run.
     """
 
     at_s: float
@@ -120,6 +146,7 @@ class _HostCounters(NamedTuple):
     own_s: float
     periods: list[tuple[float, float]]
     read_bytes: float
+    tree_s: float
 
 
 @final

@@ -7,6 +7,7 @@ from headway.optim.groups import GroupRecipe as GroupRecipe
 from headway.optim.groups import split_decay as split_decay
 from headway.optim.lamb import LAMB as LAMB
 from headway.optim.lars import LARS as LARS
+from headway.optim.layer_decay import split_layers as split_layers
 from headway.optim.lbsgd import LBSGD as LBSGD
 from headway.optim.lookahead import Lookahead as Lookahead
 from headway.optim.master_weights import MasterWeights as MasterWeights

@@ -20,7 +20,8 @@ def build_optimizer(
     """Builds the optimizer for a network that is on its device, in its memory format. Its step causes no sync.
 
     Each of its param_groups has `lr_scale` and `name`: the group's pattern, or `all` without groups. Parameters of a
-    group that are treated differently (`no_decay`, `muon`) form a param_group of their own, with the same name.
+    group that are treated differently (`no_decay`, `layer_decay`, `muon`) form param_groups of their own, with the
+    same name.
 
     Args:
         recipe: the `optimizer` part of a recipe, with a number as its learning rate.
@@ -30,23 +31,25 @@ def build_optimizer(
     Raises:
         RecipeError: every parameter is frozen, a parameter matches no group, or a group has no parameter.
     """
+    from headway.optim.layer_decay import scale_layers, split_by_factor
+
     lr = require_number(recipe.lr, "optimizer.lr")
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not parameters:
         raise RecipeError("the network has no parameter to train", where="optimizer", fix="Freeze less.")
+    # Frozen layers count too, so that freezing one changes no other's rate.
+    factors = {} if recipe.layer_decay == 1 else scale_layers(model, recipe.layer_decay)
     groups: list[dict[str, Any]] = []
-    for group, names in assign_parameters(recipe.groups or (GroupRecipe(match=""),), list(parameters)):
-        group_parameters = [parameters[name] for name in names]
+    for group, group_names in assign_parameters(recipe.groups or (GroupRecipe(match=""),), list(parameters)):
         decay = recipe.weight_decay if group.weight_decay is None else group.weight_decay
         # A group's own weight decay applies to all its parameters, those of one dimension too.
         splits_decay = recipe.no_decay and group.weight_decay is None
-        for part in (
-            split_decay(group_parameters, decay)
-            if splits_decay
-            else [{"params": group_parameters, "weight_decay": decay}]
-        ):
-            part |= {"name": group.match if recipe.groups else "all", "lr_scale": group.lr_scale}
-            groups += recipe.split_group(part, lr)
+        for factor, names in split_by_factor(group_names, factors):
+            same_rate = [parameters[name] for name in names]
+            parts = split_decay(same_rate, decay) if splits_decay else [{"params": same_rate, "weight_decay": decay}]
+            for part in parts:
+                part |= {"name": group.match if recipe.groups else "all", "lr_scale": group.lr_scale * factor}
+                groups += recipe.split_group(part, lr)
     # `lr_scale` stays in the group: `set_lr` applies it again at every step.
     for param_group in groups:
         param_group["lr"] = lr * param_group["lr_scale"]

@@ -29,8 +29,12 @@ class OptimizerFootprint:
     moved_bytes: int
 
 
-def estimate_footprint(optimizer: torch.optim.Optimizer) -> OptimizerFootprint:
-    """Returns the memory of an optimizer from `build_optimizer`, which need not have stepped yet."""
+def estimate_footprint(optimizer: torch.optim.Optimizer, own_state_share: float | None = None) -> OptimizerFootprint:
+    """Returns the memory of an optimizer from `build_optimizer`, which need not have stepped yet.
+
+    Args:
+        own_state_share: bytes of state for each byte of a parameter, if it is the user's own optimizer.
+    """
     state_bytes = moved_bytes = 0
     for group in optimizer.param_groups:
         rule = optimizer._build_update_rule(group) if isinstance(optimizer, FusedOptimizer) else None
@@ -50,6 +54,9 @@ def estimate_footprint(optimizer: torch.optim.Optimizer) -> OptimizerFootprint:
             elif isinstance(optimizer, MOMENT_OPTIMIZERS):
                 arrays_bytes = 2 * parameter_bytes
                 state_bytes += arrays_bytes + 4
+            elif own_state_share is not None:
+                arrays_bytes = round(own_state_share * parameter_bytes)
+                state_bytes += arrays_bytes
             else:
                 arrays_bytes = sum(
                     state.numel() * state.element_size()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from headway.core.epochs import Epochs
 from headway.core.recipe import RecipePart, validate_part
@@ -19,10 +19,8 @@ from headway.optim.internal_schedule import (
     build_lbsgd_schedule,
     build_rmsprop_sgd_schedule,
 )
-from headway.optim.recipe_base import NotNegative, OptimizerRecipe, Positive
-
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-
+from headway.optim.own_optimizer import OwnOptimizerRecipe
+from headway.optim.recipe_base import Fraction, NotNegative, OptimizerRecipe, Positive
 
 # Optimizers of torch itself. Their step is fused: one kernel for all parameters, and no host-device sync.
 
@@ -308,6 +306,16 @@ class MuonRecipe(OptimizerRecipe):
         return True
 
 
+def _name_own_optimizer(value: Any) -> Any:
+    # `optimizer: {factory: my_module:Mine, lr: 0.1}` needs no name.
+    if not isinstance(value, dict):
+        return value
+    name = value.get("name")
+    if isinstance(name, str) and ":" in name:
+        raise ValueError(f"an import path is not a name. Write factory: {name!r} in place of name")
+    return {"name": "own", **value} if "factory" in value else value
+
+
 # A tagged union: pydantic looks at `name`, then validates against one class alone, so that errors are about its keys.
 AnyOptimizerRecipe = Annotated[
     SGDRecipe
@@ -321,8 +329,10 @@ AnyOptimizerRecipe = Annotated[
     | FTMLRecipe
     | LBSGDRecipe
     | RMSpropSGDRecipe
-    | MuonRecipe,
+    | MuonRecipe
+    | OwnOptimizerRecipe,
     Field(discriminator="name"),
+    BeforeValidator(_name_own_optimizer),
 ]
 """The recipe of one optimizer; `name` says which one."""
 

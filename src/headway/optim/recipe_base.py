@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -16,6 +17,7 @@ from headway.optim.internal_schedule import InternalSchedule
 if TYPE_CHECKING:
     import torch
 
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -59,6 +61,10 @@ class OptimizerRecipe(RecipePart):
     groups: tuple[GroupRecipe, ...] = ()
     """Parameter groups with a learning rate or weight decay of their own. Unset: one group. Otherwise every trained
     parameter must be in a group."""
+    layer_decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor on the learning rate from each layer to the one before it; the last layer has the full rate. 1: all layers
+    learn at the same rate. 0.65 to 0.85 suits a pretrained network, whose first layers should change least. Factors of
+    `groups` apply too (BEiT, Bao et al. 2021, arXiv 2106.08254)."""
     clip_norm: Positive | None = None
     """Largest norm of the gradients of all parameters together. Larger gradients are scaled down to it."""
     lookahead: LookaheadRecipe | None = None
@@ -90,6 +96,18 @@ class OptimizerRecipe(RecipePart):
         """Returns the arguments of the optimizer's class: the keys that this optimizer has beside those of all."""
         own = type(self).model_fields.keys() - OptimizerRecipe.model_fields.keys()
         return {name: getattr(self, name) for name in own}
+
+    def resolve_paths(self, base: Path) -> Self:
+        """Returns the recipe with paths to files of the user's that do not depend on the current folder.
+
+        Args:
+            base: folder that its relative paths start from.
+        """
+        return self
+
+    def measure_state_share(self, optimizer: torch.optim.Optimizer) -> float | None:
+        """Returns the bytes of state for each byte of a parameter; None if they are known without a measurement."""
+        return None
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
         """Returns a parameter group in parts if the optimizer treats its parameters differently."""

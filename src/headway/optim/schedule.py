@@ -9,13 +9,16 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, final
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from headway.core.epochs import Epochs, Milestones, epochs_to_position
 from headway.core.errors import UsageError
 from headway.core.recipe import RecipePart, validate_part
+from headway.core.user_code import make_absolute
+from headway.optim.own_schedule import build_own_curve, find_peak
 
 Factor = Annotated[float, Field(ge=0, le=1)]
 Curve = Callable[[int], float]
@@ -72,6 +75,14 @@ class ScheduleRecipe(RecipePart, ABC):
     @abstractmethod
     def build_curve(self, span: RunSpan) -> Curve:
         """Returns the factor as a function of the position, for positions after the warm-up."""
+
+    def resolve_paths(self, base: Path) -> Self:
+        """Returns the recipe with paths to files of the user's that do not depend on the current folder.
+
+        Args:
+            base: folder that its relative paths start from.
+        """
+        return self
 
     def list_turns(self, span: RunSpan) -> list[ScheduleTurn]:
         """Lists the positions at which the curve changes its course, for `headway schedule`; some lie after its end."""
@@ -273,9 +284,32 @@ class TriangularScheduleRecipe(ScheduleRecipe):
         return [ScheduleTurn(math.ceil(self.peak * span.total), "peak")]
 
 
+class OwnScheduleRecipe(WarmupScheduleRecipe):
+    """Your own factor as a function of the epoch."""
+
+    name: Literal["own"] = "own"
+    factory: str
+    """Import path of a function that is called once, as factory(epochs, **args), and returns the factor as a function
+    of the epoch: 0 to `epochs`, with fractions. `schedule: my_file.py:make` is enough if there are no other keys."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the factory."""
+
+    def resolve_paths(self, base: Path) -> Self:
+        return self.model_copy(update={"factory": make_absolute(self.factory, base)})
+
+    def build_curve(self, span: RunSpan) -> Curve:
+        return build_own_curve(self.factory, self.args, total=span.total, epoch=span.epoch, start=span.warmup)
+
+    def list_turns(self, span: RunSpan) -> list[ScheduleTurn]:
+        # All that is known of a function is its values: the highest one is named, so that no drawing misses it.
+        return [ScheduleTurn(find_peak(self.build_curve(span), start=span.warmup, total=span.total), "peak")]
+
+
 def _expand_name(value: Any) -> Any:
-    # `schedule: cosine` is short for `schedule: {name: cosine}`.
-    return {"name": value} if isinstance(value, str) else value
+    # `schedule: cosine` is short for `schedule: {name: cosine}`, and an import path for `{factory: PATH}`.
+    if isinstance(value, str):
+        value = {"factory" if ":" in value else "name": value}
+    return {"name": "own", **value} if isinstance(value, dict) and "factory" in value else value
 
 
 # A tagged union: pydantic looks at `name`, then validates against one class alone, so that errors are about its keys.
@@ -286,7 +320,8 @@ AnyScheduleRecipe = Annotated[
     | ExponentialScheduleRecipe
     | CosineScheduleRecipe
     | PolynomialScheduleRecipe
-    | TriangularScheduleRecipe,
+    | TriangularScheduleRecipe
+    | OwnScheduleRecipe,
     Field(discriminator="name"),
     BeforeValidator(_expand_name),
 ]

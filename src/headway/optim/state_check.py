@@ -63,6 +63,11 @@ def find_state_fault(optimizer: Optimizer, parameter: Tensor, saved: Mapping[str
     return ""
 
 
+def knows_states(optimizer: Optimizer) -> bool:
+    """Tells whether Headway knows the states of an optimizer: SGD, Adam and AdamW of torch, and its own ones."""
+    return type(optimizer) is SGD or isinstance(optimizer, Adam | FusedOptimizer)
+
+
 def _list_known_states(
     optimizer: Optimizer, parameter: Tensor, group: Mapping[str, Any]
 ) -> dict[str, _StateForm] | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from headway.core.errors import UsageError
 from headway.core.files import read_text, write_atomically
+from headway.core.profile import MOST_OTHER_LOAD
 from headway.core.recipe import flatten, format_value
 from headway.core.recipe_yaml import parse_recipe
 from headway.core.run_folder import RunFolder
@@ -15,18 +16,24 @@ from headway.core.text_format import format_bytes
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
-from headway.report import observation_panels, step_anatomy, straggler_panels, utilisation_panels
+from headway.report import callback_panels, observation_panels, step_anatomy, straggler_panels, utilisation_panels
+from headway.report.class_table import build_class_table
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
+from headway.setup.metric_catalog import TOP
 from headway.setup.run_log import NON_METRIC_KEYS
+from headway.training.callback_context import SECTION
 from headway.training.evaluation_panels import write_panels
 from headway.training.progress import format_duration
 
+SHARES = frozenset({"exact", "precision", "recall", "f1", "micro_f1"})
+"""Metrics that are shown in percent, beside accuracies."""
 SECTIONS = (
     "Result",
     "Training",
     observation_panels.SECTION,
     "Time",
     "Evaluation",
+    SECTION,
     "Loss landscape",
     "Recipe and machine",
 )
@@ -63,7 +70,8 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
     for path in run.panels.glob("compared-*.json"):
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
-    write_panels(run, _build_run_panels(records, summary, about, recipe))
+    other_load = utilisation_panels.read_other_load(run)
+    write_panels(run, _build_run_panels(records, summary, about, recipe, other_load))
     write_panels(run, [*straggler_panels.build_panels(run), *utilisation_panels.build_panels(run, records, about)])
     write_panels(run, observation_panels.build_panels(run, train, beside))
     # Evaluation, landscape and other commands left panels of their own in the folder.
@@ -81,35 +89,48 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
 
 
 def _build_run_panels(
-    records: list[dict[str, Any]], summary: dict[str, Any], about: dict[str, Any], recipe: str
+    records: list[dict[str, Any]],
+    summary: dict[str, Any],
+    about: dict[str, Any],
+    recipe: str,
+    other_load: float | None,
 ) -> list[Panel]:
     train = [record for record in records if record["kind"] == "train"]
     evaluated = [record for record in records if record["kind"] == "evaluate"]
     return [
-        _build_cards(summary, evaluated, about),
+        _build_cards(summary, evaluated, about, other_load),
         *observation_panels.build_divergence_cards(records),
         *_build_curves(train, evaluated),
         *_build_time_panels(train, summary),
+        *callback_panels.build_panels(records),
         *_build_input_table(summary),
         *step_anatomy.build_panels(summary, about["device"]),
+        *build_class_table(evaluated, summary.get("best"), about["target"]["classes"]),
         *_build_recipe_tables(about, recipe),
     ]
 
 
-def _build_cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict[str, Any]) -> Panel:
+def _build_cards(
+    summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict[str, Any], other_load: float | None
+) -> Panel:
     cards = []
     # The loss comes last: readers look for accuracy first.
     for name in sorted(_list_metrics(evaluated), key=lambda name: name == "loss"):
-        last = evaluated[-1][name]
-        cards.append((name.replace("_", " "), format_metric(name, last), f"last, epoch {evaluated[-1]['epoch']:.4g}"))
-        # A best epoch is shown only if it differs from the last one.
-        best = summary.get("best") or {}
-        if best.get(name, last) != last and name != "loss":
-            note = f"epoch {best['epoch']:.4g}; these weights are saved"
-            cards.append((f"best {name.replace('_', ' ')}", format_metric(name, best[name]), note))
+        last, words = evaluated[-1][name], name.replace("_", " ")
+        best, note = summary.get("best") or {}, f"last, epoch {round(evaluated[-1]['epoch'], 1):g}"
+        if best.get("epoch") == evaluated[-1]["epoch"]:
+            cards.append((words, format_metric(name, last), f"{note}, which is the best; its weights are saved"))
+            continue
+        cards.append((words, format_metric(name, last), note))
+        # The loss of the best epoch is not the lowest one.
+        if name in best and name != "loss":
+            note = f"epoch {round(best['epoch'], 1):g}; its weights are saved"
+            cards.append((f"{words}, best", format_metric(name, best[name]), note))
     if summary:
         seconds = summary["seconds"]
         cards.append(("time", format_duration(seconds), f"{summary['step']} of {summary['steps']} steps"))
+        if ended := summary.get("ended"):
+            cards.append(("ended early", f"step {summary['step']:,}", ended))
         reached = summary.get("stop_at")
         if reached:
             goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())
@@ -119,6 +140,9 @@ def _build_cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about
         cards.append(("waiting for data", f"{summary['wait_share']:.1%}", "of training time, after the first batch"))
         if summary["damaged_samples"]:
             cards.append(("damaged samples", f"{summary['damaged_samples']:,}", "listed in quarantine.jsonl"))
+    if other_load is not None and other_load > MOST_OTHER_LOAD:
+        note = "of the processor: on an idle machine the times of this run are shorter"
+        cards.append(("other programs", f"{other_load:.0%}", note))
     count = about["parameters"]
     cards.append(("parameters", f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count:,}", ""))
     note = f"The clock leaves out {summary['clock_excludes']}." if summary else "The run has not ended yet."
@@ -129,7 +153,8 @@ def format_metric(name: str, value: float | None) -> str:
     """Formats the value of a metric; accuracies in percent."""
     if value is None:
         return "not finite"
-    return f"{value:.2%}" if "accuracy" in name or name == "exact" else f"{value:.4g}"
+    is_share = "accuracy" in name or name in SHARES or TOP.fullmatch(name) is not None
+    return f"{value:.2%}" if is_share else f"{value:.4g}"
 
 
 def _list_metrics(records: list[dict[str, Any]]) -> list[str]:

@@ -165,7 +165,7 @@ def build_preview(path: Path, overrides: Sequence[str], samples: int | None = No
         samples=samples,
         plan=plan,
         steps=steps,
-        schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=samples),
+        schedule=Schedule(recipe.schedule.resolve_paths(loaded.base), total=plan.find_position(steps), epoch=samples),
         internal=recipe.optimizer.build_internal_schedule(samples / recipe.batch),
         lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
         momentum=recipe.optimizer.displayed_momentum,

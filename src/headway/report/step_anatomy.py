@@ -154,7 +154,7 @@ def build_panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
             "anatomy-table",
             "Parts of a step, in order",
             ("part", "ms per step", "loader's thread, ms", "source of the number"),
-            [(part.name, _format_part(part), format_ms(part.loader_s), part.note) for part in parts],
+            _list_rows(parts),
             order=334,
             **more,
         ),
@@ -181,9 +181,18 @@ def _describe_host_syncs(summary: Mapping[str, Any], device: str) -> str:
     return f"{text}; {syncs['waits_a_step']:.3g} of them waited for the device."
 
 
-def _format_part(part: StepPart) -> str:
-    number = format_ms(part.loop_s)
-    return f"within {part.stage}: {number}" if part.is_shared else number
+def _list_rows(parts: Sequence[StepPart]) -> list[tuple[str, str, str, str]]:
+    """Lists a row per part. Parts of one stage follow each other: the first has their sum, the others point to it."""
+    rows: list[tuple[str, str, str, str]] = []
+    seen = set[str]()
+    for part in parts:
+        number, note = format_ms(part.loop_s), part.note
+        if part.stage in seen:
+            number, note = "", "in the number above"
+        elif part.is_shared:
+            seen.add(part.stage)
+        rows.append((part.name, number, format_ms(part.loader_s), note))
+    return rows
 
 
 def format_ms(seconds: float | None) -> str:

@@ -80,6 +80,16 @@ def build_panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mappi
     return [*out, panel.table("utilisation-table", title, ("measure", "value"), rows, **given)]
 
 
+def read_other_load(run: RunFolder) -> float | None:
+    """Reads the mean share of the usable cores that other programs took during a run; None if it is unknown."""
+    host = _read_load(run, host_load.SOURCE_KIND)
+    # Runs of earlier versions have no such column.
+    if host is None or "others" not in host.columns:
+        return None
+    share = host.compute_mean("others")
+    return share if np.isfinite(share) else None
+
+
 def _read_load(run: RunFolder, kind: str) -> _LoadReadings | None:
     table = row_file.read_rows(run.rows_path(kind))
     if table is None or not len(table.steps):
@@ -182,11 +192,14 @@ def _list_host_rows(host: _LoadReadings | None) -> list[tuple[str, str]]:
     columns = (
         ("own", "processor: used by this process", "{:.1%} of the usable cores".format),
         ("busy", "processor: used by all processes", "{:.1%} of the usable cores".format),
+        ("others", "processor: used by other programs", "{:.1%} of the usable cores".format),
         ("memory_bytes", "processor: memory of this process, mean", format_bytes),
         ("throttled", "processor: throttled by its quota", "in {:.1%} of the scheduler's periods".format),
         ("read_bytes_s", "read from the disk", lambda rate: f"{format_bytes(rate)}/s"),
     )
-    means = [(words, format_value, host.compute_mean(name)) for name, words, format_value in columns]
+    means = [
+        (words, format_value, host.compute_mean(name)) for name, words, format_value in columns if name in host.columns
+    ]
     return [(words, format_value(value)) for words, format_value, value in means if np.isfinite(value)]
 
 
@@ -224,7 +237,9 @@ def _list_peak_rows(run: RunFolder, summary: Mapping[str, Any], about: Mapping[s
     if peak is None:
         return [(name, f"unknown: no peak is known for {about['device']} in {recipe['precision']}")]
     # The work per image changes with the image size, and with the number of frozen layers.
-    if recipe["data"]["progressive"] is not None or recipe["model"]["freeze_after"]:
+    if recipe["data"]["progressive"] is not None or any(
+        recipe["model"].get(key) for key in ("freeze_after", "unfreeze_at")
+    ):
         return [(name, "unknown: the work per image changes during the run")]
     if not summary or work is None or "ranks" not in about:
         return [(name, "unknown: the run has not ended, or the multiply-adds of its network were not counted")]

@@ -29,8 +29,11 @@ from headway.model.model_size import ModelSize
 from headway.observe.activations import ActivationPercentiles
 from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
+from headway.optim.layer_decay import describe_layer_rates
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
+from headway.setup.device import resolve_device
+from headway.setup.follow_weights import follow_weights
 from headway.setup.inputs import LOG, DryRunOptions, Inputs, open_inputs
 from headway.setup.micro_batch import find_largest_micro_batch
 from headway.setup.precision import (
@@ -43,7 +46,8 @@ from headway.setup.precision import (
 )
 from headway.setup.rates import check_length, find_batch_warnings, find_step_warnings, plan_steps, resolve_rates
 from headway.setup.recipe import NO_GRAPHS, TrainRecipe
-from headway.setup.task import LABEL_PHRASES, TargetSpec, Task, build_task
+from headway.setup.task import LABEL_PHRASES, TargetSpec, Task
+from headway.setup.task_builder import BUILT_IN, build_task
 from headway.setup.trial import build_trial_pass, count_network
 from headway.setup.user_transforms import import_batch_transform
 
@@ -178,28 +182,6 @@ def build_setup(
     return _SetupBuilder(loaded, fresh, recorded, ranks, dry_run).build()
 
 
-def _resolve_device(recipe: TrainRecipe, *, is_dry_run: bool) -> torch.device:
-    """Returns the device that the recipe names. Raises RecipeError if this machine lacks it.
-
-    Args:
-        is_dry_run: this is a dry run, in which a CPU stands in for an absent GPU.
-    """
-    name = recipe.device
-    if is_dry_run and not torch.cuda.is_available():
-        name = "cpu" if name.startswith("cuda") else name
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RecipeError(f"there is no device {name!r}", where="device", fix="Set cpu, cuda or cuda:N.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RecipeError("PyTorch sees no GPU here", where="device", fix="Set device to cpu or auto.")
-    if device.type not in ("cpu", "cuda"):
-        raise RecipeError(f"training on {device.type} is not supported", where="device", fix="Set cpu or cuda.")
-    return device
-
-
 @final
 class _SetupBuilder:
     """Builds the parts of a setup, one method each, in the order of `build`.
@@ -215,8 +197,9 @@ class _SetupBuilder:
         ranks: Ranks | None,
         dry_run: DryRunOptions | None,
     ) -> None:
-        # Rates first: the batch decides epochs and learning rate, on which later steps rely.
-        self.loaded = resolve_rates(loaded)
+        # Weights first: which keys the recipe sets is known only before others are resolved. Then rates: the batch
+        # decides epochs and learning rate, on which later steps rely.
+        self.loaded = resolve_rates(follow_weights(loaded) if fresh else loaded)
         self.fresh = fresh
         self.recorded = recorded
         self.ranks = ranks
@@ -255,7 +238,10 @@ class _SetupBuilder:
             if initialise is not None:
                 initialise(first_batch.images)
         step_seconds = self._resolve_precision(model, task, first_batch)
-        optimizer = build_optimizer(recipe.optimizer, model, self.samples / recipe.batch)
+        base = self.loaded.base
+        optimizer = build_optimizer(recipe.optimizer.resolve_paths(base), model, self.samples / recipe.batch)
+        if self.fresh and (layer_rates := describe_layer_rates(model, recipe.optimizer.layer_decay)):
+            LOG.info(layer_rates)
         masters = MasterWeights(model, optimizer, DTYPE_BY_NAME[recipe.precision]) if recipe.half_weights else None
         precision_name: Any = self.loaded.recipe.precision
         precision = Precision(precision_name, self.device, seconds=step_seconds, masters=masters)
@@ -277,8 +263,8 @@ class _SetupBuilder:
             counts=counts,
             optimizer=optimizer,
             masters=masters,
-            freezing=FreezeSchedule(model, recipe.model.freeze_after, self.samples),
-            schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=self.samples),
+            freezing=FreezeSchedule(model, recipe.model, self.samples),
+            schedule=Schedule(recipe.schedule.resolve_paths(base), total=plan.find_position(steps), epoch=self.samples),
             precision=precision,
             epoch=self.samples,
             plan=plan,
@@ -289,7 +275,7 @@ class _SetupBuilder:
     def _prepare_device(self) -> torch.device:
         """Resolves `device`, makes it the current CUDA device and returns it."""
         recipe, ranks = self.loaded.recipe, self.ranks
-        device = _resolve_device(recipe, is_dry_run=not self.trains)
+        device = resolve_device(recipe, is_dry_run=not self.trains)
         if recipe.compile == "graphs" and device.type == "cpu" and self.trains:
             raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
         # Trained weights may be used on a machine of another kind, so only a fresh run is bound to its device.
@@ -355,15 +341,16 @@ class _SetupBuilder:
         task = build_task(self.recipe.task, target, self.loaded.base)
         if self.recipe.task.factory == "auto":
             # Recorded by import path, so that the run is rebuilt with this task whatever its labels are then.
-            name = f"{Task.__module__}:{type(task).__name__}"
+            name = f"{Task.__module__}:{BUILT_IN[target.kind].__name__}"
             self._resolve("task.factory", name, f"labels are {LABEL_PHRASES[target.kind]}")
         return task
 
     def _build_model(self, task: Task) -> torch.nn.Module:
         recipe, ranks = self.recipe, self.ranks
-        model_recipe = recipe.model if self.fresh else recipe.model.model_copy(update={"weights": None})
         channels, base = self.inputs.channels, self.loaded.base
-        model = build_model(model_recipe, num_outputs=task.outputs, in_channels=channels, base=base)
+        model = build_model(
+            recipe.model, num_outputs=task.outputs, in_channels=channels, base=base, loads_weights=self.fresh
+        )
         model = model.to(device=self.device)
         # Built only to refuse patterns that match no layer, before there is a run folder.
         ActivationPercentiles(model, recipe.observe.activations)
@@ -445,6 +432,9 @@ class _SetupBuilder:
             counts = count_network(model, first_batch.images[:1], precision.autocast)
             per_image = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
             LOG.info(f"Network: {counts.describe()}{per_image}.")
+        if recipe.task.loss is not None or task.set_metrics:
+            mixes = recipe.augment.mixup is not None or recipe.augment.cutmix is not None
+            checks.check_loss_and_metrics(task, first_batch.labels, task.outputs if mixes else None)
         checks.check_metrics(metric_names, task)
         checks.check_stop_at(recipe, metric_names)
         return counts

@@ -13,6 +13,7 @@ from headway.data.data_recipe import SYNTHETIC, DataRecipe
 from headway.data.dataset import Dataset
 from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
 from headway.model.fake_tensors import use_fake_tensors
+from headway.setup.metric_catalog import collect_set_metrics, compute_set_metrics
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
 from headway.setup.run_log import NON_METRIC_KEYS
@@ -176,7 +177,31 @@ def check_network(
             message = f"{name} has the {description} for {len(images)} samples, and ({len(images)},) is needed"
             fix = "Return one number for each sample, for example with reduction='none'."
             raise RecipeError(message, where="task", fix=fix)
-    return list(values)
+    return [*values, *(name for metric in task.set_metrics for name in metric.names)]
+
+
+def check_loss_and_metrics(task: Task, labels: torch.Tensor, soft_classes: int | None) -> None:
+    """Tries a loss and metrics that a recipe adds on random outputs for a batch of labels.
+
+    Args:
+        labels: labels of the data set.
+        soft_classes: number of classes if training blends labels, as mixup does; else None.
+
+    Raises:
+        RecipeError: the losses have the wrong shape or no gradient, or a metric gives no numbers.
+        UserCodeError: the user's code failed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(len(labels), task.outputs, generator=generator).to(labels.device).requires_grad_()
+    task.loss(outputs, labels)
+    if soft_classes is not None:
+        try:
+            task.loss(outputs, torch.nn.functional.one_hot(labels, soft_classes).float())
+        except HeadwayError as error:
+            fix = f"{error.fix} With mixup or cutmix, labels are float [b, classes]: take them too.".strip()
+            raise type(error)(error.what, where=error.where, fix=fix) from error.__cause__
+    collected = collect_set_metrics(task.set_metrics, outputs.detach(), labels)
+    compute_set_metrics(task.set_metrics, [kept.cpu().numpy() for kept in collected])
 
 
 def _describe_outputs(outputs: object) -> str:
@@ -223,11 +248,14 @@ def check_metrics(names: list[str], task: Task) -> None:
 
 
 def check_stop_at(recipe: TrainRecipe, metrics: list[str]) -> None:
-    """Raises RecipeError if `stop_at` names a metric that no evaluation reports."""
+    """Raises RecipeError if `stop_at` or `early_stopping` names a metric that no evaluation reports."""
     # Otherwise the run would never reach its goal.
-    for name in recipe.stop_at or {}:
+    named = [("stop_at", name) for name in recipe.stop_at or {}]
+    if recipe.early_stopping is not None and recipe.early_stopping.metric != "auto":
+        named.append(("early_stopping.metric", recipe.early_stopping.metric))
+    for key, name in named:
         if name not in metrics:
-            raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=suggest_nearest(name, metrics))
+            raise RecipeError(f"no evaluation reports {name!r}", where=key, fix=suggest_nearest(name, metrics))
 
 
 def check_ghost_groups(recipe: TrainRecipe, micro_batch: int) -> None:

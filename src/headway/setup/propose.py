@@ -22,6 +22,7 @@ from headway.data.opening import open_split
 from headway.data.pack_mode import open_header
 from headway.data.reference import GRAY_MODES
 from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
+from headway.setup.few_photographs import propose_for_few
 
 MAX_INSPECTED_IMAGES = 256
 """Largest number of image files whose headers are read; they stand for the sizes of all images."""
@@ -177,6 +178,17 @@ def format_recipe(findings: SourceFindings, name: str, packed: Path) -> str:
     """
     side, batch = _choose_side(findings), _choose_batch(findings)
     epochs = _choose_epochs(findings, batch)
+    why_batch, why_epochs = _explain_batch(findings), "fewer are quicker, more may be better"
+    parts = [
+        _format_size(findings, side),
+        _format_augment(findings, side),
+        _format_model(findings, side),
+        _format_optimizer(findings, side, batch),
+    ]
+    if (few := propose_for_few(findings, side)) is not None:
+        parts = [few.size, few.augment, few.model, few.optimizer]
+        batch, epochs, why_epochs = few.batch, few.epochs, few.explain_epochs
+        why_batch = "few photographs: a small batch makes more steps of them"
     train_folder = packed if findings.packed and not findings.held_out else packed / "train"
     # `headway pack` splits off an evaluation set, unless the data are packed already.
     eval_line = f"  eval: {_quote_yaml(str(packed / 'eval'))}\n" if findings.held_out or not findings.packed else ""
@@ -191,16 +203,9 @@ def format_recipe(findings: SourceFindings, name: str, packed: Path) -> str:
         "data:",
         f"  train: {_quote_yaml(str(train_folder))}",
         *([eval_line.rstrip()] if eval_line else []),
-        *_format_size(findings, side),
-        "",
-        *_format_augment(findings, side),
-        "",
-        *_format_model(findings, side),
-        "",
-        *_format_optimizer(findings, side, batch),
-        "",
-        f"batch: {batch}  # {_explain_batch(findings)}",
-        f"epochs: {epochs}  # up to {findings.samples // batch} steps each; fewer are quicker, more may be better",
+        *(line for part in parts for line in (*part, "")),
+        f"batch: {batch}  # {why_batch}",
+        f"epochs: {epochs}  # up to {findings.samples // batch} steps each; {why_epochs}",
         _format_precision(findings),
         "channels_last: true  # faster for convolutions",
     ]

@@ -52,6 +52,8 @@ def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe
         }
         for index, part in enumerate(recipe.model.freeze_after):
             epoch_values[f"model.freeze_after.{index}.after_epochs"] = part.after_epochs
+        for index, late in enumerate(recipe.model.unfreeze_at):
+            epoch_values[f"model.unfreeze_at.{index}.at_epoch"] = late.at_epoch
         if (progressive := recipe.data.progressive) is not None:
             epoch_values["data.progressive.from_epoch"] = progressive.from_epoch
             epoch_values["data.progressive.until_epoch"] = progressive.until_epoch

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from headway.comm.comm_recipe import CommRecipe
 from headway.core.key_suggestions import KeySynonym
@@ -19,9 +19,42 @@ from headway.observe.observe_recipe import ObserveRecipe
 from headway.optim.batch_scaling import BatchScaledRecipe, Scalable
 from headway.optim.optimizer_recipe import AnyOptimizerRecipe
 from headway.optim.schedule import AnyScheduleRecipe, ConstantScheduleRecipe
+from headway.setup.callback_recipe import CallbackRecipe, EarlyStoppingRecipe, expand_callback
 from headway.setup.recipe_synonyms import KEY_SYNONYMS, VALUE_SYNONYMS
 
 NO_GRAPHS = "graphs are CUDA graphs, which need a GPU"
+
+
+class MetricRecipe(RecipePart):
+    """A metric beside those of the task. A text alone stands for the name of a built-in metric, or an import path."""
+
+    name: str = ""
+    """Name of the metric in records and reports: a built-in one, or with `factory` any name. Unset: that of the
+    function."""
+    factory: str | None = None
+    """Import path of a function metric(outputs, labels, **args) that returns one number for each sample, of which the
+    mean is reported; or of a class derived from headway.setup.set_metrics.SetMetric, for a metric of the whole set."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the function or the class."""
+    higher_is_better: bool | None = None
+    """False for your own metric that is better when lower. Used by `stop_at` and `task.primary`. Unset: true, or what a
+    SetMetric says."""
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> MetricRecipe:
+        if self.factory is None:
+            if not self.name:
+                raise ValueError(
+                    "it has neither name nor factory: write for example top5, or my_metrics.py:recall_at_3"
+                )
+            if self.args or self.higher_is_better is not None:
+                raise ValueError(f"args and higher_is_better are for your own metric, and {self.name!r} is built in")
+        return self
+
+
+def _expand_metric(value: Any) -> Any:
+    # `top5` is short for `{name: top5}`, and `my_metrics.py:mine` for `{factory: ...}`.
+    return {"factory" if ":" in value else "name": value} if isinstance(value, str) else value
 
 
 class TaskRecipe(RecipePart):
@@ -32,6 +65,24 @@ class TaskRecipe(RecipePart):
     (numbers)."""
     args: dict[str, Any] = {}
     """Keyword arguments of the task, for example {label_smoothing: 0.1}."""
+    loss: str | None = None
+    """Import path of your own loss: a function loss(outputs, labels, **loss_args), or a class such as
+    torch.nn:SmoothL1Loss. It returns one number for each sample; a parameter `reduction` is set to 'none'. Unset: the
+    loss of the task."""
+    loss_args: dict[str, Any] = {}
+    """Keyword arguments of `loss`."""
+    metrics: tuple[Annotated[MetricRecipe, BeforeValidator(_expand_metric)], ...] = ()
+    """Metrics beside those of the task. Classes: top2, top3, ..., precision, recall, f1, balanced_accuracy, auc;
+    several labels: precision, recall, f1, micro_f1, auc, mean_average_precision; numbers: mae, rmse, r2. Or import
+    paths."""
+    primary: str | None = None
+    """Metric by which the best weights are kept: one of this task's, or loss. Unset: the first metric of the task."""
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> TaskRecipe:
+        if self.loss is None and self.loss_args:
+            raise ValueError("loss_args are for your own loss: set loss, or remove loss_args")
+        return self
 
 
 class EvaluateRecipe(RecipePart):
@@ -138,6 +189,11 @@ class TrainRecipe(RecipePart):
     stop_at: dict[str, Annotated[float, Field(allow_inf_nan=False)]] | None = None
     """End the run once an evaluation reaches all of these metrics, for example {accuracy: 0.98}. The summary holds the
     time."""
+    early_stopping: EarlyStoppingRecipe | None = None
+    """End a run that no longer improves: `patience_epochs` without a better `metric`. The best weights are kept."""
+    callbacks: tuple[Annotated[CallbackRecipe, BeforeValidator(expand_callback)], ...] = ()
+    """Your own objects, which the run calls after each step, evaluation and epoch, by import path. They log numbers,
+    images and tables, and can end the run."""
     log_ids: bool = False
     """Write (position, asked, served) of every sample to ids.bin: its place in the run, the sample of the order, and
     the one that was used."""
@@ -180,6 +236,7 @@ class TrainRecipe(RecipePart):
             raise ValueError("transform_on counts only with a transform: remove it, or set transform")
         if self.stop_at is not None and self.data.eval is None:
             raise ValueError("stop_at needs an evaluation set: set data.eval, or remove stop_at")
+        self._check_early_stopping()
         self._check_epochs()
         if self.schedule.warmup.start == "base" and not isinstance(self.optimizer.lr, BatchScaledRecipe):
             fix = "write for example optimizer.lr: {base: 0.1, per: 256}, or give schedule.warmup_start a number"
@@ -197,6 +254,18 @@ class TrainRecipe(RecipePart):
             raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
         return self
 
+    def _check_early_stopping(self) -> None:
+        stopping = self.early_stopping
+        if stopping is None:
+            return
+        if self.data.eval is None:
+            raise ValueError("early_stopping needs an evaluation set: set data.eval, or remove early_stopping")
+        # The second evaluation would have to be better than the first one, or end the run.
+        if stopping.patience_epochs < self.evaluate.every_epochs:
+            what = f"early_stopping.patience_epochs {stopping.patience_epochs:g} is shorter than the time between two"
+            every = f"evaluations, evaluate.every_epochs {self.evaluate.every_epochs:g}"
+            raise ValueError(f"{what} {every}: set it to at least that")
+
     def _check_epochs(self) -> None:
         """Raises ValueError if something is to happen at an epoch after the end of the run."""
         # If the epochs follow the batch, the other epochs are scaled with them, so the unscaled ones are compared.
@@ -212,6 +281,10 @@ class TrainRecipe(RecipePart):
             **{
                 f"model.freeze_after.{index}.after_epochs": (part.after_epochs,)
                 for index, part in enumerate(self.model.freeze_after)
+            },
+            **{
+                f"model.unfreeze_at.{index}.at_epoch": (late.at_epoch,)
+                for index, late in enumerate(self.model.unfreeze_at)
             },
             "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
         }.items():

@@ -22,7 +22,7 @@ from headway.observe.sinks import MetricsSink, open_sinks
 
 NON_METRIC_KEYS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
-    | {"noise_scale", "noise_scale_low", "noise_scale_high", "slowest"}
+    | {"noise_scale", "noise_scale_low", "noise_scale_high", "slowest", "classes"}
 )
 """Keys of a record of metrics.jsonl that are not metrics. No metric of a task may have such a name."""
 
@@ -35,10 +35,20 @@ class RunLog:
         sinks: names of the sinks.
         is_lead: this process is the one that writes metrics, quarantine, weights and sinks. Every rank writes ids.
         name: name of this process among several; its file of ids is named after it.
+        weights_metadata: metadata of weights.safetensors, one key at most.
     """
 
-    def __init__(self, run: RunFolder, *, sinks: Sequence[str], is_lead: bool = True, name: str = "") -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        sinks: Sequence[str],
+        is_lead: bool = True,
+        name: str = "",
+        weights_metadata: Mapping[str, str] | None = None,
+    ) -> None:
         self._run = run
+        self._weights_metadata = None if weights_metadata is None else dict(weights_metadata)
         self._sink_names = sinks
         self._name = name
         self._ids: IO[bytes] | None = None
@@ -111,7 +121,8 @@ class RunLog:
         if not self._is_lead:
             return
         # Cloned, because safetensors refuses tensors that share memory.
-        data = save_tensors({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state_dict.items()})
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state_dict.items()}
+        data = save_tensors(tensors, self._weights_metadata)
         # A process that the other ranks left behind must not replace newer weights.
         self.confirm()
         write_atomically(self._run.weights_path, data)

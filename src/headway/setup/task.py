@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from headway.core.errors import HeadwayError, RecipeError, UserCodeError, suggest_nearest
-from headway.core.user_code import import_user_object
+from headway.core.errors import RecipeError
 from headway.data.columns import LabelKind
 from headway.data.dataset import Dataset
-from headway.setup.recipe import TaskRecipe
+from headway.setup.set_metrics import SetMetric
 
 LABEL_PHRASES: dict[LabelKind, str] = {"class": "classes", "multi": "sets of names", "value": "numbers"}
 """Each kind of label in words."""
@@ -55,6 +52,10 @@ class Task(ABC):
     primary: str
     """The metric by which the best weights are kept, or `loss`."""
     higher_is_better: bool
+    lower_is_better: frozenset[str] = frozenset()
+    """Metrics beside the primary one that are better when lower; the loss always is."""
+    set_metrics: Sequence[SetMetric] = ()
+    """Metrics of a whole set, such as F1. Evaluations compute them beside the means of `metrics`."""
 
     @property
     @abstractmethod
@@ -178,47 +179,11 @@ def _expect_kind(target: TargetSpec, kind: LabelKind, name: str) -> None:
         raise RecipeError(what, where="task", fix=fix)
 
 
-def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
-    """Builds the task of a recipe.
-
-    Raises:
-        RecipeError: there is no such task, its arguments do not fit, or the labels are of another kind.
-        UserCodeError: the user's factory failed; the cause carries its traceback.
-    """
-    if recipe.factory == "auto":
-        factory: Any = {"class": Classification, "multi": MultiLabel, "value": Regression}[target.kind]
-    else:
-        factory = import_user_object(recipe.factory, base=base, what="task.factory")
-    # A wrong argument of a built-in task is a mistake in the recipe; in a user's task it is one in the code.
-    is_built_in = isinstance(factory, type) and factory.__module__ == __name__
-    try:
-        task = factory(target, **recipe.args)
-    except HeadwayError:
-        raise
-    # Most often an argument that the task does not have.
-    except TypeError as error:
-        if is_built_in:
-            # The misspelt argument, if there is one, with the nearest name as the fix.
-            unknown_arguments = [key for key in recipe.args if key not in (parameters := signature(factory).parameters)]
-            fix = (
-                suggest_nearest(unknown_arguments[0], [name for name in parameters if name != "target"])
-                if unknown_arguments
-                else ""
-            )
-            raise RecipeError(str(error).partition(") ")[2] or str(error), where="task.args", fix=fix) from None
-        raise UserCodeError(f"{recipe.factory!r} failed: {error}", where="task") from error
-    except Exception as error:
-        raise UserCodeError(f"{recipe.factory!r} failed: {type(error).__name__}: {error}", where="task") from error
-    if not isinstance(task, Task):
-        fix = "Derive its class from headway.setup.task.Task."
-        raise RecipeError(f"{recipe.factory!r} gave a {type(task).__name__}, no Task", where="task.factory", fix=fix)
-    return task
-
-
 def reaches_goal(task: Task, name: str, value: float, goal: float) -> bool:
     """Returns True if the mean of a metric, or of the loss, is at least as good as a goal."""
-    # The loss is always better when lower; other metrics than the primary one are taken as better when higher.
-    lower_is_better = name == "loss" or (name == task.primary and not task.higher_is_better)
+    # The loss is always better when lower.
+    is_lower_primary = name == task.primary and not task.higher_is_better
+    lower_is_better = name == "loss" or name in task.lower_is_better or is_lower_primary
     return value <= goal if lower_is_better else value >= goal
 
 

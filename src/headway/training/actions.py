@@ -18,6 +18,8 @@ class Action(StrEnum):
     AGREE = "agree"
     STATISTICS = "statistics"
     EVALUATE = "evaluate"
+    # Call the hook `on_epoch` of the callbacks.
+    EPOCH = "epoch"
     CHECKPOINT = "checkpoint"
     # Wait until the newest checkpoint is written.
     SETTLE = "settle"
@@ -30,10 +32,13 @@ class ActionRules:
 
     Args:
         needs_statistics: statistics of batch norm are recomputed before an evaluation.
+        has_callbacks: the run has callbacks, which are called after an epoch.
     """
 
-    def __init__(self, setup: TrainSetup, *, needs_statistics: bool) -> None:
-        self._setup, self._needs_statistics = setup, needs_statistics
+    def __init__(self, setup: TrainSetup, *, needs_statistics: bool, has_callbacks: bool) -> None:
+        self._setup, self._has_callbacks = setup, has_callbacks
+        # Recomputing statistics and evaluating are a collective each, so they are two actions.
+        self._evaluation = [Action.STATISTICS, Action.EVALUATE] if needs_statistics else [Action.EVALUATE]
 
     def list_due(self, step: int, before: int, position: int) -> list[Action]:
         """Returns the actions due after a step, in order. Args: before, position: positions before and after it."""
@@ -46,8 +51,10 @@ class ActionRules:
             return is_last or math.floor(position / interval) > math.floor(before / interval)
 
         if setup.eval is not None and is_due(setup.recipe.evaluate.every_epochs):
-            # Recomputing statistics and evaluating are a collective each, so they are two actions.
-            actions += [Action.STATISTICS, Action.EVALUATE] if self._needs_statistics else [Action.EVALUATE]
+            actions += self._evaluation
+        # Before the checkpoint, which holds the state of the callbacks.
+        if self._has_callbacks and position // setup.epoch > before // setup.epoch:
+            actions.append(Action.EPOCH)
         every_steps = options.every_steps
         if is_due(options.every_epochs) if every_steps is None else is_last or step % every_steps == 0:
             actions.append(Action.CHECKPOINT)
@@ -55,6 +62,11 @@ class ActionRules:
         if actions or step % setup.recipe.log_every_steps == 0:
             actions[:0] = self.list_log_actions()
         return actions
+
+    def list_final(self, *, is_evaluated: bool) -> list[Action]:
+        """Returns the actions of a run that ends before its last step. Args: is_evaluated: at this step already."""
+        evaluation = [] if is_evaluated or self._setup.eval is None else self._evaluation
+        return [*self.list_log_actions(), *evaluation, Action.CHECKPOINT]
 
     def list_log_actions(self) -> list[Action]:
         """Returns the actions that write a record."""

@@ -143,7 +143,9 @@ def dry_run(
         named = [uri for uri in (loaded.recipe.data.train, loaded.recipe.data.eval) if uri is not None]
         # The error may name the path in another form, with `..` or links resolved.
         paths = {(loaded.base / Path(uri).expanduser()).resolve() for uri in named}
-        if stated is None and (error.where in named or Path(error.where).resolve() in paths):
+        # `data.train (FILE:LINE): PATH` names the key too.
+        where = error.where.rpartition(": ")[2]
+        if stated is None and (where in named or Path(where).resolve() in paths):
             raise UsageError(error.what, where=error.where, fix=f"{error.fix} {WITHOUT_DATA}".strip()) from None
         raise
     with closing(setup.inputs):
@@ -238,7 +240,8 @@ def _build_workload(
     setup: TrainSetup, layers: tuple[WorkloadLayer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
 ) -> Workload:
     recipe, inputs = setup.recipe, setup.inputs
-    kept = estimate_footprint(setup.optimizer)
+    own_share = recipe.optimizer.resolve_paths(setup.loaded.base).measure_state_share(setup.optimizer)
+    kept = estimate_footprint(setup.optimizer, own_share)
     trained = sum(layer.gradient_bytes for layer in layers)
     stepped = sum(count_bytes(value) for group in setup.optimizer.param_groups for value in group["params"])
     # Clipping reads each gradient for its norm, then reads and writes it.
@@ -317,15 +320,11 @@ def _list_crops(recipe: TrainRecipe) -> tuple[str, ...]:
 
 def _list_augmentations(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
     options = recipe.augment
-    asked = {
-        "flip": options.flip_mode is not None and "flip" not in on_host,
-        "translate": options.translate > 0 and "translate" not in on_host,
-        **{name: getattr(options, name) is not None for name in ("policy", "jitter", "cutout", "random_erasing")},
-        **{name: getattr(options, name) is not None for name in ("cutmix", "mixup")},
-        "normalise": options.normalise,
-        "transform": recipe.transform is not None,
-    }
-    return tuple(name for name, wanted in asked.items() if wanted)
+    on_device = options.list_augmentations() - on_host
+    # In the order in which they are applied, that of the recipe's keys.
+    augmentations = (name for name in type(options).model_fields if name in on_device)
+    later = {"normalise": options.normalise, "transform": recipe.transform is not None}
+    return (*augmentations, *(name for name, is_asked in later.items() if is_asked))
 
 
 def _list_phases(setup: TrainSetup, forward: int) -> tuple[WorkloadPhase, ...]:

@@ -17,8 +17,10 @@ from headway.data import dataset as data
 from headway.data.batch import Batch
 from headway.launch.ranks import Ranks
 from headway.setup.build import TrainSetup
+from headway.setup.class_counts import ClassCounts
+from headway.setup.metric_catalog import collect_set_metrics, compute_set_metrics
 
-POSITIONS, PREDICTED = "places of samples", "classes predicted"
+POSITIONS, PREDICTED, COLLECTED = "places of samples", "classes predicted", "collected for metric "
 """Arrays gathered with those of the metrics. Their names have spaces, which the names of metrics cannot have."""
 
 
@@ -27,11 +29,12 @@ class Evaluation:
     """The result of an evaluation.
 
     Attributes:
-        metrics: means of `loss` and of the task's metrics over the samples counted.
+        metrics: means of `loss` and of the task's metrics over the samples counted, and its metrics of the whole set.
         samples: indices of the samples counted, int64 [n]; masked ones are left out.
         damaged: number of samples left out.
         losses: loss of each sample, float32 [n].
         predicted: predicted class of each sample, int64 [n]; None if labels are not classes.
+        counts: samples, predictions and right ones of each class or label; None if labels are numbers.
     """
 
     metrics: dict[str, float]
@@ -39,6 +42,7 @@ class Evaluation:
     damaged: int
     losses: NDArray[np.float32]
     predicted: NDArray[np.int64] | None
+    counts: ClassCounts | None
 
 
 def evaluate_batches(
@@ -110,22 +114,27 @@ def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = Non
     """
     rank, world = (0, 1) if ranks is None else (ranks.world.rank, ranks.world.size)
     # A user's task may have other outputs than one per class, even if the labels are classes.
-    by_class = setup.target.kind == "class" and setup.task.outputs == len(setup.target.classes)
+    task, kind = setup.task, setup.target.kind
+    has_classes = kind != "value" and task.outputs == len(setup.target.classes)
     positions: list[NDArray[np.int64]] = []
-    collected: dict[str, list[torch.Tensor]] = {}
+    kept: dict[str, list[torch.Tensor]] = {}
     for outputs, labels, batch in evaluate_batches(setup, dataset, rank, world):
         positions.append(np.stack([batch.positions, batch.served]))
         # Values stay on the device until the whole set is through.
-        collected.setdefault("loss", []).append(setup.task.loss(outputs, labels).float())
-        for name, values in setup.task.metrics(outputs, labels).items():
-            collected.setdefault(name, []).append(values.float())
-        if by_class:
-            collected.setdefault(PREDICTED, []).append(outputs.argmax(dim=1))
-    arrays = {name: torch.cat(parts).cpu().numpy() for name, parts in collected.items()}
+        kept.setdefault("loss", []).append(task.loss(outputs, labels).float())
+        for name, values in task.metrics(outputs, labels).items():
+            kept.setdefault(name, []).append(values.float())
+        for index, values in enumerate(collect_set_metrics(task.set_metrics, outputs, labels)):
+            kept.setdefault(f"{COLLECTED}{index}", []).append(values)
+        if has_classes:
+            kept.setdefault(PREDICTED, []).append(outputs.argmax(dim=1) if kind == "class" else outputs > 0)
+    arrays = {name: torch.cat(parts).cpu().numpy() for name, parts in kept.items()}
     if positions:
         arrays[POSITIONS] = np.concatenate(positions, axis=1).T
     if ranks is not None:
-        arrays = _merge_ranks(ranks.world.control.gather_bytes(save_arrays(arrays)), list(arrays))
+        # safetensors 0.8 writes the memory of an array whatever its strides, and positions are a transpose.
+        own = save_arrays({name: np.ascontiguousarray(values) for name, values in arrays.items()})
+        arrays = _merge_ranks(ranks.world.control.gather_bytes(own), list(arrays))
     samples = arrays.pop(POSITIONS)[:, 1]
     # Masked samples have been served as -1.
     counted = samples >= 0
@@ -135,13 +144,24 @@ def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = Non
         raise DataError(what, where=str(dataset.folder), fix="Run headway verify on it, and pack the data again.")
     by_name = {name: values[counted] for name, values in arrays.items()}
     predicted = by_name.pop(PREDICTED, None)
+    collected = [by_name.pop(f"{COLLECTED}{index}") for index in range(len(task.set_metrics))]
+    metrics = {name: float(value.mean(dtype=np.float64)) for name, value in by_name.items()}
     return Evaluation(
-        metrics={name: float(value.mean(dtype=np.float64)) for name, value in by_name.items()},
+        metrics=metrics | compute_set_metrics(task.set_metrics, collected),
         samples=samples[counted],
         damaged=damaged,
         losses=by_name["loss"],
-        predicted=predicted,
+        predicted=predicted if kind == "class" else None,
+        counts=None if predicted is None else _count_classes(dataset, samples[counted], predicted),
     )
+
+
+def _count_classes(dataset: data.Dataset, samples: NDArray[np.int64], predicted: NDArray[Any]) -> ClassCounts:
+    """Counts predictions by class. Args: predicted: class numbers [n], or several labels as bool [n, classes]."""
+    labels = np.asarray(dataset.label[samples])
+    if predicted.ndim == 2:
+        return ClassCounts.from_labels(labels > 0.5, predicted)
+    return ClassCounts.from_classes(labels, predicted, len(dataset.classes))
 
 
 def _merge_ranks(shares: list[bytes], names: list[str]) -> dict[str, NDArray[Any]]:

@@ -19,6 +19,7 @@ from headway.data.batch import BadSample, Batch
 from headway.launch.ranks import Ranks
 from headway.observe import stragglers
 from headway.setup.build import TrainSetup
+from headway.setup.follow_weights import describe_weights
 from headway.setup.run_log import RunLog
 from headway.training.step_observer import StepObserver
 
@@ -39,15 +40,17 @@ class MetricsAccumulator:
         damaged: number of times that a damaged sample came up.
         must_stop: some rank was told to stop, as of the newest step whose reduction was read.
         must_regroup: new processes wait to join, likewise.
+        must_end: a callback of some rank ends the run, likewise.
     """
 
     def __init__(
         self, setup: TrainSetup, run: RunFolder, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]
     ) -> None:
         is_lead, name = (True, "") if ranks is None else (ranks.is_lead, ranks.name)
-        self.log = RunLog(run, sinks=setup.recipe.sinks, is_lead=is_lead, name=name)
+        metadata = describe_weights(setup.loaded.recipe)
+        self.log = RunLog(run, sinks=setup.recipe.sinks, is_lead=is_lead, name=name, weights_metadata=metadata)
         self.damaged = 0
-        self.must_stop = self.must_regroup = False
+        self.must_stop = self.must_regroup = self.must_end = False
         self._setup, self._run, self._ranks, self._show = setup, run, ranks, show
         # Alone: the losses of all samples, on the device. With ranks: those of the current step only.
         self._losses: list[torch.Tensor] = []
@@ -105,10 +108,11 @@ class MetricsAccumulator:
             assert self._ranks is not None
             self._ranks.reducer.check(reduction)
             self._step_losses.append(reduction.loss)
-            bad, stopping, regroup = reduction.flags
+            bad, stopping, regroup, ending = reduction.flags
             self._bad_ahead += round(bad)
             self.must_stop |= stopping > 0
             self.must_regroup |= regroup > 0
+            self.must_end |= ending > 0
         self._reductions.clear()
 
     def read_losses(self) -> NDArray[np.float64]:
@@ -219,6 +223,7 @@ class MetricsAccumulator:
             "damaged_samples": sorted(self._damaged),
             "since": self._since,
             "must_stop": self.must_stop,
+            "must_end": self.must_end,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -232,7 +237,7 @@ class MetricsAccumulator:
         self._damaged = set(state["damaged_samples"])
         step, seconds = state["since"]
         self._since = (step, seconds)
-        self.must_stop = state["must_stop"]
+        self.must_stop, self.must_end = state["must_stop"], state["must_end"]
         if self.log.is_lead:
             self._write_recent()
 

@@ -60,11 +60,13 @@ def predict(
     files: Sequence[ImageSource],
     batch: int = 64,
     *,
+    top: int | None = None,
     on_bad: Callable[[DataError], None] = _raise_error,
 ) -> Iterator[dict[str, Any]]:
     """Yields one row per image: `path` (of a file, else `image N`) and the task's columns.
 
     Args:
+        top: number of best classes, each with its probability, in place of the task's columns.
         on_bad: called with the error of a file that cannot be read, which then has no row. By default it is raised.
 
     Raises:
@@ -81,11 +83,38 @@ def predict(
             images = setup.augment.normalise(torch.from_numpy(pixels).to(setup.device))
             with torch.no_grad():
                 outputs = compute_outputs(setup, images)
-            for place, row in zip(places, setup.task.predict(outputs), strict=True):
+            found = setup.task.predict(outputs) if top is None else _rank_classes(outputs, top, setup.target.classes)
+            for place, row in zip(places, found, strict=True):
                 rows += 1
                 yield {"path": _name_source(files[low + place], low + place), **row}
     if not rows:
         raise DataError(f"of {len(files):,} files none is an image that can be read", fix="Name other files.")
+
+
+def check_top(setup: TrainSetup, top: int | None) -> None:
+    """Raises UsageError if a run cannot rank so many classes."""
+    if top is None:
+        return
+    classes = len(setup.target.classes)
+    if setup.target.kind != "class" or setup.task.outputs != classes:
+        what = "this run does not choose one of several classes, so that there are no best ones"
+        raise UsageError(what, where="top", fix="Leave it out: the columns of the task have every output.")
+    if top > classes:
+        raise UsageError(f"there are {classes} classes", where="top", fix=f"Set it to at most {classes}.")
+
+
+def _rank_classes(outputs: torch.Tensor, count: int, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns `label`, `probability`, `label_2`, `probability_2` and so on for each sample, the best class first."""
+    found = outputs.softmax(dim=1).topk(count, dim=1)
+    rows = []
+    for probabilities, class_ids in zip(found.values.tolist(), found.indices.tolist(), strict=True):
+        row: dict[str, Any] = {}
+        for number, (probability, class_id) in enumerate(zip(probabilities, class_ids, strict=True), 1):
+            # The first pair has the names of the task's own columns, which other tools read.
+            ending = f"_{number}" if number > 1 else ""
+            row |= {f"label{ending}": classes[class_id], f"probability{ending}": round(probability, 6)}
+        rows.append(row)
+    return rows
 
 
 def read_pixels(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import perf_counter
@@ -13,12 +13,28 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from headway.launch.ranks import Ranks
-from headway.training.trainer import Display, Trainer
+from headway.training.display import Display
+from headway.training.trainer import Trainer
 
 REFRESH_S = 0.5
 """Seconds between two refreshes of the bar; one takes about 2 ms."""
 LINE_S = 5.0
 """Least seconds between two lines about training; every evaluation has a line."""
+
+
+# Columns of the bar: it takes what the numbers leave, and numbers are left out before it gets narrower.
+NARROWEST_BAR, WIDEST_BAR = 10, 24
+
+
+def fit_parts(parts: Sequence[str], columns: int) -> str:
+    """Joins as many parts as fit into so many columns: the first ones, and always the very first."""
+    text = ""
+    for part in parts:
+        longer = f"{text}  {part}" if text else part
+        if text and len(longer) > columns:
+            break
+        text = longer
+    return text
 
 
 def format_duration(seconds: float) -> str:
@@ -83,17 +99,19 @@ class LeadRankDisplay(Display):
 
 @final
 class ProgressBar(Display):
-    """A bar with epoch, step, images/s, loss, accuracy, time to go and waiting share, redrawn in place."""
+    """A bar with epoch, evaluation and time to go, redrawn in place; and as much more as the terminal has room for."""
 
     def __init__(self, console: Console) -> None:
         self._next = 0.0
         self._last: dict[str, Any] = {}
         self._evaluated: dict[str, Any] = {}
         self._rate: tuple[float, int] | None = None
+        self._console, self._bar = console, BarColumn(bar_width=WIDEST_BAR)
         self._progress = Progress(
             TextColumn("[bold]epoch {task.fields[epoch]}"),
-            BarColumn(bar_width=24),
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}  {task.fields[text]}"),
+            self._bar,
+            # Metrics have names of the user's own, which may look like markup.
+            TextColumn("{task.fields[text]}", markup=False),
             console=console,
             # A refresh thread would take the interpreter's lock from the training loop.
             auto_refresh=False,
@@ -110,29 +128,42 @@ class ProgressBar(Display):
             self._progress.start()
             self._rate = (now, trainer.position)
         self._next = now + REFRESH_S
-        setup, since = trainer.setup, now - self._rate[0]
-        done = trainer.position - self._rate[1]
-        parts = []
-        if done and since > 0:
-            parts.append(f"{done / since:,.0f} images/s")
-            left = setup.plan.find_position(setup.steps) - trainer.position
-            parts.append(f"{format_duration(left * since / done)} to go")
-        # There is no loss before the first record.
-        if "loss" in self._last:
-            parts.append(f"loss {self._last['loss']:.4f}")
-            loader = setup.inputs.loader
-            stats = None if loader is None else loader.stats()
-            ready = "" if stats is None else f" ({stats.occupancy:.1f} of {stats.prefetch_batches} batches ready)"
-            parts.append(f"waiting {self._last['wait_share']:.1%}{ready}")
-        name = setup.task.primary
-        if name in self._evaluated:
-            parts.append(f"{name} {self._evaluated[name]:.4f}")
-        epoch = f"{trainer.position / setup.epoch:.2f}"
+        setup = trainer.setup
+        last_epoch = setup.plan.find_position(setup.steps) / setup.epoch
+        epoch = f"{trainer.position / setup.epoch:.2f}/{last_epoch:.4g}"
+        # One column lies between the bar and each of its neighbours.
+        room = self._console.width - len(f"epoch {epoch}") - 2
+        text = fit_parts(self._list_parts(trainer, now - self._rate[0], self._rate[1]), room - NARROWEST_BAR)
+        self._bar.bar_width = max(NARROWEST_BAR, min(WIDEST_BAR, room - len(text)))
         self._progress.update(
-            self._task, completed=trainer.step, total=setup.steps, epoch=epoch, text="  ".join(parts), refresh=True
+            self._task, completed=trainer.step, total=setup.steps, epoch=epoch, text=text, refresh=True
         )
         if trainer.step >= setup.steps or trainer.finished:
             self._progress.stop()
+
+    def _list_parts(self, trainer: Trainer, since_s: float, from_position: int) -> list[str]:
+        """Lists what the bar can show, the most important first."""
+        setup, done, parts = trainer.setup, trainer.position - from_position, []
+        name = setup.task.primary
+        if name in self._evaluated:
+            parts.append(f"{name} {self._evaluated[name]:.4f}")
+        has_rate = bool(done) and since_s > 0
+        if has_rate:
+            left = setup.plan.find_position(setup.steps) - trainer.position
+            parts.append(f"{format_duration(left * since_s / done)} to go")
+        # There is no loss before the first record.
+        if "loss" in self._last:
+            parts.append(f"loss {self._last['loss']:.4f}")
+        if has_rate:
+            parts.append(f"{done / since_s:,.0f} images/s")
+        if "loss" in self._last:
+            parts.append(f"waiting {self._last['wait_share']:.1%}")
+        parts.append(f"step {trainer.step}/{setup.steps}")
+        loader = setup.inputs.loader
+        if loader is not None:
+            stats = loader.stats()
+            parts.append(f"{stats.occupancy:.1f} of {stats.prefetch_batches} batches ready")
+        return parts
 
     def record(self, record: dict[str, Any]) -> None:
         if record["kind"] == "train":
@@ -149,7 +180,7 @@ class LogLines(Display):
     """Prints a line per evaluation, and one every few seconds of training."""
 
     def __init__(self) -> None:
-        self._next = 0.0
+        self._next = {"train": 0.0, "callback": 0.0}
 
     def step(self, trainer: Trainer) -> None:
         pass
@@ -159,10 +190,10 @@ class LogLines(Display):
         # The Trainer itself tells the user of a divergence.
         if record["kind"] == "divergence":
             return
-        if record["kind"] == "train":
-            if now < self._next:
+        if record["kind"] in self._next:
+            if now < self._next[record["kind"]]:
                 return
-            self._next = now + LINE_S
+            self._next[record["kind"]] = now + LINE_S
         # The clock and the position say little in a line; damaged samples are shown once there are some.
         shown = {k: v for k, v in record.items() if k not in HIDDEN and (k != "damaged" or v)}
         numbers = "  ".join(f"{name} {_format_value(name, value)}" for name, value in shown.items())

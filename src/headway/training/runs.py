@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import CommunicationError, FencedError, GenerationEndedError, HeadwayError, UsageError
 from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe, read_recipe
@@ -31,21 +30,19 @@ from headway.setup.checks import check_labels, list_set_warnings
 from headway.setup.inputs import open_dataset
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import LABEL_PHRASES, TargetSpec
+from headway.setup.user_callbacks import NamedCallback, build_callbacks, name_callbacks
 from headway.training.evaluate import evaluate as evaluate_set
 from headway.training.evaluation_panels import build_evaluation_panels, write_panels
+from headway.training.extension import extend_recipe
 from headway.training.monitors import run_monitors
 from headway.training.progress import build_display
 from headway.training.recovery import MACHINE_KEYS
+from headway.training.results import describe_network_size, summarise, write_results
 from headway.training.tracing import TracingDisplay
 from headway.training.trainer import Trainer
 
 LOG = logging.getLogger("headway.training")
 
-CLOCK_EXCLUDES = (
-    "start of the process, imports, opening the data and filling their caches, measuring mean and std, building the "
-    "network and its init; "
-    "it includes the first batch, compilation, evaluations, checkpoints and logging"
-)
 FLOAT32: dict[str, Any] = {"precision": "fp32", "half_weights": False}
 """Overrides that build a network in float32 whatever it was trained in. Weights are saved in float32."""
 
@@ -76,11 +73,11 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None) -> RunRes
     return train_recipe(load_recipe(recipe, overrides), folder)
 
 
-def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None) -> RunResult:
-    """Trains a loaded recipe; see `train`."""
+def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, callbacks: Sequence[Any] = ()) -> RunResult:
+    """Trains a loaded recipe; see `train`. Args: callbacks: objects that are called after those of the recipe."""
     ranks = Ranks.from_environment(loaded.recipe.comm)
     if ranks is None:
-        return _start_run(loaded, folder)
+        return _start_run(loaded, folder, callbacks=callbacks)
     if folder is None:
         fix = "Name it: headway train RECIPE --run-folder FOLDER."
         raise UsageError("several processes need one run folder", where="--run-folder", fix=fix)
@@ -90,8 +87,8 @@ def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None) -> RunR
         # A launcher that restarts all processes gives them the command line of the first start.
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if again and RunFolder(folder).recipe_path.exists():
-            return _resume(RunFolder.open(folder), ranks)
-        return _start_run(loaded, folder, ranks)
+            return _resume(RunFolder.open(folder), ranks, callbacks)
+        return _start_run(loaded, folder, ranks, callbacks=callbacks)
 
 
 def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int) -> list[RunResult]:
@@ -116,8 +113,12 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
     return results
 
 
-def resume(folder: Path) -> RunResult:
+def resume(folder: Path, callbacks: Sequence[Any] = (), overrides: Sequence[str] = ()) -> RunResult:
     """Continues a run from its newest good checkpoint, or from the beginning if it has none.
+
+    Args:
+        callbacks: objects that are called after those of the recipe.
+        overrides: `key=value` for keys that may change, such as `epochs`; see `extension`.
 
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
@@ -126,9 +127,9 @@ def resume(folder: Path) -> RunResult:
     loaded = reload_recipe(run)
     ranks = Ranks.from_environment(loaded.recipe.comm)
     if ranks is None:
-        return _resume(run)
+        return _resume(run, None, callbacks, overrides)
     with _join_ranks(ranks, run):
-        return _resume(run, ranks)
+        return _resume(run, ranks, callbacks, overrides)
 
 
 def find_finished_run(folder: Path) -> RunResult | None:
@@ -200,18 +201,31 @@ def _meet_ranks(trainer: Trainer) -> None:
         raise CommunicationError(error.what, where=error.where, fix=error.fix) from error
 
 
-def _resume(run: RunFolder, ranks: Ranks | None = None) -> RunResult:
+def extend(folder: Path, overrides: Sequence[str]) -> None:
+    """Changes the recipe of a run that no process trains. Raises UsageError: a key may not change."""
+    run = RunFolder.open(folder)
+    with run.lock():
+        extend_recipe(run, reload_recipe(run), overrides, writes=True)
+
+
+def _resume(run: RunFolder, ranks: Ranks | None, callbacks: Sequence[Any], overrides: Sequence[str] = ()) -> RunResult:
     with _lock_folder(run, ranks):
-        return _continue_run(reload_recipe(run), run, ranks)
+        loaded = reload_recipe(run)
+        if overrides:
+            loaded = extend_recipe(run, loaded, overrides, writes=ranks is None or ranks.is_lead)
+        return _continue_run(loaded, run, ranks, callbacks)
 
 
-def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Ranks | None) -> RunResult:
+def _continue_run(
+    loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Ranks | None, callbacks: Sequence[Any]
+) -> RunResult:
     # The number of threads changes the order of sums on a CPU, and with it the last digits.
     threads, before = torch.get_num_threads(), run.read_provenance(torch_threads=int)["torch_threads"]
     if threads != before:
         what = f"This run began with {before} threads of torch and goes on with {threads}"
         LOG.warning(f"{what}: results agree to rounding only.")
     checkpoint = _open_checkpoints(run, loaded).newest()
+    named = _collect_callbacks(loaded, callbacks)
     setup = build_setup(loaded, fresh=checkpoint is None, ranks=ranks)
     is_lead = ranks is None or ranks.is_lead
     with closing(setup.inputs), _explain_disk_errors(run):
@@ -221,7 +235,7 @@ def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Rank
                 run.truncate_logs(0)
                 _record_recipe(run, setup, ranks)
         display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
-        with closing(Trainer(setup, run, display, ranks)) as trainer:
+        with closing(Trainer(setup, run, display, ranks, named)) as trainer:
             if checkpoint is not None:
                 trainer.resume(checkpoint)
                 done = " It is at its end: nothing is left to do." if trainer.finished else ""
@@ -258,11 +272,18 @@ def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRec
 
 
 def _start_run(
-    loaded: LoadedRecipe[TrainRecipe], folder: Path | None, ranks: Ranks | None = None, *, warns: bool = True
+    loaded: LoadedRecipe[TrainRecipe],
+    folder: Path | None,
+    ranks: Ranks | None = None,
+    *,
+    callbacks: Sequence[Any] = (),
+    warns: bool = True,
 ) -> RunResult:
     is_lead = ranks is None or ranks.is_lead
     if is_lead and folder is not None:
         RunFolder.expect_free(folder)
+    # Before the data are opened: a mistake in them is found at once.
+    named = _collect_callbacks(loaded, callbacks)
     setup = build_setup(loaded, ranks=ranks)
     with closing(setup.inputs):
         # A resumed run said it when it began, and so did the first of several seeds.
@@ -278,7 +299,7 @@ def _start_run(
         with (
             _lock_folder(run, ranks),
             _explain_disk_errors(run),
-            closing(Trainer(setup, run, display, ranks)) as trainer,
+            closing(Trainer(setup, run, display, ranks, named)) as trainer,
         ):
             if ranks is not None:
                 _meet_ranks(trainer)
@@ -286,6 +307,10 @@ def _start_run(
                 if is_lead and setup.agreed_recipe is not setup.loaded:
                     _record_recipe(run, setup, ranks)
             return _run_trainer(trainer, display)
+
+
+def _collect_callbacks(loaded: LoadedRecipe[TrainRecipe], given: Sequence[Any]) -> list[NamedCallback]:
+    return [*build_callbacks(loaded.recipe.callbacks, loaded.base), *name_callbacks(given)]
 
 
 def _open_checkpoints(run: RunFolder, loaded: LoadedRecipe[TrainRecipe]) -> Checkpoints:
@@ -313,15 +338,11 @@ def _record_recipe(run: RunFolder, setup: TrainSetup, ranks: Ranks | None) -> No
         "fingerprint": setup.train.fingerprint if setup.train is not None else "synthetic",
         "target": asdict(setup.target),
         "samples": setup.epoch,
-        **_describe_network_size(setup),
+        **describe_network_size(setup),
     }
     loaded = setup.agreed_recipe
     run.write_json("provenance", collect_provenance(loaded.origins, loaded.base, **more))
     write_atomically(run.recipe_path, loaded.to_yaml())
-
-
-def _describe_network_size(setup: TrainSetup) -> dict[str, Any]:
-    return {} if setup.counts is None else asdict(setup.counts)
 
 
 def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
@@ -332,33 +353,16 @@ def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
     finally:
         trainer.close()
         display.stop()
-    summary = _summarise(trainer)
+    summary = summarise(trainer)
+    if "ended" in summary:
+        LOG.info(f"The run ended at step {summary['step']:,} of {summary['steps']:,}: {summary['ended']}.")
     if trainer.ranks is None:
-        _write_results(trainer, summary)
+        write_results(trainer, summary)
     else:
         # The launcher restarts nothing if the run is at its end.
         trainer.ranks.is_complete = trainer.finished
-        trainer.recovery.finish(lambda: _write_results(trainer, summary))
+        trainer.recovery.finish(lambda: write_results(trainer, summary))
     return RunResult(trainer.run_folder, summary, was_interrupted=not trainer.finished, is_lead=trainer.is_lead)
-
-
-def _write_results(trainer: Trainer, summary: dict[str, Any]) -> None:
-    _write_panels(trainer)
-    # The summary is the last file: if it says `finished`, nothing is missing.
-    trainer.run_folder.write_json("summary", summary)
-
-
-def _write_panels(trainer: Trainer) -> None:
-    setup, run, evaluation = trainer.setup, trainer.run_folder, trainer.evaluation
-    if setup.eval is None:
-        return
-    if evaluation is None and trainer.finished and not (run.panels / "worst.json").exists():
-        # The process was killed between its last checkpoint and its panels.
-        with trainer.use_averages():
-            evaluation = evaluate_set(setup, setup.eval)
-    if evaluation is not None:
-        which = f"the weights of epoch {trainer.position / setup.epoch:.4g}"
-        write_panels(run, build_evaluation_panels(setup.eval, evaluation, which))
 
 
 @contextmanager
@@ -394,37 +398,6 @@ def _stop_on_signals(trainer: Trainer) -> AbstractContextManager[None]:
     return handle_signals(stop, signal.SIGTERM, signal.SIGINT)
 
 
-def _summarise(trainer: Trainer) -> dict[str, Any]:
-    setup, seconds = trainer.setup, trainer.clock.seconds
-    # The first batch includes the start of the loader's threads.
-    rest = sum(seconds.get(stage, 0.0) for stage in ("evaluate", "checkpoint", "first batch"))
-    training = max(trainer.clock.total_seconds() - rest, 1e-9)
-    images = trainer.position
-    summary = {
-        "finished": trainer.finished,
-        "step": trainer.step,
-        "steps": setup.steps,
-        "epochs": trainer.position / setup.epoch,
-        "seconds": trainer.clock.total_seconds(),
-        "seconds_by_stage": seconds,
-        "clock_excludes": CLOCK_EXCLUDES,
-        **_describe_network_size(setup),
-        "images_s": images / training,
-        "wait_share": seconds.get("wait", 0.0) / training,
-        "damaged_samples": trainer.damaged,
-        "host_syncs": trainer.host_syncs.to_json(),
-    }
-    # Synthetic data have no loader.
-    if setup.inputs.loader is not None:
-        stats = setup.inputs.loader.stats()
-        summary["input"] = {**stats.to_json(), "batches": stats.batches, "cores": count_usable_cores()}
-    if trainer.metrics is not None:
-        summary |= {**trainer.metrics, "best": trainer.best}
-    if setup.recipe.stop_at is not None:
-        summary["stop_at"] = {"goal": setup.recipe.stop_at, "seconds_to_reach": trainer.reached_s}
-    return summary
-
-
 def evaluate(folder: Path, data: str | None) -> dict[str, float]:
     """Evaluates a run's best weights over its evaluation set, or over another packed folder; returns the metrics.
 
@@ -444,7 +417,8 @@ def evaluate(folder: Path, data: str | None) -> dict[str, float]:
             share = f"{evaluation.damaged:,} of {len(held_out):,} samples"
             LOG.warning(f"{held_out.folder}: {share} are damaged and left out.")
             result["damaged_samples"] = float(evaluation.damaged)
-        run.write_json("evaluation", {"data": str(held_out.folder), **result})
+        about = {} if evaluation.counts is None else {"classes": evaluation.counts.describe(held_out.classes)}
+        run.write_json("evaluation", {"data": str(held_out.folder), **result, **about})
         write_panels(run, build_evaluation_panels(held_out, evaluation, "the best weights"))
     return result
 

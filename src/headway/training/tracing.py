@@ -8,7 +8,8 @@ from typing import Any, final
 from headway.core.clock import Clock, Span
 from headway.core.run_folder import RunFolder
 from headway.observe import trace
-from headway.training.trainer import Display, Trainer
+from headway.training.display import Display
+from headway.training.trainer import Trainer
 
 SKIPPED_STEPS = 10
 """Steps before the trace begins: the first ones fill caches and queues."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 import torch
@@ -24,29 +25,19 @@ from headway.observe.host_syncs import HostSyncCounter
 from headway.optim import draw_gradient_noise, set_lr
 from headway.setup.build import TrainSetup
 from headway.setup.prepare import prepare_batch, split_micro_batches
-from headway.setup.task import is_better, reaches_goal
+from headway.setup.task import is_better
+from headway.setup.user_callbacks import NamedCallback
 from headway.training.actions import Action, ActionRules
 from headway.training.averages import WeightAverages
+from headway.training.callbacks import Callbacks
+from headway.training.display import Display
 from headway.training.evaluate import Evaluation, evaluate
 from headway.training.metrics import MetricsAccumulator
 from headway.training.nonfinite import build_nonfinite_error
 from headway.training.recovery import Recovery
+from headway.training.run_end import RunEnd
 
 LOG = logging.getLogger("headway.training")
-
-
-class Display(Protocol):
-    """Shows the progress of a run. Displays that wrap another one pass every call on to it."""
-
-    def step(self, trainer: Trainer) -> None:
-        """Called after every step; must be cheap."""
-
-    def record(self, record: dict[str, Any]) -> None:
-        """Called with every record of metrics.jsonl."""
-
-    def stop(self) -> None:
-        """Called once at the end of the run; leaves the terminal as it was. Most displays have nothing to do."""
-        return
 
 
 class Trainer:
@@ -58,19 +49,27 @@ class Trainer:
     Attributes:
         step, position: steps done and samples served.
         stopping: set it to True, and the run saves a checkpoint and ends at the next step's boundary.
-        finished: the run is at its end, or has reached `stop_at`.
+        finished: the run is at its end, or has reached `stop_at`, or a callback or `early_stopping` ended it.
+        end: the goals and reasons that end the run before its last step.
         best: metrics of the best evaluation so far, with its step and epoch.
         metrics: metrics of the newest evaluation.
         evaluation: the newest evaluation.
         precision: the precision of the setup.
-        reached_s: seconds of the clock until `stop_at` was reached.
+        last_outputs, last_losses: outputs and labels, and losses, of the newest micro-batch.
         accumulator: losses and damaged samples since the last record, and the logs of the run.
         recovery: the actions due between steps, and what happens after a rank is lost.
         host_syncs: counts the tensor values that the steps read in Python.
         saver, saved_step: writes checkpoints; the step of the newest one.
     """
 
-    def __init__(self, setup: TrainSetup, run: RunFolder, display: Display, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        setup: TrainSetup,
+        run: RunFolder,
+        display: Display,
+        ranks: Ranks | None = None,
+        callbacks: Sequence[NamedCallback] = (),
+    ) -> None:
         self.setup, self.run_folder, self._display, self.ranks = setup, run, display, ranks
         self.precision = setup.precision
         self.step = self.position = 0
@@ -78,7 +77,7 @@ class Trainer:
         self.best: dict[str, float] | None = None
         self.metrics: dict[str, float] | None = None
         self.evaluation: Evaluation | None = None
-        self.reached_s: float | None = None
+        self.end = RunEnd(setup)
         self.saved_step: int | None = None
         self.clock, self.host_syncs = Clock(), HostSyncCounter()
         self.accumulator = MetricsAccumulator(setup, run, ranks, display.record)
@@ -91,9 +90,13 @@ class Trainer:
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
         self._stream: Iterator[Batch] | None = None
         self._sample_weights = torch.empty(0)
-        self._last_outputs: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.last_outputs: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.last_losses: torch.Tensor | None = None
         self._divergence = ""
-        self._rules = ActionRules(setup, needs_statistics=self._averages.needs_statistics)
+        self.callbacks = Callbacks(cast("Trainer", weakref.proxy(self)), callbacks)
+        self._rules = ActionRules(
+            setup, needs_statistics=self._averages.needs_statistics, has_callbacks=bool(callbacks)
+        )
         # Last, because it reads the parts above.
         self.recovery = Recovery(self, self._checkpoints)
 
@@ -102,6 +105,7 @@ class Trainer:
         last = self.setup.steps if steps is None else min(self.setup.steps, self.step + steps)
         recovery = self.recovery
         self.clock.start()
+        self.callbacks.start()
         while True:
             # If a rank is lost, this block ends early: the ranks meet again, and the next pass continues from there.
             with recovery:
@@ -113,11 +117,16 @@ class Trainer:
                         recovery.queue(Action.SETTLE)
                     elif self._must_stop:
                         recovery.queue(*self._rules.list_log_actions(), Action.CHECKPOINT)
+                    elif self._must_end:
+                        self.finished = True
+                        is_evaluated = self.end.evaluated_step == self.step
+                        recovery.queue(*self._rules.list_final(is_evaluated=is_evaluated))
                     else:
                         self.host_syncs.run_step(self._train_step, recovery.actions)
                 recovery.run_actions(self._run_action)
             self._display.step(self)
             self.clock.lap("log")
+        self.callbacks.end()
 
     def _train_step(self) -> None:
         """Makes one step over one global batch, and queues the actions that are due after it."""
@@ -139,6 +148,7 @@ class Trainer:
         self._averages.update(self.step)
         self.recovery.advance()
         self.clock.lap("optimizer")
+        self.callbacks.step()
         self.recovery.queue(*self._rules.list_due(self.step, before, self.position))
         if self.accumulator.must_regroup:
             self.recovery.queue(Action.REGROUP)
@@ -189,9 +199,9 @@ class Trainer:
                 self.ranks.prepare_for_backward(len(batch.images) / len(self._sample_weights))
             setup.precision.backward(losses, part_noisy_weights)
             clock.lap("backward")
-            losses = losses.detach()
+            losses = self.last_losses = losses.detach()
             self.accumulator.add_losses(losses * part_weights * len(self._sample_weights) if masked else losses)
-        self._last_outputs = outputs.detach(), part_labels
+        self.last_outputs = outputs.detach(), part_labels
 
     def _weigh_samples(self, batch: Batch, samples: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """Returns the weight of each sample in the gradient, without and with gradient noise, and if some are masked.
@@ -216,7 +226,9 @@ class Trainer:
             return None
         # The sum of the losses travels with the gradients.
         loss = self.accumulator.pop_step_loss(len(self._sample_weights))
-        reduction = self.ranks.finish(loss, bad=len(batch.bad), stopping=self.stopping)
+        reduction = self.ranks.finish(
+            loss, bad=len(batch.bad), stopping=self.stopping, ending=self.end.reason is not None
+        )
         self.clock.lap("reduce")
         return reduction
 
@@ -233,6 +245,7 @@ class Trainer:
     def _log(self) -> None:
         """Reads the losses since the last record (this waits for the device), checks them, and writes a record."""
         accumulator = self.accumulator
+        self.callbacks.flush()
         losses = accumulator.read_losses()
         if not len(losses):
             return
@@ -243,7 +256,7 @@ class Trainer:
             # The first of the steps since the last record.
             first = self.step - len(losses) + 1 + int(np.flatnonzero(~np.isfinite(losses))[0])
             self._raise_nonfinite(f"the loss is not finite at step {first}", first, accumulator.observer.find_culprit())
-        accumulator.write_train_record(self.step, losses, self._last_outputs, self.clock)
+        accumulator.write_train_record(self.step, losses, self.last_outputs, self.clock)
         if divergence:
             accumulator.write_divergence(self.step, self.clock, divergence)
             # With on_divergence: stop, the error that ends the run says it.
@@ -273,16 +286,17 @@ class Trainer:
         metrics = self.metrics = self.evaluation.metrics
         seconds = self.clock.total_seconds() + perf_counter() - started
         progress = {"step": self.step, "position": self.position, "epoch": self.position / setup.epoch}
-        damaged = self.evaluation.damaged
-        self.accumulator.write({"kind": "evaluate", **progress, **metrics, "damaged": damaged, "seconds": seconds})
+        record = {"kind": "evaluate", **progress, **metrics, "damaged": self.evaluation.damaged, "seconds": seconds}
+        if self.evaluation.counts is not None:
+            record["classes"] = self.evaluation.counts.to_json()
+        self.accumulator.write(record)
         if self.best is None or is_better(setup.task, metrics, self.best):
             # The best weights are the network as evaluated, with averages.
             self.best = {**metrics, "step": self.step, "epoch": self.position / setup.epoch}
             self.write_weights()
-        goals = setup.recipe.stop_at
-        if goals and all(reaches_goal(setup.task, name, metrics[name], goal) for name, goal in goals.items()):
-            self.reached_s = seconds
+        if self.end.add_evaluation(metrics, self.step, self.position, seconds):
             self.finished = True
+        self.callbacks.evaluate()
         if self.finished and Action.CHECKPOINT not in self.recovery.actions:
             self.recovery.queue(Action.CHECKPOINT)
 
@@ -309,6 +323,9 @@ class Trainer:
         self.saver.wait()
         self.meet()
 
+    def _call_epoch_hooks(self) -> None:
+        self.callbacks.epoch()
+
     ACTIONS: ClassVar[dict[Action, tuple[Callable[[Trainer], None], str]]] = {
         Action.LOG: (_log, "log"),
         Action.AGREE: (_stop_if_diverged, "log"),
@@ -317,6 +334,7 @@ class Trainer:
         Action.CHECKPOINT: (_save_checkpoint, "checkpoint"),
         Action.SETTLE: (_settle, "checkpoint"),
         Action.REGROUP: (_regroup, "regroup"),
+        Action.EPOCH: (_call_epoch_hooks, "callbacks"),
     }
     """Method and clock stage of each action."""
 
@@ -362,9 +380,10 @@ class Trainer:
             "precision": self.setup.precision.state_dict(),
             "best": self.best,
             "metrics": self.metrics,
-            "reached_s": self.reached_s,
             "damaged": self.accumulator.damaged,
             "observer": self.accumulator.observer.state(),
+            "callbacks": self.callbacks.state(),
+            **self.end.state(is_final=self.finished),
             "seconds": self.clock.seconds,
         }
 
@@ -387,8 +406,9 @@ class Trainer:
         self.setup.precision.load_state_dict(scalars["precision"], where)
         self.step, self.position = checkpoint.step, scalars["position"]
         self.best, self.metrics = scalars["best"], scalars["metrics"]
-        self.reached_s = scalars["reached_s"]
         self.accumulator.observer.load_state(scalars.get("observer"), where)
+        self.callbacks.load_state(scalars.get("callbacks"), self.step, where)
+        self.finished = self.end.load_state(scalars, where) or self.step >= self.setup.steps
         # A new clock continues from the seconds of the checkpoint.
         self.clock = Clock(scalars["seconds"])
 
@@ -405,7 +425,8 @@ class Trainer:
         self.saved_step = self.step
         self.accumulator.restart_rate(self.step, self.clock)
         self.accumulator.cut_back(self.position, self.step, scalars["damaged"])
-        self.finished = self.step >= self.setup.steps or self.reached_s is not None
+        # A callback ended the run, and the checkpoint came before the step in which all ranks knew.
+        self.accumulator.must_end = self.end.reason is not None
 
     def meet(self) -> None:
         """Meets the other ranks before the first step; see `Recovery.meet`."""
@@ -432,6 +453,11 @@ class Trainer:
     def _must_stop(self) -> bool:
         """True once the run must end at the next step's boundary; all ranks learn it in the same step."""
         return self.stopping if self.ranks is None else self.accumulator.must_stop
+
+    @property
+    def _must_end(self) -> bool:
+        """True once a callback has ended the run; all ranks learn it in the same step."""
+        return self.end.reason is not None if self.ranks is None else self.accumulator.must_end
 
     @property
     def _rank_and_world(self) -> tuple[int, int]:

@@ -91,6 +91,7 @@ def conclude_watch(
         read_at=tuple(name for name, _ in facts.places),
         starved=costs.starved,
         patterns=tuple(found_patterns),
+        loader="" if facts.loader is None else facts.loader.describe(),
         advice=() if facts.elsewhere else adviser.advise(),
         unknown=tuple(_list_unknown(costs, facts, starts)),
         **shared_fields,
@@ -183,9 +184,10 @@ def _list_unknown(costs: LoopCosts, facts: LoopFacts, starts: Sequence[LoopStart
         unknown.append(
             facts.exchange if costs.exchange is None else f"{facts.exchange}; it takes {format_share(costs.exchange)}"
         )
-    if not facts.torch_loader:
-        unknown.append("how the loader works: it is not a torch DataLoader, so the cause of its waits is unknown")
-    if costs.wait >= WORTH:
+    if not facts.torch_loader and facts.loader is None:
+        what = "neither a torch DataLoader nor a headway.Loader"
+        unknown.append(f"how the loader works: it is {what}, so the cause of its waits is unknown")
+    if costs.wait >= WORTH and facts.loader is None:
         unknown.append(
             "reading, decoding and collating: here they are one wait; headway doctor RECIPE measures each alone"
         )

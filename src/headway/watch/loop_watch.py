@@ -15,6 +15,10 @@ from torch.utils.data import DataLoader
 from headway.core.cpu_count import count_rank_cores
 from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
+from headway.data.batch import Batch
+from headway.data.collated_batch import CollatedBatch
+from headway.data.loader import Loader
+from headway.doctor.loader_facts import collect_loader_facts
 from headway.doctor.loop_observation import LoopFacts, LoopObservation, RankTime
 from headway.observe.step_marks import BACKWARD, StepMarks, StepSeries
 from headway.observe.tensor_taps import add_listener, remove_listener
@@ -200,6 +204,7 @@ class LoopWatch(Generic[B]):
             device=device.type,
             samples=self._samples,
             batches=batches or None,
+            loader=collect_loader_facts(loader) if isinstance(loader, Loader) else None,
             torch_loader=torch_loader is not None,
             workers=None if torch_loader is None else torch_loader.num_workers,
             persistent=torch_loader is not None and torch_loader.persistent_workers,
@@ -324,6 +329,8 @@ def _build_exchange_query(models: Sequence[nn.Module]) -> Callable[[], bool] | N
 
 def _count_samples(batch: Any) -> int | None:
     """Returns the number of samples of a batch: the first dimension of its first tensor. None without a tensor."""
+    if isinstance(batch, Batch | CollatedBatch):
+        return len(batch.positions)
     if isinstance(batch, torch.Tensor):
         return int(batch.shape[0]) if batch.ndim else None
     if isinstance(batch, Mapping):

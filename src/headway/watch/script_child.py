@@ -1,8 +1,8 @@
 """Runs a watched script inside its own process, as Python would, and finds its training loop.
 
-The loop is the one over the first torch DataLoader on whose batches an optimizer steps, or over one that the script
-creates anew from the same data set in each epoch. Its networks are the outermost modules that have weights of that
-optimizer. Once they are known, `headway.watch.watch` does the rest.
+The loop is the one over the first torch DataLoader or `headway.Loader` on whose batches an optimizer steps, or over one
+that the script creates anew from the same data set in each epoch. Its networks are the outermost modules that have
+weights of that optimizer. Once they are known, `headway.watch.watch` does the rest.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from headway.core.files import write_atomically
+from headway.data.dataset import Dataset
+from headway.data.loader import Loader
 from headway.observe.step_marks import WARM_UP_STEPS
 from headway.watch.loop_watch import LoopWatch, WatchedIterator
 
-# Seconds that an optimizer may step outside of any loop over a DataLoader before the script is ended.
+AnyLoader = DataLoader[Any] | Loader[Any]
+
+# Seconds that an optimizer may step outside of any loop over a loader before the script is ended.
 MAX_UNWATCHED_S = 30.0
 # It must also step more often than this: one step may take long.
 MIN_UNWATCHED_STEPS = 3
@@ -53,8 +57,8 @@ class ScriptSession:
     def __init__(self, result: Path, steps: int | None, seconds: float | None) -> None:
         self._result = result
         self._steps, self._seconds = steps, seconds
-        self._loader: DataLoader[Any] | None = None
-        self._newest_loader: DataLoader[Any] | None = None
+        self._loader: AnyLoader | None = None
+        self._newest_loader: AnyLoader | None = None
         self._models: dict[int, nn.Module] = {}
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._watch: LoopWatch[Any] | None = None
@@ -63,23 +67,24 @@ class ScriptSession:
         self._first_step_s = self._began_s = 0.0
         self._search_hooks: list[Callable[[], object]] = []
         self._step_hooks: list[Callable[[], object]] = []
-        self._original = DataLoader.__iter__
 
     def begin(self) -> None:
         """Installs the hooks that look for the loop."""
         # torch.compile warns about the global module hooks below.
         warnings.filterwarnings("ignore", message="Using `torch.compile")
-        # Every loop over any DataLoader passes here, before it is known which one trains.
-        original, session = self._original, self
-
-        def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
-            return session.iterate(loader, partial(original, loader))
-
-        DataLoader.__iter__ = iterate  # type: ignore[method-assign,assignment]
+        # Every loop over any loader passes here, before it is known which one trains.
+        DataLoader.__iter__ = self._build_iterate(DataLoader.__iter__)  # type: ignore[method-assign,assignment]
+        Loader.__iter__ = self._build_iterate(Loader.__iter__)  # type: ignore[method-assign]
         pre_hook = register_module_forward_pre_hook(self._on_forward_begin)
         post_hook = register_module_forward_hook(self._on_forward_end, always_call=True)
         self._search_hooks = [pre_hook.remove, post_hook.remove]
         self._step_hooks = [register_optimizer_step_pre_hook(self._on_optimizer_step).remove]
+
+    def _build_iterate(self, original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+        def iterate(loader: Any) -> Iterator[Any]:
+            return self.iterate(loader, partial(original, loader))
+
+        return iterate
 
     def end(self) -> None:
         """Removes the hooks that look for the loop; a watch that has begun continues."""
@@ -102,20 +107,20 @@ class ScriptSession:
             f"its optimizer stepped {self._updates} times" if self._updates else "no torch optimizer stepped"
         )
         times_text = "never" if self._loader is None else "at most once"
-        what = "no training loop over a torch.utils.data.DataLoader was seen in this process"
+        what = "no training loop over a torch DataLoader or a headway.Loader was seen in this process"
         self.write_result(missing=f"{what}: {optimizer_text}, {times_text} in a loop over one")
 
-    def iterate(self, loader: DataLoader[Any], make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Returns the iterator of a loop over a DataLoader of the script. It replaces `DataLoader.__iter__`.
+    def iterate(self, loader: AnyLoader, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Returns the iterator of a loop over a loader of the script. It replaces the loader's `__iter__`.
 
         Args:
-            make_iterator: calls the original `DataLoader.__iter__`.
+            make_iterator: calls the original `__iter__`.
         """
         if self._watch is not None and self._is_watched_loader(loader):
             return LoopProxy(self, loader, self._watch.iterate(make_iterator), watched=True)
         return LoopProxy(self, loader, make_iterator(), watched=False)
 
-    def on_request(self, loader: DataLoader[Any]) -> None:
+    def on_request(self, loader: AnyLoader) -> None:
         """Handles the request of a loop for its next batch: begins the watch, or ends the script at its limit."""
         if self._watch is None and self._optimizers and self._is_watched_loader(loader):
             # The optimizer has stepped once, so every network of a step has been called.
@@ -143,11 +148,11 @@ class ScriptSession:
             if has_enough_steps or (self._seconds is not None and monotonic() - self._began_s >= self._seconds):
                 self._end_script()
 
-    def on_batch(self, loader: DataLoader[Any]) -> None:
+    def on_batch(self, loader: AnyLoader) -> None:
         """Remembers the loader of the newest batch."""
         self._newest_loader = loader
 
-    def take_over(self, loader: DataLoader[Any], iterator: Iterator[Any], served: int) -> WatchedIterator[Any] | None:
+    def take_over(self, loader: AnyLoader, iterator: Iterator[Any], served: int) -> WatchedIterator[Any] | None:
         """Returns an iterator that watches the rest of a loop; None: the loop is not over the watched loader.
 
         Args:
@@ -158,15 +163,12 @@ class ScriptSession:
             return None
         return self._watch.iterate(lambda: iterator, index=served - 1)
 
-    def _is_watched_loader(self, loader: DataLoader[Any]) -> bool:
+    def _is_watched_loader(self, loader: AnyLoader) -> bool:
         """Returns True if a loader is the watched one, or has the same data set, batch size and type of sampler."""
         # Some scripts make a new loader for each epoch.
         watched_loader = self._loader
         return loader is watched_loader or (
-            watched_loader is not None
-            and loader.dataset is watched_loader.dataset
-            and loader.batch_size == watched_loader.batch_size
-            and type(loader.sampler) is type(watched_loader.sampler)
+            watched_loader is not None and _describe_serving(loader) == _describe_serving(watched_loader)
         )
 
     def _end_script(self) -> NoReturn:
@@ -205,9 +207,9 @@ class ScriptSession:
 
 @final
 class LoopProxy:
-    """One loop over a DataLoader of the script."""
+    """One loop over a loader of the script."""
 
-    def __init__(self, session: ScriptSession, loader: DataLoader[Any], inner: Iterator[Any], *, watched: bool) -> None:
+    def __init__(self, session: ScriptSession, loader: AnyLoader, inner: Iterator[Any], *, watched: bool) -> None:
         self._session = session
         self._loader = loader
         self._inner, self._watched = inner, watched
@@ -232,6 +234,15 @@ class LoopProxy:
         if name.startswith("__") or name == "_inner":
             raise AttributeError(name)
         return getattr(self._inner, name)
+
+
+def _describe_serving(loader: AnyLoader) -> tuple[Any, ...]:
+    """Returns what a loader serves, in facts that also differ between training and evaluation on one data set."""
+    if isinstance(loader, Loader):
+        # A Loader of a path opens the data set anew.
+        dataset = loader.dataset.fingerprint if isinstance(loader.dataset, Dataset) else id(loader.dataset)
+        return Loader, dataset, loader.spec.batch, loader.spec.draws_order
+    return DataLoader, id(loader.dataset), loader.batch_size, type(loader.sampler)
 
 
 def main(result: str, limits: str, script: str, *arguments: str) -> None:

@@ -31,7 +31,8 @@ def watch_script(
     seconds: float | None = None,
     to_stderr: bool = False,
 ) -> LoopObservation:
-    """Runs a Python file in its own process and watches its first training loop over a torch DataLoader.
+    """Runs a Python file in its own process and watches its first training loop over a torch DataLoader or a
+    `headway.Loader`.
 
     After the watch the script is ended from inside of its loop, as by an exception that it does not catch. Its output
     is shown unchanged.

@@ -1,6 +1,6 @@
-"""Brightness, contrast, saturation and sharpness: each blends an image with another one made from it.
+"""Brightness, contrast, saturation, sharpness and hue; all but hue blend an image with another one made from it.
 
-The formulas are torchvision's: f x image + (1 - f) x other, clipped to [0, 255]; on bytes, the fraction is dropped.
+The blends are torchvision's: f x image + (1 - f) x other, clipped to [0, 255]; on bytes, the fraction is dropped.
 The other image is black, the mean gray, the gray image, or the smoothed one. A factor of 1 changes nothing.
 """
 
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from headway.data.crops import Float64
+from headway.data.ops.blocks import apply_in_blocks
 from headway.data.upload import to_device
 
 
@@ -53,6 +54,46 @@ def adjust_sharpness(images: torch.Tensor, factors: Float64) -> torch.Tensor:
     sharpened = images.clone()
     sharpened[:, 1:-1, 1:-1] = _to_pixels(blended, images.dtype)
     return sharpened
+
+
+def shift_hue(images: torch.Tensor, shifts: Float64) -> torch.Tensor:
+    """Returns images [b, H, W, C] with the hue shifted by shifts [b], in turns of the wheel: 1/3 turns red green.
+
+    Value and saturation (HSV) stay. A shift is -1/2 to 1/2; one channel does not change.
+
+    torchvision rounds hue, saturation and value to bytes on the way; this does not, so a shift of 0 changes nothing.
+    """
+    if images.shape[3] == 1:
+        return images.clone()
+    is_integer = images.dtype == torch.uint8
+    # Bytes are computed in 1/4096.
+    sixths = np.rint(shifts * 6 * 4096).astype(np.int32) if is_integer else (shifts * 6).astype(np.float32)
+    device_sixths = to_device(sixths, images.device)[:, None, None]
+    return apply_in_blocks(images, lambda part, block: _shift_block(part, device_sixths[block]))
+
+
+def _shift_block(images: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    # Hue counted in sixths of a turn and multiplied by the chroma is a whole number for bytes, so nothing is divided,
+    # and all devices agree.
+    is_integer = images.dtype == torch.uint8
+    unit = 4096 if is_integer else 1
+    # One contiguous plane for each channel: strided ones take three times as long.
+    planes = images.permute(3, 0, 1, 2).contiguous()
+    red, green, blue = planes.to(torch.int32 if is_integer else images.dtype)
+    value = torch.maximum(torch.maximum(red, green), blue)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    # The hue lies between -1 and 5: red is 0, green 2, blue 4.
+    green_or_blue = torch.where(value == green, 2 * chroma + blue - red, 4 * chroma + red - green)
+    hue = torch.where(value == red, green - blue, green_or_blue) * unit + shift * chroma
+    channels = []
+    for offset in (-3, 1, -1):
+        # A channel loses the more, up to the chroma, the nearer the hue lies to the opposite side of the wheel. The
+        # distance is that on a circle of 6: it is at most 9 before it is folded.
+        distance = (hue + offset * unit * chroma).abs()
+        distance = torch.minimum(distance, (6 * unit * chroma - distance).abs())
+        loss = torch.minimum((2 * unit * chroma - distance).clamp_(min=0), unit * chroma)
+        channels.append(value - ((loss + unit // 2) >> 12 if is_integer else loss))
+    return torch.stack([channel.to(images.dtype) for channel in channels], dim=3)
 
 
 def convert_to_gray(images: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Flip, translate and affine maps. Each is one gather of pixels for the whole batch."""
+"""Flip, translate and affine maps of the nearest pixel. Each is one gather of pixels for the whole batch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from headway.data.upload import to_device
 
 
 def flip_and_translate(
-    images: torch.Tensor, flips: NDArray[np.bool_] | None = None, shifts: NDArray[np.int64] | None = None
+    images: torch.Tensor,
+    flips: NDArray[np.bool_] | None = None,
+    shifts: NDArray[np.int64] | None = None,
+    vertical_flips: NDArray[np.bool_] | None = None,
 ) -> torch.Tensor:
-    """Mirrors samples left to right, then moves each sample's window, with reflection padding.
+    """Mirrors samples left to right and top to bottom, then moves each sample's window, with reflection padding.
 
     The result equals a crop of the image padded by reflection, without the padded copy.
 
     Args:
         images: [b, H, W, C], any type.
-        flips: bool [b], samples to mirror, from `headway.data.crops.draw_flips`; None: none.
+        flips: bool [b], samples to mirror left to right, from `headway.data.crops.draw_flips`; None: none.
         shifts: int [b, 2] (down, right), smaller than H and W, from `headway.data.crops.draw_shifts`; None: none.
+        vertical_flips: bool [b], samples to mirror top to bottom, from `headway.data.crops.draw_flip_masks`; None:
+            none.
 
     Returns:
         a new tensor with the shape and type of `images`.
@@ -29,21 +34,24 @@ def flip_and_translate(
         UsageError: a shift is no less than a side of the images.
     """
     b, height, width, _ = images.shape
-    parameters = np.zeros((b, 3), np.int32)
+    parameters = np.zeros((b, 4), np.int32)
     if flips is not None:
         parameters[:, 0] = flips
+    if vertical_flips is not None:
+        parameters[:, 1] = vertical_flips
     if shifts is not None:
-        parameters[:, 1:] = shifts
+        parameters[:, 2:] = shifts
         largest_shift = int(np.abs(shifts).max(initial=0))
         if largest_shift >= min(height, width):
             what = f"images of {height} x {width} pixels cannot be moved by {largest_shift}"
             raise UsageError(what, fix=f"Set shifts below {min(height, width)}.")
     # All parameters in one small copy to the device.
-    flip, down, right = to_device(parameters, images.device).unsqueeze(2).unbind(1)
-    row = _reflect(_arange_like(height, images) + down, height)
-    column = _reflect(_arange_like(width, images) + right, width)
+    flip, vertical_flip, down, right = to_device(parameters, images.device).unsqueeze(2).unbind(1)
+    row = _reflect(arange_like(height, images) + down, height)
+    row = torch.where(vertical_flip.bool(), height - 1 - row, row)
+    column = _reflect(arange_like(width, images) + right, width)
     column = torch.where(flip.bool(), width - 1 - column, column)
-    return _gather(images, row[:, :, None] * width + column[:, None, :])
+    return gather_pixels(images, row[:, :, None] * width + column[:, None, :])
 
 
 def warp(images: torch.Tensor, matrices: NDArray[np.float64], fill: torch.Tensor) -> torch.Tensor:
@@ -65,13 +73,28 @@ def warp(images: torch.Tensor, matrices: NDArray[np.float64], fill: torch.Tensor
     a, b, c, d, e, f = to_device(np.floor(fixed_point + 0.5).astype(np.int32), images.device)[:, :, None, None].unbind(
         1
     )
-    x, y = _arange_like(width, images), _arange_like(height, images)[:, None]
+    x, y = arange_like(width, images), arange_like(height, images)[:, None]
     column, row = (a * x + (b * y + c)) >> 16, (d * x + (e * y + f)) >> 16
     is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    return _gather(images, torch.where(is_inside, row * width + column, -1), fill)
+    return gather_pixels(images, torch.where(is_inside, row * width + column, -1), fill)
 
 
-def _gather(images: torch.Tensor, pixel_index: torch.Tensor, fill: torch.Tensor | None = None) -> torch.Tensor:
+def build_rotation_matrices(angles: NDArray[np.float64], size: tuple[int, int] | torch.Size) -> NDArray[np.float64]:
+    """Builds the matrices of counter-clockwise rotations around the centre, as `warp` takes them; float64 [b, 6].
+
+    Args:
+        angles: degrees, [b].
+        size: (height, width) of the images.
+    """
+    # Turned around the centre (x, y): shift it to the origin, rotate, shift back.
+    radians = np.deg2rad(angles)
+    cosine, sine = np.cos(radians), np.sin(radians)
+    y, x = size[0] / 2, size[1] / 2
+    rows = [cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y]
+    return np.stack(rows, axis=1)
+
+
+def gather_pixels(images: torch.Tensor, pixel_index: torch.Tensor, fill: torch.Tensor | None = None) -> torch.Tensor:
     """Returns images of the pixels with these indices in their sample, int32 [b, H, W]; index -1 gives `fill`."""
     b, height, width, channels = images.shape
     source = images.reshape(-1, channels)
@@ -88,7 +111,7 @@ def _gather(images: torch.Tensor, pixel_index: torch.Tensor, fill: torch.Tensor 
     return source.index_select(0, flat_index.reshape(-1)).view(images.shape)
 
 
-def _arange_like(size: int, like: torch.Tensor) -> torch.Tensor:
+def arange_like(size: int, like: torch.Tensor) -> torch.Tensor:
     return torch.arange(size, dtype=torch.int32, device=like.device)
 
 

@@ -71,7 +71,10 @@
   const scaled = (look, values, log, bounds, more) => {
     const known = values.filter((value) => value !== null && (!log || value > 0));
     const [least, most] = known.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
-    const linear = { type: "linear", exponentformat: Math.max(-least, most) >= 10000 ? "B" : "power" };
+    const largest = Math.max(-least, most);
+    // A little below 10,000 the axis still ends there: "8,000" and "10,000", not powers of ten.
+    const plain = largest >= 1000 ? { minexponent: 5 } : {};
+    const linear = { type: "linear", ...(largest >= 10000 ? { exponentformat: "B" } : { exponentformat: "power", ...plain }) };
     const nticks = known.length ? Math.min(8, Math.max(3, Math.floor(Math.log10(most / least) / 0.35))) : 3; // 1, 2, 5
     const tickformat = least < 1e-3 ? ".3~e" : least >= 1 && most >= 1e4 ? ".4~s" : ",.6~g";
     const logarithmic = { type: "log", tickformat, nticks };
@@ -269,10 +272,12 @@
 
   const WIDE = 760; // pixels from which both pictures of a surface stand side by side
   const SOLID = 12; // surfaces in three dimensions: of more than 16, browsers take the first ones away again
-  const solid = (() => {
+  // Asked by the first surface only: browsers without a GPU complain on the console about the question.
+  let solid;
+  const hasWebGL = () => {
     const canvas = document.createElement("canvas");
     return Boolean(canvas.getContext("webgl") || canvas.getContext("webgl2"));
-  })();
+  };
   const surfaces = [];
 
   // Lines of equal height, and the same in three dimensions where the browser can draw them. Heights that span powers of
@@ -286,6 +291,7 @@
     const ticks = Array.from({ length: 5 }, (_, i) => low + ((high - low) * i) / 4);
     const written = { tickvals: ticks, ticktext: ticks.map((value) => brief(data.log_z ? 10 ** value : value)) };
     if (!surfaces.includes(data)) surfaces.push(data);
+    solid ??= hasWebGL();
     const both = solid && !paper && width >= WIDE && surfaces.indexOf(data) < SOLID;
     const share = both ? 0.46 : 1;
     const shared = {

@@ -1,0 +1,164 @@
+"""TrainingGuard: a callback cannot change the training unnoticed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from headway.core.random_keys import GOLDEN, mix_int
+from headway.setup.build import TrainSetup
+
+
+@final
+@dataclass(slots=True)
+class Snapshot:
+    """The parts of the training that a callback could change.
+
+    Attributes:
+        tensors: address and version of each parameter, buffer and state of the optimizer. The version counts changes
+            in place, except those through `.data`.
+        gradients: identity and version of each gradient.
+        trained: `requires_grad` of each parameter.
+        modes: `training` of each module.
+        options: options of the parameter groups.
+        sums: sum of the bits of each parameter and buffer; empty without `deep`.
+    """
+
+    tensors: list[Any]
+    gradients: list[Any]
+    trained: list[bool]
+    modes: list[bool]
+    options: list[Any]
+    sums: list[int]
+
+
+@final
+class TrainingGuard:
+    """Compares the training before and after a hook, and keeps the random generators of the run apart.
+
+    Versions of tensors are compared at every call, which reads no device. A change through `.data` leaves no version:
+    it is found by the sums of the weights' bits, which the caller asks for at some calls only, because they wait for
+    the device.
+    """
+
+    def __init__(self, setup: TrainSetup) -> None:
+        self._setup = setup
+        named = [*setup.model.named_parameters(), *setup.model.named_buffers()]
+        self._names = [name for name, _ in named]
+        self._weights = [value for _, value in named]
+        self._parameters = list(setup.model.parameters())
+        self._modules = list(setup.model.modules())
+        # With 16-bit weights the optimizer has fp32 copies, the masters.
+        self._stepped = [value for group in setup.optimizer.param_groups for value in group["params"]]
+        self._before: Snapshot | None = None
+
+    def begin(self, *, deep: bool) -> None:
+        """Takes a snapshot before a hook. Args: deep: also read the values of the weights, a host-device sync."""
+        self._before = self._take(deep)
+
+    def renew(self) -> None:
+        """Takes the snapshot anew inside a hook, after a change by Headway itself that was undone."""
+        if self._before is not None:
+            sums, self._before = self._before.sums, self._take(deep=False)
+            self._before.sums = sums
+
+    def find_change(self, *, allows_weights: bool) -> tuple[str, str] | None:
+        """Returns what the hook has changed and how to do that instead; None if it changed nothing.
+
+        Args:
+            allows_weights: weights, buffers and the optimizer's state may change: a checkpoint holds them.
+        """
+        before, self._before = self._before, None
+        assert before is not None
+        after = self._take(bool(before.sums))
+        if after.modes != before.modes:
+            return "switches modules between training and evaluation mode", "Write with run.evaluation_mode() as model:"
+        if after.options != before.options:
+            fix = "Write a schedule of your own: schedule: {factory: my_file.py:make}"
+            return "changes lr or another option of the optimizer, which the next step or a resume would undo", fix
+        if after.gradients != before.gradients:
+            return "sets gradients, which no checkpoint holds", "Clear them, or use torch.autograd.grad"
+        if after.trained != before.trained:
+            return "freezes or unfreezes parameters", "Use model.freeze_after or model.unfreeze_at"
+        if allows_weights:
+            return None
+        fix = "Set changes_training = True in its class if you mean it, and it runs on every rank"
+        for number, (mine, theirs) in enumerate(zip(after.sums, before.sums, strict=True)):
+            if mine != theirs:
+                return f"changes {self._names[number]!r} of the network", fix
+        if after.tensors != before.tensors:
+            changed = [
+                name
+                for name, mine, theirs in zip(self._names, after.tensors, before.tensors, strict=False)
+                if mine != theirs
+            ]
+            what = f"{changed[0]!r} of the network" if changed else "the optimizer's state"
+            return f"changes {what}", fix
+        return None
+
+    def _take(self, deep: bool) -> Snapshot:
+        optimizer = self._setup.optimizer
+        states = (value for parameter in self._stepped for value in optimizer.state.get(parameter, {}).values())
+        return Snapshot(
+            tensors=[*map(_identify, self._weights), *map(_identify, self._stepped), *map(_identify, states)],
+            gradients=[None if one.grad is None else _identify(one.grad) for one in self._stepped],
+            trained=[one.requires_grad for one in self._parameters],
+            modes=[module.training for module in self._modules],
+            options=[
+                {name: _identify(value) for name, value in group.items() if name != "params"}
+                for group in optimizer.param_groups
+            ],
+            sums=_sum_bits(self._weights) if deep else [],
+        )
+
+
+def _identify(value: Any) -> Any:
+    """Returns a value that differs when a tensor is replaced or changed in place; other values as they are."""
+    return (value.data_ptr(), value._version) if isinstance(value, torch.Tensor) else value
+
+
+def _sum_bits(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Returns the sum of each tensor's bits as whole numbers: exact, and the same in any order of summation."""
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = [
+        value.detach().view(whole[value.element_size()]).sum(dtype=torch.int64)
+        for value in tensors
+        if value.element_size() in whole and not value.is_complex()
+    ]
+    # Read at once: a read for each of a network's hundreds of tensors would be as many syncs.
+    found: list[int] = torch.stack(sums).tolist() if sums else []
+    return found
+
+
+@contextmanager
+def separate_generators(device: torch.device, seed: int, position: int, number: int) -> Iterator[None]:
+    """Gives the block random generators of its own, seeded by its arguments, and restores those of the run after it.
+
+    So the draws of a callback do not shift those of the training, and are the same in a resumed run.
+
+    Args:
+        number: number of the callback.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    mixed = mix_int(mix_int(mix_int(seed) + position) - (number + 1) * GOLDEN)
+    try:
+        for generator in generators:
+            generator.manual_seed(mixed & ((1 << 63) - 1))
+        np.random.seed(mixed & 0xFFFFFFFF)
+        random.seed(mixed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
