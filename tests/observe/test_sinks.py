@@ -124,6 +124,85 @@ def test_a_wrong_address_of_mlflow_is_refused(folder: Path, tmp_path: Path) -> N
     assert "Traceback" not in said.err
 
 
+FAKE_MLFLOW = '''
+"""The part of MLflow's client that Headway calls, which writes plain files; for machines without MLflow."""
+import json, os
+from pathlib import Path
+from types import SimpleNamespace as Object
+
+class Metric(Object):
+    def __init__(self, key, value, timestamp, step):
+        super().__init__(key=key, value=value, timestamp=timestamp, step=step)
+
+entities, exceptions = Object(Metric=Metric), Object(MlflowException=ValueError)
+
+class MlflowClient:
+    def __init__(self):
+        self.folder = Path(os.environ["MLFLOW_TRACKING_URI"])
+    def get_experiment_by_name(self, name):
+        return Object(experiment_id="1")
+    def create_run(self, experiment_id, run_name):
+        return Object(info=Object(run_id="known"))
+    def log_batch(self, run_id, metrics):
+        with (self.folder / "metrics").open("a") as file:
+            file.writelines(json.dumps([one.key, one.step, one.value]) + "\\n" for one in metrics)
+    def log_image(self, run_id, image, artifact_file):
+        (self.folder / artifact_file).parent.mkdir(exist_ok=True)
+        image.save(self.folder / artifact_file)
+    def log_text(self, run_id, text, artifact_file):
+        (self.folder / artifact_file).parent.mkdir(exist_ok=True)
+        (self.folder / artifact_file).write_text(text)
+    def set_terminated(self, run_id):
+        (self.folder / "ended").touch()
+'''
+
+
+@pytest.mark.check
+def test_mlflow_gets_the_panels(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "mlflow.py").write_text(FAKE_MLFLOW)
+    (tmp_path / "store").mkdir()
+    fake = {"PYTHONPATH": str(tmp_path / "fake"), "MLFLOW_TRACKING_URI": str(tmp_path / "store")}
+    said = trained(folder, tmp_path / "run", "mlflow", **fake)
+    assert said.status == 0, said.err
+    assert "did not reach" not in said.err
+    store = tmp_path / "store"
+    names = {path.name for path in (store / "panels").iterdir()}
+    assert names == {"first-batch.png", "worst.png", "confusion.png", "confusion.md"}
+    assert "| true | predicted | count |" in (store / "panels" / "confusion.md").read_text()
+    assert (store / "ended").exists()
+
+
+@pytest.mark.check
+def test_tensorboard_gets_the_panels(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    said = trained(folder, run, "tensorboard")
+    assert said.status == 0, said.err
+    read = subprocess.run([sys.executable, "-c", READ_TENSORBOARD, run / "tensorboard"], capture_output=True, text=True)
+    assert read.returncode == 0, read.stderr
+    found = json.loads(read.stdout)
+    assert found["images"] == {"panels/first-batch": [1], "panels/worst": [12], "panels/confusion": [12]}
+    assert "images of" in found["texts"]["panels/confusion/text_summary"]
+    width, height = found["sizes"]["panels/first-batch"]
+    assert (width, height) == (8 * 128, 2 * 142)
+
+
+READ_TENSORBOARD = """
+import io, json, sys
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(sys.argv[1], size_guidance={"images": 0, "tensors": 0})
+events.Reload()
+tags = events.Tags()
+images = {tag: [one.step for one in events.Images(tag)] for tag in tags["images"]}
+sizes = {
+    tag: Image.open(io.BytesIO(events.Images(tag)[0].encoded_image_string)).size for tag in tags["images"]
+}
+texts = {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in tags["tensors"]}
+print(json.dumps({"images": images, "texts": texts, "sizes": sizes}))
+"""
+
+
 READ_WANDB = """
 import json, struct, sys
 from wandb.proto import wandb_internal_pb2
@@ -166,6 +245,11 @@ def test_wandb_gets_the_records_and_goes_on_with_a_resumed_run(folder: Path, tmp
     for kind, name in (("train", "loss"), ("evaluate", "accuracy")):
         told = [(row["step"], row[f"{kind}/{name}"]) for row in found if f"{kind}/{name}" in row]
         assert told == expected(run, kind, name)
+    (media,) = (run / "wandb").glob("offline-run-*/files/media")
+    kept = {str(path.relative_to(media).parent) for path in media.rglob("*.*")}
+    assert kept == {"images/panels", "table/panels"}
+    assert len(list(media.rglob("worst_*.png"))) == 24
+    assert len(list(media.rglob("first-batch_*.png"))) == 16
 
     (run / "summary.json").unlink()
     for path in (run / "checkpoints/step-00000012").iterdir():

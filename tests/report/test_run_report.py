@@ -96,7 +96,7 @@ def test_a_finished_run(finished: Path) -> None:
     page, found = page_of(run), panels(run)
     assert found.keys() == {
         "result", "curve-accuracy", "curve-loss", "curve-lr", "curve-images_s", "curve-wait", "stages", "stage-table",
-        "input", "anatomy", "anatomy-table", "classes", "worst", "confusion", "recipe", "machine",
+        "input", "anatomy", "anatomy-table", "first-batch", "worst", "confusion", "classes", "recipe", "machine",
     }  # fmt: skip
     summary = json.loads((run / "summary.json").read_text())
     cards = {card["label"]: card["value"] for card in found["result"].data["cards"]}

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests._support import finished, headway, packed_digits, read_newest, records, write_recipe
+from tests._support import (
+    finished,
+    headway,
+    paced,
+    packed_digits,
+    read_newest,
+    records,
+    running,
+    slowly,
+    write_recipe,
+)
 
 from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.recipe import read_recipe
@@ -86,6 +100,14 @@ class Doubles:
 class Reads:
     def on_step(self, run):
         run.losses.mean().item()
+
+class Leads:
+    def on_step(self, run):
+        with open(Path(__file__).with_name("lead"), "a") as file:
+            print(os.getpid(), run.step, file=file)
+    def state_dict(self):
+        return {}
+    def load_state_dict(self, state): ...
 
 class Hooks:
     def on_train_batch_end(self, run): ...
@@ -293,3 +315,43 @@ def test_states_come_back_equal() -> None:
     for wrong in ({1: 2}, {"x": {1, 2}}, {"x": random.Random()}):
         with pytest.raises(TypeError, match="state"):
             encode_state(wrong)
+
+
+@pytest.mark.parametrize("more", [("model.ema={half_life_steps: 4}",), ("precision=bf16", "half_weights=true")])
+def test_a_look_at_averages_and_16_bit_weights_changes_nothing(
+    folder: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    train(folder, tmp_path / "run", "Seen", more=more)
+    train(folder, tmp_path / "plain", more=more)
+    assert weights(tmp_path / "run") == weights(tmp_path / "plain")
+
+
+@pytest.mark.check
+def test_the_next_lead_goes_on_with_the_callbacks(folder: Path, tmp_path: Path) -> None:
+    run, notes = tmp_path / "run", folder / "lead"
+    options = ("callbacks=[user.py:Leads]", "epochs=6", paced(folder))
+    with slowly(folder), running("train", folder / "recipe.yaml", "--run", run, "--procs", "2", *options) as process:
+        wait_until(lambda: notes.exists() and len(notes.read_text().splitlines()) >= 4)
+        first = int(notes.read_text().splitlines()[-1].split()[0])
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: int(notes.read_text().splitlines()[-1].split()[0]) != first)
+        (folder / "slowly").unlink()
+        _, err = process.communicate(timeout=120)
+        (folder / "slowly").touch()
+    assert process.returncode == 0, err
+    assert (
+        "The callback 'user.py:Leads' goes on here with its state of step 0: what it saw on the lost rank is gone"
+        in err
+    )
+    steps = [int(line.split()[1]) for line in notes.read_text().splitlines()]
+    # No step is left out, none is seen twice: at most the one in which the lead was lost is missing.
+    assert steps == sorted(set(steps))
+    assert len(steps) >= 35
+    assert json.loads((run / "summary.json").read_text())["finished"]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

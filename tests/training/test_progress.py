@@ -60,6 +60,7 @@ def test_a_terminal_shows_bar_epoch_and_evaluation(columns: int, tmp_path: Path)
 
 @given(st.lists(st.text(min_size=1, max_size=20), min_size=1), st.integers(0, 100))
 def test_parts_are_left_out_from_the_end(parts: list[str], columns: int) -> None:
+    assert (fit_parts(["ab", "cd"], 5), fit_parts(["ab", "cd"], 6)) == ("ab", "ab  cd")
     text = fit_parts(parts, columns)
     kept = next(number for number in range(1, len(parts) + 1) if "  ".join(parts[:number]) == text)
     assert len(text) <= columns or kept == 1

@@ -53,6 +53,7 @@ def test_a_run_folder_has_what_the_design_names(trained: Path) -> None:
         "summary.json",
         "panels/confusion.json",
         "panels/worst.json",
+        "panels/first-batch.json",
         "checkpoints/latest",
     }
     summary = json.loads((trained / "summary.json").read_text())

@@ -287,6 +287,13 @@ class Augment:
         normalised = normalised.view(b, height, width, channels).permute(0, 3, 1, 2)
         return normalised if self._channels_last else normalised.contiguous()
 
+    def restore_bytes(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns uint8 [b, H, W, C] of normalised images [b, C, H, W]: the inverse of `normalise`, rounded."""
+        pixels = images.detach().float().permute(0, 2, 3, 1)
+        if self._recipe.normalise:
+            pixels = pixels / self._inv_std + self._mean
+        return pixels.round().clamp(0, 255).to(torch.uint8)
+
     def _normalise_in_blocks(self, images: torch.Tensor) -> torch.Tensor:
         """Normalises a few images at a time, so that all three operations find them in the CPU's L2 cache.
 

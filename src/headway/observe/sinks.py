@@ -16,8 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
+
 from headway.core.errors import RecipeError
 from headway.core.files import write_atomically
+from headway.observe.panel_images import draw_panel, format_markdown, list_rows, read_images
+from headway.page.panel import Panel
 
 LOG = logging.getLogger("headway.observe")
 
@@ -29,12 +33,20 @@ MAX_RECORDS_PER_REQUEST = 32
 MAX_CLOSE_S = 20.0
 
 
+PANEL_KINDS = ("images", "matrix", "table")
+"""Kinds of panels that sinks receive; curves they draw themselves."""
+
+
 class MetricsSink(ABC):
-    """Receives the records of metrics.jsonl."""
+    """Receives the records of metrics.jsonl, and panels."""
 
     @abstractmethod
     def record(self, record: dict[str, Any]) -> None:
         """Receives one record with `kind`, `step` and numbers."""
+
+    @abstractmethod
+    def show_panel(self, panel: Panel, step: int) -> None:
+        """Receives a panel of one of PANEL_KINDS."""
 
     @abstractmethod
     def close(self) -> None:
@@ -54,6 +66,12 @@ class TensorBoardSink(MetricsSink):
     def record(self, record: dict[str, Any]) -> None:
         for name, value in _name_numbers(record).items():
             self._writer.add_scalar(name, value, record["step"])
+
+    def show_panel(self, panel: Panel, step: int) -> None:
+        if (picture := draw_panel(panel)) is not None:
+            self._writer.add_image(f"panels/{panel.name}", np.asarray(picture), step, dataformats="HWC")
+        if panel.kind != "images":
+            self._writer.add_text(f"panels/{panel.name}", format_markdown(panel), step)
 
     def close(self) -> None:
         self._writer.close()
@@ -77,12 +95,16 @@ class MLflowSink(MetricsSink):
         except Exception as error:
             fix = "Set MLFLOW_TRACKING_URI to the server or folder to write to, or remove mlflow from sinks."
             raise RecipeError(f"MLflow cannot be used: {error}", where="sinks", fix=fix) from error
-        self._records: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[tuple[int, dict[str, Any] | Panel] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="headway-mlflow", daemon=True)
         self._thread.start()
 
     def record(self, record: dict[str, Any]) -> None:
         self._records.put((time.time_ns() // 10**6, record))
+
+    def show_panel(self, panel: Panel, step: int) -> None:
+        # An artifact has no step; a later panel of the same name replaces it.
+        self._records.put((step, panel))
 
     def close(self) -> None:
         self._records.put(None)
@@ -101,22 +123,33 @@ class MLflowSink(MetricsSink):
                 while len(entries) < MAX_RECORDS_PER_REQUEST:
                     entries.append(self._records.get_nowait())
             is_open = entries[-1] is not None
-            records = [entry for entry in entries if entry is not None]
-            if not records:
+            filled = [entry for entry in entries if entry is not None]
+            records = [(time_ms, value) for time_ms, value in filled if not isinstance(value, Panel)]
+            if not filled:
                 break
             try:
                 run_id = run_id or self._start_run()
-                self._client.log_batch(run_id, self._build_metrics(records))
+                if records:
+                    self._client.log_batch(run_id, self._build_metrics(records))
+                for _, value in filled:
+                    if isinstance(value, Panel):
+                        self._log_panel(run_id, value)
             # Servers, and the network on the way, can fail with any exception; training must go on.
             except Exception as error:
                 if not num_lost:
                     LOG.warning("MLflow does not take the records: %s. The run continues.", error)
-                num_lost += len(records)
+                num_lost += len(filled)
         if num_lost:
             LOG.warning("%d records did not reach MLflow. metrics.jsonl has them.", num_lost)
         with suppress(Exception):
             if run_id:
                 self._client.set_terminated(run_id)
+
+    def _log_panel(self, run_id: str, panel: Panel) -> None:
+        if (picture := draw_panel(panel)) is not None:
+            self._client.log_image(run_id, picture, f"panels/{panel.name}.png")
+        if panel.kind != "images":
+            self._client.log_text(run_id, format_markdown(panel), f"panels/{panel.name}.md")
 
     def _build_metrics(self, records: Sequence[tuple[int, dict[str, Any]]]) -> list[Any]:
         metric_class = self._mlflow.entities.Metric
@@ -153,7 +186,7 @@ class WandbSink(MetricsSink):
     """
 
     def __init__(self, folder: Path, after_step: int | None) -> None:
-        wandb = _import_package("wandb", "wandb")
+        wandb = self._wandb = _import_package("wandb", "wandb")
         id_file = folder / "wandb.id"
         if not id_file.exists():
             write_atomically(id_file, secrets.token_hex(4))
@@ -175,6 +208,17 @@ class WandbSink(MetricsSink):
 
     def record(self, record: dict[str, Any]) -> None:
         self._run.log({**_name_numbers(record), "step": record["step"]})
+
+    def show_panel(self, panel: Panel, step: int) -> None:
+        name, shown = f"panels/{panel.name}", dict[str, Any]()
+        if panel.kind == "images":
+            shown[name] = [self._wandb.Image(image, caption=caption) for image, caption in read_images(panel)]
+        elif (picture := draw_panel(panel)) is not None:
+            shown[name] = self._wandb.Image(picture, caption=panel.note)
+        if (table := list_rows(panel)) is not None:
+            columns, rows = table
+            shown[f"{name}-table"] = self._wandb.Table(columns=columns, data=rows)
+        self._run.log({**shown, "step": step})
 
     def close(self) -> None:
         self._run.finish()

@@ -18,7 +18,8 @@ from headway.core import row_file
 from headway.core.files import write_atomically
 from headway.core.run_folder import RunFolder
 from headway.data.batch import BadSample
-from headway.observe.sinks import MetricsSink, open_sinks
+from headway.observe.sinks import PANEL_KINDS, MetricsSink, open_sinks
+from headway.page.panel import Panel
 
 NON_METRIC_KEYS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
@@ -91,6 +92,20 @@ class RunLog:
         self._metrics.flush()
         for sink in self._sinks:
             sink.record(record)
+
+    def write_panels(self, panels: Sequence[Panel], step: int) -> None:
+        """Writes each panel to panels/NAME.json, and passes images, matrices and tables on to the sinks.
+
+        Args:
+            step: step at which they were made.
+        """
+        if not self._is_lead:
+            return
+        self._run.panels.mkdir(parents=True, exist_ok=True)
+        for panel in panels:
+            write_atomically(self._run.panels / f"{panel.name}.json", panel.to_json())
+            for sink in self._sinks if panel.kind in PANEL_KINDS else ():
+                sink.show_panel(panel, step)
 
     def write_ids(self, positions: NDArray[np.int64], asked: NDArray[np.int64], served: NDArray[np.int64]) -> None:
         """Appends (position, asked, served) of each sample to ids.bin."""
@@ -168,3 +183,5 @@ class RunLog:
             self._ids.close()
         for sink in self._sinks:
             sink.close()
+        # Results may be written after it, to the run folder alone.
+        self._sinks = []

@@ -13,7 +13,6 @@ from headway.setup.user_callbacks import NamedCallback
 from headway.training.callback_context import CallbackContext
 from headway.training.callback_guard import TrainingGuard, separate_generators
 from headway.training.callback_state import decode_state, encode_state, fingerprint_attributes
-from headway.training.evaluation_panels import write_panels
 
 if TYPE_CHECKING:
     from headway.training.trainer import Trainer
@@ -196,8 +195,7 @@ class Callbacks:
         if is_deep and hook not in ("on_start", "on_end"):
             self._expect_saved_state(entry)
         if context.panels:
-            if trainer.is_lead:
-                write_panels(trainer.run_folder, context.panels)
+            trainer.accumulator.log.write_panels(context.panels, trainer.step)
             context.panels.clear()
 
     def _call(self, entry: _Entry, method: str, *arguments: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from headway.core.cpu_count import count_usable_cores
 from headway.setup.build import TrainSetup
 from headway.training.evaluate import evaluate
-from headway.training.evaluation_panels import build_evaluation_panels, write_panels
+from headway.training.evaluation_panels import build_evaluation_panels
 from headway.training.trainer import Trainer
 
 CLOCK_EXCLUDES = (
@@ -23,14 +23,16 @@ def describe_network_size(setup: TrainSetup) -> dict[str, Any]:
     return {} if setup.counts is None else asdict(setup.counts)
 
 
-def write_results(trainer: Trainer, summary: dict[str, Any]) -> None:
-    """Writes the panels of the newest evaluation, and summary.json."""
-    _write_panels(trainer)
+def write_results(trainer: Trainer, summary: dict[str, Any], *, has_panels: bool) -> None:
+    """Writes summary.json, and the panels of the newest evaluation if this process has not written them yet."""
+    if not has_panels:
+        write_evaluation_panels(trainer)
     # The summary is the last file: if it says `finished`, nothing is missing.
     trainer.run_folder.write_json("summary", summary)
 
 
-def _write_panels(trainer: Trainer) -> None:
+def write_evaluation_panels(trainer: Trainer) -> None:
+    """Writes the panels of the newest evaluation to the run folder, and to the sinks while they are open."""
     setup, run, evaluation = trainer.setup, trainer.run_folder, trainer.evaluation
     if setup.eval is None:
         return
@@ -40,7 +42,8 @@ def _write_panels(trainer: Trainer) -> None:
             evaluation = evaluate(setup, setup.eval)
     if evaluation is not None:
         which = f"the weights of epoch {trainer.position / setup.epoch:.4g}"
-        write_panels(run, build_evaluation_panels(setup.eval, evaluation, which))
+        panels = build_evaluation_panels(setup.eval, evaluation, which)
+        trainer.accumulator.log.write_panels(panels, trainer.step)
 
 
 def summarise(trainer: Trainer) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from headway.training.extension import extend_recipe
 from headway.training.monitors import run_monitors
 from headway.training.progress import build_display
 from headway.training.recovery import MACHINE_KEYS
-from headway.training.results import describe_network_size, summarise, write_results
+from headway.training.results import describe_network_size, summarise, write_evaluation_panels, write_results
 from headway.training.tracing import TracingDisplay
 from headway.training.trainer import Trainer
 
@@ -350,6 +350,9 @@ def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
         # The trainer closes its files before the summary is written, also after an error.
         with _stop_on_signals(trainer), run_monitors(trainer):
             trainer.run()
+        # Before the sinks are closed.
+        if has_panels := trainer.is_lead:
+            write_evaluation_panels(trainer)
     finally:
         trainer.close()
         display.stop()
@@ -357,11 +360,11 @@ def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
     if "ended" in summary:
         LOG.info(f"The run ended at step {summary['step']:,} of {summary['steps']:,}: {summary['ended']}.")
     if trainer.ranks is None:
-        write_results(trainer, summary)
+        write_results(trainer, summary, has_panels=has_panels)
     else:
         # The launcher restarts nothing if the run is at its end.
         trainer.ranks.is_complete = trainer.finished
-        trainer.recovery.finish(lambda: write_results(trainer, summary))
+        trainer.recovery.finish(lambda: write_results(trainer, summary, has_panels=has_panels))
     return RunResult(trainer.run_folder, summary, was_interrupted=not trainer.finished, is_lead=trainer.is_lead)
 
 

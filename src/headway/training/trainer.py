@@ -32,6 +32,7 @@ from headway.training.averages import WeightAverages
 from headway.training.callbacks import Callbacks
 from headway.training.display import Display
 from headway.training.evaluate import Evaluation, evaluate
+from headway.training.first_batch import build_first_batch_panel
 from headway.training.metrics import MetricsAccumulator
 from headway.training.nonfinite import build_nonfinite_error
 from headway.training.recovery import Recovery
@@ -182,6 +183,8 @@ class Trainer:
         """Adds the gradient of this rank's samples, one micro-batch after another."""
         setup, clock = self.setup, self.clock
         images, labels = prepare_batch(setup, batch, self.step + 1)
+        if self.is_lead and not self.step and (panel := build_first_batch_panel(setup, images, labels)) is not None:
+            self.accumulator.log.write_panels([panel], 1)
         weights, noisy_weights, masked = self._weigh_samples(batch, images.shape[0])
         clock.lap("augment")
         parts = split_micro_batches(setup, images, labels, weights, noisy_weights)
