@@ -154,6 +154,7 @@ class LoaderSpec:
         for name in self._find_changed(SAMPLE_OPTIONS):
             what = "it is for a data set of your own, and this one is Headway's"
             raise UsageError(what, where=name, fix="Remove it.")
+        # A transform of the user's own runs in workers, whatever the data set.
         for name in self._find_changed(("workers", "worker_kind")) if self.transform is None else ():
             what = "it is for a transform or a data set of your own, and there is neither"
             raise UsageError(what, where=name, fix="Remove it. Decoding has threads=.")

@@ -120,6 +120,7 @@ class LoaderTally:
 
     def summarise(self, *, prefetch_batches: int, threads: int, backend: str, tier: str) -> LoaderStats:
         """Returns the sums so far, with the facts about their loader."""
+        # Copies, here and of `cores`: the producer goes on writing its own while the caller reads.
         stage_s = dict(self.stage_s)
         # The ring holds batches that are decoded and not transformed yet: all stages are given for as many images.
         if self.transformed_images:

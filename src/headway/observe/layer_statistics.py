@@ -79,6 +79,7 @@ class LayerStatistics:
         """Removes the hooks if the step did not happen."""
         for handle in self._handles:
             handle.remove()
+        # Before the step for weights and gradient, after it for the change.
         self._handles = []
         self._weights_before = []
 
