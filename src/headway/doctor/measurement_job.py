@@ -69,6 +69,7 @@ class MeasurementJob:
             HeadwayError: recipe, data, network or task are wrong.
         """
         loaded = with_values(loaded, changes, "as it is tried")
+        # Evaluations, checkpoints and sinks would disturb the steps, and write into the user's folders.
         setup = build_setup(with_values(loaded, MEASURED, "as it is measured"))
         # Values that replace `auto` are shown to the user with the reason for the choice.
         chosen = {key: value for key, value in setup.loaded.list_leaves() if key not in MEASURED}

@@ -45,6 +45,7 @@ class _LoadReadings:
 
     def compute_mean(self, name: str) -> float:
         """Computes the mean of the known readings; NaN if there are none."""
+        # NVML does not know every value on every device: unknown readings are NaN.
         known = self[name][np.isfinite(self[name])]
         return float(known.mean()) if len(known) else float("nan")
 
