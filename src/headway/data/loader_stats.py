@@ -63,6 +63,7 @@ class LoaderStats:
     @property
     def stage_images_s(self) -> dict[str, float]:
         """Images per second that each stage would reach alone."""
+        # A stage that took no measurable time has no rate.
         return {name: self.stage_images / stage_s for name, stage_s in self.stage_s.items() if stage_s}
 
     @property

@@ -109,6 +109,7 @@ class MeasurementJob:
                 # The loader reuses its buffers, so each batch is copied.
                 for batch in itertools.islice(stream, REPLAYED):
                     self._kept.append(replace(batch, images=batch.images.clone(), labels=batch.labels.clone()))
+                    # Before one more would exceed the limit. One batch is kept however large it is.
                     if (len(self._kept) + 1) * batch.images.nbytes > REPLAYED_BYTES:
                         break
             finally:

@@ -50,6 +50,7 @@ class _LoadReadings:
         return float(known.mean()) if len(known) else float("nan")
 
     def summarise(self, name: str) -> LoadStatistics | None:
+        # Samples come at uneven times, and statistics of swings and periods need even ones.
         spacing_s, values = resample(self["seconds"], self[name])
         return summarise_load(values, spacing_s)
 
