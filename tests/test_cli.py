@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 from tests._support import command, digits, finished, headway, packed_digits, records, running, write_recipe
 
-VERBS = ("init", "pack", "verify", "train", "evaluate", "predict", "report", "landscape", "assess", "schedule")
+VERBS = (
+    *("init", "pack", "verify", "train", "evaluate", "predict", "report", "landscape", "assess", "schedule"),
+    *("doctor", "tune", "plan", "bench-links"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,8 @@ def test_the_version_is_the_packages() -> None:
 
 def test_help_lists_every_verb() -> None:
     said = headway("--help")
+    listed = re.findall(r"^  ([a-z][a-z-]+) ", said.out.partition("Commands")[2], re.MULTILINE)
+    assert sorted(listed) == sorted(VERBS)
     for verb in VERBS:
         assert re.search(rf"^\s+{verb}\s+\w", said.out, re.MULTILINE), verb
         one = headway(verb, "--help")

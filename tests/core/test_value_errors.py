@@ -136,6 +136,12 @@ def test_no_words_of_pydantic_reach_the_user(value: Any) -> None:
 
 def test_the_name_of_a_key_elsewhere_leads_to_a_key_of_ours() -> None:
     known = set(walk_keys(TrainRecipe))
+    names = {key.rpartition(".")[2] for key in known}
+    # Their meaning elsewhere differs from ours: timm's smoothing is label smoothing.
+    other = {"classes", "shift", "smoothing", "metric", "nesterov", "warmup"}
+    assert names & KEY_SYNONYMS.keys() <= other | {
+        key.rpartition(".")[2] for one in KEY_SYNONYMS.values() for key in one.keys
+    }
     for name, synonym in KEY_SYNONYMS.items():
         assert name == name.lower()
         assert name not in TrainRecipe.model_fields or name in synonym.keys, f"{name} is a key of ours"
@@ -175,9 +181,12 @@ def test_the_name_of_a_key_elsewhere_leads_to_a_key_of_ours() -> None:
         ("optimizer.name", "SGD", "not 'SGD'. Did you mean 'sgd'?"),
         ("precision", 16, "not 16. Did you mean 'fp16'?"),
         ("precision", "bf16-mixed", "Did you mean 'bf16'?"),
-        ("schedule.name", "ReduceLROnPlateau", "Headway has none that waits for a plateau"),
+        ("schedule.name", "ReduceLROnPlateau", "None waits for a plateau"),
         ("optimizer", "sgd", "optimizer must be a mapping of keys to values, not 'sgd'. Write optimizer: {name: sgd}."),
         ("model", "net:make", "Write model: {factory: net:make}."),
+        ("optimizer", "mine.py:Lion", "Write optimizer: {factory: mine.py:Lion}."),
+        ("early_stopping", True, "early_stopping must be a mapping of keys to values, not true. Its keys: metric, pat"),
+        ("patience", 5, "Did you mean 'early_stopping.patience_epochs'?"),
         ("sinks", "wandb", "sinks must be a list, not 'wandb'. Write sinks: [wandb]."),
         ("data.size", [8], "data.size must be a whole number or a list of 2, not [8]."),
         ("data.channels", 4, "data.channels must be 1 or 3, not 4."),

@@ -158,13 +158,17 @@ def _list_kinds(entry: Any, place: ErrorPlace) -> list[str]:
 def _suggest_fix(entry: Any, place: ErrorPlace, model: type[BaseModel]) -> str:
     """A sentence with the value that was probably meant; empty if it is not known."""
     value = entry["input"]
+    parts = [part for part in map(find_first_part, list_alternatives(place.value_type)) if part is not None]
+    if entry["type"] == "model_type" and not isinstance(value, str) and len(parts) == 1:
+        # `early_stopping: true`
+        return f"Its keys: {', '.join(parts[0].model_fields)}."
     if isinstance(value, str) and value:
         if entry["type"] in ("tuple_type", "list_type") and has_list_of_texts(place.value_type):
             return f"Write {place.dotted}: [{value}]."
-        # `optimizer: sgd` or `model: resnet18`: the text belongs to the key that says which one.
-        for part in list_alternatives(place.value_type) if entry["type"].startswith("model") else ():
-            fields = getattr(part, "model_fields", {})
-            if key := next((key for key in ("name", "factory") if key in fields), None):
+        # `optimizer: sgd` or `model: resnet18`: the text belongs to the key that says which one, a path to `factory`.
+        keys = ("factory", "name") if ":" in value else ("name", "factory")
+        for key in keys if entry["type"].startswith("model") else ():
+            if any(key in part.model_fields for part in parts):
                 return f"Write {place.dotted}: {{{key}: {value}}}."
     return suggest_value(entry, _get_value_synonyms(place.dotted, model))
 

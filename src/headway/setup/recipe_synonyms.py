@@ -17,7 +17,6 @@ _PROCS = "The number of processes is an option of the command: headway train REC
 _FOLDER = "The run folder is an option of the command: headway train RECIPE --run FOLDER."
 _RESUME = "A run continues with the recipe that it began with: headway train --resume RUN."
 _NETWORK = "Arguments of the network's factory go to model.args."
-_BEST = "The best weights are kept in any case, and stop_at: {accuracy: 0.98} ends the run at a goal."
 _CLASSES = "The network gets the number of classes from the data: remove the key."
 _BOX = "The largest centred box is resized to it; data.crop chooses another box."
 
@@ -48,8 +47,10 @@ _TABLE: tuple[tuple[str, tuple[str, ...], str], ...] = (
     # Augmentation
     ("augmentation augmentations aug data_augmentation", ("augment",), ""),
     ("transforms", ("transform", "augment"), ""),
-    ("hflip h_flip fliplr horizontal_flip random_flip random_horizontal_flip vflip flipud vertical_flip",
+    ("hflip h_flip fliplr horizontal_flip random_flip random_horizontal_flip",
      ("augment.flip",), ""),
+    ("vflip v_flip flipud vertical_flip random_vertical_flip", ("augment.flip",), "Write augment.flip: vertical."),
+    ("rotate degrees rotation_degrees random_rotation", ("augment.rotation.degrees",), ""),
     ("random_crop padding shift", ("augment.translate",), ""),
     ("rand_augment randaugment auto_augment autoaugment aa trivial_augment trivialaugment", ("augment.policy",), ""),
     ("color_jitter colour_jitter colorjitter", ("augment.jitter",), ""),
@@ -66,6 +67,7 @@ _TABLE: tuple[tuple[str, tuple[str, ...], str], ...] = (
      ("model.args",), _NETWORK),
     ("ema_decay model_ema use_ema swa", ("model.ema.half_life_steps",), ""),
     ("bn_momentum", ("model.batch_norm.momentum",), ""),
+    ("unfreeze unfreeze_epoch unfreeze_after", ("model.unfreeze_at",), ""),
     ("freeze_backbone frozen freeze_layers", ("model.freeze",), ""),
     ("sync_bn sync_batchnorm", ("comm.batch_norm",), "Write comm.batch_norm: sync."),
     # Task
@@ -83,7 +85,7 @@ _TABLE: tuple[tuple[str, tuple[str, ...], str], ...] = (
      ("optimizer.clip_norm",), ""),
     ("nesterov", ("optimizer.name",), "Nesterov's momentum is the optimizer nag: write optimizer.name: nag."),
     ("param_groups parameter_groups", ("optimizer.groups",), ""),
-    ("layer_decay llrd layerwise_lr", ("optimizer.groups",), "Give each group of layers its lr_scale."),
+    ("llrd layerwise_lr lr_decay_rate", ("optimizer.layer_decay",), ""),
     ("scheduler lr_scheduler lr_schedule sched scheduler_name lr_policy", ("schedule.name",), ""),
     ("cosine cosine_lr cosine_annealing cosine_decay", ("schedule.name",), "Write schedule: {name: cosine}."),
     ("cosine_restarts warm_restarts cosine_warm_restarts t_0 t_mult cycle_mul", ("schedule.name",),
@@ -116,9 +118,9 @@ _TABLE: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("gradient_checkpointing grad_checkpointing activation_checkpoint checkpoint_activations use_checkpoint",
      ("activation_checkpointing",), ""),
     ("memory_format", ("channels_last",), ""),
-    ("early_stopping early_stop", ("early_stopping", "stop_at"), _BEST),
-    ("patience early_stopping_patience", ("early_stopping.patience_epochs", "stop_at"), _BEST),
-    ("monitor metric_for_best_model", ("early_stopping.metric", "stop_at"), _BEST),
+    ("early_stop stop_early", ("early_stopping",), "Write early_stopping: {patience_epochs: 5}."),
+    ("patience early_stopping_patience", ("early_stopping.patience_epochs",), ""),
+    ("monitor metric_for_best_model", ("early_stopping.metric",), ""),
     ("target_accuracy target_metric stop_accuracy", ("stop_at",), "Write stop_at: {accuracy: 0.98}."),
     ("tta test_time_augmentation", ("evaluate.flip",), ""),
     ("eval_interval eval_every eval_freq eval_steps val_interval validate_every val_check_interval "
@@ -168,12 +170,13 @@ VALUE_SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "steplr": "step",
         "multisteplr": "multi_step",
         "exponentiallr": "exponential",
-        "plateau": "Headway has none that waits for a plateau; cosine needs no such choice.",
-        "reducelronplateau": "Headway has none that waits for a plateau; cosine needs no such choice.",
+        "plateau": "None waits for a plateau. Take cosine, or a factory of your own.",
+        "reducelronplateau": "None waits for a plateau. Take cosine, or a factory of your own.",
     },
     "augment.policy.name": {
         "randaugment": "rand",
         "randaug": "rand",
+        **dict.fromkeys(("autoaugment", "autoaug", "aa"), "auto"),
         **dict.fromkeys(("trivialaugment", "trivialaugmentwide", "ta"), "trivial"),
     },
     "precision": {
