@@ -178,7 +178,7 @@ def _read_file(path: Location, name: str, where: str, file: FileEntry | None = N
     # A damaged checkpoint may hold a file of any size, so the length is checked before the bytes are read.
     if not isinstance(path, Path):
         return path.read(name, MAX_MANIFEST_BYTES if file is None else file.length)
-    # A hostile manifest may name a file outside the checkpoint.
+    # A file of a foreign checkpoint may be a link that leads out of its folder.
     expect_inside(path, name)
     if file is not None and (path / name).is_file():
         file.expect_length((path / name).stat().st_size, where)
