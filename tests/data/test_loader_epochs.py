@@ -213,6 +213,24 @@ def test_a_wrong_first_argument_is_a_sentence(wrong: Any, why: str) -> None:
         Loader(wrong, batch=4)
 
 
+@pytest.mark.parametrize(
+    ("positional", "options", "message"),
+    [
+        ((), {"batch_size": 64}, r"no option 'batch_size'\. Use batch=\."),
+        ((), {"batch": 4, "shuffle": True}, r"no option 'shuffle'\. Use seed=1\."),
+        ((), {"batch": 4, "num_workers": 2}, "Use workers= for a data set of your own, or threads="),
+        ((), {"batch": 4, "seeds": 2}, "Did you mean 'seed'"),
+        ((64,), {}, r"given by name, and 64 has none\. Write batch=64, seed=1"),
+        ((), {"seed": 1}, r"needs the number of samples of a batch\. Write batch=64"),
+    ],
+)
+def test_habits_of_the_dataloader_are_answered(
+    data: Dataset, positional: tuple[Any, ...], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Loader(data, *positional, **options)
+
+
 def test_wrong_ends_and_seeds_are_refused(data: Dataset) -> None:
     for options, message in (
         ({"stop": 7.5}, "a stop at 7.5"),

@@ -19,7 +19,7 @@ from headway.data.dataset import Dataset
 from headway.data.decode_source import DecodeSource
 from headway.data.epoch_cursor import EpochCursor
 from headway.data.host_transform import HostTransform
-from headway.data.loader_spec import LoaderSpec
+from headway.data.loader_spec import LoaderSpec, check_options
 from headway.data.loader_stats import LoaderStats
 from headway.data.tiers import Tier
 from headway.data.workers.sample_source import Samples, SampleSource, explain_no_samples
@@ -75,6 +75,7 @@ class Loader(Generic[AnyBatch]):
 
     def __init__(self, dataset: Any, spec: LoaderSpec | None = None, **options: Any) -> None:
         dataset = _open_dataset(dataset)
+        check_options(spec, options)
         spec = LoaderSpec(**options) if spec is None else replace(spec, **options)
         self.dataset, self.device = dataset, _find_device(spec)
         is_headway = isinstance(dataset, Dataset)

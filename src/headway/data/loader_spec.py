@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, final, get_args
@@ -36,6 +36,35 @@ IMAGE_OPTIONS = (
     *("cache", "tier", "on_bad", "verify", "transform", "worker_kind", "batch_transform"),
 )
 SAMPLE_OPTIONS = ("collate",)
+
+
+OPTIONS_OF_DATALOADER = {
+    "batch_size": "batch=",
+    "shuffle": "seed=1",
+    "sampler": "order=",
+    "batch_sampler": "batch= and order=",
+    "generator": "seed=",
+    "num_workers": "workers= for a data set of your own, or threads=",
+    "collate_fn": "collate=",
+    "prefetch_factor": "prefetch_batches=",
+    "drop_last": "seed=1, with which every batch is full",
+    "pin_memory": 'device="cuda"',
+}
+"""Options of PyTorch's DataLoader, and the option here that takes their place."""
+
+
+def check_options(spec: object, options: Mapping[str, Any]) -> None:
+    """Raises UsageError if a Loader is called with an option that it does not have, or without names."""
+    if not (spec is None or isinstance(spec, LoaderSpec)):
+        raise UsageError(f"options of a Loader are given by name, and {spec!r} has none", fix="Write batch=64, seed=1.")
+    known = [entry.name for entry in fields(LoaderSpec)]
+    for name in options:
+        if name not in known:
+            twin = OPTIONS_OF_DATALOADER.get(name)
+            fix = f"Use {twin}." if twin else suggest_nearest(name, known)
+            raise UsageError(f"a Loader has no option {name!r}", fix=fix)
+    if spec is None and "batch" not in options:
+        raise UsageError("a Loader needs the number of samples of a batch", fix="Write batch=64.")
 
 
 @final

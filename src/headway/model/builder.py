@@ -51,6 +51,9 @@ def build_model(
     if not loads_weights:
         args = factory_weights.drop_factory_weights(recipe, factory)
         source = recipe.model_copy(update={"args": args, "weights": None})
+    elif recipe.weights is not None:
+        # The file replaces the weights that the factory would fetch, perhaps without a network to fetch them by.
+        source = recipe.model_copy(update={"args": factory_weights.drop_factory_weights(recipe, factory)})
     # torchvision refuses `num_classes` beside weights: they need as many classes as they have.
     library = factory_weights.name_library(source)
     keeps_head = library == "torchvision" and factory_weights.find_torchvision_entry(factory, source.args) is not None
