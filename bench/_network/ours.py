@@ -51,7 +51,7 @@ class Ours:
         self.reducers[name] = Reducer(
             model.named_parameters(),
             self._communicator,
-            plan=BucketPlan(choose=chooser, bucket_bytes=chooser.bucket_bytes, wire=wire),
+            plan=BucketPlan(choose_algorithm=chooser, bucket_bytes=chooser.bucket_bytes, wire=wire),
             buffers=[buffer for buffer in model.buffers() if buffer.is_floating_point()],
         )
         return self.reducers[name]

@@ -18,7 +18,7 @@ from typing import Any, final
 import yaml
 
 from bench._plan.buckets import make_even_buckets
-from headway.plan.calibration import MeasuredRun, calibrate_compute
+from headway.plan.calibration import MeasuredRun, fit_compute_time
 from headway.plan.catalogs import read_catalog
 from headway.plan.cluster import Cluster, InterNodeLink, IntraNodeLink, load_clusters
 from headway.plan.step import GPU_ALGORITHMS, ComputeTime, StepTime, predict_step
@@ -242,8 +242,8 @@ def _like(row: Row) -> list[Row]:
 
 def _calibrated(known: Sequence[Row], fixed_s: float | None) -> ComputeTime:
     by_run = {one.run: one for one in known}
-    return calibrate_compute(
+    return fit_compute_time(
         list(by_run),
-        lambda compute, run: step_of(compute, by_run[run], run.ranks, run.samples),
+        lambda compute, run: step_of(compute, by_run[run], run.ranks, run.samples_per_rank),
         fixed_s=fixed_s,
     )

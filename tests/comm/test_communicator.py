@@ -161,7 +161,7 @@ def test_messages_hold_what_their_type_can(wire: Any) -> None:
         codec.encode(values, message)
         codec.decode(message, out)
         torch.testing.assert_close(out, values, rtol=2**-8 if wire == "bf16" else 2**-10, atol=0)
-    assert codec.lost_numbers == 0
+    assert codec.num_flushed == 0
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
@@ -171,7 +171,7 @@ def test_what_is_not_finite_stays_so_and_is_counted(bad: float) -> None:
     codec.encode(torch.tensor([1.0, bad, 2.0]), message)
     codec.decode(message, out)
     assert not out[1].isfinite()
-    assert codec.lost_numbers >= 1
+    assert codec.num_flushed >= 1
 
 
 def test_what_is_flushed_to_zero_is_counted() -> None:
@@ -181,6 +181,6 @@ def test_what_is_flushed_to_zero_is_counted() -> None:
     codec.encode(values, message)
     codec.decode(message, out)
     assert out.tolist() == [1, 0, 0, 0]
-    assert codec.lost_numbers == 2
+    assert codec.num_flushed == 2
     codec.decode(message, out, add=True)
     assert out.tolist() == [2, 0, 0, 0]

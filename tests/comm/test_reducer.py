@@ -90,8 +90,10 @@ def ranks_train(rank: Rank, accumulate: int) -> list[tuple[list[float], dict[str
             net.named_parameters(),
             communicator,
             # wire: float64 goes as it is
-            plan=BucketPlan(choose=lambda nbytes, algorithm=algorithm: algorithm, bucket_bytes=600, wire="fp16"),
-            flags=1,
+            plan=BucketPlan(
+                choose_algorithm=lambda nbytes, algorithm=algorithm: algorithm, bucket_bytes=600, wire="fp16"
+            ),
+            num_flags=1,
         )
         with collect_messages() as said:
             losses = train(net, reducer, rank.rank, rank.size, accumulate)
@@ -300,7 +302,7 @@ def sixteen_bits(rank: Rank) -> tuple[str, list[str], torch.Tensor]:
     reducer = Reducer(
         [("spare", spare), *net.named_parameters()],
         communicator,
-        plan=BucketPlan(choose=lambda nbytes: "two_dimensional", bucket_bytes=100, wire="fp16"),
+        plan=BucketPlan(choose_algorithm=lambda nbytes: "two_dimensional", bucket_bytes=100, wire="fp16"),
     )
     values = torch.full((4, 1000), 1e-14)
     values[0, ::1000] = 1.0

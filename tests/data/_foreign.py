@@ -17,7 +17,7 @@ from headway.core.errors import DataError, HeadwayError, UsageError
 from headway.data import columns, opening
 from headway.data.dataset import Dataset
 from headway.data.formats import detect
-from headway.data.scan import scan
+from headway.data.scan import scan_records
 
 PICTURES = [picture(number, size=(8 + number % 3, 5 + number % 2)) for number in range(7)]
 PICTURES[2] = picture(2, "PNG")
@@ -70,7 +70,7 @@ def looked_at(uri: Path, part: str = "") -> bool:
     """Whether foreign data open, without keeping columns. Anything but a sentence of ours is let out."""
     root = uri if uri.is_dir() else uri.parent
     try:
-        found_columns, description = scan(
+        found_columns, description = scan_records(
             detect.read_foreign_records(uri, (uri,), part, detect.LABEL_KINDS[0]), root, str(uri), None
         )
     except (DataError, UsageError) as error:

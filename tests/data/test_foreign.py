@@ -50,8 +50,8 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(source)
         return original(found, root, source, progress)
 
-    original = foreign.scan
-    monkeypatch.setattr(foreign, "scan", scan)
+    original = foreign.scan_records
+    monkeypatch.setattr(foreign, "scan_records", scan)
     return seen
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import DataError, HeadwayError, UsageError
-from headway.data.formats.folder import list_folder
+from headway.data.formats.folder import list_image_folder
 from headway.data.formats.listing import list_file
 from headway.data.formats.pack_source import ImageFiles, PackSource
 from headway.data.opening import open_source, open_split
@@ -71,7 +71,7 @@ def test_classes_and_images_are_in_order_of_name(tmp_path: Path) -> None:
 
 def test_hidden_files_and_files_that_are_no_images_are_left_out(tmp_path: Path) -> None:
     names = ["cat/a.jpg", "cat/.b.jpg", "cat/README.txt", ".git/x.jpg", "cat/.ipynb_checkpoints/a.jpg", "LICENSE"]
-    source = list_folder(touch(tmp_path, [*names, "astray.jpg"]))
+    source = list_image_folder(touch(tmp_path, [*names, "astray.jpg"]))
     assert source.names == ("cat/a.jpg",)
     assert source.notes == (
         "left out, with no image extension: 'cat/README.txt', 'LICENSE'",
@@ -85,7 +85,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (root / "dog").symlink_to(tmp_path / "elsewhere")
     (root / "cat/up").symlink_to(root / "cat")
     (root / "cat/gone.jpg").symlink_to(tmp_path / "nowhere")  # the pack names it as a file that cannot be read
-    assert list_folder(root).names == ("cat/a.jpg", "cat/gone.jpg", "dog/x.jpg")
+    assert list_image_folder(root).names == ("cat/a.jpg", "cat/gone.jpg", "dog/x.jpg")
 
 
 def test_links_that_lead_nowhere_harm_no_other_file(tmp_path: Path) -> None:
@@ -104,14 +104,14 @@ def test_names_that_are_no_utf8_become_text(tmp_path: Path) -> None:
     folder = touch(tmp_path, ["caf\u00e9/a.jpg"]) / "caf\u00e9"
     with open(os.fsencode(folder) + b"/\xff.jpg", "wb"):
         pass
-    source = list_folder(tmp_path)
+    source = list_image_folder(tmp_path)
     assert source.names == ("caf\u00e9/\\xff.jpg", "caf\u00e9/a.jpg")
     assert all(os.path.exists(path) for path in paths_of(source))
     "".join(source.names).encode()
 
 
 def test_one_class_is_enough(tmp_path: Path) -> None:
-    assert list_folder(touch(tmp_path, ["cat/a.jpg"])).classes == ("cat",)
+    assert list_image_folder(touch(tmp_path, ["cat/a.jpg"])).classes == ("cat",)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_is_no_source_gets_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a\.jpg: its format is not known"):
         open_source(tmp_path / "a.jpg")
     with pytest.raises(UsageError, match="the folder does not exist"):
-        list_folder(tmp_path / "nowhere")
+        list_image_folder(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="cannot be read"):
         list_file(tmp_path / "nowhere.csv")
 

@@ -16,7 +16,7 @@ from headway.core import collectives
 from headway.core.errors import UsageError
 from headway.core.profile import JointTiming, PipelineSide, Profile, StageCeiling
 from headway.doctor.throughput_model import ThroughputModel
-from headway.plan.calibration import MeasuredRun, calibrate_compute
+from headway.plan.calibration import MeasuredRun, fit_compute_time
 from headway.plan.cluster import load_clusters
 from headway.plan.compute import (
     apply_measured_links,
@@ -33,22 +33,22 @@ from headway.plan.step import ComputeTime, StepTime, list_gradients
 
 
 def free(compute: ComputeTime, run: MeasuredRun) -> StepTime:
-    return StepTime(compute.fixed_s, compute.sample_s * run.samples, 0.0, 0.0, 0.0)
+    return StepTime(compute.fixed_s, compute.sample_s * run.samples_per_rank, 0.0, 0.0, 0.0)
 
 
 @given(st.floats(2e-3, 3e-2), st.floats(1e-4, 1e-2))
 @settings(deadline=None, max_examples=30)
 def test_two_runs_that_tell_are_explained(fixed: float, sample: float) -> None:
     runs = [MeasuredRun(1, b, b / (fixed + sample * b)) for b in (1.0, 400.0)]
-    found = calibrate_compute(runs, free)
+    found = fit_compute_time(runs, free)
     for run in runs:
-        assert found.seconds(run.samples) == pytest.approx(run.seconds, rel=0.05)
+        assert found.seconds(run.samples_per_rank) == pytest.approx(run.seconds, rel=0.05)
 
 
 def test_one_run_is_explained_whatever_its_fixed_time_is() -> None:
     run = MeasuredRun(1, 64, 800)
-    assert calibrate_compute([run], free).seconds(64) == pytest.approx(run.seconds, rel=1e-3)
-    assert calibrate_compute([run], free, fixed_s=0.02) == ComputeTime(0.02, pytest.approx((0.08 - 0.02) / 64))
+    assert fit_compute_time([run], free).seconds(64) == pytest.approx(run.seconds, rel=1e-3)
+    assert fit_compute_time([run], free, fixed_s=0.02) == ComputeTime(0.02, pytest.approx((0.08 - 0.02) / 64))
 
 
 def test_what_the_exchange_takes_is_no_computing() -> None:
@@ -284,6 +284,6 @@ def test_runs_and_points_are_read() -> None:
 
 def test_what_cannot_be_calibrated_is_said() -> None:
     with pytest.raises(UsageError, match="at least one measured run"):
-        calibrate_compute([], free)
+        fit_compute_time([], free)
     with pytest.raises(UsageError, match="above 0"):
-        calibrate_compute([MeasuredRun(1, 64, 0)], free)
+        fit_compute_time([MeasuredRun(1, 64, 0)], free)

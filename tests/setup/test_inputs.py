@@ -169,7 +169,7 @@ def test_filling_and_scanning_are_shown(folder: Path, tmp_path: Path, monkeypatc
     assert "Scanning" not in said
     shutil.rmtree(tmp_path / "loose")
     digits(tmp_path / "loose", per_class=12)
-    for name in ("PATIENCE_S", "LINE_S"):
+    for name in ("FIRST_UPDATE_S", "LOG_INTERVAL_S"):
         monkeypatch.setattr(sample_progress, name, 0.0)
     said = headway(*arguments, tmp_path / "slow").err
     assert "Filling the cache of the training data: 120 of 120 images.\n" in said
@@ -180,7 +180,7 @@ def test_a_counter_is_a_bar_on_a_terminal() -> None:
     main, side = pty.openpty()
     script = (
         "import sys\nfrom headway.core import sample_progress\n"
-        "sample_progress.PATIENCE_S = sample_progress.REFRESH_S = 0.0\n"
+        "sample_progress.FIRST_UPDATE_S = sample_progress.BAR_INTERVAL_S = 0.0\n"
         "with sample_progress.SampleProgress('Packing', 'images') as count:\n"
         "    for done in range(0, 1001, 10):\n        count(done, 1000)\n"
         "assert 'torch' not in sys.modules\n"

@@ -51,8 +51,10 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Returns a table for notebooks."""
+        # Null in the summary of a run that ended before its first evaluation.
         best = self.summary.get("best") or {}
         rows = {"state": self._describe_state(), **{f"best {name}": f"{value:.4g}" for name, value in best.items()}}
+        # The names of metrics and of the folder are the user's, and may hold < and &.
         cells = (f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in rows.items())
         return f"<table><caption>{html.escape(str(self.folder))}</caption>{''.join(cells)}</table>"
 
@@ -94,6 +96,7 @@ class Run:
 
     def _read_series(self, kind: str) -> dict[str, NDArray[np.float64]]:
         records = [record for record in self._run.read_metrics() if record.get("kind") == kind]
+        # A dictionary without values, not a set: it keeps the order of the records.
         names = {name: None for record in records for name, value in record.items() if isinstance(value, int | float)}
         # A value that a record lacks is NaN, so that all series of a kind have one length.
         return {name: np.array([record.get(name, np.nan) for record in records], np.float64) for name in names}
@@ -141,11 +144,13 @@ class Run:
 
     def evaluate(self, data: str | os.PathLike[str] | None = None) -> dict[str, float]:
         """Evaluates the best weights on the run's evaluation set, or on another packed folder; returns the metrics."""
+        # It builds the network anew, so the factory must be found here too.
         with give_objects({} if self._model is None else {str(self.recipe["model"]["factory"]): self._return_model}):
             return runs.evaluate(self.folder, None if data is None else str(data))
 
     def report(self) -> Path:
         """Writes report.html into the run folder, and returns its path."""
+        # Imported here, because most programs write no report.
         from headway.report.run_report import write_report
 
         return write_report(self.folder)
@@ -153,8 +158,10 @@ class Run:
 
 def _list_sources(images: Any) -> Iterable[ImageSource]:
     """Yields the single images of an argument of `Run.predict`."""
+    # First, because a text is a sequence of its letters.
     if isinstance(images, str | os.PathLike):
         yield from list_image_files([Path(images)])
+    # Four dimensions are a batch. Fewer are one image, however many channels it has.
     elif isinstance(images, Image.Image) or (isinstance(images, np.ndarray | torch.Tensor) and images.ndim < 4):
         yield images
     elif isinstance(images, np.ndarray | torch.Tensor | Sequence):

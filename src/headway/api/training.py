@@ -77,6 +77,7 @@ def resume(
         UsageError: there is no such run. CheckpointError: every checkpoint is damaged.
     """
     folder = run.folder if isinstance(run, Run) else Path(run)
+    # Building the setup calls the factory, so the network must be given until the run has ended.
     with _give_model(model), _show_progress(progress):
         runs.resume(folder, callbacks, _format_overrides(overrides or {}))
     return Run(folder, model=model)
@@ -85,9 +86,12 @@ def resume(
 def _load_recipe(
     recipe: str | os.PathLike[str] | Mapping[str, Any], overrides: Mapping[str, Any], model: torch.nn.Module | None
 ) -> LoadedRecipe[TrainRecipe]:
+    # A copy: the name of the network is no override of the caller's.
     changes = dict(overrides)
     if model is not None:
         _expect(model, torch.nn.Module, "a network is a torch.nn.Module", "Or name its factory in the recipe.")
+        # The recipe names the network by a path that no import finds, because recipe.yaml must hold plain values. So a
+        # run without its network says that it was given by a program.
         changes[MODEL_KEY] = _name_model(model)
     # As texts of the command line, so that both are read by the same rules.
     texts = _format_overrides(changes)
@@ -108,8 +112,10 @@ def _format_overrides(overrides: Mapping[str, Any]) -> list[str]:
 
 
 def _format_value(value: Any) -> str:
+    # YAML's safe form refuses a Path.
     if isinstance(value, Path):
         value = str(value)
+    # On one line, however long: an override is one argument. YAML ends a bare value with a line of dots.
     return yaml.safe_dump(value, default_flow_style=True, width=1 << 20).removesuffix("\n").removesuffix("\n...")
 
 
@@ -128,8 +134,10 @@ def _give_model(model: torch.nn.Module | None) -> Iterator[None]:
 def _show_progress(progress: bool | None) -> Iterator[None]:
     """Shows messages and progress inside the block, unless the program handles Headway's messages itself."""
     log = logging.getLogger("headway")
+    # A notebook's standard error is no terminal, and shows progress all the same.
     shown = progress if progress is not None else sys.stderr.isatty() or "ipykernel" in sys.modules
     before = log.handlers, log.level, log.propagate
+    # `show_messages` replaces the handlers, so those of the program would be silent during the run.
     if shown and not log.handlers:
         show_messages()
     try:

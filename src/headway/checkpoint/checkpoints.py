@@ -86,6 +86,7 @@ class Checkpoints:
         Raises:
             HeadwayError: for example, the disk is full; the earlier checkpoints stay.
         """
+        # A single rank writes all, and nothing changes the tensors while it does, so no copy is needed.
         setting = SaveSetting(self.folder, self.keep, SingleRankExchange(), 1, True, lambda: None)
         job = SaveJob(setting, step, tensors, scalars, copy=False)
         job.run()
@@ -160,6 +161,7 @@ def read(path: Location) -> Checkpoint:
             data = _read_file(path, file.name, where, file)
             file.check(data, where)
             file_tensors = load_tensors(data)
+            # Ranks write disjoint tensors. One that is in two files would be taken from the last, unnoticed.
             if duplicates := sorted(file_tensors.keys() & tensors.keys()):
                 raise CheckpointError(f"{file.name} holds {duplicates[0]!r}, which another file holds too", where=where)
             tensors |= file_tensors
@@ -176,6 +178,7 @@ def _read_file(path: Location, name: str, where: str, file: FileEntry | None = N
     # A damaged checkpoint may hold a file of any size, so the length is checked before the bytes are read.
     if not isinstance(path, Path):
         return path.read(name, MAX_MANIFEST_BYTES if file is None else file.length)
+    # A file of a foreign checkpoint may be a link that leads out of its folder.
     expect_inside(path, name)
     if file is not None and (path / name).is_file():
         file.expect_length((path / name).stat().st_size, where)

@@ -45,7 +45,7 @@ class TrainOptions:
     respawn: bool | None
 
     @property
-    def has_ranks(self) -> bool:
+    def uses_launcher(self) -> bool:
         """True if Headway's launcher starts the processes."""
         return self.procs is not None or self.hosts is not None
 
@@ -57,7 +57,7 @@ class TrainOptions:
         if self.recipe is None:
             raise UsageError("train needs a recipe", fix="headway train RECIPE --dry-run.")
 
-    def check(self) -> None:
+    def check_training(self) -> None:
         """Raises UsageError if options contradict each other, or recipe and --resume are both missing."""
         # The run folder has the recipe of a run; another recipe would make it another run.
         if self.resume is not None and (self.recipe is not None or self.folder is not None or self.repeat > 1):
@@ -65,12 +65,13 @@ class TrainOptions:
             raise UsageError("a recipe, --run and --repeat cannot be combined with --resume", fix=fix)
         if self.resume is None and self.recipe is None:
             raise UsageError("train needs a recipe", fix="headway train RECIPE, or headway train --resume RUN.")
-        if self.has_ranks and self.repeat > 1:
+        if self.uses_launcher and self.repeat > 1:
             fix = "Leave --procs out, or repeat with seed=1, seed=2."
             raise UsageError("--repeat trains in one process and cannot be combined with --procs", fix=fix)
-        if not self.has_ranks and self.respawn is not None:
+        if not self.uses_launcher and self.respawn is not None:
             fix = "Name --procs or --hosts too, or leave it out."
-            raise UsageError(f"--{'no-' * (not self.respawn)}respawn only works with --procs or --hosts", fix=fix)
+            flag = "--respawn" if self.respawn else "--no-respawn"
+            raise UsageError(f"{flag} only works with --procs or --hosts", fix=fix)
 
 
 # Typer reads the options from the signature.
@@ -125,8 +126,8 @@ def train(
     if any(value is not None for value in (out, *sizes.values())):
         fix = "Add --dry-run, or leave them out."
         raise UsageError("--out, --samples, --classes and --eval-samples only work with --dry-run", fix=fix)
-    options.check()
-    if options.has_ranks:
+    options.check_training()
+    if options.uses_launcher:
         _train_on_ranks(options, as_json)
     else:
         _train_in_process(options, as_json)
@@ -243,10 +244,11 @@ def _describe_run(result: RunResult) -> str:
         text += f"\n{goal} " + (f"after {seconds_to_goal:.1f} s" if seconds_to_goal else "was not reached")
         text += f" (the clock leaves out {summary['clock_excludes']})"
     # The weights that are kept may be those of an earlier evaluation.
-    kept = ""
+    best_text = ""
     if best:
-        which = "the last epoch" if best_step == summary["step"] else f"epoch {round(best_epoch, 1):g} of {epochs:g}"
-        kept = (
-            f"Best: {which}, {', '.join(f'{name} {value:.4f}' for name, value in best.items())}; its weights are kept. "
+        best_epoch_text = (
+            "the last epoch" if best_step == summary["step"] else f"epoch {round(best_epoch, 1):g} of {epochs:g}"
         )
-    return f"{text}\n{kept}Next: headway report {shlex.quote(str(folder))}"
+        metrics_text = ", ".join(f"{name} {value:.4f}" for name, value in best.items())
+        best_text = f"Best: {best_epoch_text}, {metrics_text}; its weights are kept. "
+    return f"{text}\n{best_text}Next: headway report {shlex.quote(str(folder))}"

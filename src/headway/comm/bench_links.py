@@ -165,6 +165,7 @@ def _measure_world(world: World, seconds: float) -> BenchLinksResult | None:
     network = links.build_network(world)
     communicator = Communicator(world, rails=links.rails)
     try:
+        # All ranks take part in the trials, though only the lead needs their result.
         chooser = AlgorithmChooser(network, run_trials(communicator, network), 0, phased=False)
         rows, left_out = time_all_sizes(communicator, BENCH_SIZES_BYTES, seconds)
     finally:
@@ -195,6 +196,7 @@ def time_all_sizes(
         start_s = perf_counter()
         # Not counted: the first all-reduce opens connections and touches the memory.
         first_round_s = sum(time_all_algorithms(communicator, buffer))
+        # The first size is always measured, so that there is a result at all.
         if rows and MIN_BENCH_ROUNDS * first_round_s > remaining_s:
             return rows, list(sizes[index:])
         # Each of the remaining sizes gets the same share of the remaining time.
@@ -205,6 +207,8 @@ def time_all_sizes(
         for name, median_s in zip(names, map(median, zip(*times, strict=True)), strict=True):
             bus_bytes_s = size / median_s * 2 * (world.size - 1) / world.size
             rows.append(AlgorithmTiming(size, name, median_s, bus_bytes_s, rounds))
+        # The slowest rank's time on all ranks: they must agree on the next size, or they would wait for each other for
+        # ever.
         remaining_s -= reduce_max(world, [perf_counter() - start_s])[0]
     return rows, []
 
@@ -221,6 +225,7 @@ def time_all_algorithms(communicator: Communicator, buffer: torch.Tensor) -> lis
         start_s = perf_counter()
         communicator.all_reduce(buffer, algorithm=name, tag="bench").wait()
         if world.device.type == "cuda":
+            # `wait` on CUDA only orders the streams: without this, the host would time the launch.
             torch.cuda.synchronize(world.device)
         times.append(perf_counter() - start_s)
     return reduce_max(world, times)
@@ -249,11 +254,13 @@ def _run_processes(procs: int, seconds: float) -> BenchLinksResult:
         try:
             for rank in range(procs):
                 environ = {**os.environ, **shared_environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                # A file, not a pipe: nobody reads while the processes run, and a full pipe would stop rank 0.
                 stdout = output if rank == 0 else subprocess.DEVNULL
                 children.append(subprocess.Popen(command, env=environ, stdout=stdout))
             _wait_for_children(children)
         finally:
             for child in children:
+                # After a failure the others still wait in a collective, and would never end by themselves.
                 child.kill()
                 child.wait()
         output.seek(0)

@@ -70,7 +70,7 @@ class GradientBucket:
         flat: all elements, padded with zeros.
         tail: a view of the extra elements.
         views: a view of each gradient, in its parameter's memory format.
-        missing: number of gradients that are not ready yet in this step.
+        num_missing: number of gradients that are not ready yet in this step.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class GradientBucket:
             self.views.append(_view_like(self.flat[offset : offset + parameter.numel()], parameter))
             offset += parameter.numel()
         self.tail = self.flat[offset : offset + tail]
-        self.missing = len(self.parameters)
+        self.num_missing = len(self.parameters)
 
     @property
     def nbytes(self) -> int:

@@ -219,13 +219,13 @@ class Communicator:
         self.log.append(entry)
         return entry
 
-    def count_lost_numbers(self) -> torch.Tensor:
+    def count_flushed(self) -> torch.Tensor:
         """Counts the numbers that this rank's 16-bit messages flushed to zero or found not finite.
 
         Returns:
             float32 scalar on the device.
         """
-        return sum((codec.lost_numbers for codec in self._codecs.values()), torch.zeros((), device=self.world.device))
+        return sum((codec.num_flushed for codec in self._codecs.values()), torch.zeros((), device=self.world.device))
 
     def close(self) -> None:
         """Ends its threads after the operations under way have completed or failed."""

@@ -30,9 +30,10 @@ NIBBLES = DIGEST_BITS // 4
 DEFAULT_BUCKET_BYTES = 4 << 20
 
 # 16-bit messages that flush a larger share of a step's numbers to zero are given up for fp32.
-MAX_LOST_SHARE = 0.01
+MAX_FLUSHED_SHARE = 0.01
 
-# Layout of the tail before the flags: live ranks, loss, lost numbers, local norms, digest, squares of the digest.
+# Layout of the tail before the flags: four single numbers, then the digest and its squares.
+_LIVE_RANKS, _LOSS, _NUM_FLUSHED, _LOCAL_SQ = range(4)
 _DIGEST_START = 4
 _FIXED_LENGTH = _DIGEST_START + 2 * NIBBLES
 
@@ -43,14 +44,14 @@ class BucketPlan:
     """How gradients are laid out in buckets, and how these are sent.
 
     Attributes:
-        choose: returns the algorithm for a bucket of so many bytes.
+        choose_algorithm: returns the algorithm for a bucket of a given size in bytes.
         bucket_bytes: largest size of a bucket; see `plan_buckets`.
         wire: dtype of messages between hosts; the last bucket is sent as fp32.
         order: names in the order in which gradients become ready, from an earlier Reducer; default: reversed, and
             after the first step the order that rank 0 saw.
     """
 
-    choose: Callable[[int], Algorithm] = lambda nbytes: "ring"
+    choose_algorithm: Callable[[int], Algorithm] = lambda nbytes: "ring"
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     wire: Wire = "fp32"
     order: Sequence[str] | None = None
@@ -68,7 +69,7 @@ class StepReduction:
 
     def __init__(self, tail: torch.Tensor, reduced_sq: torch.Tensor | None = None) -> None:
         self._tail, self.is_checked = tail, False
-        self.local_sq = tail[3]
+        self.local_sq = tail[_LOCAL_SQ]
         self.reduced_sq = tail.new_zeros(()) if reduced_sq is None else reduced_sq
 
     @cached_property
@@ -79,17 +80,17 @@ class StepReduction:
     @property
     def live_ranks(self) -> int:
         """Number of ranks that added gradients."""
-        return round(self._numbers[0])
+        return round(self._numbers[_LIVE_RANKS])
 
     @property
     def loss(self) -> float:
         """Sum of the ranks' losses."""
-        return self._numbers[1]
+        return self._numbers[_LOSS]
 
     @property
-    def lost_numbers(self) -> float:
-        """Numbers that 16-bit messages have lost since the beginning."""
-        return self._numbers[2]
+    def num_flushed(self) -> float:
+        """Count of the numbers that 16-bit messages have flushed to zero, or found not finite, since the start."""
+        return self._numbers[_NUM_FLUSHED]
 
     @property
     def flags(self) -> tuple[float, ...]:
@@ -116,10 +117,10 @@ class Reducer:
         communicator: sums over the ranks.
         plan: layout of the buckets, and algorithms.
         buffers: floating-point tensors that become their mean over the ranks in each step: running statistics.
-        flags: number of flags that `finish` gets besides the loss.
+        num_flags: number of flags that `finish` gets besides the loss.
         average: if True, gradients are divided by the live ranks; else they are sums.
         uneven: if True, ranks may run out of data at different steps; on CUDA the host then waits in each step.
-        noise: if True, measures the norms for the gradient noise scale: two passes over the gradients.
+        measures_noise: if True, measures the norms for the gradient noise scale: two passes over the gradients.
         has_reported_unused: True if an earlier Reducer of this process has reported the parameters without a gradient.
 
     Attributes:
@@ -138,10 +139,10 @@ class Reducer:
         *,
         plan: BucketPlan | None = None,
         buffers: Sequence[torch.Tensor] = (),
-        flags: int = 0,
+        num_flags: int = 0,
         average: bool = False,
         uneven: bool = False,
-        noise: bool = False,
+        measures_noise: bool = False,
         has_reported_unused: bool = False,
     ) -> None:
         plan = plan or BucketPlan()
@@ -149,21 +150,22 @@ class Reducer:
         self._parameters = {name: parameter for name, parameter in parameters if parameter.requires_grad}
         if not self._parameters:
             raise TrainingError("there is no parameter to train", fix="Freeze less.")
-        self._buffers, self._choose, self.bucket_bytes = list(buffers), plan.choose, plan.bucket_bytes
+        self._buffers, self.bucket_bytes = list(buffers), plan.bucket_bytes
+        self._choose_algorithm = plan.choose_algorithm
         self.wire: Wire = plan.wire
-        self._num_flags, self._average = flags, average
+        self._num_flags, self._average = num_flags, average
         # On CPU the sums are on the host anyway. On CUDA only uneven ranks force a host-device sync per step.
         self._host_waits = uneven or self._world.device.type != "cuda"
         self.order: tuple[str, ...] | None = None if plan.order is None else tuple(plan.order)
         self._build_buckets(plan.order or list(reversed(self._parameters)))
         self.has_reported_unused = has_reported_unused
-        self._measures_noise = noise
+        self._measures_noise = measures_noise
         self._sample_share = 1.0
         self._local_sq = torch.zeros(())
         self._is_prepared = False
         self._step = 0
         self._used_counts_in_first_step: list[float] | None = None
-        self._lost_numbers = 0.0
+        self._num_flushed = 0.0
         self._ready_names: list[str] = []
         self._hook_handles = [
             parameter.register_post_accumulate_grad_hook(self._build_hook(name))
@@ -178,10 +180,12 @@ class Reducer:
     @property
     def algorithms(self) -> list[Algorithm]:
         """The algorithm of each bucket."""
-        return [self._choose(bucket.nbytes) for bucket in self._buckets]
+        return [self._choose_algorithm(bucket.nbytes) for bucket in self._buckets]
 
     def prepare_for_backward(self, sample_share: float = 1.0) -> None:
-        """Prepares for the last backward pass of a step, whose gradients are summed. Call it before that pass.
+        """Arms the hooks for the last backward pass of a step: buckets are all-reduced as their gradients become ready.
+
+        Call it before that pass. Earlier, accumulating passes send nothing.
 
         Args:
             sample_share: this rank's share of the step's samples; used if noise is measured.
@@ -193,7 +197,7 @@ class Reducer:
         self._ready_names.clear()
         self._pending: list[PendingAllReduce] = []
         for bucket in self._buckets:
-            bucket.missing = len(bucket.parameters)
+            bucket.num_missing = len(bucket.parameters)
 
     def finish(
         self, loss: torch.Tensor | float = 0.0, flags: Sequence[torch.Tensor | float] = (), *, contributes: bool = True
@@ -248,8 +252,8 @@ class Reducer:
     def check(self, reduction: StepReduction) -> None:
         """Checks that the ranks issued the same operations. On CPU `finish` does so itself.
 
-        On CUDA call it when the host waits anyway. Repeated calls cost nothing. If 16-bit messages lost too many
-        numbers, the next steps use fp32.
+        On CUDA call it when the host waits anyway. Repeated calls cost nothing. If 16-bit messages flushed too
+        many numbers to zero, the next steps use fp32.
 
         Raises:
             CommunicationError: ranks issued different operations.
@@ -259,7 +263,7 @@ class Reducer:
         if not reduction.has_one_digest(self._world.size):
             raise self._build_digest_error()
         reduction.is_checked = True
-        self._check_lost_numbers(reduction.lost_numbers)
+        self._check_num_flushed(reduction.num_flushed)
 
     def close(self) -> None:
         """Removes its hooks from the parameters."""
@@ -292,10 +296,10 @@ class Reducer:
             if not self._is_prepared:
                 return
             self._ready_names.append(name)
-            self._bucket_of[name].missing -= 1
+            self._bucket_of[name].num_missing -= 1
             # In order: a full bucket waits for those before it, so that all ranks issue the same sequence.
             last = len(self._buckets) - 1
-            while self._next_bucket < last and not self._buckets[self._next_bucket].missing:
+            while self._next_bucket < last and not self._buckets[self._next_bucket].num_missing:
                 bucket = self._buckets[self._next_bucket]
                 self._fill(bucket)
                 self._send(bucket)
@@ -310,7 +314,7 @@ class Reducer:
     def _send(self, bucket: GradientBucket) -> None:
         tag = f"step {self._step + 1}, bucket {self._next_bucket}: {bucket.describe()}"
         wire: Wire = "fp32" if bucket is self._buckets[-1] else self.wire
-        algorithm = self._choose(bucket.nbytes)
+        algorithm = self._choose_algorithm(bucket.nbytes)
         self._pending.append(self._communicator.all_reduce(bucket.flat, algorithm=algorithm, wire=wire, tag=tag))
         self._next_bucket += 1
 
@@ -322,6 +326,7 @@ class Reducer:
         digest = self._communicator.digest
         nibbles = [digest >> 4 * index & 15 for index in range(NIBBLES)]
         local_sq = self._local_sq if self._measures_noise else 0.0
+        # In the order of `_LIVE_RANKS` and the others; the number of flushed values is set below.
         fixed = [contributes, loss, 0.0, local_sq, *nibbles, *(nibble * nibble for nibble in nibbles), *flags]
         # A parameter that any rank has used gets a gradient on all ranks; the others keep none.
         is_used = [contributes and self._parameters[name].grad is not None for name in self._names]
@@ -335,13 +340,13 @@ class Reducer:
             if isinstance(value, torch.Tensor):
                 tail[index] = value.detach()
         if self.wire != "fp32":
-            tail[2] = self._communicator.count_lost_numbers()
+            tail[_NUM_FLUSHED] = self._communicator.count_flushed()
         if self._buffers and contributes:
             torch._foreach_copy_(self._buffer_means, self._buffers)
 
     def _assign_gradients(self, used_counts: Sequence[float]) -> None:
         """Makes gradients views of the buckets, without a copy; `used_counts`: ranks that used each parameter."""
-        live_ranks = self._fixed_tail[0].clone()
+        live_ranks = self._fixed_tail[_LIVE_RANKS].clone()
         if self._buffers:
             torch._foreach_div_(self._buffer_means, live_ranks)
             torch._foreach_copy_(self._buffers, self._buffer_means)
@@ -371,14 +376,14 @@ class Reducer:
         if list(self.order) != self._names:
             self._build_buckets(self.order)
 
-    def _check_lost_numbers(self, total: float) -> None:
+    def _check_num_flushed(self, total: float) -> None:
         # `total` is summed over ranks and steps, so that all ranks decide alike.
-        lost_in_step = total - self._lost_numbers
-        self._lost_numbers = total
+        flushed_in_step = total - self._num_flushed
+        self._num_flushed = total
         # Twice: each number is sent, and so is its sum.
         sent_in_step = sum(bucket.flat.numel() for bucket in self._buckets) * 2
-        if self.wire != "fp32" and lost_in_step > MAX_LOST_SHARE * sent_in_step:
-            lost = f"{self.wire} between hosts lost {lost_in_step / sent_in_step:.1%} of a step's numbers"
+        if self.wire != "fp32" and flushed_in_step > MAX_FLUSHED_SHARE * sent_in_step:
+            lost = f"{self.wire} between hosts lost {flushed_in_step / sent_in_step:.1%} of a step's numbers"
             LOG.warning(f"{lost}: gradients are sent as fp32 from now on.")
             self.wire = "fp32"
 

@@ -20,7 +20,7 @@ TARGET_EXPONENT = 15
 
 @final
 class WireCodec:
-    """Encodes and decodes messages, and counts the numbers that they lose.
+    """Encodes and decodes messages, and counts the numbers that they flush to zero.
 
     Args:
         wire: dtype of the messages, fp16 or bf16.
@@ -28,12 +28,12 @@ class WireCodec:
 
     Attributes:
         dtype: dtype of the messages.
-        lost_numbers: float32 scalar on the device: numbers flushed to zero, and messages with a non-finite number.
+        num_flushed: float32 scalar on the device: numbers flushed to zero, and messages with a non-finite number.
     """
 
     def __init__(self, wire: Literal["fp16", "bf16"], device: torch.device) -> None:
         self.dtype, self._is_scaled = WIRE_DTYPES[wire], wire == "fp16"
-        self.lost_numbers = torch.zeros((), device=device)
+        self.num_flushed = torch.zeros((), device=device)
 
     def allocate_message(self, numbers: int, device: torch.device) -> torch.Tensor:
         """Returns an uninitialised message [numbers + 1]."""
@@ -60,7 +60,7 @@ class WireCodec:
             message[-1] = 0
         # Counted on the device, so that no message waits for the host.
         flushed = torch.count_nonzero(values) - torch.count_nonzero(body)
-        self.lost_numbers += flushed + (~torch.isfinite(max_abs)).int()
+        self.num_flushed += flushed + (~torch.isfinite(max_abs)).int()
 
     def decode(self, message: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> None:
         """Decodes a message [k + 1] into `out`, float32 [k]; with `add` adds it to `out`."""

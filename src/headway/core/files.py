@@ -128,11 +128,14 @@ def write_atomically(path: Path, data: bytes | str) -> None:
     Raises:
         OSError: writing failed. The previous file stays, and the temporary file is removed.
     """
+    # In the same folder, because a rename is atomic only within a file system. The random ending keeps several writers
+    # apart.
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         write_and_sync(aside, data)
         os.replace(aside, path)
     except BaseException:
+        # After Ctrl-C too.
         aside.unlink(missing_ok=True)
         raise
 

@@ -148,6 +148,7 @@ def _validate(
             if (unknown := find_unknown_key(key.split("."), model)) is not None:
                 raise RecipeError(unknown, where="command line") from None
             raise
+        # The override replaces what the file said there and below.
         origins = {k: v for k, v in origins.items() if k != key and not k.startswith(f"{key}.")}
         origins[key] = "command line"
     try:

@@ -28,6 +28,7 @@ def list_alternatives(annotation: Any) -> list[Any]:
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return list_alternatives(inner[0])
+    # `A | B` and `Optional[A]` have different origins.
     if origin in (typing.Union, types.UnionType):
         return [found for one in inner for found in list_alternatives(one)]
     return [annotation]
@@ -60,6 +61,7 @@ def find_tagged_members(annotation: Any) -> dict[str, type[BaseModel]]:
         names = [one.discriminator for one in inner[1:] if isinstance(one, FieldInfo)]
         if name := next((name for name in names if isinstance(name, str)), None):
             members = list_parts(inner[0])
+            # A tag is a Literal, whose arguments are the values that stand in a recipe.
             return {tag: one for one in members for tag in typing.get_args(one.model_fields[name].annotation)}
         return find_tagged_members(inner[0])
     if origin in (typing.Union, types.UnionType):
@@ -71,6 +73,7 @@ def get_value_type(annotation: Any, key: str | int) -> Any:
     """Returns the type of the value that a key has in a value of this type; None: unknown."""
     for one in list_alternatives(annotation):
         origin, inner = typing.get_origin(one), typing.get_args(one)
+        # The first type stands for all: the tuples of a recipe hold one type each.
         if origin in (list, tuple) and isinstance(key, int):
             return inner[0]
         if origin in (dict, Mapping) and isinstance(key, str):

@@ -12,12 +12,12 @@ from headway.core.printable import escape_controls
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-# Shorter passes show nothing.
-PATIENCE_S = 1.0
-# Interval between updates of the bar.
-REFRESH_S = 0.2
-# Interval between lines.
-LINE_S = 5.0
+FIRST_UPDATE_S = 1.0
+"""Seconds before the first update; shorter passes show nothing."""
+BAR_INTERVAL_S = 0.2
+"""Seconds between updates of the bar on a terminal."""
+LOG_INTERVAL_S = 5.0
+"""Seconds between messages if there is no terminal."""
 
 
 @final
@@ -29,26 +29,27 @@ class SampleProgress:
     Args:
         what: name of the work, such as "Packing".
         unit: the counted things, such as "images".
-        log: gets the messages if there is no terminal; None: there are none.
+        log: logger for the messages if there is no terminal. Default: no messages.
     """
 
     def __init__(self, what: str, unit: str, log: logging.Logger | None = None) -> None:
         self._what, self._unit, self._log = what, unit, log
-        self._next = perf_counter() + PATIENCE_S
+        self._next_update = perf_counter() + FIRST_UPDATE_S
         self._bar: Progress | None = None
+        self._is_terminal = False
 
     def __call__(self, done: int, total: int) -> None:
         # Called once per sample: a clock reading is all that most calls cost.
         now = perf_counter()
-        if now < self._next:
+        if now < self._next_update:
             return
         if self._bar is None:
             self._bar = self._start_bar()
-        if not self._bar.disable:
+        if self._is_terminal:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total, refresh=True)
         elif self._log is not None:
             self._log.info(f"{self._what}: {done:,} of {total:,} {self._unit}.")
-        self._next = now + (LINE_S if self._bar.disable else REFRESH_S)
+        self._next_update = now + (BAR_INTERVAL_S if self._is_terminal else LOG_INTERVAL_S)
 
     def __enter__(self) -> SampleProgress:
         return self
@@ -65,6 +66,7 @@ class SampleProgress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = Console(stderr=True)
+        self._is_terminal = console.is_terminal
         # Neither a format nor markup: file names and patterns contain braces and brackets.
         what = TextColumn("{task.description}", markup=False)
         columns = (what, BarColumn(), MofNCompleteColumn(), TextColumn(self._unit))
@@ -75,7 +77,7 @@ class SampleProgress:
             console=console,
             transient=True,
             auto_refresh=False,
-            disable=not console.is_terminal,
+            disable=not self._is_terminal,
         )
         bar.add_task(escape_controls(self._what, lines=False), total=None)
         bar.start()

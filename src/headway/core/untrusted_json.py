@@ -53,6 +53,7 @@ def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
     try:
         # `json.loads` on bytes would also accept UTF-16 and UTF-32.
         whole = text if isinstance(text, str) else bytes(text).decode("utf-8")
+        # `json` keeps the last of two equal keys. Readers that keep the first would see another content.
         value = json.loads(whole, object_pairs_hook=_refuse_duplicates)
     except JsonError:
         raise

@@ -122,6 +122,7 @@ class Augment:
         self.needs_epochs = self._flip == "alternating"
         self.needs_keys = bool(recipe.list_augmentations() - done_by_loader)
         self._mean = torch.tensor(recipe.mean, dtype=torch.float32, device=device)
+        # A multiplication takes less time than a division, and every pixel needs one.
         self._inv_std = 1 / torch.tensor(recipe.std, dtype=torch.float32, device=device)
         # Erased and uncovered pixels get the mean, so they are about 0 after normalisation.
         self._fill = self._mean.round().clamp(0, 255).to(torch.uint8)
@@ -186,6 +187,7 @@ class Augment:
         if parameters.erasing is not None:
             images = erase(images, parameters.erasing, self._make_erasing_fill(images, keys))
         if parameters.partner is not None and parameters.label_weight is not None and self._num_classes is not None:
+            # Partners are taken after all other augmentations, so both halves of a mixed image are augmented.
             partner_images = images[to_device(parameters.partner, images.device)]
             if parameters.cutmix is not None:
                 images = mix.apply_cutmix(images, partner_images, parameters.cutmix)
@@ -253,6 +255,7 @@ class Augment:
         if recipe.cutmix is not None:
             lam = augment_draws.draw_symmetric_beta(keys, recipe.cutmix.alpha)
             boxes = augment_draws.draw_cutmix_boxes(keys, np.where(uses_cutmix & ~has_no_partner, lam, 1), size)
+            # The area after cutting at the border, not the drawn one, because labels follow the pixels.
             label_weight = augment_draws.compute_kept_area(boxes, size)
             parameters["cutmix"] = boxes
         if recipe.mixup is not None:

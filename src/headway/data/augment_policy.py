@@ -114,6 +114,7 @@ def draw_auto_augment(keys: UInt64, size: tuple[int, int], table: PolicyTable = 
     operations, probabilities, levels = _load_policy(table)
     pair = draw_integers(keys, STREAM_SUB_POLICY, 0, len(operations))
     thresholds = np.stack([draw_uniform(keys, STREAM_IS_APPLIED + step) for step in range(2)], axis=1)
+    # Number 0 is "identity".
     applied = np.where(thresholds < probabilities[pair], operations[pair], 0)
     return applied, _draw_signs(keys, applied, _build_strength_table("auto", size)[applied, levels[pair]])
 
@@ -192,6 +193,7 @@ def apply_operations(images: torch.Tensor, operations: Int64, strengths: Float64
 
 def _apply_round(images: torch.Tensor, operation: Int64, strength: Float64, fill: torch.Tensor) -> torch.Tensor:
     """Applies one operation to each sample, grouped by operation."""
+    # The clone keeps the samples whose operation is "identity".
     augmented = images.clone()
     # All geometric operations are affine maps, so one call of `warp` applies them together.
     is_geometric = (operation > 0) & (operation <= len(GEOMETRIC_OPERATIONS))
@@ -222,6 +224,7 @@ def build_affine_matrices(operation: Int64, strength: Float64, size: tuple[int, 
     mask_by_operation = {name: operation == OPERATIONS.index(name) for name in GEOMETRIC_OPERATIONS}
     matrices[:, 1] = np.where(mask_by_operation["shear_x"], strength, 0)
     matrices[:, 3] = np.where(mask_by_operation["shear_y"], strength, 0)
+    # `warp` asks where a pixel comes from: to move an image right, it must look to the left.
     matrices[:, 2] = np.where(mask_by_operation["translate_x"], -np.trunc(strength), 0)
     matrices[:, 5] = np.where(mask_by_operation["translate_y"], -np.trunc(strength), 0)
     is_rotation = mask_by_operation["rotate"]

@@ -11,6 +11,8 @@ from typing import Literal
 PolicyTable = Literal["imagenet", "cifar10", "svhn"]
 
 # One row is a pair: operation, probability, strength 0 to 9; twice. An operation without strengths has 0.
+# Some rows stand twice, and some probabilities are 0, as in the paper. Do not remove them: a row is drawn with a chance
+# of 1 in 25.
 IMAGENET = """
 posterize 0.4 8, rotate 0.6 9
 solarize 0.6 5, autocontrast 0.6 0
@@ -102,5 +104,6 @@ def parse_table(name: PolicyTable) -> list[tuple[Step, Step]]:
     pairs = []
     for row in TABLES[name].strip().splitlines():
         first, second = (step.split() for step in row.split(", "))
+        # A level is an index of the table of strengths, whatever its unit: see `_build_strength_table`.
         pairs.append(tuple((operation, float(p), int(level)) for operation, p, level in (first, second)))
     return pairs  # type: ignore[return-value]

@@ -40,6 +40,7 @@ class EpochCursor:
         self._plan = plan
         self._start = start
         self._seed = None if order is None else order.seed
+        # A start in a later pass ends with that pass, so the first epoch may be short.
         pass_end = (start // samples + 1) * samples if order is not None else samples
         self._stop = pass_end if stop is None else stop
         self._length = samples if stop is None else self._stop - start
@@ -112,6 +113,7 @@ class EpochCursor:
             )
         assert isinstance(epoch, int)
         assert isinstance(position, int)
+        # An epoch and a position that do not belong together: the state was edited, or saved with another batch.
         if position < self._find_span(epoch)[0]:
             raise CheckpointError(f"position {position} lies before epoch {epoch}", fix="Start from the beginning.")
         self.epoch, self.position, self._is_begun = epoch, position, False
@@ -122,6 +124,7 @@ class EpochCursor:
             return self._start, self._stop
         stop = self._stop + epoch * self._length
         if self._plan.largest_batch <= self._length:
+            # An epoch begins where the step that crosses the end of the one before it ends.
             return self._plan.find_step_end(self._start, int(stop - self._length)), stop
         # A step may be longer than an epoch here, and an epoch without a step would surprise: each has one at least.
         first, stop = self._start, self._stop

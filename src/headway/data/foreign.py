@@ -27,7 +27,7 @@ from headway.data.columns import load_columns
 from headway.data.dataset import Dataset
 from headway.data.formats.detect import LABEL_KINDS, build_missing_error, read_foreign_records
 from headway.data.formats.patterns import expand_pattern
-from headway.data.scan import ScanProgress, scan
+from headway.data.scan import ScanProgress, scan_records
 from headway.storage.addresses import get_cache_folder
 
 _COLUMNS_VERSION = 1
@@ -73,7 +73,7 @@ def open_foreign(uri: str, *, mapped: bool | None, progress: ScanProgress | None
     file_states = _describe_files(location, {*records.files, *records.watched})
     # A file truncated during the scan must not get wrong checksums; files truncated earlier are not part of this data.
     truncated_before = mapping.find_truncated_files()
-    columns, description = scan(records, location.root, uri, progress)
+    columns, description = scan_records(records, location.root, uri, progress)
     mapping.check_mappings(but=truncated_before)
     data = save(columns, metadata=description.to_metadata() | {"scanned": json.dumps(file_states)})
     for file in location.list_columns_files():

@@ -123,6 +123,7 @@ class Loader(Generic[AnyBatch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration serve this epoch from its beginning."""
+        # An iterator that is still open counts no more steps.
         self._stream = None
         self._cursor.set_epoch(epoch)
 
@@ -182,6 +183,7 @@ class Loader(Generic[AnyBatch]):
 
 def _open_dataset(dataset: Any) -> Any:
     """Returns the data set itself, or opens the one at a path. Raises UsageError if it is not a data set."""
+    # First, because a text has a length and entries, as a data set has.
     if isinstance(dataset, str | os.PathLike):
         return opening.open(dataset)
     if not isinstance(dataset, Dataset) and (why := explain_no_samples(dataset)):
@@ -194,4 +196,5 @@ def _find_device(spec: LoaderSpec) -> torch.device:
     device = torch.device(spec.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("PyTorch sees no GPU here", fix='Leave device out, or give "cpu".')
+    # With a number, because `cuda` alone would mean another device after a call of `set_device`.
     return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device

@@ -127,6 +127,7 @@ class LoaderSpec:
             raise UsageError(
                 f"positions from {self.start} to {self.stop}", fix="Start at 0 or later, and stop at start or later."
             )
+        # Without an order there is no next pass to go on with.
         if isinstance(self.stop, float) and not (math.isinf(self.stop) and self.draws_order):
             fix = "Give a number of positions, or math.inf and a seed for a loader without end."
             raise UsageError(f"a stop at {self.stop}", where="stop", fix=fix)
@@ -154,6 +155,7 @@ class LoaderSpec:
         for name in self._find_changed(SAMPLE_OPTIONS):
             what = "it is for a data set of your own, and this one is Headway's"
             raise UsageError(what, where=name, fix="Remove it.")
+        # A transform of the user's own runs in workers, whatever the data set.
         for name in self._find_changed(("workers", "worker_kind")) if self.transform is None else ():
             what = "it is for a transform or a data set of your own, and there is neither"
             raise UsageError(what, where=name, fix="Remove it. Decoding has threads=.")
@@ -179,6 +181,7 @@ class LoaderSpec:
         Raises:
             UsageError: the order is over another number of samples, or the stop lies behind the set.
         """
+        # The seed goes into the order, because a spec with both is refused.
         spec = self if self.seed is None else replace(self, order=Order(samples, self.seed), seed=None)
         if spec.order is None and spec.stop is not None and spec.stop > samples:
             raise UsageError(f"a stop at {spec.stop} of {samples} samples", fix="Give a seed to go through them again.")

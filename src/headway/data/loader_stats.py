@@ -63,6 +63,7 @@ class LoaderStats:
     @property
     def stage_images_s(self) -> dict[str, float]:
         """Images per second that each stage would reach alone."""
+        # A stage that took no measurable time has no rate.
         return {name: self.stage_images / stage_s for name, stage_s in self.stage_s.items() if stage_s}
 
     @property
@@ -120,6 +121,7 @@ class LoaderTally:
 
     def summarise(self, *, prefetch_batches: int, threads: int, backend: str, tier: str) -> LoaderStats:
         """Returns the sums so far, with the facts about their loader."""
+        # Copies, here and of `cores`: the producer goes on writing its own while the caller reads.
         stage_s = dict(self.stage_s)
         # The ring holds batches that are decoded and not transformed yet: all stages are given for as many images.
         if self.transformed_images:

@@ -15,7 +15,7 @@ from headway.data.dataset import Dataset
 from headway.data.foreign import open_foreign
 from headway.data.formats import detect, recordio, trailer
 from headway.data.formats.dataset_source import build_pack_source
-from headway.data.formats.folder import list_folder
+from headway.data.formats.folder import list_image_folder
 from headway.data.formats.listing import list_file
 from headway.data.formats.listing_columns import ColumnNames
 from headway.data.formats.pack_source import (
@@ -119,7 +119,7 @@ def open_source(src: Path, columns: ColumnNames | None = None) -> PackSource:
         raise UsageError(what, where=str(src), fix="Leave --columns out.")
     # Image files are listed, not scanned: packing reads each of them anyway.
     if src.is_dir() and not (src / COLUMNS_FILE).is_file() and detect.is_image_folder(src):
-        return list_folder(src)
+        return list_image_folder(src)
     return build_pack_source(open(src))
 
 

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ class _Header(NamedTuple):
     gray: bool
 
 
-def scan(
+def scan_records(
     records: ForeignRecords, root: Path, source: str, progress: ScanProgress | None
 ) -> tuple[dict[str, NDArray[Any]], DatasetDescription]:
     """Reads all records, and returns the columns and the description of the data set.
@@ -78,14 +79,15 @@ def scan(
     )
     # A Dataset of columns without checksums reads the records, as every later user does.
     all_gray = _measure_images(Dataset(root, columns, description), columns, records, progress)
-    fields = vars(description) | {
-        "fingerprint": (fingerprint := compute_fingerprint(columns)),
+    fingerprint = compute_fingerprint(columns)
+    return columns, replace(
+        description,
+        fingerprint=fingerprint,
         # Foreign shards carry no pack number, so it follows from the fingerprint.
-        "pack_id": int(fingerprint[:16], 16),
-        "channels": description.channels or (1 if all_gray else 3),
-        "common_size": find_common_size(columns),
-    }
-    return columns, DatasetDescription(**fields)
+        pack_id=int(fingerprint[:16], 16),
+        channels=description.channels or (1 if all_gray else 3),
+        common_size=find_common_size(columns),
+    )
 
 
 def _measure_images(
@@ -160,12 +162,12 @@ def _build_columns(records: ForeignRecords) -> dict[str, NDArray[Any]]:
     # Columns that the format already knows are not measured again.
     columns["label"] = records.labels.values
     if records.names is not None:
-        columns["name"], columns["name_offset"] = _join_names(records.names)
+        columns["name"], columns["name_offset"] = _concatenate_names(records.names)
     # safetensors writes the memory of an array and ignores its strides.
     return {name: np.ascontiguousarray(column) for name, column in columns.items()}
 
 
-def _join_names(names: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+def _concatenate_names(names: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
     encoded = [os.fsencode(name) for name in names]
     return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)], dtype=np.uint64)
 

@@ -27,14 +27,14 @@ from headway.setup.recipe import TrainRecipe
 
 # Docker's default for a container.
 SMALL_SHM_BYTES = 64 << 20
-# Share of a quota's periods. Below it, the quota mostly stops side processes such as a compiler.
-THROTTLED = 0.05
+# Share of throttled periods above which a fault is reported; less is usually a compiler or other side process.
+MAX_THROTTLED_SHARE = 0.05
 # Instruction sets as torch names them on x86.
-LEVELS = ("DEFAULT", "AVX2", "AVX512")
+TORCH_CPU_LEVELS = ("DEFAULT", "AVX2", "AVX512")
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"}
 BF16 = {"amx_bf16", "avx512_bf16", "bf16"}
 # Environment variables that keep torch from using newer instructions.
-LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+INSTRUCTION_LIMIT_VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 
 def examine_environment(
@@ -46,14 +46,15 @@ def examine_environment(
     root: Path = Path("/"),
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[EnvironmentFinding, ...]:
-    """Returns faults of the environment with their cure, and the facts that are fine.
+    """Examines the machine and this process, and returns their faults, each with its cure, and the facts that are fine.
 
     Args:
-        device: of this process.
-        dataset: the training set; None: synthetic images.
-        interface: the network interface between hosts; None: the recipe's, if any.
-        root: root of the kernel's files (proc, sys, dev).
-        environ: the environment of this process.
+        recipe: the recipe whose run the faults would slow down.
+        device: the device that trains.
+        dataset: the training set; None if the images are synthetic.
+        interface: the network interface between hosts. Default: the recipe's, if it names one.
+        root: folder that contains the kernel's files (proc, sys, dev).
+        environ: environment variables of this process.
     """
     host = HostFiles(root, environ)
     findings = [
@@ -84,7 +85,7 @@ def _check_device(host: HostFiles, device: torch.device) -> Findings:
     loaded = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", host.read_text("proc/driver/nvidia/version"))
     driver = loaded[1] if loaded else None
     # The device files also exist in containers that hide /proc/driver.
-    there = driver is not None or any(host.root.glob("dev/nvidia[0-9]*"))
+    has_nvidia_gpu = driver is not None or any(host.root.glob("dev/nvidia[0-9]*"))
     built, usable = torch.version.cuda, torch.cuda.is_available()
     hidden = host.environ.get("CUDA_VISIBLE_DEVICES")
     if device.type == "cuda":
@@ -93,14 +94,14 @@ def _check_device(host: HostFiles, device: torch.device) -> Findings:
         if driver is None:
             host.unknown.append("the driver's version")
         yield report_fine(f"{name}, driver {driver or 'of unknown version'}, torch for CUDA {built}.")
-    elif there and built is None:
+    elif has_nvidia_gpu and built is None:
         cure = "Install a CUDA build of torch (see the selector on pytorch.org)."
         yield report_fault(f"There is an NVIDIA GPU, but torch {torch.__version__} is built without CUDA.", cure)
-    elif there and not usable and hidden is not None and hidden.strip() in ("", "-1"):
+    elif has_nvidia_gpu and not usable and hidden is not None and hidden.strip() in ("", "-1"):
         yield report_fault(
             f"There is a GPU, but CUDA_VISIBLE_DEVICES={hidden!r} hides it.", "Unset CUDA_VISIBLE_DEVICES."
         )
-    elif there and not usable:
+    elif has_nvidia_gpu and not usable:
         what = f"There is a GPU, but torch (for CUDA {built}) cannot use it with driver {driver or 'none'}."
         yield report_fault(
             what, "Install a newer driver, or a torch for an older CUDA; nvidia-smi says which CUDA it takes."
@@ -129,20 +130,20 @@ def _check_arithmetic(host: HostFiles, recipe: TrainRecipe, device: torch.device
         return
     if not host.flags:
         host.unknown.append("the processor's instructions")
-    have = torch.backends.cpu.get_cpu_capability()
-    able = "AVX512" if host.flags >= AVX512 else "AVX2" if host.flags >= {"avx2", "fma"} else "DEFAULT"
-    less = have in LEVELS and LEVELS.index(have) < LEVELS.index(able)
-    limits = [name for name in LIMITS if name in host.environ]
+    torch_level = torch.backends.cpu.get_cpu_capability()
+    cpu_level = "AVX512" if host.flags >= AVX512 else "AVX2" if host.flags >= {"avx2", "fma"} else "DEFAULT"
+    is_torch_below_cpu = torch_level in TORCH_CPU_LEVELS[: TORCH_CPU_LEVELS.index(cpu_level)]
+    limits = [name for name in INSTRUCTION_LIMIT_VARIABLES if name in host.environ]
     # MKL exists on x86 only: `sse2` tells an x86 CPU.
-    there = {"oneDNN": torch.backends.mkldnn.is_available(), "MKL": torch.backends.mkl.is_available()}
-    missing = [name for name, available in there.items() if not available and "sse2" in host.flags]
+    library_available = {"oneDNN": torch.backends.mkldnn.is_available(), "MKL": torch.backends.mkl.is_available()}
+    missing = [name for name, available in library_available.items() if not available and "sse2" in host.flags]
     if limits:
         settings = ", ".join(f"{name}={host.environ[name]}" for name in limits)
         yield report_fault(
             f"{settings} keeps torch from instructions of this processor.", f"Unset {' and '.join(limits)}."
         )
-    elif less:
-        what = f"The CPU has {able}, but this build of torch computes with {have}."
+    elif is_torch_below_cpu:
+        what = f"The CPU has {cpu_level}, but this build of torch computes with {torch_level}."
         yield report_fault(what, "Install torch's official wheel.")
     if missing:
         what = f"This build of torch has no {' and no '.join(missing)}: convolutions and matrix products are slow."
@@ -151,9 +152,9 @@ def _check_arithmetic(host: HostFiles, recipe: TrainRecipe, device: torch.device
     if recipe.precision == "bf16" and host.flags and not host.flags & BF16:
         cure = "Set precision=fp32, or auto."
         yield report_fault("The CPU has no bf16 units, but the recipe computes in bf16: it is emulated.", cure)
-    elif not limits and not less and not missing and host.flags:
-        libraries = " and ".join(name for name, available in there.items() if available)
-        yield report_fine(f"torch computes with {have}, by {libraries}; the CPU {units} bf16 units.")
+    elif not limits and not is_torch_below_cpu and not missing and host.flags:
+        libraries = " and ".join(name for name, available in library_available.items() if available)
+        yield report_fine(f"torch computes with {torch_level}, by {libraries}; the CPU {units} bf16 units.")
 
 
 def _check_cores(host: HostFiles) -> Findings:
@@ -166,7 +167,7 @@ def _check_cores(host: HostFiles) -> Findings:
         what = f"This process may run on {len(allowed)} of the machine's {len(online)} CPUs."
         cure = "If this is not intended, start it without taskset, or give the container more (--cpuset-cpus)."
         # With several ranks, each is often bound to its own CPUs on purpose.
-        yield report_fault(what, "" if host.ranks > 1 else cure)
+        yield report_fine(what) if host.ranks > 1 else report_fault(what, cure)
 
 
 def _check_quota(host: HostFiles) -> Findings:
@@ -185,7 +186,7 @@ def _check_quota(host: HostFiles) -> Findings:
     periods, stopped = int(stat.get("nr_periods", 0)), int(stat.get("nr_throttled", 0))
     if not stat:
         host.unknown.append("how often the quota throttled the process")
-    elif periods and stopped / periods > THROTTLED:
+    elif periods and stopped / periods > MAX_THROTTLED_SHARE:
         what = f"The quota has throttled this control group in {stopped / periods:.0%} of its periods so far."
         cure = f"Use fewer threads (OMP_NUM_THREADS and data.threads, {host.cores} together), or raise the quota."
         yield report_fault(what, cure)
@@ -252,7 +253,7 @@ def _check_numa_nodes(host: HostFiles) -> Findings:
     else:
         what = f"This process uses CPUs of {len(spanned)} NUMA nodes: memory of another node is slower."
         cure = "Start one rank per node with numactl --cpunodebind=N --membind=N."
-        yield report_fault(what, "" if host.ranks >= len(spanned) else cure)
+        yield report_fine(what) if host.ranks >= len(spanned) else report_fault(what, cure)
 
 
 def _check_shared_memory(host: HostFiles, device: torch.device) -> Findings:
@@ -263,8 +264,9 @@ def _check_shared_memory(host: HostFiles, device: torch.device) -> Findings:
     elif size and int(size[1]) * 1024 ** " kmg".index(size[2] or " ") <= SMALL_SHM_BYTES:
         # Only NCCL between ranks of one host needs it; Headway's own loader does not use shared memory.
         what = "/dev/shm has 64 MB or less, as in containers. DataLoader workers and NCCL need more; Headway does not."
-        nccl = device.type == "cuda" and host.ranks > 1
-        yield report_fault(what, "Start the container with --shm-size=8g, or --ipc=host." if nccl else "")
+        cure = "Start the container with --shm-size=8g, or --ipc=host."
+        uses_nccl = device.type == "cuda" and host.ranks > 1
+        yield report_fault(what, cure) if uses_nccl else report_fine(what)
     else:
         yield report_fine("/dev/shm is large enough.")
 

@@ -47,6 +47,7 @@ def check_memory(host: HostFiles, recipe: TrainRecipe, device: torch.device, dat
     if kept == "auto":
         folder = Path(recipe.data.cache_folder or get_cache_folder())
         place = CachePlanner(dataset, str(device), folder, int(recipe.data.cache_gb * 1e9)).choose_automatically()
+        # The choice that a run would make here, with its reason.
         kept, why = place.name, f": {place.reason}"
     what += f"; the records need {format_bytes(records)}"
     if records > free and kept in ("none", "disk") and not isinstance(dataset.source, RemoteShards):
@@ -61,6 +62,7 @@ def check_loader(host: HostFiles, recipe: TrainRecipe) -> Findings:
     if threads > share:
         what = f"data.threads is {threads}, but this rank has {pluralise(share, 'core')}."
         yield report_fault(what, f"Leave data.threads out, or set it to at most {share}.")
+    # With one core there is no choice, which the next case says.
     elif threads == share > 1:
         what = f"Decoding uses {threads} threads on {share} cores, which leaves no core to the training loop."
         yield report_fault(what, f"Leave data.threads out, or set it to {share - 1}.")
@@ -89,6 +91,7 @@ def check_decoder(host: HostFiles, recipe: TrainRecipe, dataset: Dataset) -> Fin
         f"{name}={value}"
         for name, value in sorted(host.environ.items())
         if (name.startswith("JSIMD_FORCE") and value == "1" and name != "JSIMD_FORCEAVX2")
+        # Portable code is no loss on a processor without AVX2.
         or (name == "HEADWAY_ISA" and value == "portable" and "avx2" in host.flags)
     ]
     for setting in slowed:
@@ -164,6 +167,7 @@ def check_network(host: HostFiles, interface: str | None) -> Findings:
         yield report_fault(
             f"The network interface {interface} is down.", "Bring it up, or set comm.interface to another."
         )
+    # Virtual interfaces report -1 or nothing.
     elif not speed > 0:
         host.unknown.append(f"the speed of {interface}")
     else:

@@ -131,6 +131,7 @@ class _Examination:
         """Measures all parts and builds the profile."""
         job, budget, setup, begun = self._job, self._budget, self._job.setup, perf_counter()
         other_load = OtherLoadMeter()
+        # Before the first measurement: reading the first batches pays for opening files and the decoder.
         job.load_batches()
         if self._cold and (reason := self._explain_no_cold_epoch()):
             fix = "Leave --cold out: all epochs take the same time."
@@ -325,6 +326,7 @@ class _Examination:
             self._add_run("cold", None, None, reason or "the data are synthetic")
             return model, ceilings
         recipe = job.setup.recipe
+        # The order of the run itself, so that exactly the records are evicted that its first steps read.
         order = Order(len(dataset), recipe.seed, recipe.data.window)
         most = min(len(dataset), (MOST_STEPS + recipe.data.prefetch_batches + 2) * job.batch)
         spans = storage.build_span_finder(dataset)(order(np.arange(most))[1])
@@ -336,8 +338,10 @@ class _Examination:
             # Each record is read cold only once, so the loader gets as many batches as fit into the time.
             count = 2 + round(budget.side / max(model.sum_seconds("input") * job.batch, 1e-6))
             alone = measure_loader(job, limit_s=budget.side, batches=min(count, MOST_STEPS))
+            # Again, because measuring the loader has brought the records back into memory.
             evicted = evict(spans)
             ran = run_whole_job(job, limit_s=budget.whole / 2, once=True)
+        # Noise can make the cold loader the faster one, and a stage cannot take less than no time.
         extra = max(0.0, 1 / alone.rate.value - model.sum_seconds("input"))
         first = model.with_seconds({"storage": model.seconds["input"]["storage"] + extra})
         state = "files from the disk" if evicted.held else "files as they lay"
@@ -425,6 +429,7 @@ def _augments_batches(setup: TrainSetup) -> bool:
 def _build_lap_ceilings(ran: WholeJobRun) -> list[StageCeiling]:
     """Returns the loop's stages as they were during a run."""
     laps = ran.laps
+    # The trainer's laps keep forward, loss and backward apart; the measured stage holds all three.
     both = sum(laps.get(name, 0.0) for name in ("forward", "loss", "backward"))
     stages = {"transform": laps.get("augment", 0.0), "compute": both, "optimizer": laps.get("optimizer", 0.0)}
     return [

@@ -52,6 +52,7 @@ def measure_loader(
     if batches is None and "tier" not in options and _fetches_every_epoch(job):
         return _measure_remote_stream(job, limit_s=limit_s, options=options)
     if batches is None:
+        # Not counted: it reads the records into memory, and finds how many batches come in time.
         first = _measure_batches(job, limit_s=limit_s / 5, most=None, options=options)
         count, rates = first.batches, list[float]()
         parts: list[LoaderMeasurement] = []
@@ -63,6 +64,7 @@ def measure_loader(
 
         rate = measure_rate(measure_window, limit_s=limit_s)
         stages = {name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds}
+        # The stages of all windows together, scaled to add up to the rate.
         scale = 1 / rate.value / max(sum(stages.values()), 1e-12)
         last = parts[-1]
         shares = {name: value * scale for name, value in stages.items()}
@@ -120,6 +122,7 @@ def _measure_remote_stream(job: MeasurementJob, *, limit_s: float, options: Mapp
     images = count = 0
     try:
         begun = perf_counter()
+        # What was requested before the clock began would look faster than the network is.
         while not count or perf_counter() - begun < limit_s / 5:
             next(stream)
             count += 1
@@ -151,6 +154,7 @@ def _read_stages(loader: Iterable[Batch], whole: float) -> tuple[dict[str, float
     inner = {"storage": of["read"], "decode": of["decode"]}
     if "transform" in of:
         inner["transform"] = of["transform"]
+    # Stages of several threads may overlap, and must not add up to more than the whole.
     scale = min(1.0, whole / max(sum(of.values()), 1e-12))
     inner = {name: seconds * scale for name, seconds in inner.items()}
     inner["collate"] = whole - sum(inner.values())
@@ -163,6 +167,7 @@ def measure_augmentation(job: MeasurementJob, plain_of: LoaderMeasurement, *, li
     if not (recipe.augment.select_host_augmentations(job.setup.device.type) or recipe.data.crop.is_random):
         return 0.0
     bare = measure_loader(job, limit_s=limit_s, **PLAIN)
+    # Augmentation is a part of decoding, so noise must not make it longer than that.
     return max(0.0, min(plain_of.seconds["decode"], 1 / plain_of.rate.value - 1 / bare.rate.value))
 
 
@@ -180,6 +185,7 @@ def measure_by_threads(job: MeasurementJob, measured: LoaderMeasurement, most: i
 def fit_threads(threads: list[int], seconds: list[float]) -> tuple[float, float]:
     """Fits (serial, parallel) of seconds = serial + parallel / threads by least squares, neither below 0."""
     n = len(threads)
+    # One point has no slope: all of it counts as work that threads share.
     if n < 2:
         return 0.0, seconds[0] * threads[0]
     inverse = [1 / count for count in threads]

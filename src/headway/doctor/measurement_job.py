@@ -69,6 +69,7 @@ class MeasurementJob:
             HeadwayError: recipe, data, network or task are wrong.
         """
         loaded = with_values(loaded, changes, "as it is tried")
+        # Evaluations, checkpoints and sinks would disturb the steps, and write into the user's folders.
         setup = build_setup(with_values(loaded, MEASURED, "as it is measured"))
         # Values that replace `auto` are shown to the user with the reason for the choice.
         chosen = {key: value for key, value in setup.loaded.list_leaves() if key not in MEASURED}
@@ -108,6 +109,7 @@ class MeasurementJob:
                 # The loader reuses its buffers, so each batch is copied.
                 for batch in itertools.islice(stream, REPLAYED):
                     self._kept.append(replace(batch, images=batch.images.clone(), labels=batch.labels.clone()))
+                    # Before one more would exceed the limit. One batch is kept however large it is.
                     if (len(self._kept) + 1) * batch.images.nbytes > REPLAYED_BYTES:
                         break
             finally:

@@ -101,6 +101,7 @@ def _draw_pipeline(profile: Profile) -> Panel:
     stacks = []
     for name, side in groups:
         of = [one.images_s if (None if one.several else one.side) == side else 0.0 for one in rates]
+        # A side without a stage would only fill the legend.
         if any(of):
             stacks.append((name, of))
     now, what = (profile.predicted, "predicted") if profile.measured is None else (profile.measured, "measured")
@@ -160,6 +161,7 @@ def _draw_threads(profile: Profile) -> Panel | None:
     ]
     if profile.together is not None:
         ends: list[float] = [min(scaling.threads), max(scaling.threads)]
+        # The threads of the loader do not change the loop alone, so its line is level.
         takes = 1 / profile.together.loop_alone
         series.append(("the loop alone", ends, [takes, takes]))
     # The last series is drawn above the others.

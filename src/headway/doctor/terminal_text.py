@@ -167,6 +167,7 @@ def _format_stages(profile: Profile, shades: str) -> list[str]:
         return []
     kept = sorted(stages, key=lambda one: one.images_s)[: STAGES - 1]
     rates = [one.images_s for one in kept]
+    # The axis begins at a power of ten that leaves the slowest stage a bar of some length.
     low, high = 10 ** math.floor(math.log10(min(rates) / 2)), max(rates)
     marks = {profile.verdict.next_stage: "next", profile.verdict.stage: "the limit"}
     arrow = "\u25c4" if shades == BLOCKS else "<"
@@ -184,6 +185,7 @@ def _format_stages(profile: Profile, shades: str) -> list[str]:
 
 def _format_bar(share: float, shades: str) -> str:
     levels = len(shades) - 1
+    # At least one, so that every stage can be seen.
     eighths = max(1, round(share * BAR * levels))
     full, rest = divmod(eighths, levels)
     return shades[-1] * full + (shades[rest] if rest else "")
@@ -221,6 +223,7 @@ def _format_knob(knob: Knob, sure: str) -> list[str]:
     """Formats a row, the override on its own lines if it does not fit (it must stay copyable), and the cost."""
     row = _format_columns(f"  {knob.name}", (format_number(knob.images_s), f"{knob.gain:.2f}", sure))
     how = describe_change(knob)
+    # Never cut or broken inside a word: the user copies the override.
     if len(row) + 2 + len(how) <= COLUMNS:
         lines = [f"{row}  {how}"]
     else:
@@ -271,6 +274,7 @@ def _fit_items(items: Sequence[list[str]], most: int) -> list[str]:
     """Returns as many items (of some lines each) as fit into `most` lines; the last line counts the rest."""
     lines = [line for item in items for line in item]
     kept = len(items)
+    # Whole items only: half a sentence of advice would mislead.
     while len(lines) > most and kept:
         kept -= 1
         rest = f"  ... and {len(items) - kept} more, in the profile."

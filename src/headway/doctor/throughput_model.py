@@ -59,6 +59,7 @@ class ThroughputModel:
         """Predicts images/s; `stalls` includes the time of evaluations, checkpoints and records."""
         into, loop = self.sum_seconds("input"), self.sum_seconds("loop")
         if not into or not loop:
+            # One side alone, such as synthetic data: nothing runs beside it, and the formula would divide by zero.
             steady = into + loop
         else:
             steady = compute_seconds_together(into, loop, into * self.input_slower, loop * self.loop_slower)

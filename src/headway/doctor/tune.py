@@ -146,6 +146,7 @@ def tune(
     """
     allowed = _parse_allowed(allow)
     target = out or recipe.with_suffix(".tuned.yaml")
+    # Before any measurement: a mistake in the options must not cost minutes.
     if target.resolve().parent != recipe.resolve().parent:
         what = "the tuned recipe has the recipe's relative paths, so it must be in the same folder"
         raise UsageError(what, where="--out", fix=f"Name a file in {recipe.resolve().parent}.")
@@ -192,6 +193,7 @@ def _search(
             for knob in [*examined.knobs, *suggest_more_prefetch(job, examined)]:
                 if knob.override in refused or not _is_allowed(knob, allowed):
                     continue
+                # Tried once: another round would suggest the same knob, and the noise might then favour it.
                 refused.add(knob.override)
                 if (kept := _try_knob(job, loaded, values, knob, result, packs, budget.whole / TURNS)) is not None:
                     break
@@ -208,6 +210,7 @@ def suggest_more_prefetch(job: MeasurementJob, profile: Profile) -> list[Knob]:
     sides = profile.together
     if run is None or not run.wait_share or sides is None or sides.input_beside >= sides.loop_beside:
         return []
+    # The bound of 0.01 keeps a loop that only waits from promising an infinite gain.
     gain = 1 / max(1 - run.wait_share, 0.01)
     return [
         Knob(
@@ -261,6 +264,7 @@ def _parse_allowed(text: str) -> set[str]:
 
 def _is_allowed(knob: Knob, allowed: set[str]) -> bool:
     keys = set(parse_changes(knob.override))
+    # The runs of the whole job have no evaluations, checkpoints and records, so they cannot show such a gain.
     between = knob.cures in ("evaluate", "checkpoint", "log")
     known = bool(keys) or PackCommand.parse(knob.override) is not None
     return known and knob.gain >= WORTH and (knob.exact or (bool(keys) and keys <= allowed)) and not between
@@ -318,6 +322,7 @@ def _run_in_turns(jobs: Sequence[MeasurementJob], each_s: float) -> list[tuple[f
     out = []
     for number in range(TURNS + 1):
         order = list(range(len(jobs)))
+        # The first of a round may find warm or cold caches. In turns, that cancels out.
         order = order[number % len(jobs) :] + order[: number % len(jobs)]
         rates = {place: run_whole_job(jobs[place], limit_s=each_s).rate.value for place in order}
         if number:

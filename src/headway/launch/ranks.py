@@ -324,8 +324,8 @@ class Ranks:
             communicator,
             plan=BucketPlan(chooser, chooser.bucket_bytes, measured.wire, measured.order),
             buffers=list_running_statistics(model),
-            flags=len(STEP_FLAGS),
-            noise=self.measures_noise and world.size > 1,
+            num_flags=len(STEP_FLAGS),
+            measures_noise=self.measures_noise and world.size > 1,
             has_reported_unused=self._has_reported_unused,
         )
         rank_timings = RankTimings(world.store, world.rank, world.size)

@@ -24,7 +24,7 @@ PASSED_PREFIXES = ("HEADWAY_", "GLOO_", "NCCL_", "OMP_", "PYTHON", "TORCH_")
 
 AGENT_EXIT_TIMEOUT_S = 5.0
 
-NO_OUTPUT = "it said nothing"
+NO_DETAIL = "it said nothing"
 
 # Exit status of a worker with its host lost, as after SIGKILL.
 LOST_HOST_EXIT_STATUS = -9
@@ -50,6 +50,10 @@ class RemoteWorkers:
         self._agent: _AgentConnection | None = None
 
     def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit_output: bool) -> None:
+        """Starts a worker on the host, and the agent first if none runs; see `WorkerCrew.start`.
+
+        `inherit_output` is ignored: output always comes through the agent.
+        """
         # An agent that has ended cannot come back: a new one is started in its place.
         if self._agent is None or not self._agent.add_worker(worker):
             self.close()
@@ -66,14 +70,17 @@ class RemoteWorkers:
         self._agent.send("start", worker=worker, command=[*command], environ={**passed_on, **environ})
 
     def signal(self, worker: str, signal_number: int) -> None:
+        """Sends a signal through the agent; see `WorkerCrew.signal`."""
         if self._agent is not None:
             self._agent.send("signal", worker=worker, signal=signal_number)
 
     def beat(self) -> None:
+        """Sends the agent a heartbeat, and kills it if it was silent for too long; see `WorkerCrew.beat`."""
         if self._agent is not None:
             self._agent.beat(self._timeout_s)
 
     def close(self) -> None:
+        """Ends the agent, which kills its workers; see `WorkerCrew.close`."""
         if self._agent is not None:
             self._agent.close()
             self._agent = None
@@ -89,7 +96,7 @@ class _AgentConnection:
         self._workers = {worker}
         self._has_ended = self._has_answered = False
         self._silent_beats = 0
-        self._last_words = NO_OUTPUT
+        self._end_detail = NO_DETAIL
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         python = os.environ.get("HEADWAY_REMOTE_PYTHON") or sys.executable
         # The same folder and the same Python as here: a shared file system, or equal installations.
@@ -99,11 +106,12 @@ class _AgentConnection:
         self._process = subprocess.Popen(
             [*remote_shell, host, agent], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
-        self._threads = [
+        threads = [
             threading.Thread(target=run, name=f"{run.__name__} {host}", daemon=True)
             for run in (self._read_shell_errors, self._write_messages, self._read_messages)
         ]
-        for thread in self._threads:
+        self._stderr_thread, self._writer_thread, self._reader_thread = threads
+        for thread in threads:
             thread.start()
 
     def add_worker(self, worker: str) -> bool:
@@ -114,6 +122,7 @@ class _AgentConnection:
             return not self._has_ended
 
     def send(self, kind: str, **fields: Any) -> None:
+        """Queues a message to the agent."""
         self._outgoing.put(encode(kind, **fields))
 
     def beat(self, timeout_s: float) -> None:
@@ -123,7 +132,7 @@ class _AgentConnection:
             return
         self._silent_beats += 1
         if self._silent_beats > BEATS_PER_TIMEOUT:
-            self._last_words = f"it was silent for {timeout_s:g} s"
+            self._end_detail = f"it was silent for {timeout_s:g} s"
             self._kill()
         # Twice the time limit: if the link is cut, the launcher gives the host up before the agent kills its workers.
         self.send("beat", patience_s=2 * timeout_s)
@@ -131,9 +140,9 @@ class _AgentConnection:
     def close(self) -> None:
         """Closes the agent's stdin, so that it kills its workers and ends. A shell that stays is killed."""
         self._outgoing.put(None)
-        self._threads[-1].join(AGENT_EXIT_TIMEOUT_S)
+        self._reader_thread.join(AGENT_EXIT_TIMEOUT_S)
         self._kill()
-        for thread in self._threads:
+        for thread in (self._stderr_thread, self._writer_thread, self._reader_thread):
             thread.join()
 
     def _kill(self) -> None:
@@ -164,10 +173,10 @@ class _AgentConnection:
                     continue
                 self._handle(message)
         # The last line of the shell on stderr becomes part of the message: wait until it is read.
-        self._threads[0].join()
+        self._stderr_thread.join()
         status = self._process.wait()
         self._outgoing.put(None)
-        cause = f"{self._remote_shell[0]} ended with status {status}: {self._last_words.rstrip('.')}"
+        cause = f"{self._remote_shell[0]} ended with status {status}: {self._end_detail.rstrip('.')}"
         if self._has_answered:
             reason = f"host {self._host} has been lost ({cause})"
         else:
@@ -183,7 +192,7 @@ class _AgentConnection:
     def _handle(self, message: Message) -> None:
         self._silent_beats = 0
         if message["kind"] == "hello":
-            self._has_answered, self._last_words = True, NO_OUTPUT
+            self._has_answered, self._end_detail = True, NO_DETAIL
         elif message["kind"] == "output":
             self._on_lines(message["worker"], message["stream"], message["lines"])
         elif message["kind"] == "ended":
@@ -195,4 +204,4 @@ class _AgentConnection:
         assert self._process.stderr is not None
         with self._process.stderr as lines:
             for line in lines:
-                self._last_words = line.decode(errors="replace").strip() or self._last_words
+                self._end_detail = line.decode(errors="replace").strip() or self._end_detail

@@ -71,6 +71,7 @@ class LocalWorkers:
         self._thread.start()
 
     def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit_output: bool) -> None:
+        """Starts a worker in a process group of its own; see `WorkerCrew.start`."""
         full_environ = {**os.environ, **environ}
         # The launcher reports a lost worker in a sentence; torch would print C++ stacks on every rank.
         full_environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -101,6 +102,7 @@ class LocalWorkers:
                     self._selector.register(pipe, selectors.EVENT_READ)
 
     def signal(self, worker: str, signal_number: int) -> None:
+        """Sends a signal to a worker, and SIGKILL to its whole group; see `WorkerCrew.signal`."""
         with self._lock:
             process = self._running.get(worker)
             # `_finish` waits for the process under the same lock, so its pid cannot belong to another process yet.
@@ -109,9 +111,10 @@ class LocalWorkers:
                 send(process.pid, signal_number)
 
     def beat(self) -> None:
-        pass
+        """Does nothing, as the workers are on the launcher's own host; see `WorkerCrew.beat`."""
 
     def close(self) -> None:
+        """Kills all workers, and waits until their ends are reported; see `WorkerCrew.close`."""
         for worker in tuple(self._running):
             self.signal(worker, signal.SIGKILL)
         # The thread ends once no worker runs, so that every end is reported.

@@ -82,6 +82,7 @@ class UnfreezeRecipe(RecipePart):
 
 def _expand_unfreeze(value: Any) -> Any:
     # `unfreeze_at: 3` is short for all parameters of `freeze`.
+    # A bool is an int in Python, and `unfreeze_at: true` names no epoch.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return [{"match": "", "at_epoch": value}] if is_number else value
 

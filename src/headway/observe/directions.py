@@ -166,6 +166,7 @@ def fit_plane(origin: WeightVector, states: Sequence[WeightVector], names: Seque
     eigenvalues, eigenvectors = torch.linalg.eigh(gram)
     # eigh sorts in ascending order; here the largest comes first.
     eigenvalues, eigenvectors = eigenvalues.flip(0), eigenvectors.flip(1)
+    # Written as `not >`, so that NaN is refused too.
     if len(states) < 2 or not eigenvalues[1] > 1e-9 * eigenvalues[0]:
         what = f"the {len(states) + 1} states lie on one line, so there is no plane through them"
         raise UsageError(what, fix="Take states that differ more, such as those of more epochs.")
@@ -198,6 +199,7 @@ def span_plane(first: WeightVector, second: WeightVector, third: WeightVector, n
     length = _dot(first_difference, first_difference, names) ** 0.5
     along = _dot(first_difference, second_difference, names) / length if length else 0.0
     across_squared = _dot(second_difference, second_difference, names) - along**2
+    # Again `not >`, for NaN.
     if not length or not across_squared > 1e-9 * _dot(second_difference, second_difference, names):
         fix = "Take three networks that were trained independently."
         raise UsageError("the three states lie on one line, so there is no plane through them", fix=fix)

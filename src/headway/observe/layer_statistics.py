@@ -69,6 +69,7 @@ class LayerStatistics:
 
     def arm(self) -> None:
         """Prepares to measure the next optimizer step."""
+        # A step that was armed for may not have come, and two pairs of hooks would measure twice.
         self.disarm()
         self._handles = [
             self._optimizer.register_step_pre_hook(self._before_step),
@@ -79,6 +80,7 @@ class LayerStatistics:
         """Removes the hooks if the step did not happen."""
         for handle in self._handles:
             handle.remove()
+        # Before the step for weights and gradient, after it for the change.
         self._handles = []
         self._weights_before = []
 
@@ -88,6 +90,7 @@ class LayerStatistics:
         If loss scaling skipped the step, the gradient is not finite and |dw| is 0. This is a host-device sync. A second
         call returns None.
         """
+        # Forgotten once read, so that an old measurement is never logged for a later step.
         statistics, self._statistics = self._statistics, None
         if statistics is None:
             return None

@@ -54,6 +54,7 @@ class PrometheusEndpoint:
         self._labels = labels
         self._server: MetricsServer | None = None
         self._stop = threading.Event()
+        # A daemon: a rank that waits to take over must not keep a process alive.
         self._thread = threading.Thread(target=self._take_over, name="headway-prometheus", daemon=True)
 
     def __enter__(self) -> PrometheusEndpoint:
@@ -68,6 +69,7 @@ class PrometheusEndpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
+        # A thread that never started cannot be joined.
         if self._thread.ident is not None:
             self._thread.join()
         if self._server is not None:

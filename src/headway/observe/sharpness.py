@@ -30,7 +30,7 @@ class SharpnessObjective:
         self._parts = parts
         self._tick = tick
 
-    def compute_gradient(self) -> tuple[float, list[Tensor]]:
+    def compute_value_and_gradient(self) -> tuple[float, list[Tensor]]:
         """Returns (value, gradient) at the present parameters; the gradient has a tensor for each parameter."""
         value = 0.0
         gradient = [torch.zeros_like(parameter) for parameter in self.parameters]
@@ -61,7 +61,7 @@ class SharpnessObjective:
 @final
 @dataclass(frozen=True)
 class EpsilonSharpness:
-    """Keskar's sharpness as found by the ascents, a lower bound of the true one.
+    """Result of `measure_epsilon_sharpness`, a lower bound of the true sharpness in the box.
 
     Attributes:
         percent: 100 (highest - loss) / (1 + loss).
@@ -84,12 +84,18 @@ class EpsilonSharpness:
 def measure_epsilon_sharpness(
     objective: SharpnessObjective, *, epsilon: float = 1e-3, steps: int = 10, starts: int = 2, seed: int = 0
 ) -> EpsilonSharpness:
-    """Measures the rise of a function in a small box around its parameters x, |z_i| <= epsilon (|x_i| + 1).
+    """Measures how far a function rises in a small box around its parameters x: |z_i| <= epsilon (|x_i| + 1).
 
-    As Keskar et al. 2017 (arXiv 1609.04836), metric 2.1 with A the identity, but instead of ten iterations of L-BFGS-B
-    each start takes `steps` gradients. It follows the signs of the gradient, first across the whole box, then half as
-    far after every step that leads down. The first start is the corner that the gradient at the solution points to; the
-    others are random, because at a solution the gradient may be zero.
+    This is metric 2.1 of Keskar et al. 2017 (arXiv 1609.04836) with the identity as A. Where they run ten iterations of
+    L-BFGS-B, each ascent here computes `steps` gradients. A step follows the signs of the gradient, at first across the
+    whole box, and half as far after each step that led down. The first ascent starts at the corner that the gradient at
+    the solution points to, the others at random points, because at a solution the gradient may be zero.
+
+    Args:
+        epsilon: Relative half-width of the box.
+        steps: Gradients of each ascent.
+        starts: Number of ascents.
+        seed: Seed of the random starts.
     """
     x = [parameter.clone() for parameter in objective.parameters]
     generator = torch.Generator().manual_seed(seed)
@@ -104,16 +110,16 @@ def measure_epsilon_sharpness(
                 torch.clamp(a + 2 * step_share * b * g.sign(), min=-b, max=b)
                 for a, b, g in zip(z, box, gradient_here, strict=True)
             ]
-            value, trial_slope = _evaluate_at(objective, x, trial)
+            value, trial_gradient = _evaluate_at(objective, x, trial)
             if value > highest_in_box:
-                highest_in_box, z, gradient_here = value, trial, trial_slope
+                highest_in_box, z, gradient_here = value, trial, trial_gradient
             else:
                 step_share /= 2
         return highest_in_box
 
     try:
         with torch.enable_grad():
-            loss, gradient = objective.compute_gradient()
+            loss, gradient = objective.compute_value_and_gradient()
         highest = loss
         for start in range(starts):
             # A random point of the box, from the CPU generator, so that any device starts at the same one.
@@ -132,7 +138,7 @@ def _evaluate_at(objective: SharpnessObjective, x: list[Tensor], z: list[Tensor]
     """Returns (value, gradient) at x + z, and leaves the parameters there."""
     _copy_into(objective.parameters, [a + b for a, b in zip(x, z, strict=True)])
     with torch.enable_grad():
-        return objective.compute_gradient()
+        return objective.compute_value_and_gradient()
 
 
 @final

@@ -58,6 +58,7 @@ def split_decay(
         raise UsageError(f"split_decay has weight_decay={weight_decay!r}", fix="Give it a finite number of at least 0.")
     # Parameters come alone, or as torch's (name, parameter) pairs.
     params_by_decay: tuple[list[Any], list[Any]] = ([], [])
+    # A tensor alone could be iterated too, row by row: it becomes the only entry, and is refused.
     for entry in params if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else (params,):
         parameter = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry
         if not isinstance(parameter, torch.Tensor) or parameter is params:

@@ -34,6 +34,7 @@ def order_layers(model: nn.Module) -> dict[str, int]:
     Returns:
         the number of the layer by the full name of each parameter, frozen ones too.
     """
+    # Names that come before the first matrix, such as those of a normalisation at the input, wait in `early`.
     layers: list[list[str]] = []
     early: list[str] = []
     matrices = {name for name, value in model.named_parameters() if value.ndim >= 2}

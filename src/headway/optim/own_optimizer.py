@@ -223,6 +223,7 @@ def _build_stand_ins(groups: list[Group], values: list[torch.Tensor]) -> list[Gr
     for group in groups:
         weights = {}
         for weight in group["params"]:
+            # Optimizers choose by the number of dimensions, as Muon does, so one of each kind is enough.
             if weight.ndim in weights:
                 continue
             if values:
@@ -255,6 +256,7 @@ def _expect_same_parameters(optimizer: torch.optim.Optimizer, groups: list[Group
 def _exchange_parameters(optimizer: torch.optim.Optimizer, groups: list[Group]) -> None:
     for held, given in zip(optimizer.param_groups, groups, strict=True):
         for old, new in zip(held["params"], given["params"], strict=True):
+            # The state is keyed by the parameter, so it moves along.
             if old in optimizer.state:
                 optimizer.state[new] = optimizer.state.pop(old)
         held["params"] = list(given["params"])
@@ -276,6 +278,7 @@ def _step(
             group["lr"] = given["lr"] * factor * (1 - step / (2 * TRIAL_STEPS))
         for weight in _list_weights(groups):
             weight.grad = _draw_pattern(list(weight.shape), weight, step + 1)
+        # An optimizer may draw random numbers: the compared ones must draw the same.
         torch.manual_seed(step)
         with name_user_errors(path, FACTORY):
             optimizer.step()

@@ -41,6 +41,7 @@ class OptimizerRecipe(RecipePart):
     Importing torch takes seconds, and a recipe is validated without it.
     """
 
+    # A text, because naming the class itself would import torch.
     CLASS: ClassVar[str]
     """Class of the optimizer, or a function that makes it; `make` imports it."""
     OPTIONS: ClassVar[dict[str, Any]] = {}
@@ -86,6 +87,7 @@ class OptimizerRecipe(RecipePart):
             UsageError: the optimizer counts in epochs, and `steps_per_epoch` is None.
         """
         module, _, name = self.CLASS.partition(":")
+        # Other optimizers do not have this argument.
         times = {"steps_per_epoch": steps_per_epoch} if self.EPOCH_FIELDS else {}
         optimizer: torch.optim.Optimizer = getattr(import_module(module), name)(
             groups, lr, **self.build_options(lr), **self.OPTIONS, **times
@@ -94,6 +96,8 @@ class OptimizerRecipe(RecipePart):
 
     def build_options(self, lr: float) -> dict[str, Any]:
         """Returns the arguments of the optimizer's class: the keys that this optimizer has beside those of all."""
+        # lr and weight_decay are left out too: every group carries its own. The other common keys work outside the
+        # optimizer.
         own = type(self).model_fields.keys() - OptimizerRecipe.model_fields.keys()
         return {name: getattr(self, name) for name in own}
 
@@ -133,6 +137,7 @@ class OptimizerRecipe(RecipePart):
         """The momentum, or the decay of the first moment (beta1); None: the optimizer has neither."""
         # Shown by `headway schedule` beside the learning rate.
         betas = getattr(self, "betas", (None,))
+        # Adam and its kin have no key momentum; beta1 has its part.
         return getattr(self, "momentum", betas[0])
 
     @property

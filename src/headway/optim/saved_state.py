@@ -62,6 +62,8 @@ def collect_state(optimizer: Optimizer, parameters: Named) -> dict[str, Tensor]:
             path = f"{name}/{key}"
             if isinstance(value, Tensor):
                 tensors[f"optimizer/{path}"] = value
+                # A state of the parameter's shape takes the parameter's strides when it is restored. The exceptions are
+                # noted here.
                 has_other_strides = value.shape == parameter.shape and value.stride() != parameter.stride()
                 if not is_known and has_other_strides and value.is_contiguous():
                     values["contiguous"].append(path)
@@ -109,6 +111,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> dict[str, Any]
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_encode(inner, f"{path}.{index}", tensors) for index, inner in enumerate(value)]}
     if isinstance(value, dict) and all(type(key) in (str, int) for key in value):
+        # As pairs: a key may be a whole number, and JSON's keys are texts.
         return {"dict": [[key, _encode(inner, f"{path}.{key}", tensors)] for key, inner in value.items()]}
     what = f"the optimizer keeps a {type(value).__name__} as {path!r}, which no checkpoint can hold"
     raise UsageError(what, fix="Keep tensors, numbers, texts, lists and dictionaries in its state.")
@@ -146,6 +149,7 @@ def read_values(optimizer: Optimizer, tensors: Mapping[str, Tensor], where: str)
 
 
 def _decode(encoded: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+    # Exactly one entry: anything else raises ValueError, which is reported as damage.
     ((kind, value),) = encoded.items()
     if kind == "tensor":
         return tensors[NESTED + value]
@@ -170,6 +174,7 @@ def restore_state(optimizer: Optimizer, parameters: Named, tensors: Mapping[str,
     states_by_name: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("optimizer/"):
+            # What follows the last slash is the state, whatever the name of the parameter.
             parameter_name, _, key = name.removeprefix("optimizer/").rpartition("/")
             states_by_name.setdefault(parameter_name, {})[key] = value
     group_by_id = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}

@@ -23,6 +23,7 @@ T = TypeVar("T", bound=BaseModel)
 
 def _check_data_uri(uri: str) -> str:
     # The page loads nothing from outside: every image is part of it.
+    # `\Z` and not `$`, which would allow a line break at the end.
     if not re.match(r"data:image/[\w.+-]+;base64,[A-Za-z0-9+/]+={0,2}\Z", uri):
         raise ValueError(f"an image must be a data:image/...;base64 URI, not {uri[:40]!r}")
     return uri
@@ -198,6 +199,8 @@ class MatrixData(_PanelData):
         # A partition finds the smallest cell of the list in linear time; a matrix may have a million cells.
         smallest_listed = np.partition(flat, -min(MAX_LISTED_CELLS, flat.size))[-min(MAX_LISTED_CELLS, flat.size)]
         candidates = np.flatnonzero((flat >= smallest_listed) & (flat > 0))
+        # Stable, so that equal cells keep the order of reading, and a page does not change from one writing to the
+        # next.
         largest = candidates[np.argsort(-flat[candidates], kind="stable")][:MAX_LISTED_CELLS].tolist()
         cell_indices = [divmod(index, len(self.names)) for index in largest]
         return [(self.names[y], self.names[x], format(self.values[y][x], ",.6g")) for y, x in cell_indices]
@@ -365,6 +368,7 @@ def check_panel(panel: Panel) -> CheckedPanel:
             f"panel {panel.name!r} has the unknown kind {panel.kind!r}",
             fix=suggest_nearest(str(panel.kind), get_args(PanelKind)),
         )
+    # By way of JSON, as stored panels are read: strict models take a list for a tuple there, but not in Python.
     document_json = panel.to_json()
     try:
         document = DOCUMENT_BY_KIND[panel.kind].model_validate_json(document_json)

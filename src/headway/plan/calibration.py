@@ -29,22 +29,25 @@ MAX_ROUNDS = 20
 @final
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Measured throughput of a data-parallel run."""
+    """Measured throughput of a data-parallel run.
 
-    # Devices.
+    Attributes:
+        ranks: number of devices.
+        samples_per_rank: samples of one device per step.
+        images_s: throughput of all devices together.
+    """
+
     ranks: int
-    # Per device and step.
-    samples: float
-    # Of all devices together.
+    samples_per_rank: float
     images_s: float
 
     @property
     def seconds(self) -> float:
         """Seconds of a step."""
-        return self.ranks * self.samples / self.images_s
+        return self.ranks * self.samples_per_rank / self.images_s
 
 
-def calibrate_compute(
+def fit_compute_time(
     runs: Sequence[MeasuredRun],
     predict_run: Callable[[ComputeTime, MeasuredRun], StepTime],
     *,
@@ -56,50 +59,54 @@ def calibrate_compute(
         predict_run: predicts the step of a run; everything but its compute time is subtracted from the measurement.
         fixed_s: fixed time of a step, if it is known from elsewhere.
 
-    Raises UsageError if there is no run, or a number of one is not positive.
+    Raises:
+        UsageError: there is no run, or a number of one is not positive.
     """
     if not runs:
         raise UsageError("a calibration needs at least one measured run")
-    if any(not (one.ranks >= 1 and one.samples > 0 and one.images_s > 0) for one in runs):
+    if any(not (run.ranks >= 1 and run.samples_per_rank > 0 and run.images_s > 0) for run in runs):
         raise UsageError("devices, samples and images/s of a measured run must be above 0")
     # Start with all time proportional to the batch. The exchange that overlaps with backward depends on the compute
     # time, so fit and subtraction alternate until they agree.
-    least = min(one.seconds / one.samples for one in runs)
-    fitted = ComputeTime(0.0, least)
+    shortest_sample_s = min(run.seconds / run.samples_per_rank for run in runs)
+    fitted = ComputeTime(0.0, shortest_sample_s)
+    samples = [run.samples_per_rank for run in runs]
     for _ in range(MAX_ROUNDS):
-        left = []
-        for one in runs:
-            step = predict_run(fitted, one)
+        compute_seconds = []
+        for run in runs:
+            step = predict_run(fitted, run)
             # At least 5 % stay: a predicted exchange longer than the measured step must not turn the rest negative.
-            left.append(max(one.seconds - step.slowest_s - step.exposed_s, 0.05 * one.seconds))
-        before, fitted = fitted, _fit_compute([one.samples for one in runs], left, fixed_s)
-        if math.isclose(before.sample_s, fitted.sample_s, rel_tol=1e-9):
+            compute_seconds.append(max(run.seconds - step.slowest_s - step.exposed_s, 0.05 * run.seconds))
+        previous, fitted = fitted, _fit_least_squares(samples, compute_seconds, fixed_s)
+        if math.isclose(previous.sample_s, fitted.sample_s, rel_tol=1e-9):
             break
     return fitted
 
 
-def _fit_compute(samples: Sequence[float], seconds: Sequence[float], fixed_s: float | None) -> ComputeTime:
+def _fit_least_squares(samples: Sequence[float], seconds: Sequence[float], fixed_s: float | None) -> ComputeTime:
     """Fits t0 and c by least squares: ln(predicted / measured) of each run over its error, and ln(t0 / 8 ms) over
     ln 2.5 as a prior unless t0 is given."""
     b, t = np.asarray(samples, np.float64), np.asarray(seconds, np.float64)
 
-    def best(fixed: float) -> tuple[float, float]:
+    def fit_sample_time(fixed: float) -> tuple[float, float]:
         """Returns (sum of squares, best c) for a fixed t0, by Newton's method in ln c."""
         fixed = min(fixed, 0.95 * float(t.min()))
         log_c = math.log(float(np.median((t - fixed) / b)))
         for _ in range(30):
-            part = math.exp(log_c) * b
-            off, slope = np.log((fixed + part) / t), part / (fixed + part)
-            move = float((off * slope).sum() / (slope**2).sum())
-            log_c -= move
-            if abs(move) < 1e-12:
+            sample_part = math.exp(log_c) * b
+            log_error, d_log_error = np.log((fixed + sample_part) / t), sample_part / (fixed + sample_part)
+            newton_step = float((log_error * d_log_error).sum() / (d_log_error**2).sum())
+            log_c -= newton_step
+            if abs(newton_step) < 1e-12:
                 break
-        off = np.log((fixed + math.exp(log_c) * b) / t) / RUN_ERROR
-        likely = 0.0 if fixed_s is not None else (math.log(fixed / TYPICAL_FIXED_S) / math.log(FIXED_S_FACTOR)) ** 2
-        return float((off**2).sum()) + likely, math.exp(log_c)
+        log_error = np.log((fixed + math.exp(log_c) * b) / t) / RUN_ERROR
+        prior_penalty = 0.0
+        if fixed_s is None:
+            prior_penalty = (math.log(fixed / TYPICAL_FIXED_S) / math.log(FIXED_S_FACTOR)) ** 2
+        return float((log_error**2).sum()) + prior_penalty, math.exp(log_c)
 
     if fixed_s is not None:
-        return ComputeTime(min(fixed_s, 0.95 * float(t.min())), best(fixed_s)[1])
+        return ComputeTime(min(fixed_s, 0.95 * float(t.min())), fit_sample_time(fixed_s)[1])
     # The fixed time stays below the shortest step. The sum of squares has one minimum in ln t0: five nested grids find
     # it.
     most = math.log(0.95 * float(t.min()) / TYPICAL_FIXED_S)
@@ -109,7 +116,7 @@ def _fit_compute(samples: Sequence[float], seconds: Sequence[float], fixed_s: fl
     high = min(high, most)
     for _ in range(5):
         grid = np.linspace(low, high, 41)
-        at = int(np.argmin([best(TYPICAL_FIXED_S * math.exp(one))[0] for one in grid]))
-        low, high = float(grid[max(0, at - 2)]), float(grid[min(len(grid) - 1, at + 2)])
-    fixed = TYPICAL_FIXED_S * math.exp(float(grid[at]))
-    return ComputeTime(fixed, best(fixed)[1])
+        best = int(np.argmin([fit_sample_time(TYPICAL_FIXED_S * math.exp(log_ratio))[0] for log_ratio in grid]))
+        low, high = float(grid[max(0, best - 2)]), float(grid[min(len(grid) - 1, best + 2)])
+    fixed = TYPICAL_FIXED_S * math.exp(float(grid[best]))
+    return ComputeTime(fixed, fit_sample_time(fixed)[1])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
 from headway.core.workload import Workload
-from headway.plan.calibration import MeasuredRun, calibrate_compute
+from headway.plan.calibration import MeasuredRun, fit_compute_time
 from headway.plan.cluster import Cluster, Device, IntraNodeLink
 from headway.plan.job import ComputeEstimate, TrainingJob
 from headway.plan.prediction import predict_job_step
@@ -156,13 +156,13 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
         nodes = max(1, run.ranks // cluster.devices)
         used = cluster if run.ranks >= cluster.devices else cluster.model_copy(update={"devices": run.ranks})
         one_step = replace(job, compute=compute, accumulate=1)
-        return predict_job_step(one_step, used, used.build_network(nodes), run.samples)
+        return predict_job_step(one_step, used, used.build_network(nodes), run.samples_per_rank)
 
-    scales, compute = ", ".join(f"{one.ranks:,}" for one in runs), calibrate_compute(runs, predict_run)
+    scales, compute = ", ".join(f"{one.ranks:,}" for one in runs), fit_compute_time(runs, predict_run)
     off = [predict_run(compute, run).seconds / run.seconds for run in runs]
     warnings = [
-        f"One fit does not explain all runs: {run.ranks:,}x{run.samples:g} gave {run.images_s:,.0f} images/s, and"
-        f" {run.images_s / times:,.0f} are predicted."
+        f"One fit does not explain all runs: {run.ranks:,}x{run.samples_per_rank:g} gave {run.images_s:,.0f} images/s,"
+        f" and {run.images_s / times:,.0f} are predicted."
         for run, times in zip(runs, off, strict=True)
         if abs(math.log(times)) > MAX_MISFIT
     ]

@@ -34,6 +34,7 @@ def list_rows(plan: FacilityPlan, placement: Placement | None = None) -> list[tu
 def describe_racks(plan: FacilityPlan) -> str:
     """Describes the number of racks and their fill."""
     headroom = plan.headroom_watts
+    # Less than a watt is rounding.
     left = f"{headroom / 1000:.1f} kW left" if headroom >= 1 else "none left"
     kw = plan.wanted.rack_watts / 1000
     many = f"{pluralise(plan.racks, 'rack')} of up to {pluralise(plan.nodes_per_rack, 'node')}"

@@ -67,6 +67,7 @@ def _build_scaling_panels(plan: JobPlan) -> list[Panel]:
     """Builds the curves of images/s, time, efficiency and energy over the nodes."""
     nodes = [float(one.nodes) for one in plan.predictions]
     first = plan.predictions[0]
+    # From the smallest planned node count: one node may not have been planned.
     linear = [first.images_s / first.nodes * count for count in nodes]
     rates = [("planned", nodes, [one.images_s for one in plan.predictions]), ("linear", nodes, linear)]
     # Drawn only if known for every node count: an infinite rate has no place on an axis.
@@ -92,6 +93,7 @@ def _build_scaling_panels(plan: JobPlan) -> list[Panel]:
         ),
     ]  # fmt: skip
     kwh = [one.kwh for one in plan.predictions]
+    # The power of some clusters is unknown, and a curve with holes would suggest zeros.
     if None not in kwh:
         bounds = panel.choose_y_range(kwh)
         energy = [("planned", nodes, kwh)]
@@ -145,6 +147,7 @@ def _build_convergence_panels(plan: JobPlan) -> list[Panel]:
 
 def _build_sensitivity_panels(plan: JobPlan) -> list[Panel]:
     """Builds the tables of sensitivities and strategies."""
+    # Inputs that move the time by less than 0.1 % would only lengthen the table.
     moved = [one for one in plan.sensitivities if one.magnitude >= 0.001]
     panels = []
     columns: Sequence[str] = ("input", "with 20 % less of it", "with 20 % more")

@@ -64,6 +64,7 @@ def list_verdicts(plan: JobPlan) -> list[str]:
         keep = "None of them keeps" if few is None else f"{pluralise(few, 'node')} keep{'s' if few == 1 else ''}"
         lines.append(f"{keep} the deadline of {format_hours(plan.deadline_h)}.")
     law, best = plan.job.epochs, plan.best
+    # The rate that the devices alone would reach, against what storage and loading let through.
     idle = 1 - best.images_s / (best.batch / best.step.seconds)
     if best.limit in ("loading", "storage"):
         at = pluralise(best.nodes, "node")

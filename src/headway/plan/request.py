@@ -105,6 +105,7 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
         workload, estimate, epochs, per_device=request.per_device, batch=request.batch,
         accumulate=request.accumulate, spread=request.spread,
     )  # fmt: skip
+    # No more nodes than the cluster has, if it says how many.
     nodes = parse_nodes(request.nodes or f"1..{min(cluster.most_nodes or DEFAULT_MAX_NODES, DEFAULT_MAX_NODES)}")
     plan = build_plan(workload, job, cluster, estimate, epochs_from, nodes, deadline_h=request.deadline)
     return replace(plan, growth=_predict_growth(workload, request))
@@ -158,6 +159,7 @@ def _estimate_compute(
     if not request.profile:
         return sheet, cluster
     profiles = [Profile.read(path) for path in request.profile]
+    # A plan takes the compute time from the single process, and the links from the several.
     alone = [one for one in profiles if one.ranks == 1]
     together = [one for one in profiles if one.ranks > 1]
     if len(alone) != 1 or len(together) > 1:

@@ -104,6 +104,7 @@ class Comparison:
         numbers: dict[str, tuple[float | None, float | None]]
         numbers = {name: _read_both(self.sides, name) for name in ("images_s", "seconds", "wait_share")}
         goals = [side.summary.get("stop_at") for side in self.sides]
+        # Times to different goals are not comparable.
         if goals[0] and goals[1] and goals[0]["goal"] == goals[1]["goal"]:
             numbers["seconds_to_reach"] = (goals[0]["seconds_to_reach"], goals[1]["seconds_to_reach"])
         mine, theirs = (side.list_metrics() for side in self.sides)
@@ -174,6 +175,7 @@ class Comparison:
 
     def _describe_cause(self, *, faster: bool) -> str:
         """Names the stage that explains most of the change, and its time in both runs."""
+        # Positive for a stage that moved with the whole: one that fell in a faster run, or rose in a slower one.
         changes = {
             stage: (theirs - mine) * (1 if faster else -1)
             for stage, (mine, theirs) in self.list_stages().items()

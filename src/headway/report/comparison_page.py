@@ -82,6 +82,7 @@ def _build_time_panels(comparison: Comparison) -> list[Panel]:
     names = [side.name for side in comparison.sides]
     note = "Host time by stage, over the whole run. On a GPU, forward, loss, backward and optimizer are kernel launch "
     note += "times."
+    # Four digits: the times are not known any better, and the page stays small.
     stacks = [(stage, [float(f"{seconds * 1e3:.4g}") for seconds in both]) for stage, both in stages.items()]
     columns = ("stage", *names, "ratio", *(f"share, {name}" for name in names))
     wide: dict[str, Any] = {"section": "Time", "width": "full"}

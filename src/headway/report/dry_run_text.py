@@ -121,6 +121,7 @@ def _describe_exchange(dry_run: DryRun) -> str:
     if dry_run.ranks == 1:
         return f"{text}; none with one process"
     who = "host" if dry_run.hosts > 1 else "rank"
+    # `auto` chooses by the measured links, and a dry run measures none: the ring stands for it.
     name = "ring" if exchange.algorithm == "auto" else exchange.algorithm
     return f"{text}; each {who} sends {format_bytes(dry_run.sent_bytes, 4)} ({name})"
 

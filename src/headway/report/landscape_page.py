@@ -90,6 +90,7 @@ def _list_rows(landscape: Landscape) -> tuple[list[str], list[list[str]]]:
     """Lists column titles and rows of the numbers at each solution."""
     sets = list(landscape.runs[0].numbers)
     metrics = list(next(iter(landscape.runs[0].numbers.values())))
+    # Metrics outside and sets inside: the same number of both sets stands side by side.
     columns = ["run", *(f"{metric.replace('_', ' ')}, {name}" for metric in metrics for name in sets)]
     # A run without sharpness has dashes if another run has some.
     how = [one.sharpness for one in landscape.runs]
@@ -237,6 +238,7 @@ def _build_surfaces(plane: LossPlane, order: int, number: int) -> list[Panel]:
 
 
 def _is_steep(values: list[float]) -> bool:
+    # A logarithm needs losses above 0.
     return bool(values) and min(values) > 0 and max(values) > LOG_AXIS_RATIO * min(values)
 
 

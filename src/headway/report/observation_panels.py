@@ -63,6 +63,7 @@ def _build_layer_panels(run: RunFolder) -> list[Panel]:
     put = f" Each column is the median of {together} logging steps." if together > 1 else ""
     # Columns of the table are |w|, |g|, |dw| and the local rate.
     moved = _divide(values[:, :, 2], values[:, :, 0])
+    # Evenly spaced over the depth, with the first and the last layer. A network with fewer layers shows each once.
     few = sorted({round(place) for place in np.linspace(0, len(labels) - 1, min(DRAWN_LAYERS, len(labels)))})
     return [
         panel.grid(
@@ -81,6 +82,7 @@ def _build_layer_panels(run: RunFolder) -> list[Panel]:
             [(labels[place], epochs, _round_values(rates[:, place])) for place in few],
             x_label="epoch",
             y_label=name,
+            # A logarithmic axis needs a number above 0.
             log_y=bool((rates[np.isfinite(rates)] > 0).any()),
             section=SECTION,
             order=281,
@@ -128,6 +130,7 @@ def _build_layer_comparison(runs: Sequence[RunFolder]) -> list[Panel]:
     tables = [(run, table) for run in runs if (table := row_file.read_rows(run.rows_path("layers"))) is not None]
     if len(tables) < 2:
         return []
+    # By name: networks of different depths share some of their layers.
     shared = [name for name in tables[0][1].names if all(name in table.names for _, table in tables)]
     if not shared:
         return []

@@ -118,6 +118,7 @@ def _build_cards(
     for name in sorted(_list_metrics(evaluated), key=lambda name: name == "loss"):
         last, words = evaluated[-1][name], name.replace("_", " ")
         best, note = summary.get("best") or {}, f"last, epoch {round(evaluated[-1]['epoch'], 1):g}"
+        # One card in place of two with the same number.
         if best.get("epoch") == evaluated[-1]["epoch"]:
             cards.append((words, format_metric(name, last), f"{note}, which is the best; its weights are saved"))
             continue
@@ -209,6 +210,7 @@ def _build_time_panels(train: list[dict[str, Any]], summary: dict[str, Any]) -> 
         out.append(
             panel.bars("stages", "Time by stage", ["run"], stacks, x_label="seconds", order=300, note=note, **wide)
         )
+        # A run that was stopped at once has no seconds to divide by.
         total = max(sum(stages.values()), 1e-9)
         # The longest stage comes first, so that the table begins with the bottleneck.
         rows = [(stage, f"{s:.3f}", f"{s / total:.1%}") for stage, s in sorted(stages.items(), key=lambda x: -x[1])]

@@ -146,7 +146,7 @@ class Solution:
             norms[name].expand_as(one) if name in norms else torch.zeros_like(one) for name, one in trained.items()
         ]
         with switch_to_evaluation(model):
-            if not math.isfinite(objective.compute_gradient()[0]):
+            if not math.isfinite(objective.compute_value_and_gradient()[0]):
                 return None, None, None
             given = {"steps": ASCENT_STEPS, "starts": ASCENTS}
             keskar = measure_epsilon_sharpness(objective, epsilon=epsilon, seed=seed, **given)

@@ -45,10 +45,12 @@ class _LoadReadings:
 
     def compute_mean(self, name: str) -> float:
         """Computes the mean of the known readings; NaN if there are none."""
+        # NVML does not know every value on every device: unknown readings are NaN.
         known = self[name][np.isfinite(self[name])]
         return float(known.mean()) if len(known) else float("nan")
 
     def summarise(self, name: str) -> LoadStatistics | None:
+        # Samples come at uneven times, and statistics of swings and periods need even ones.
         spacing_s, values = resample(self["seconds"], self[name])
         return summarise_load(values, spacing_s)
 

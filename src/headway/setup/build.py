@@ -164,17 +164,18 @@ def build_setup(
     ranks: Ranks | None = None,
     dry_run: DryRunOptions | None = None,
 ) -> TrainSetup:
-    """Builds the parts of a run, and resolves every `auto`. The caller closes `inputs` of the result.
+    """Builds the parts of a run, and resolves every `auto` of its recipe.
 
-    It seeds the global random generators of torch, numpy and Python, and makes the run's GPU the current device.
+    Seeds the global random generators of torch, numpy and Python, and makes the run's GPU the current device. The
+    caller closes `inputs` of the result. If building fails, they are closed already.
 
     Args:
         loaded: the recipe as the user gave it, or as a run recorded it.
         fresh: start from the recipe's weights and `init`. False if a checkpoint or trained weights will be loaded.
-        recorded: facts about the training data, which are then not opened; for the resolved recipe of a run.
-        ranks: the ranks of this run; each takes the device of its number on its host.
-        dry_run: set for a dry run. The network is checked without values if it allows that, and is not counted;
-            `micro_batch: auto` stays unresolved.
+        recorded: facts about the training data that a run recorded with its resolved recipe; the data are not opened.
+        ranks: the ranks of this run; each uses the GPU of its local rank. None if one process trains.
+        dry_run: set for a dry run. The network is checked on shapes alone if it allows that, its size is not counted,
+            and `micro_batch: auto` stays unresolved.
 
     Raises:
         HeadwayError: something is wrong with recipe, data, network or task.
@@ -197,8 +198,8 @@ class _SetupBuilder:
         ranks: Ranks | None,
         dry_run: DryRunOptions | None,
     ) -> None:
-        # Weights first: which keys the recipe sets is known only before others are resolved. Then rates: the batch
-        # decides epochs and learning rate, on which later steps rely.
+        # First the keys that follow the weights: later, keys that the user set cannot be told from resolved ones. Then
+        # the rates: everything below relies on the batch, the epochs and the learning rate.
         self.loaded = resolve_rates(follow_weights(loaded) if fresh else loaded)
         self.fresh = fresh
         self.recorded = recorded
@@ -206,10 +207,10 @@ class _SetupBuilder:
         self.dry_run = dry_run
         for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
             LOG.warning(text)
-        self.trains = dry_run is None
+        self.is_dry_run = dry_run is not None
         self.device = self._prepare_device()
         self.loaded, self.inputs = open_inputs(self.loaded, self.device, opens_data=recorded is None, dry_run=dry_run)
-        # `loaded` changes as each further `auto` is resolved; `recipe` keeps them as they were given.
+        # `self.loaded` is updated as each further `auto` is resolved; `self.recipe` keeps the state at this point.
         self.recipe = self.loaded.recipe
         self.samples = self.inputs.samples if recorded is None else recorded.samples
 
@@ -275,17 +276,17 @@ class _SetupBuilder:
     def _prepare_device(self) -> torch.device:
         """Resolves `device`, makes it the current CUDA device and returns it."""
         recipe, ranks = self.loaded.recipe, self.ranks
-        device = resolve_device(recipe, is_dry_run=not self.trains)
-        if recipe.compile == "graphs" and device.type == "cpu" and self.trains:
+        device = resolve_device(recipe, is_dry_run=self.is_dry_run)
+        if recipe.compile == "graphs" and device.type == "cpu" and not self.is_dry_run:
             raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
         # Trained weights may be used on a machine of another kind, so only a fresh run is bound to its device.
-        if self.fresh and recipe.device == "auto" and self.trains:
+        if self.fresh and recipe.device == "auto" and not self.is_dry_run:
             if device.type == "cpu" and recipe.precision == "fp16":
                 what = "fp16 on a CPU is emulated and slow, and PyTorch sees no GPU here"
                 raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
             reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
             self._resolve("device", device.type, reason)
-        if device.type == "cpu" and self.trains:
+        if device.type == "cpu" and not self.is_dry_run:
             keep_freed_memory()
         # A launcher may show each process all GPUs of the host, or only its own.
         if ranks is not None and str(device) == "cuda":
@@ -396,17 +397,17 @@ class _SetupBuilder:
         recipe, device = self.recipe, self.device
         step_seconds = None
         if recipe.precision == "auto":
-            if first_batch is not None and self.trains:
+            if first_batch is not None and not self.is_dry_run:
                 # A network that fails in fp32 too must be reported as such, and not as slow.
                 checks.check_network(model, *first_batch.take(2), task, Precision("fp32", device))
                 step_seconds = measure_precisions(model, first_batch.images, recipe, device, self.ranks)
             name, reason = choose_fastest([step_seconds] if step_seconds else [])
-            if not self.trains:
+            if self.is_dry_run:
                 reason = "as a dry run measures nothing; the run chooses what is fastest on its device"
             LOG.info(f"Precision: {name}, {reason}.")
             self._resolve("precision", name, reason)
-        elif self.fresh and self.trains and (emulation_warning := describe_emulation(recipe.precision, device)):
-            LOG.warning(emulation_warning)
+        elif self.fresh and not self.is_dry_run and (warning := describe_emulation(recipe.precision, device)):
+            LOG.warning(warning)
         return step_seconds
 
     def _try_network(
@@ -417,7 +418,7 @@ class _SetupBuilder:
         Returns the parameters and multiply-adds of the network; None in a dry run.
         """
         recipe, inputs = self.recipe, self.inputs
-        check = checks.check_network if self.trains else checks.check_network_shapes
+        check = checks.check_network_shapes if self.is_dry_run else checks.check_network
         # Batch norm needs two samples.
         images, labels = first_batch.take(2)
         metric_names = check(model, images, labels, task, precision)
@@ -428,7 +429,7 @@ class _SetupBuilder:
             small_images = images[:, :, :height, :width].contiguous(memory_format=layout)
             check(model, small_images, labels, task, precision, where="data.progressive.start")
         counts = None
-        if self.trains:
+        if not self.is_dry_run:
             counts = count_network(model, first_batch.images[:1], precision.autocast)
             per_image = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
             LOG.info(f"Network: {counts.describe()}{per_image}.")
@@ -441,7 +442,7 @@ class _SetupBuilder:
 
     def _resolve_micro_batch(self, model: torch.nn.Module, precision: Precision, first_batch: _FirstBatch) -> None:
         recipe = self.recipe
-        if recipe.micro_batch != "auto" or not self.trains:
+        if recipe.micro_batch != "auto" or self.is_dry_run:
             return
         # The ranks agree on a precision later, and it may be a wider one than is fastest here.
         context = precision.autocast if self.ranks is None else precision.autocast_widest

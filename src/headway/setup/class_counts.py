@@ -40,6 +40,7 @@ class ClassCounts:
         return ClassCounts(
             count=labels.sum(0, dtype=np.int64),
             predicted=predicted.sum(0, dtype=np.int64),
+            # A class that does not occur still gets its zero: the three arrays are indexed by the number of the class.
             right=(labels & predicted).sum(0, dtype=np.int64),
         )
 
@@ -56,6 +57,7 @@ class ClassCounts:
     @property
     def f1(self) -> NDArray[np.float64]:
         """Harmonic mean of precision and recall of each class; 0 if the class occurs nowhere."""
+        # Equal to 2 P R / (P + R), without the division by zero where a class is never predicted or never occurs.
         return _divide(2 * self.right, self.count + self.predicted)
 
     @property
@@ -71,6 +73,7 @@ class ClassCounts:
             "precision": _mean(self.precision[occurs]),
             "recall": _mean(self.recall[occurs]),
             "f1": _mean(self.f1[occurs]),
+            # Summed before the division, so that frequent classes weigh more. The means above weigh all classes alike.
             "micro_f1": 2 * int(self.right.sum()) / total if total else 0.0,
             # A class without samples has no recall; scikit-learn leaves it out here too.
             "balanced_accuracy": _mean(self.recall[has_samples]),
@@ -95,6 +98,7 @@ class ClassCounts:
 
 
 def _divide(above: NDArray[np.int64], below: NDArray[np.int64]) -> NDArray[np.float64]:
+    # `out` is needed: NumPy leaves the places that `where` skips as they lay in memory.
     return np.divide(above, below, out=np.zeros(len(above)), where=below > 0)
 
 

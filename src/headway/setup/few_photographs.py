@@ -144,4 +144,5 @@ def _format_smoothing(found: SourceFindings) -> list[str]:
 
 
 def _choose_epochs(found: SourceFindings, batch: int, steps: int, fewest: int, most: int) -> int:
+    # Steps decide how far a network gets. The bounds keep sets of a few dozen, or nearly 2,000, images reasonable.
     return int(np.clip(round(steps * batch / found.samples), fewest, most))

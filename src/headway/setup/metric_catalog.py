@@ -72,6 +72,8 @@ def build_metrics(recipes: Sequence[MetricRecipe], target: TargetSpec, outputs: 
         _expect_suitable(name, target, outputs)
         if (top := TOP.fullmatch(name)) is not None:
             added.per_sample[name] = partial(_compute_top, count=int(top[1]))
+        # Every sample has as many numbers, so the mean of the samples' means is that of the set. It needs no memory of
+        # the set, unlike rmse and r2.
         elif name == "mae":
             added.per_sample[name] = lambda outputs, labels: (outputs - labels).abs().mean(dim=1)
             added.lower_is_better.add(name)
@@ -91,6 +93,7 @@ def build_metrics(recipes: Sequence[MetricRecipe], target: TargetSpec, outputs: 
             _add_own(added, recipe, recipe.factory, target, base)
     for metric in added.of_set:
         added.lower_is_better |= metric.lower_is_better
+    # The recipe's names are counted as well: two equal functions of a sample are one entry of their dictionary.
     names = added.list_names()
     if twice := sorted({name for name in [*names, *built_in] if names.count(name) > 1 or built_in.count(name) > 1}):
         raise RecipeError(f"two metrics are called {twice[0]!r}", where="task.metrics", fix="Give one another name.")
@@ -131,11 +134,13 @@ def _add_own(added: AddedMetrics, recipe: MetricRecipe, path: str, target: Targe
         _expect_names(metric, path, recipe.name)
         added.of_set.append(metric)
         names = list(metric.names)
+    # A class can be called like a function, and would fail only in the first evaluation.
     elif isinstance(found, type):
         what = f"{path!r} is a class that is not derived from SetMetric"
         fix = "Derive it from headway.setup.set_metrics.SetMetric, or name a function."
         raise RecipeError(what, where=where, fix=fix)
     else:
+        # The two None stand for outputs and labels, whose values do not matter to the check.
         check_arguments(found, path, None, None, arguments=recipe.args, where=f"{where} args")
         names = [recipe.name or path.rpartition(":")[2].rpartition(".")[2]]
 
@@ -144,6 +149,7 @@ def _add_own(added: AddedMetrics, recipe: MetricRecipe, path: str, target: Targe
                 values = found(outputs, labels, **recipe.args)
             return expect_per_sample(values, outputs, path, where)
 
+        # The second one would replace the first silently, before `build_metrics` compares the names.
         if names[0] in added.per_sample:
             raise RecipeError(f"two metrics are called {names[0]!r}", where=where, fix="Give one another name.")
         added.per_sample[names[0]] = compute_values
@@ -172,6 +178,7 @@ def compute_set_metrics(metrics: Sequence[SetMetric], collected: Sequence[NDArra
     for metric, kept in zip(metrics, collected, strict=True):
         kind = type(metric).__name__
         try:
+            # Both lines may fail by the user's code: it may return no mapping, or values that are no numbers.
             values = dict(metric.compute(kept))
             out |= {name: float(value) for name, value in values.items()}
         except Exception as error:

@@ -51,6 +51,7 @@ class ClassScores(SetMetric):
         self.names, self._classes = names, classes
 
     def collect(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        # Whole numbers of 4 bytes: two for each sample are kept, whatever the number of classes.
         return torch.stack([labels, outputs.argmax(dim=1)], dim=1).int()
 
     def compute(self, collected: NDArray[Any]) -> Mapping[str, float]:
@@ -67,6 +68,7 @@ class LabelScores(SetMetric):
         self.names = names
 
     def collect(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        # An output is a logit, and 0 is a probability of one half.
         return torch.cat([labels > 0.5, outputs > 0], dim=1)
 
     def compute(self, collected: NDArray[Any]) -> Mapping[str, float]:
@@ -121,6 +123,7 @@ class ValueScores(SetMetric):
 
     def compute(self, collected: NDArray[Any]) -> Mapping[str, float]:
         labels, outputs = np.split(collected.astype(np.float64), 2, axis=1)
+        # In float64, because the squares of a large set are summed.
         squares = ((outputs - labels) ** 2).sum(0)
         variation = ((labels - labels.mean(0)) ** 2).sum(0)
         # As in scikit-learn, a constant label gives 1 if it is met exactly, else 0.
@@ -144,6 +147,7 @@ def compute_auc(scores: NDArray[Any], is_positive: NDArray[np.bool_]) -> float |
     # Samples with one score share the mean of their ranks, which count from 1.
     mean_ranks = np.cumsum(counts) - (counts - 1) / 2
     total = float(mean_ranks[inverse][is_positive].sum())
+    # Less the lowest sum of ranks that so many samples can have; what is left counts the pairs in the right order.
     return (total - positives * (positives + 1) / 2) / (positives * negatives)
 
 
@@ -152,6 +156,7 @@ def compute_average_precision(scores: NDArray[Any], is_positive: NDArray[np.bool
     positives = int(is_positive.sum())
     if not positives:
         return None
+    # NaN has no place in an order: the network has diverged, and the metric shall say so.
     if np.isnan(scores).any():
         return float("nan")
     order = np.argsort(-scores, kind="stable")

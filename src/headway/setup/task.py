@@ -38,6 +38,7 @@ class TargetSpec:
     def from_dataset(dataset: Dataset) -> TargetSpec:
         """Returns the labels' kind of a data set."""
         shape, description = dataset.label.shape, dataset.description
+        # A single number is stored as [n], without a second dimension.
         numbers = int(shape[1]) if len(shape) > 1 else 1
         return TargetSpec(kind=description.label_kind, classes=description.classes, numbers=numbers)
 
@@ -96,6 +97,7 @@ class Classification(Task):
         return len(self._classes)
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        # A loss for each sample, because the trainer weighs them: masked samples, uneven ranks.
         return F.cross_entropy(outputs, labels, reduction="none", label_smoothing=self._smoothing)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:

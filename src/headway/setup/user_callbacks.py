@@ -78,6 +78,7 @@ def name_callbacks(objects: Sequence[Any]) -> list[NamedCallback]:
 
 def _check_arguments(factory: Any, recipe: CallbackRecipe, where: str) -> None:
     try:
+        # Before the call, so that a TypeError from inside the factory is not taken for a wrong argument.
         inspect.signature(factory).bind(**recipe.args)
     except TypeError as error:
         raise RecipeError(f"{recipe.factory!r} cannot be called: {error}", where=f"{where}.args") from None

@@ -61,6 +61,7 @@ class WeightAverages:
     def update(self, step: int) -> None:
         """Updates the averages; called after every step."""
         if isinstance(self._weights, Lookahead):
+            # Training goes on from the slow weights, so the 16-bit weights must follow them.
             if self._weights.update(step) and self._setup.masters is not None:
                 self._setup.masters.write_back()
         elif self._weights is not None:
@@ -108,6 +109,7 @@ class WeightAverages:
             mine = {str(place): value.cpu() for place, value in enumerate(current)}
             every = [load_tensors(data) for data in ranks.world.control.gather_bytes(save_tensors(mine))]
             for place, value in enumerate(current):
+                # Every rank takes the mean of the same list, so all get the same bits.
                 value.copy_(torch.stack([one[str(place)] for one in every]).mean(0))
         self._statistics = current
 

@@ -101,11 +101,14 @@ class CallbackContext:
     def lr(self) -> float:
         """Learning rate of the newest step."""
         setup = self._trainer.setup
+        # `step` counts the steps done, so the newest one has the number below. Before the first, it is the rate of the
+        # first.
         return setup.lr_at(setup.plan.find_position(max(self.step - 1, 0)))
 
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the newest evaluation; empty before the first one."""
+        # A copy: a hook that changes it would change what the run saves.
         return dict(self._trainer.metrics or {})
 
     @property
@@ -152,6 +155,7 @@ class CallbackContext:
                 kept[name] = value
             else:
                 raise TypeError(f"run.log({name}=...) takes a number, not a {type(value).__name__}")
+        # Several calls within a step become one record.
         if self.pending and self.pending[-1][0] == self.step:
             self.pending[-1][2].update(kept)
         elif kept:
@@ -170,6 +174,7 @@ class CallbackContext:
         several = list(images) if isinstance(images, list | tuple) else [images]
         if not 0 < len(several) <= MAX_IMAGES:
             raise ValueError(f"run.log_images takes 1 to {MAX_IMAGES} images, not {len(several)}")
+        # Captions may be fewer than the images: the rest gets empty ones, and `zip` drops those that are too many.
         texts = [*captions, *[""] * len(several)]
         pictures = [(_encode_png(image), text, "") for image, text in zip(several, texts, strict=False)]
         self.panels.append(panel.images(self._name_panel(name), name, pictures, width="full", **self._describe()))
@@ -195,6 +200,7 @@ class CallbackContext:
 
         An evaluation and a checkpoint follow. The run is then finished, and its summary holds the reason.
         """
+        # Only noted here. The trainer ends the run, because all ranks have to stop at the same step.
         self._trainer.end.reason = f"{self._name}: {reason}"
 
     @contextmanager
@@ -207,6 +213,8 @@ class CallbackContext:
             with self._trainer.use_averages(), switch_to_evaluation(self.model), torch.no_grad():
                 yield self.model
         finally:
+            # Averages that are swapped in and out again write to the weights. Without this, the guard would take that
+            # for a change by the callback.
             self._renew()
 
     def _name_panel(self, name: str) -> str:
@@ -228,6 +236,7 @@ def _encode_png(image: Any) -> str:
         if image.dtype != np.uint8 or image.ndim not in (2, 3) or channels not in (1, 3, 4) or not image.size:
             form = f"{image.dtype} {list(image.shape)}"
             raise ValueError(f"an image is uint8 [H, W] or [H, W, C] with 1, 3 or 4 channels, not {form}")
+        # Pillow takes a grey image as [H, W] only.
         image = Image.fromarray(image[..., 0] if image.ndim == 3 and channels == 1 else image)
     if not isinstance(image, Image.Image):
         raise TypeError(f"an image is a PIL image, an array or a tensor, not a {type(image).__name__}")

@@ -83,6 +83,7 @@ class TrainingGuard:
         before, self._before = self._before, None
         assert before is not None
         after = self._take(bool(before.sums))
+        # The first four are refused with `changes_training` too, because no checkpoint would hold them.
         if after.modes != before.modes:
             return "switches modules between training and evaluation mode", "Write with run.evaluation_mode() as model:"
         if after.options != before.options:
@@ -98,6 +99,8 @@ class TrainingGuard:
         pairs = ((after.sums, before.sums), (after.versions, before.versions), (after.addresses, before.addresses))
         for mine, theirs in pairs:
             if mine != theirs:
+                # The names are fewer than the tensors: masters and the optimizer's states follow the weights and have
+                # none.
                 changed = [name for name, new, old in zip(self._names, mine, theirs, strict=False) if new != old]
                 what = f"{changed[0]!r} of the network" if changed else "the optimizer's state"
                 return f"changes {what}", fix
@@ -105,9 +108,12 @@ class TrainingGuard:
 
     def _list_tensors(self) -> list[torch.Tensor]:
         """Lists the parameters and buffers, in the order of their names, then masters and the optimizer's states."""
+        # By identity: without masters, the optimizer steps the weights themselves, and each tensor is to be listed
+        # once.
         tensors, state = {id(value): value for value in self._weights}, self._setup.optimizer.state
         for parameter in self._stepped:
             tensors[id(parameter)] = parameter
+            # `state` is a defaultdict: a look-up alone would give the optimizer an empty state for the parameter.
             states = state[parameter].values() if parameter in state else ()
             tensors |= {id(value): value for value in states if isinstance(value, torch.Tensor)}
         return list(tensors.values())
@@ -164,6 +170,7 @@ def separate_generators(device: torch.device, seed: int, position: int, number: 
     try:
         for generator in generators:
             generator.manual_seed(mixed & ((1 << 63) - 1))
+        # NumPy's global generator takes 32 bits at most.
         np.random.seed(mixed & 0xFFFFFFFF)
         random.seed(mixed)
         yield

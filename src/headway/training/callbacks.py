@@ -71,6 +71,7 @@ class Callbacks:
             seen[named.name] += 1
             number = seen[named.name]
             self._entries.append(_Entry(named, named.name if number == 1 else f"{named.name} ({number})"))
+        # The guard lists all tensors of the network: a run without callbacks does not pay for that.
         self._guard = TrainingGuard(trainer.setup) if callbacks else None
         self._context = CallbackContext(trainer, self._guard.renew if self._guard else lambda: None)
 
@@ -128,6 +129,7 @@ class Callbacks:
             return None
         states: dict[str, Any] = {}
         for entry in filter(self._is_active, self._entries):
+            # Before `on_start` there are no fingerprints to compare with.
             if entry.is_started:
                 self._expect_saved_state(entry)
             states[entry.key] = self._read_state(entry) if entry.has_state else None
@@ -150,6 +152,7 @@ class Callbacks:
                 raise CheckpointError(what, where=where, fix=f"Give it one: {entry.place}.")
             try:
                 state = decode_state(encoded)
+            # Whatever decoding a foreign or damaged value can raise: a checkpoint is not trusted.
             except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
                 what = f"its state of the callback {entry.name!r} is damaged ({error})"
                 raise CheckpointError(what, where=where) from None
@@ -163,6 +166,8 @@ class Callbacks:
         return self._trainer.is_lead or entry.runs_on_every_rank
 
     def _run_hook(self, hook: str) -> None:
+        # Counted over all callbacks, also those that do not run here: the number seeds the generators, and must not
+        # depend on the rank.
         for number, entry in enumerate(self._entries):
             if not self._is_active(entry):
                 continue
@@ -192,6 +197,7 @@ class Callbacks:
         if change := guard.find_change(allows_weights=entry.changes_training):
             what, fix = change
             raise TrainingError(f"{hook} of the callback {entry.name!r} {what}", where=_find_hook(entry, hook), fix=fix)
+        # The fingerprints are taken after `on_start`, and no checkpoint follows `on_end`.
         if is_deep and hook not in ("on_start", "on_end"):
             self._expect_saved_state(entry)
         if context.panels:
@@ -201,6 +207,7 @@ class Callbacks:
     def _call(self, entry: _Entry, method: str, *arguments: Any) -> Any:
         try:
             return getattr(entry.callback, method)(*arguments)
+        # Its message says what, where and how to fix it already.
         except HeadwayError:
             raise
         except Exception as error:

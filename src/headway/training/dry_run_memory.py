@@ -41,6 +41,7 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
     about = "" if recipe.precision == "fp32" or setup.masters is not None else copies
     # Normalised images are fp32, all others stay bytes.
     wide = 4 if recipe.augment.normalise else 1
+    # A gradient of an activation lives only until the layer before it has used it: the largest layer sets the need.
     largest = max(layer.activation_bytes for layer in workload.layers)
     ahead, of_ring = recipe.data.prefetch_batches, share
     # Of synthetic data every rank holds one whole batch.
@@ -61,6 +62,7 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
             "gradients of activations: twice the largest layer's",
         ),
         MemoryItem("batch", share * sample * wide, device, f"{share:,} images, {'fp32' if wide == 4 else 'uint8'}"),
+        # The next batch is copied while this one is in use.
         MemoryItem("batch as bytes", 2 * share * sample if gpu else 0, device, "this one and the next"),
         MemoryItem("input ring", ahead * of_ring * sample, "host", f"{ahead} x {of_ring:,} images, uint8"),
         MemoryItem(
@@ -98,6 +100,7 @@ def _count_averaged_bytes(setup: TrainSetup) -> int:
     """Counts the bytes of the averaged weights or Lookahead's slow ones, with their floating-point buffers."""
     if setup.recipe.model.ema is None and setup.recipe.optimizer.lookahead is None:
         return 0
+    # Averages are taken of what the optimizer steps, which with 16-bit weights are the masters.
     weights = [value for _, value in (setup.masters or setup.model).named_parameters()]
     return sum(count_bytes(value) for value in (*weights, *setup.model.buffers()) if value.is_floating_point())
 
@@ -115,6 +118,7 @@ def count_masters_bytes(setup: TrainSetup) -> int:
     """Counts the bytes of the fp32 weights that the optimizer steps in place of 16-bit ones."""
     if setup.masters is None:
         return 0
+    # A parameter that is fp32 already is its own master, and has been counted.
     own = set(setup.model.parameters())
     return sum(count_bytes(value) for _, value in setup.masters.named_parameters() if value not in own)
 

@@ -17,9 +17,11 @@ from headway.page import panel
 from headway.page.panel import Panel
 from headway.training.evaluate import Evaluation
 
-WORST = 24
-THUMBNAIL = 128
+NUM_WORST_IMAGES = 24
+MAX_THUMBNAIL_PX = 128
 """Longest side of a thumbnail in pixels; smaller images keep their size."""
+CONFUSION_ORDER, WORST_ORDER = 410, 420
+"""Places of the panels in the report."""
 
 
 def write_panels(run: RunFolder, panels: Sequence[Panel]) -> None:
@@ -28,52 +30,53 @@ def write_panels(run: RunFolder, panels: Sequence[Panel]) -> None:
         write_atomically(run.panels / f"{one.name}.json", one.to_json())
 
 
-def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: str) -> list[Panel]:
+def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights_label: str) -> list[Panel]:
     """Builds the panel of the worst-predicted images and, if labels are classes, the confusion matrix.
 
     Args:
-        weights: says in the notes which weights were evaluated.
+        weights_label: names the evaluated weights in the notes, for example "the best weights".
     """
     # A loss that is not a number is the worst of all.
-    order = np.argsort(-np.nan_to_num(evaluation.losses, nan=np.inf), kind="stable")[:WORST]
+    order = np.argsort(-np.nan_to_num(evaluation.losses, nan=np.inf), kind="stable")[:NUM_WORST_IMAGES]
     # Only these few images are decoded again.
     pictures = []
-    for place in order:
-        sample = int(evaluation.samples[place])
-        predicted = None if evaluation.predicted is None else int(evaluation.predicted[place])
-        note = f"loss {evaluation.losses[place]:.3g}, {dataset.name(sample)}"
+    for index in order:
+        sample = int(evaluation.samples[index])
+        predicted = None if evaluation.predicted is None else int(evaluation.predicted[index])
+        note = f"loss {evaluation.losses[index]:.3g}, {dataset.name(sample)}"
         pictures.append((_encode_thumbnail(dataset, sample), _write_caption(dataset, sample, predicted), note))
-    out = [
+    panels = [
         panel.images(
             "worst",
             "Worst-predicted images",
             pictures,
             section="Evaluation",
-            order=420,
+            order=WORST_ORDER,
             width="full",
-            note=f"Highest loss on {_format_location(dataset)} with {weights}; wrong labels show here.",
+            note=f"Highest loss on {_format_location(dataset)} with {weights_label}; wrong labels show here.",
         )
     ]
     if evaluation.predicted is not None:
-        count = len(dataset.classes)
+        num_classes = len(dataset.classes)
         truth = np.asarray(dataset.label[evaluation.samples])
         # One count per pair of true and predicted class, the pair coded as a single number.
-        cells = np.bincount(truth * count + evaluation.predicted, minlength=count * count).reshape(count, count)
-        right = int(np.trace(cells))
-        out.append(
+        cells = np.bincount(truth * num_classes + evaluation.predicted, minlength=num_classes * num_classes)
+        cells = cells.reshape(num_classes, num_classes)
+        num_right = int(np.trace(cells))
+        panels.append(
             panel.matrix(
                 "confusion",
                 "Confusion matrix",
                 dataset.classes,
                 cells.tolist(),
                 section="Evaluation",
-                order=410,
+                order=CONFUSION_ORDER,
                 width="full",
-                note=f"{right:,} of {int(cells.sum()):,} images of {_format_location(dataset)} right with {weights}; "
-                "rows are the true classes.",
+                note=f"{num_right:,} of {int(cells.sum()):,} images of {_format_location(dataset)} right with "
+                f"{weights_label}; rows are the true classes.",
             )
         )
-    return out
+    return panels
 
 
 def _format_location(dataset: Dataset) -> str:
@@ -95,8 +98,8 @@ def _write_caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
 
 def _encode_thumbnail(dataset: Dataset, sample: int) -> str:
     image = read_image(dataset, sample)
-    if max(image.size) > THUMBNAIL:
-        image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
+    if max(image.size) > MAX_THUMBNAIL_PX:
+        image.thumbnail((MAX_THUMBNAIL_PX, MAX_THUMBNAIL_PX), Image.Resampling.BILINEAR)
     out = io.BytesIO()
     # JPEG artefacts would show in very small images, and PNG costs few bytes there.
     if max(image.size) <= 64:

@@ -81,6 +81,7 @@ def extend_recipe(
     )
     for key in changed:
         _expect_changeable(key, before.get(key), run)
+    # Nothing to write: a plain resume must not leave an entry in the list of changes.
     if not changed:
         return loaded
     paths = Checkpoints.locate(run.folder, 1, loaded.recipe.checkpoint.folder, loaded.base).paths()
@@ -126,6 +127,7 @@ def _explain_length(
         what = f"the run stands at epoch {position / samples:.4g}, and epochs={require_number(new.epochs, 'epochs'):g}"
         raise UsageError(f"{what} would end it before that", where=str(run.folder), fix="Set it to more.")
     LOG.info(f"The run goes on to step {new_steps:,} in place of {old_steps:,}; it stands at step {step:,}.")
+    # No step has been made, or none is left: the learning rate has nothing to jump from or to.
     if not step or step == new_steps:
         return
     # Curves over the whole run, such as cosine, are stretched to the new length.

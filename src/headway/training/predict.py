@@ -41,6 +41,7 @@ def list_image_files(paths: Sequence[Path]) -> list[Path]:
     out, fix = list[Path](), "Name image files, or folders with images."
     for path in paths:
         if path.is_dir():
+            # Sorted, because file systems list in any order. Names with a dot in front are hidden.
             out += sorted(file for file in path.rglob("[!.]*") if file.is_file() and is_image(file.name))
         elif path.is_file():
             out.append(path)
@@ -77,6 +78,7 @@ def predict(
     options, rows = setup.recipe.data, 0
     with closing(build_decoder(options.threads, options.decoder)) as decoder:
         for low in range(0, len(files), batch):
+            # One batch at a time, so memory does not grow with the number of files.
             places, pixels = read_pixels(setup, decoder, files[low : low + batch], on_bad)
             if not places:
                 continue
@@ -176,6 +178,7 @@ def _encode_image(image: Any) -> tuple[bytes, tuple[int, int]]:
         what = f"an image is a path, a PIL image, an array or a tensor, not {type(image).__name__}"
         raise UsageError(what, fix='Give for example "cat.jpg", or pixels uint8 [H, W, C].')
     pixels, file = image if image.mode in ("L", "RGB") else image.convert("RGB"), io.BytesIO()
+    # PPM holds the pixels unchanged, and goes the same way through decoder and crop as a file.
     pixels.save(file, "PPM")
     return file.getvalue(), pixels.size
 

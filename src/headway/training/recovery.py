@@ -65,6 +65,7 @@ class Recovery:
         self._progress = 0 if ranks is None or ranks.is_lead else -1
         self._buffers = list(trainer.setup.model.buffers()) if ranks is not None else []
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
+        # A rank that joins computes in the precision of the others, not in the one that it would choose.
         if ranks is not None and ranks.is_joining:
             self.precision.recorded = self.saved_files.read_precision()
 
@@ -112,9 +113,11 @@ class Recovery:
         try:
             yield
         except CommunicationError:
+            # The step will be made again, so its losses must not count twice.
             trainer.accumulator.drop_step()
             if self._buffers:
                 torch._foreach_copy_(self._buffers, self._saved_buffers)
+            # Half of the gradients may have been reduced already.
             trainer.setup.model.zero_grad(set_to_none=True)
             raise
 
@@ -168,6 +171,7 @@ class Recovery:
             with self:
                 if ranks.is_lead:
                     write_results()
+                    # After the results: the others may only leave when nobody has to take over any more.
                     ranks.build_save_exchange().publish("end", b"")
                 else:
                     ranks.build_save_exchange().collect("end", [0], lambda: None)
@@ -291,6 +295,7 @@ class SavedRun:
             "error": None,
         }
         try:
+            # The newest name. It may turn out to be damaged, which reading finds.
             if paths := self._checkpoints.paths():
                 summary["step"] = parse_step(paths[0].name)
         except HeadwayError as error:

@@ -52,6 +52,7 @@ class Hooks:
                 vars(model)["_compiled_call_impl"] = _wrap_call(compiled, pre_hook, post_hook)
                 self._removers.append(partial(vars(model).__setitem__, "_compiled_call_impl", compiled))
                 continue
+            # First of all hooks, so that the time of the user's own hooks counts as forward.
             self._removers.append(model.register_forward_pre_hook(pre_hook, prepend=True).remove)
             self._removers.append(model.register_forward_hook(post_hook).remove)
         for optimizer in optimizers:
@@ -110,6 +111,7 @@ def _wrap_call(compiled: Callable[..., Any], pre_hook: _Hook, post_hook: _Hook) 
         try:
             return compiled(*args, **kwargs)
         finally:
+            # Also after an exception, or the stage would stay open.
             post_hook()
 
     return call

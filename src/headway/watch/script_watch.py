@@ -95,6 +95,7 @@ def _wait_for_result(command: Sequence[str], result: Path, stdout: int | None) -
                 time.sleep(POLL_S)
         finally:
             if process.poll() is None:
+                # Asked first, so that the script can clean up; a script that ignores it is killed.
                 process.terminate()
                 try:
                     process.wait(GRACE_S)

@@ -143,6 +143,7 @@ def _wait_for_tuple(handle: int, grouped: bool) -> tuple[Tensor, ...]:
 class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grouped: bool, name: str | None, options: ReductionOptions, *tensors: Tensor) -> Any:
+        # No name: the backward pass runs under one of its own, because the forward's may be in use again.
         ctx.options = grouped, None, options
         handle = ops.submit_reduction("allreduce", tensors, name, *options, grouped=grouped)
         return _wait_for_tuple(handle, grouped)
@@ -166,6 +167,7 @@ class _Allgather(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         # As in Horovod: the average of the ranks' gradients, at the rows that came from this rank.
         averaged = grouped_allreduce(_make_contiguous(grads), op=Average, process_set=ctx.process_set)
+        # The ranks may have sent different numbers of rows, so where a rank's own begin is known only together.
         all_rows = allgather(torch.tensor([ctx.rows]), process_set=ctx.process_set)
         starts = all_rows[: ctx.process_set.rank() or 0].sum(0).tolist()
         own_grads = [grad.narrow(0, start, rows) for grad, start, rows in zip(averaged, starts, ctx.rows, strict=True)]
@@ -223,4 +225,5 @@ class _Reducescatter(torch.autograd.Function):
 
 
 def _make_contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
+    # Autograd hands over expanded gradients, such as those of `sum`, and a collective reads plain memory.
     return [tensor.contiguous() for tensor in tensors]

@@ -34,6 +34,7 @@ class SubmittedOperation:
         self.request, self.inputs, self.outputs = request, inputs, outputs
         self.result: Any = None
         self.error = ""
+        # The exchange runs on another stream, and must not read inputs that are still being computed.
         on_cuda = bool(inputs) and inputs[0].is_cuda
         self.inputs_ready = torch.cuda.current_stream(inputs[0].device).record_event() if on_cuda else None
         self._ended = threading.Event()
@@ -93,6 +94,7 @@ class ProcessSetExecutor:
 
     def close(self) -> None:
         """Executes the queued responses, and ends its threads."""
+        # In this order: transfers that have begun are passed on to the second thread, which ends after them.
         self._beginning.close()
         self._finishing.close()
 

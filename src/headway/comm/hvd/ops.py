@@ -108,6 +108,7 @@ def sparse_allreduce_async(
     def wait() -> Tensor:
         values, indices = synchronize(values_handle), synchronize(indices_handle)
         if op == Average:
+            # Divided here, because a gather cannot average.
             values = values / len(process_set.ranks or ())
         return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
 
@@ -300,6 +301,7 @@ def submit(
     for tensor, dtype in zip(tensors, dtypes, strict=True):
         if dtype not in supported or tensor.layout != torch.strided:
             raise ValueError(f"{kind}: tensors of type {tensor.type()} are not supported")
+        # An operation in place would otherwise write into a copy, and the tensor would stay as it was.
         if not tensor.is_contiguous():
             raise ValueError(f"{kind}: the tensor is not contiguous; call .contiguous() on it")
     if len({tensor.device for tensor in tensors}) != 1:
@@ -330,6 +332,7 @@ def _check_adasum(tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
 
 
 def _broadcast(tensor: Tensor, output: Tensor, root: int, name: str | None, process_set: ProcessSet) -> int:
+    # Checked before submission: the other ranks would wait for a root that does not take part.
     members = _get_members("broadcast", process_set)
     if root not in members:
         raise ValueError(f"broadcast: root rank {root} is not one of {list(members)}")

@@ -63,6 +63,7 @@ def DistributedOptimizer(  # noqa: N802
         groups = num_groups if groups is None else groups
     if backward_passes_per_step <= 0:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: set at least 1")
+    # A second set of hooks would reduce each gradient twice.
     if hasattr(optimizer, "skip_synchronize"):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     names = _name_parameters(optimizer, named_parameters)
@@ -117,6 +118,7 @@ def _name_parameters(
 
 def _add_methods(optimizer: Any, synchronize: Any, skip_synchronize: Any, set_passes: Any, check_idle: Any) -> None:
     """Adds the methods that a Horovod script calls on its optimizer to the instance; its class stays what it was."""
+    # Clearing gradients while they are being reduced would lose them without a word.
     original_zero_grad = optimizer.zero_grad
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:

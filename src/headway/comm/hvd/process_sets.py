@@ -34,6 +34,7 @@ class ProcessSet:
         ranks = list(ranks_or_comm)
         if any(not isinstance(rank, int) for rank in ranks):
             raise ValueError(f"a ProcessSet needs a list of ranks, not {ranks}")
+        # All ranks must have them in one order: the index in it is the rank inside the set.
         self.ranks = sorted(ranks)
 
     def size(self) -> int | None:

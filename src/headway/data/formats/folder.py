@@ -25,8 +25,8 @@ _MAX_SHOWN_NAMES = 5
 
 
 def open_folder(root: Path) -> ForeignRecords:
-    """Returns the records of the images of a folder, each read by name. Raises as `list_folder`."""
-    return _build_loose_records(*_list_with_folders(root))
+    """Returns the records of the images of a folder, each read by name. Raises as `list_image_folder`."""
+    return _build_loose_records(*_list_images_and_visited_folders(root))
 
 
 def open_listing(file: Path) -> ForeignRecords:
@@ -55,7 +55,7 @@ def _build_loose_records(source: PackSource, watched: Iterable[Path]) -> Foreign
     )
 
 
-def list_folder(root: Path) -> PackSource:
+def list_image_folder(root: Path) -> PackSource:
     """Lists the images of a folder: a sub-folder is a class; classes, and images within a class, are sorted by name.
 
     Images may be in deeper folders of their class. Hidden files and folders are left out. Files without an image
@@ -65,11 +65,11 @@ def list_folder(root: Path) -> PackSource:
         UsageError: the folder is missing or empty, or has images but no class folders.
         DataError: a class has no image, or a folder cannot be read.
     """
-    return _list_with_folders(root)[0]
+    return _list_images_and_visited_folders(root)[0]
 
 
-def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
-    """Returns the result of `list_folder`, and every folder that was searched."""
+def _list_images_and_visited_folders(root: Path) -> tuple[PackSource, list[Path]]:
+    """Returns the images of a folder as `list_image_folder` does, and every folder that was visited."""
     if not root.is_dir():
         raise UsageError("the folder does not exist", where=str(root), fix="Name a folder laid out as CLASS/NAME.jpg.")
     # The first level is classes; everything deeper belongs to its class.
@@ -108,7 +108,7 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
         )
     check_layout(root, images_by_folder)
     if empty:
-        what = f"class {empty[0]!r} has no image" if len(empty) == 1 else f"{_join_names(empty)} have no image"
+        what = f"class {empty[0]!r} has no image" if len(empty) == 1 else f"{_format_names(empty)} have no image"
         raise DataError(what, where=str(root), fix="Put images into the class folder, or remove it.")
     images_outside_classes = sorted(_decode_name(name) for name in loose_files if is_image(name))
     # Left-out files are named in the notes, so that a forgotten extension shows.
@@ -116,7 +116,7 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
         _decode_name(name) for name in loose_files if not is_image(name)
     )
     notes = tuple(
-        f"left out, {why}: {_join_names(files)}"
+        f"left out, {why}: {_format_names(files)}"
         for why, files in (("with no image extension", ignored), ("outside class folders", images_outside_classes))
         if files
     )
@@ -169,7 +169,7 @@ def _build_no_classes_error(root: Path, loose_files: list[str]) -> UsageError:
             fix=f"Lay them out as CLASS/NAME.jpg, or list paths and labels in a file: headway pack {listing} DST",
         )
     what = (
-        f"there is no image in this folder, only {_join_names(sorted(loose_files))}"
+        f"there is no image in this folder, only {_format_names(sorted(loose_files))}"
         if loose_files
         else "the folder is empty"
     )
@@ -181,6 +181,6 @@ def _decode_name(name: str) -> str:
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _join_names(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     remainder = f" and {len(names) - _MAX_SHOWN_NAMES} more" if len(names) > _MAX_SHOWN_NAMES else ""
     return ", ".join(map(repr, names[:_MAX_SHOWN_NAMES])) + remainder

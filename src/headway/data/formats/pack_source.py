@@ -65,6 +65,7 @@ class ImageFiles:
 
     def measure_sizes(self) -> NDArray[np.int64]:
         """Returns the size of each file in bytes."""
+        # Straight into the array, because a set may have millions of files.
         return np.fromiter(map(_measure_size, self.paths), np.int64, len(self.paths))
 
     def read(self, sample: int) -> bytes:

@@ -89,6 +89,7 @@ class ImageTransform:
         with preserve_generators():
             seed_generators(0)
             before = read_states()
+            # Without seeding inside, so that a changed state can only come from a draw.
             result = self.transform_image(noise, 0, shares_generators=True)
             return result, read_states() != before
 
@@ -107,6 +108,7 @@ def keep_form(result: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Returns a result as a uint8 image [H, W, C] of a shape. Raises ValueError if it is none."""
     height, width, channels = shape
     if result.dtype == torch.uint8:
+        # First, so that an image whose sides equal its channels stays as it is.
         if tuple(result.shape) == shape:
             return result
         if tuple(result.shape) == (channels, height, width):
@@ -124,6 +126,7 @@ def find_kind(transform: Any) -> Kind:
     modules = {base.__module__ for one in _list_parts(transform) for base in type(one).__mro__}
     if any(name.partition(".")[0].startswith("albumentations") for name in modules) or _takes_keyword_image(transform):
         return "albumentations"
+    # Before the older package, whose name its own begins with.
     if any(name.startswith("torchvision.transforms.v2") for name in modules):
         return "torchvision"
     if any(name.startswith("torchvision.transforms") for name in modules):

@@ -65,14 +65,17 @@ def send_message(connection: Connection, result: Any) -> None:
     connection.send_bytes(pickler.get_payload())
     if pickler.shared:
         descriptors = [descriptor for descriptor, _ in pickler.shared]
+        # A duplicate, because closing the socket object must leave the connection open.
         with closing(socket.socket(fileno=os.dup(connection.fileno()))) as pipe:
             for low in range(0, len(descriptors), DESCRIPTORS_AT_A_TIME):
+                # Descriptors travel only beside at least one byte.
                 socket.send_fds(pipe, [b"d"], descriptors[low : low + DESCRIPTORS_AT_A_TIME])
 
 
 def receive_message(connection: Connection) -> Message:
     """Receives what `send_message` sent. Raises EOFError or OSError if the sender is gone."""
     payload = connection.recv_bytes()
+    # The first four bytes say how many descriptors follow.
     message = Message(payload[4:], [])
     left = int.from_bytes(payload[:4], "little")
     if left:
@@ -80,6 +83,7 @@ def receive_message(connection: Connection) -> Message:
             while left:
                 data, found, _, _ = socket.recv_fds(pipe, 1, min(left, DESCRIPTORS_AT_A_TIME))
                 message.descriptors.extend(found)
+                # The sender ended between the bytes and the descriptors.
                 if not data or not found:
                     message.drop()
                     raise EOFError
@@ -129,6 +133,7 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         kind, *rest = pid
         if kind == "small":
+            # Torch warns of memory that cannot be written, such as bytes.
             data, dtype, shape = rest
             return (
                 torch.frombuffer(bytearray(data), dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)

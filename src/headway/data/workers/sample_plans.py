@@ -105,6 +105,8 @@ class MapPlan(SamplePlan):
         """Yields the steps from a position on, through all epochs."""
         spec = self.spec
         stop = math.inf if spec.order is not None else self._samples if spec.stop is None else spec.stop
+        # The second half lets the next epoch begin. `while True` would spin over an empty range without yielding a
+        # step.
         while position < stop or spec.start < stop:
             while position < stop:
                 total = count_positions(spec, position, stop)
@@ -136,10 +138,13 @@ class StreamPlan(SamplePlan):
         if spec.plan.grows:
             raise UsageError("batches over an iterable data set do not grow", where="batch", fix="Give one number.")
         self.spec, self.seed = spec, spec.seed or 0
+        # Without workers, the loop reads the elements itself, and counts as one.
         self._batch, self._workers = spec.plan.get_batch_size(0), max(1, workers)
         self._is_sharded = callable(getattr(dataset, "shard", None))
         self.work = LoadStream(dataset, collate, self.seed, spec.rank, spec.world, self._is_sharded)
         length = len(dataset) if hasattr(dataset, "__len__") else None
+        # A saved position holds with as many shards only. Without `shard`, everyone reads the same stream, so any
+        # number goes.
         shards = self._workers * spec.world if self._is_sharded else 1
         self.cursor = StreamCursor(length, self._batch, self.seed, shards)
 

@@ -92,6 +92,7 @@ class LoadStream(Work):
             low, high = get_rank_slots(task.batch, self._rank, self._world)
             count = high - low
             first = task.step // task.workers * count
+        # An iterator cannot go back, so an earlier position means to read the epoch from its beginning.
         if task.epoch != self._epoch or first < self._next:
             self._begin_epoch(task)
         while self._next < first and self._take_element() is not _END:
@@ -103,6 +104,7 @@ class LoadStream(Work):
 
     def _begin_epoch(self, task: StreamTask) -> None:
         self._epoch, self._next, self._keys = task.epoch, 0, []
+        # `shard`, `set_epoch` and `__iter__` may shuffle: everyone has to draw the same order.
         seed_generators(self._make_key(0))
         dataset = self.dataset
         if self._is_sharded:
@@ -124,10 +126,12 @@ class LoadStream(Work):
         place = number % KEYS_AT_A_TIME
         if place == 0 or not self._keys:
             low = number - place
+            # Equal numbers in two shards are different elements, and must not get the same random numbers.
             view = self._worker * self._world + self._rank if self._is_sharded else 0
             numbers = range(low, low + KEYS_AT_A_TIME)
             self._keys = make_keys(self._seed, self._epoch, list(numbers), view).tolist()
         return self._keys[place]
 
 
+# No value of a data set can be it; None may be an element.
 _END = object()

@@ -44,6 +44,7 @@ class TransformStage:
         is_process = bool(self.workers) and spec.worker_kind == "process"
         pixels = size[0] * size[1] * size[2]
         self.inputs = [_allocate(samples * pixels, shared=is_process) for _ in range(spec.prefetch_batches)]
+        # Sized by the trial's image: all images must have its form, which `finish` checks.
         outputs = [_allocate(samples * image.nbytes, shared=is_process) for _ in self.inputs]
         work = TransformImages(transform, self.inputs, outputs, shares_generators=not is_process and bool(self.workers))
         self._outputs = outputs
@@ -70,6 +71,7 @@ class TransformStage:
         parts = [self._pool.receive() for _ in range(self._parts)]
         filled: list[TransformedPart] = [part for part in parts if part is not None]
         tally = self._tally.stage_s
+        # The workers run side by side, so the stage takes the mean of their times.
         seconds = sum(part.seconds for part in filled) / self._parts
         tally["transform"] = tally.get("transform", 0.0) + seconds
         self._tally.transformed_images += len(batch.samples)
@@ -78,6 +80,7 @@ class TransformStage:
         first, output = filled[0], self._outputs[slot]
         for part in filled[1:]:
             try:
+                # On the meta device, because only shape and type are compared.
                 check_form(first, torch.empty(part.shape, dtype=part.dtype, device="meta"), part.first_sample)
             except ValueError as error:
                 UserFailure.describe(f"the transform {self._transform.name!r}", error).raise_error()
@@ -97,6 +100,7 @@ class TransformStage:
     def _try_out(self, size: tuple[int, int, int], *, is_thread: bool) -> tuple[torch.Tensor, float]:
         """Returns the result of the transform for one image, and the seconds that it takes."""
         try:
+            # The first call is not timed: it pays for imports and caches.
             self._transform.try_out(size)
             begun = perf_counter()
             image, draws = self._transform.try_out(size)

@@ -93,7 +93,9 @@ class _SavedAttributes:
     def sync(self, bcast_object: Callable[[Any], Any]) -> None:
         """Sets the attributes on all ranks to rank 0's present values."""
         if self._saved:
+            # What was received is the state to go back to if a worker is lost before the next commit.
             self.save()
+            # All of them in one message.
             self._saved = bcast_object(self._saved)
             self.restore()
 
@@ -136,6 +138,7 @@ class TorchState(State):
         super().__init__(objects.broadcast_object, context.rank)
         # Values with a state_dict are saved by `__setattr__`; the others are plain attributes.
         attributes = {**kwargs, "model": model, "optimizer": optimizer}
+        # Before the first attribute is assigned, because `__setattr__` writes into it.
         self._saved_states: dict[str, Any] = {}
         for name, value in attributes.items():
             if isinstance(value, STATEFUL_TYPES):
