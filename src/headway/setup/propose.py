@@ -22,7 +22,7 @@ from headway.data.opening import open_split
 from headway.data.pack_mode import open_header
 from headway.data.reference import GRAY_MODES
 from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
-from headway.setup.few_photographs import propose_for_few
+from headway.setup.few_photographs import FEW_SAMPLES, SCRATCH_SIDE, propose_for_few
 
 MAX_INSPECTED_IMAGES = 256
 """Largest number of image files whose headers are read; they stand for the sizes of all images."""
@@ -189,6 +189,12 @@ def format_recipe(findings: SourceFindings, name: str, packed: Path) -> str:
         parts = [few.size, few.augment, few.model, few.optimizer]
         batch, epochs, why_epochs = few.batch, few.epochs, few.explain_epochs
         why_batch = "few photographs: a small batch makes more steps of them"
+    elif findings.samples <= FEW_SAMPLES and side < SCRATCH_SIDE:
+        parts[2] = [
+            f"# {findings.samples:,} images are few, and of {side} pixels, too small for networks trained on photographs.",
+            "# To fine-tune from a run of yours on other images: docs/finetune.md.",
+            *parts[2],
+        ]
     train_folder = packed if findings.packed and not findings.held_out else packed / "train"
     # `headway pack` splits off an evaluation set, unless the data are packed already.
     eval_line = f"  eval: {_quote_yaml(str(packed / 'eval'))}\n" if findings.held_out or not findings.packed else ""
