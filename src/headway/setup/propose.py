@@ -191,8 +191,8 @@ def format_recipe(findings: SourceFindings, name: str, packed: Path) -> str:
         why_batch = "few photographs: a small batch makes more steps of them"
     elif findings.samples <= FEW_SAMPLES and side < SCRATCH_SIDE:
         parts[2] = [
-            f"# {findings.samples:,} images are few, and of {side} pixels, too small for networks trained on photographs.",
-            "# To fine-tune from a run of yours on other images: docs/finetune.md.",
+            f"# {findings.samples:,} images are few. At {side} pixels they do not suit pretrained networks;",
+            "# to fine-tune from a run of yours on other images: docs/finetune.md.",
             *parts[2],
         ]
     train_folder = packed if findings.packed and not findings.held_out else packed / "train"
