@@ -164,7 +164,7 @@ def test_on_a_terminal_there_is_a_bar(recipe: Path, tmp_path: Path) -> None:
                 shown += part
     os.close(ours)
     assert done.returncode == 0, shown
-    assert b"step 120/120" in shown
+    assert b"epoch 20.00/20" in shown
     assert b"\x1b[2K" in shown
     assert shown.rpartition(b"\x1b[?25")[2].startswith(b"h")  # the cursor is shown again
 
