@@ -1,7 +1,7 @@
 """Forks in the middle of a decode, under ThreadSanitizer.
 
-`make check` gives it the machine for itself: the sanitizer does not promise to survive a fork of several threads, and on
-a busy machine it may wait for ever in the child.
+`make check` gives it the machine for itself: the sanitizer does not promise to survive a fork of several threads. On a
+busy machine it may wait for ever in the child.
 """
 
 from __future__ import annotations
