@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -20,9 +21,6 @@ from headway.setup.build import TrainSetup
 from headway.training import runs
 from headway.training.predict import ImageSource, check_top, list_image_files
 from headway.training.predict import predict as predict_rows
-
-NOT_SERIES = ("kind",)
-"""Fields of a record that are no numbers over time."""
 
 
 @final
@@ -103,16 +101,16 @@ class Run:
 
     @cached_property
     def _setup(self) -> TrainSetup:
-        # The recipe of a run that was given a network names it by a path that only this block can resolve.
-        factory = str(self.recipe["model"]["factory"])
-        given = {} if self._model is None or not factory.startswith(GIVEN) else {factory: self._return_model}
-        with give_objects(given):
+        with self._give_network():
             setup = runs.load_trained(self._run)
         setup.model.eval()
         return setup
 
-    def _return_model(self) -> torch.nn.Module | None:
-        return self._model
+    def _give_network(self) -> AbstractContextManager[None]:
+        """Lets the run's factory return its network, inside the block."""
+        # A run that was given a network names it by a path that only this block can resolve.
+        factory, model = str(self.recipe["model"]["factory"]), self._model
+        return give_objects({} if model is None or not factory.startswith(GIVEN) else {factory: lambda: model})
 
     def load_model(self) -> torch.nn.Module:
         """Returns the network with the best weights, in evaluation mode, on the run's device.
@@ -145,7 +143,7 @@ class Run:
     def evaluate(self, data: str | os.PathLike[str] | None = None) -> dict[str, float]:
         """Evaluates the best weights on the run's evaluation set, or on another packed folder; returns the metrics."""
         # It builds the network anew, so the factory must be found here too.
-        with give_objects({} if self._model is None else {str(self.recipe["model"]["factory"]): self._return_model}):
+        with self._give_network():
             return runs.evaluate(self.folder, None if data is None else str(data))
 
     def report(self) -> Path:

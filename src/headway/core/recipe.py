@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from headway.core.errors import RecipeError
 from headway.core.files import describe_os_error, read_text
@@ -33,6 +33,15 @@ def check_patterns(*patterns: str) -> None:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(f"'{pattern}' is not a regular expression: {error}") from None
+
+
+def _check_pattern(pattern: str) -> str:
+    check_patterns(pattern)
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
+"""A field that holds a regular expression. A list of them is checked as a whole, so that a message names its key."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from headway.core.epochs import Epochs
-from headway.core.recipe import RecipePart, check_patterns
+from headway.core.recipe import Pattern, RecipePart, check_patterns
 
 
 class BatchNormRecipe(RecipePart):
@@ -51,16 +51,10 @@ class FreezeAfterRecipe(RecipePart):
     pass stops below the lowest trained parameter (Brock et al. 2017, "FreezeOut", arXiv 1706.04983; airbench94 freezes
     the bias of its whitening layer after 3 epochs, Jordan 2024, arXiv 2404.00498)."""
 
-    match: str
+    match: Pattern
     """Regular expression (re.search) on the parameter's full name."""
     after_epochs: Epochs
     """Number of epochs for which they are trained."""
-
-    @field_validator("match")
-    @classmethod
-    def _check_patterns(cls, pattern: str) -> str:
-        check_patterns(pattern)
-        return pattern
 
 
 class UnfreezeRecipe(RecipePart):
@@ -68,16 +62,10 @@ class UnfreezeRecipe(RecipePart):
     on the optimizer begins with an empty state for them (gradual unfreezing: Howard and Ruder 2018, "ULMFiT", arXiv
     1801.06146)."""
 
-    match: str
+    match: Pattern
     """Regular expression (re.search) on the parameter's full name, among those that `freeze` matches."""
     at_epoch: Epochs
     """Epoch from which they are trained."""
-
-    @field_validator("match")
-    @classmethod
-    def _check_patterns(cls, pattern: str) -> str:
-        check_patterns(pattern)
-        return pattern
 
 
 def _expand_unfreeze(value: Any) -> Any:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from headway.core.errors import RecipeError, UsageError, list_similar
-from headway.core.recipe import RecipePart, check_patterns
+from headway.core.recipe import Pattern, RecipePart
 
 # Importing torch takes seconds, and a recipe is validated without it.
 if TYPE_CHECKING:
@@ -23,18 +23,12 @@ Group = dict[str, Any]
 class GroupRecipe(RecipePart):
     """Parameters with their own learning rate or weight decay."""
 
-    match: str
+    match: Pattern
     """Regular expression (re.search) on the parameter's full name. The first group that matches takes the parameter."""
     lr_scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Factor on the learning rate."""
     weight_decay: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Replaces the optimizer's weight decay and `no_decay` for this group."""
-
-    @field_validator("match")
-    @classmethod
-    def _check_patterns(cls, pattern: str) -> str:
-        check_patterns(pattern)
-        return pattern
 
 
 def split_decay(
