@@ -60,7 +60,8 @@ class Run:
         summary = self.summary
         if not summary:
             return "not ended yet"
-        return f"{'finished' if self.finished else 'stopped'} at step {summary['step']:,} of {summary['steps']:,}"
+        state = "finished" if summary.get("finished") else "stopped"
+        return f"{state} at step {summary['step']:,} of {summary['steps']:,}"
 
     @property
     def summary(self) -> dict[str, Any]:

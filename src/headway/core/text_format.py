@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 
 def pluralise(number: int, name: str) -> str:
-    """Returns a count with its noun: `1 rack`, `2 racks`, `3 switches`."""
-    return f"{number:,} {name}{'' if number == 1 else 'es' if name.endswith('ch') else 's'}"
+    """Returns a count with its noun: `1 rack`, `2 racks`, `3 switches`, `4 processes`."""
+    return f"{number:,} {name}{'' if number == 1 else 'es' if name.endswith(('ch', 'ss')) else 's'}"
 
 
 def format_bytes(nbytes: float, digits: int = 3) -> str:

@@ -119,6 +119,14 @@ def check_arguments(
         raise RecipeError(f"{path!r} cannot be called: {error}", where=where) from None
 
 
+def read_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a user's function by name; none if it has no signature, as some of C have not."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
 @contextmanager
 def name_user_errors(path: str, what: str) -> Iterator[None]:
     """Turns an error of the user's code in the block into a UserCodeError that names its import path.

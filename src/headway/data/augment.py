@@ -16,6 +16,7 @@ from headway.data.augment_draws import Boxes
 from headway.data.augment_recipe import HOST_AUGMENTATIONS, AugmentRecipe, PolicyRecipe
 from headway.data.crops import Float64, draw_flip_masks, draw_shifts
 from headway.data.ops import colour, mix
+from headway.data.ops.blocks import CPU_BLOCK_VALUES
 from headway.data.ops.erase import erase, make_noise
 from headway.data.ops.move import flip_and_translate
 from headway.data.ops.rotate import rotate
@@ -24,9 +25,6 @@ from headway.data.upload import to_device
 
 Bool = NDArray[np.bool_]
 Int64 = NDArray[np.int64]
-
-NORMALISE_BLOCK_VALUES = 1 << 17
-"""Values that the CPU normalises at a time: half a MiB of float32, which fits into the L2 cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +308,7 @@ class Augment:
         mean, inv_std = self._mean_inv_std_rows[width]
         normalised = self._allocate_output(images.numel()).view(b, height, width * channels)
         rows = images.reshape(b, height, width * channels)
-        block_images = max(1, NORMALISE_BLOCK_VALUES // max(1, height * width * channels))
+        block_images = max(1, CPU_BLOCK_VALUES // max(1, height * width * channels))
         # In place on the output: no temporary of the size of the batch.
         for low in range(0, b, block_images):
             normalised[low : low + block_images].copy_(rows[low : low + block_images]).sub_(mean).mul_(inv_std)

@@ -129,12 +129,7 @@ class DecodeRing:
             yield batch
             if is_slot_lent:
                 self._free.put(slot)
-            tally.images += len(batch.positions)
-            tally.batches += 1
-            # The first batch always has to be waited for, so it is not part of the rate.
-            if not first:
-                tally.timed_images += len(batch.positions)
-                tally.seconds += perf_counter() - asked
+            tally.count_batch(len(batch.positions), asked, is_first=first)
             first = False
 
     # The copy runs on its own stream beside the network; the training stream waits for it, the host never does.

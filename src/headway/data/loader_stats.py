@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any, final
 
+from headway.core.text_format import pluralise
 from headway.data.reference import DecodeStats
 
 LOADER_STAGES = ("order", "read", "decode", "labels")
@@ -36,7 +38,7 @@ class LoaderStats:
     prefetch_batches: int
     """Number of slots in the ring."""
     stage_s: dict[str, float]
-    """Seconds of the loader's thread by stage; see STAGES."""
+    """Seconds of the loader's thread by stage; see LOADER_STAGES, and SAMPLE_STAGES for a data set of your own."""
     stage_images: int
     """Images that `stage_s` covers: those of `images` and of the batches in the ring."""
     cores: DecodeStats
@@ -78,11 +80,10 @@ class LoaderStats:
         kind, made_by = (
             ("worker process", "the data set") if self.backend == "own" else ("thread", f"{self.backend} decoder")
         )
-        plural = ("es" if self.backend == "own" else "s") if self.threads != 1 else ""
         return (
             f"{self.images:,} images, {self.images_s:,.0f} images/s, waiting {self.waiting_share:.1%} of the time, "
             f"{self.occupancy:.1f} of {self.prefetch_batches} batches ready; each stage alone: {stages} images/s; "
-            f"{made_by}, {self.threads} {kind}{plural}; {self.tier}"
+            f"{made_by}, {pluralise(self.threads, kind)}; {self.tier}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -118,6 +119,15 @@ class LoaderTally:
     wait_s: float = 0.0
     asked: int = 0
     ready: int = 0
+
+    def count_batch(self, images: int, asked: float, *, is_first: bool) -> None:
+        """Counts a batch that the consumer is done with. Args: asked: the time at which it was asked for."""
+        self.images += images
+        self.batches += 1
+        # The first batch always has to be waited for, so it is not part of the rate.
+        if not is_first:
+            self.timed_images += images
+            self.seconds += perf_counter() - asked
 
     def summarise(self, *, prefetch_batches: int, threads: int, backend: str, tier: str) -> LoaderStats:
         """Returns the sums so far, with the facts about their loader."""

@@ -38,7 +38,7 @@ def list_class_warnings(kind: LabelKind, classes: Sequence[str]) -> list[str]:
     shown = "; ".join(" and ".join(map(_show, names)) for names in similar[:_MAX_SHOWN])
     more = f"; and {len(similar) - _MAX_SHOWN:,} more" if len(similar) > _MAX_SHOWN else ""
     return [
-        f"Some names of classes differ only in capitals, blanks or accents' encoding, and count as several classes: "
+        "Some class names differ only in capitals, spaces or Unicode encoding, and count as several classes: "
         f"{shown}{more}. If they are one class, give them one name."
     ]
 

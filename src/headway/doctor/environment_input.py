@@ -102,7 +102,7 @@ def check_decoder(host: HostFiles, recipe: TrainRecipe, dataset: Dataset) -> Fin
 
 
 def _check_libjpeg(host: HostFiles) -> Findings:
-    """Returns True if the loaded libjpeg has SIMD code: only such code contains the names of the JSIMD variables."""
+    """Checks that the loaded libjpeg has SIMD code: only such code contains the names of the JSIMD variables."""
     paths = set(re.findall(r"\s(/\S*/libjpeg[^/\s]*)$", host.read_text("proc/self/maps"), re.MULTILINE))
     if not paths:
         host.unknown.append("whether libjpeg-turbo has SIMD code")

@@ -404,7 +404,12 @@ LOOP_STAGES = {
 def _build_loop_ceilings(
     loop: LoopMeasurement, handed_s: float, *, has_transform: bool, augments: bool
 ) -> list[StageCeiling]:
-    """Args: has_transform: the loop runs a transform, or nothing does. augments: it augments batches."""
+    """Builds the ceilings of the loop, one for each stage.
+
+    Args:
+        has_transform: the loop runs a transform, or nothing does.
+        augments: the loop augments batches.
+    """
     how = LOOP_STAGES | {"sync": f"{loop.syncs.count:.3g} reads of tensor values per step"}
     if not augments:
         how["normalise"] = "normalising a batch"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from headway.core.free_memory import read_free_memory_bytes
+from headway.core.text_format import pluralise
 from headway.data import native
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
@@ -55,9 +56,8 @@ class LoaderFacts:
         stats, unit = self.stats, "samples/s" if self.is_own else "images/s"
         rates = ", ".join(f"{name} {1 / seconds:,.0f}" for name, seconds in self.stages.items())
         kind = "worker process" if self.is_own else "decoding thread"
-        plural = "" if stats.threads == 1 else "es" if self.is_own else "s"
         ready = f"{stats.occupancy:.1f} of {stats.prefetch_batches} batches ready"
-        makers = "no workers" if not stats.threads else f"{stats.threads} {kind}{plural}"
+        makers = "no workers" if not stats.threads else pluralise(stats.threads, kind)
         return f"headway.Loader, {makers}, {ready}; each stage alone in {unit}: {rates or 'not timed yet'}"
 
 

@@ -94,7 +94,7 @@ class LoopAdviser:
         # More workers than cores only help while they wait for storage.
         if number > most:
             more = "add workers only if they wait for storage; otherwise make a batch cheaper"
-            pack = "headway pack IMAGES PACKED, and headway.Loader(headway.open(PACKED), batch=...)"
+            pack = "headway pack IMAGES PACKED, and headway.Loader(PACKED, batch=...)"
             self._add(why, f"{more}: {pack}")
 
     def _advise_stalls(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -14,6 +13,7 @@ import torch
 
 from headway.data.batch_transform import BatchTransform
 from headway.data.workers.image_transform import ImageTransform
+from headway.data.workers.user_failure import is_user_file
 from headway.setup.prepare import prepare_batch
 
 Owner = Literal["user", "package", "library", "torch", "headway"]
@@ -22,7 +22,6 @@ _HEADWAY = f"{Path(__file__).resolve().parents[1]}/"
 _TAPS = f"{_HEADWAY}observe/tensor_taps.py"
 _TORCH = f"{Path(torch.__file__).resolve().parent}/"
 _NUMPY = f"{Path(np.__file__).resolve().parent}/"
-_STANDARD = tuple(f"{Path(sysconfig.get_paths()[name]).resolve()}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 # The functions of Headway that call the recipe's transforms.
 _TRANSFORMING = frozenset(
@@ -56,7 +55,7 @@ def find_owner(file: str) -> Owner:
         return "library"
     if any(folder in path for folder in _PACKAGES):
         return "package"
-    return "library" if path.startswith(_STANDARD) else "user"
+    return "user" if is_user_file(path) else "library"
 
 
 def find_user_line(frame: FrameType | None) -> UserCodeLine | None:

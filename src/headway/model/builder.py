@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, list_similar, suggest_nearest
-from headway.core.user_code import FORM, import_user_object
+from headway.core.user_code import FORM, check_arguments, import_user_object
 from headway.model import factory_weights
 from headway.model.model_recipe import ModelRecipe
 
@@ -146,17 +146,11 @@ def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, optional_arg
             if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         }
         takes_any_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-        for name in recipe.args.keys() - parameter_names if not takes_any_keyword else ():
-            what = f"{recipe.factory!r} has no argument {name!r}"
-            raise RecipeError(what, where=f"model.args.{name}", fix=suggest_nearest(name, parameter_names))
         # **kwargs do not tell their names: most networks accept num_classes there, few accept in_channels.
         accepted_names = parameter_names | {"num_classes", "in_chans"} if takes_any_keyword else parameter_names
         # The user's own `args` win over `num_classes` and `in_channels`.
         arguments = {name: value for name, value in optional_arguments.items() if name in accepted_names} | recipe.args
-        try:
-            signature.bind(**arguments)
-        except TypeError as error:
-            raise RecipeError(f"{recipe.factory!r} cannot be called: {error}", where="model.args") from None
+        check_arguments(factory, recipe.factory, arguments=arguments, where="model.args")
     try:
         return factory(**arguments)
     except HeadwayError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -22,6 +23,13 @@ MATRIX_SIDE = 1024
 MAX_MATRIX_LABELS = 40
 # A service shows the first rows of a long table.
 MAX_ROWS = 200
+
+
+def encode_image(image: Image.Image, form: str = "PNG", **options: Any) -> str:
+    """Returns an image as the data URI that a panel of kind `images` holds; `read_images` reads it."""
+    out = io.BytesIO()
+    image.save(out, form, **options)
+    return f"data:image/{form.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
 def read_images(panel: Panel) -> list[tuple[Image.Image, str]]:

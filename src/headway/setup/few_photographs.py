@@ -70,7 +70,7 @@ def _propose_fine_tuning(found: SourceFindings, library: str) -> FewPhotographs:
             "  size: 224  # that of the pretrained network",
             "  crop: {name: random, scale: [0.35, 1.0]}  # another part of each photograph in every epoch",
         ],
-        augment=_format_flip(found),
+        augment=_format_flip(),
         model=[
             f"# {count} are too few to learn from what photographs look like, so a network that has seen ImageNet's",
             f"# 1.3 million is fine-tuned. {library} fetches the weights (45 MB) when training begins, and keeps them.",
@@ -80,7 +80,7 @@ def _propose_fine_tuning(found: SourceFindings, library: str) -> FewPhotographs:
             f"  args: {args}  # others: {source}",
         ],
         optimizer=[
-            *_format_smoothing(found),
+            *format_smoothing(found),
             "optimizer:",
             "  name: adamw",
             f"  lr: {0.0001 if found.kind == 'value' else 0.0005}  # small: the weights are good already",
@@ -104,7 +104,7 @@ def _propose_scratch(found: SourceFindings) -> FewPhotographs:
             f"  size: {SCRATCH_SIDE}  # an epoch takes a third of the time that one of 224 pixels takes",
             "  crop: {name: random, scale: [0.35, 1.0]}  # another part of each photograph in every epoch",
         ],
-        augment=_format_flip(found),
+        augment=_format_flip(),
         model=[
             f"# {found.samples:,} photographs are few for a network that begins at random. Fine-tuning would be far",
             "# better: install timm (pip install timm) and run headway init again, or set model.weights to the weights",
@@ -114,7 +114,7 @@ def _propose_scratch(found: SourceFindings) -> FewPhotographs:
             "  zero_init: true  # each residual block begins as the identity, which steadies the first epochs",
         ],
         optimizer=[
-            *_format_smoothing(found),
+            *format_smoothing(found),
             "optimizer:",
             "  name: nag",
             f"  lr: {lr:g}  # 0.1 for a batch of 128, in proportion to the batch",
@@ -132,12 +132,13 @@ def _propose_scratch(found: SourceFindings) -> FewPhotographs:
     )
 
 
-def _format_flip(found: SourceFindings) -> list[str]:
+def _format_flip() -> list[str]:
     why = "a mirrored photograph shows the same thing; set false for text, signs or directions"
     return ["augment:", f"  flip: true  # {why}"]
 
 
-def _format_smoothing(found: SourceFindings) -> list[str]:
+def format_smoothing(found: SourceFindings) -> list[str]:
+    """Returns the part `task` with label smoothing; nothing if the labels are not classes."""
     if found.kind != "class":
         return []
     return ["task:", "  args: {label_smoothing: 0.1}  # keeps the network from being too sure", ""]

@@ -128,7 +128,7 @@ def _add_own(added: AddedMetrics, recipe: MetricRecipe, path: str, target: Targe
     if not callable(found):
         raise RecipeError(f"{path!r} is a {type(found).__name__}, no function or SetMetric", where=where)
     if isinstance(found, type) and issubclass(found, SetMetric):
-        check_arguments(found, path, target, arguments=recipe.args, where=f"{where} args")
+        check_arguments(found, path, target, arguments=recipe.args, where=f"{where}.args")
         with name_user_errors(path, where):
             metric = found(target, **recipe.args)  # type: ignore[call-arg]
         _expect_names(metric, path, recipe.name)
@@ -141,7 +141,7 @@ def _add_own(added: AddedMetrics, recipe: MetricRecipe, path: str, target: Targe
         raise RecipeError(what, where=where, fix=fix)
     else:
         # The two None stand for outputs and labels, whose values do not matter to the check.
-        check_arguments(found, path, None, None, arguments=recipe.args, where=f"{where} args")
+        check_arguments(found, path, None, None, arguments=recipe.args, where=f"{where}.args")
         names = [recipe.name or path.rpartition(":")[2].rpartition(".")[2]]
 
         def compute_values(outputs: Tensor, labels: Tensor) -> Tensor:

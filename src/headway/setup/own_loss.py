@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headway.core.errors import RecipeError
-from headway.core.user_code import check_arguments, import_user_object, name_user_errors
+from headway.core.user_code import check_arguments, import_user_object, name_user_errors, read_parameters
 
 LOSS = "task.loss"
 PerSample = Callable[[Tensor, Tensor], Tensor]
@@ -35,9 +34,9 @@ def build_loss(path: str, arguments: Mapping[str, Any], base: Path) -> PerSample
     """
     found = import_user_object(path, base=base, what=LOSS)
     if not callable(found):
-        raise RecipeError(f"{path!r} is a {type(found).__name__}, no function or class", where=LOSS)
+        raise RecipeError(f"{path!r} is a {type(found).__name__}, not a function or class", where=LOSS)
     keywords = dict(arguments)
-    if _has_parameter(found, "reduction"):
+    if "reduction" in read_parameters(found):
         keywords.setdefault("reduction", "none")
     if isinstance(found, type):
         check_arguments(found, path, arguments=keywords, where=f"{LOSS}_args")
@@ -81,11 +80,3 @@ def expect_per_sample(values: Any, outputs: Tensor, path: str, where: str) -> Te
     given = f"the shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
     what = f"{path!r} gives {given} for {samples} samples, and should give the shape ({samples},): one number a sample"
     raise RecipeError(what, where=where, fix="Average over the outputs of a sample at most, and not over samples.")
-
-
-def _has_parameter(function: Callable[..., Any], name: str) -> bool:
-    try:
-        return name in inspect.signature(function).parameters
-    # Some functions written in C have no signature.
-    except (TypeError, ValueError):
-        return False

@@ -22,7 +22,7 @@ from headway.data.opening import open_split
 from headway.data.pack_mode import open_header
 from headway.data.reference import GRAY_MODES
 from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
-from headway.setup.few_photographs import FEW_SAMPLES, SCRATCH_SIDE, propose_for_few
+from headway.setup.few_photographs import FEW_SAMPLES, SCRATCH_SIDE, format_smoothing, propose_for_few
 
 MAX_INSPECTED_IMAGES = 256
 """Largest number of image files whose headers are read; they stand for the sizes of all images."""
@@ -182,7 +182,7 @@ def format_recipe(findings: SourceFindings, name: str, packed: Path) -> str:
     parts = [
         _format_size(findings, side),
         _format_augment(findings, side),
-        _format_model(findings, side),
+        _format_model(side),
         _format_optimizer(findings, side, batch),
     ]
     if (few := propose_for_few(findings, side)) is not None:
@@ -289,7 +289,7 @@ def _format_augment(findings: SourceFindings, side: int) -> list[str]:
     ]
 
 
-def _format_model(findings: SourceFindings, side: int) -> list[str]:
+def _format_model(side: int) -> list[str]:
     factory, reason = {
         "small": ("headway.model:small_net", "for images of 8 to 23 pixels"),
         "cifar": (
@@ -306,8 +306,7 @@ def _format_model(findings: SourceFindings, side: int) -> list[str]:
 
 def _format_optimizer(findings: SourceFindings, side: int, batch: int) -> list[str]:
     is_regression = findings.kind == "value"
-    label_smoothing = ["task:", "  args: {label_smoothing: 0.1}  # keeps the network from being too sure", ""]
-    task_lines = label_smoothing if findings.kind == "class" else []
+    task_lines = format_smoothing(findings)
     # cifar_net trains at a large rate that rises and falls, with larger steps for the biases of batch norm.
     if _choose_family(side) == "cifar" and not is_regression:
         lr = round(1.5 * batch / 1024, 3)

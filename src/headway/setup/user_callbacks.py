@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from headway.core.errors import RecipeError, UserCodeError, suggest_nearest
-from headway.core.user_code import import_user_object
+from headway.core.user_code import GIVEN, import_user_object
 from headway.data.workers.user_failure import find_user_place
 from headway.setup.callback_recipe import CallbackRecipe
 
@@ -69,8 +69,10 @@ def name_callbacks(objects: Sequence[Any]) -> list[NamedCallback]:
         kind = callback if isinstance(callback, type) else type(callback)
         where = f"callbacks[{index}]"
         if isinstance(callback, type):
-            raise RecipeError(f"{kind.__name__} is a class, no object", where=where, fix=f"Give {kind.__name__}().")
-        name = f"python:{kind.__module__}.{kind.__qualname__}"
+            raise RecipeError(
+                f"{kind.__name__} is a class, not an instance", where=where, fix=f"Give {kind.__name__}()."
+            )
+        name = f"{GIVEN}{kind.__module__}.{kind.__qualname__}"
         _check_hooks(callback, name, where)
         callbacks.append(NamedCallback(name, callback, _find_place(callback)))
     return callbacks

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from PIL import Image
 
 from headway.core.modules import switch_to_evaluation
+from headway.observe.panel_images import encode_image
 from headway.page import panel
 from headway.page.panel import Panel
 from headway.setup.recipe import TrainRecipe
@@ -240,6 +239,4 @@ def _encode_png(image: Any) -> str:
         image = Image.fromarray(image[..., 0] if image.ndim == 3 and channels == 1 else image)
     if not isinstance(image, Image.Image):
         raise TypeError(f"an image is a PIL image, an array or a tensor, not a {type(image).__name__}")
-    out = io.BytesIO()
-    image.save(out, "PNG")
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    return encode_image(image)

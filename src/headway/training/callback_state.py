@@ -47,7 +47,7 @@ def encode_state(value: Any, path: str = "state") -> Any:
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return {"$tensor": [str(value.dtype), list(value.shape), base64.b64encode(data).decode()]}
     if isinstance(value, dict):
-        raise TypeError(f"{path} is a {type(value).__name__} that is no dict with texts as keys")
+        raise TypeError(f"{path} is a {type(value).__name__} that is not a plain dict with strings as keys")
     raise TypeError(f"{path} is a {type(value).__name__}, which no checkpoint holds")
 
 

@@ -246,7 +246,7 @@ def _build_workload(
     stepped = sum(count_bytes(value) for group in setup.optimizer.param_groups for value in group["params"])
     # Clipping reads each gradient for its norm, then reads and writes it.
     moved = kept.moved_bytes + 3 * count_masters_bytes(setup) + 3 * stepped * (recipe.optimizer.clip_norm is not None)
-    statistics = sum(value.numel() * value.element_size() for value in list_running_statistics(setup.model))
+    statistics = sum(map(count_bytes, list_running_statistics(setup.model)))
     total, (height, width) = setup.plan.find_position(setup.steps), setup.size
     held_out = len(inputs.eval) if inputs.eval is not None else evaluation_samples
     evaluates, saves = recipe.data.eval is not None, recipe.checkpoint

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +11,7 @@ from headway.core.files import write_atomically
 from headway.core.run_folder import RunFolder
 from headway.data.dataset import Dataset
 from headway.data.reference import read_image
+from headway.observe.panel_images import encode_image
 from headway.page import panel
 from headway.page.panel import Panel
 from headway.training.evaluate import Evaluation
@@ -100,10 +99,5 @@ def _encode_thumbnail(dataset: Dataset, sample: int) -> str:
     image = read_image(dataset, sample)
     if max(image.size) > MAX_THUMBNAIL_PX:
         image.thumbnail((MAX_THUMBNAIL_PX, MAX_THUMBNAIL_PX), Image.Resampling.BILINEAR)
-    out = io.BytesIO()
     # JPEG artefacts would show in very small images, and PNG costs few bytes there.
-    if max(image.size) <= 64:
-        image.save(out, "PNG")
-        return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
-    image.save(out, "JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode()
+    return encode_image(image) if max(image.size) <= 64 else encode_image(image, "JPEG", quality=85)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from typing import Any
 
 import numpy as np
@@ -11,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from headway.observe.panel_images import encode_image
 from headway.page import panel
 from headway.page.panel import Panel
 from headway.setup.build import TrainSetup
@@ -40,9 +39,7 @@ def build_first_batch_panel(setup: TrainSetup, images: torch.Tensor, labels: tor
 def _encode_png(pixels: NDArray[np.uint8]) -> str:
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.BILINEAR)
-    out = io.BytesIO()
-    image.save(out, "PNG")
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    return encode_image(image)
 
 
 def _describe_label(setup: TrainSetup, label: Any) -> str:

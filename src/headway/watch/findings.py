@@ -64,7 +64,7 @@ def conclude_watch(
     # First steps of epochs have their own costs: they count as `first batch` only.
     steady = series.select(series.index > 0)
     verdict = judge_loop(costs, facts)
-    found_patterns, period = _find_patterns(series, steady, costs, facts, windows)
+    found_patterns, period = _find_patterns(steady, costs, facts, windows)
     # Bursts: the queue is full most of the time and runs dry now and then.
     median_wait_s = float(np.median(steady.seconds[:, WAIT]))
     has_bursts = median_wait_s < MAX_MEDIAN_WAIT_SHARE * costs.wait * costs.step_s and all(
@@ -99,7 +99,7 @@ def conclude_watch(
 
 
 def _find_patterns(
-    series: StepSeries, steady: StepSeries, costs: LoopCosts, facts: LoopFacts, windows: FloatArray | None
+    steady: StepSeries, costs: LoopCosts, facts: LoopFacts, windows: FloatArray | None
 ) -> tuple[list[LoopPattern], tuple[int, str | None] | None]:
     """Returns all patterns; and the period of the stalls, with the name of the interval that matches it (or None)."""
     found_patterns = []

@@ -33,7 +33,7 @@ def read_foreign_records(path: Path, files: Sequence[Path], part: str, label_kin
         path: the file, the folder or the pattern.
         files: `path` alone, or the files that the pattern expands to.
         part: name of the data set in a folder or an archive with several; empty for the only one.
-        label_kind: one of LABELS.
+        label_kind: one of LABEL_KINDS.
 
     Raises:
         UsageError: the format is unknown; there are several parts and `part` is empty; or there is no such part.

@@ -165,21 +165,26 @@ def _parse_json_lines(path: Path, text: str, columns: ColumnNames | None) -> _Ta
     """Returns the columns `path` and the labels of JSON lines. Raises DataError, which names the line."""
     table = _Table(path, [], {}, [], set())
     used: list[str] = []
+    previous: list[str] | None = None
+    names: list[str] = []
     for line_number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {line_number}"
         entry = _parse_json_object(line, where)
-        names = rename_columns([name for name, _ in entry], columns, where)
-        label_columns = find_label_columns(names, where)
+        keys = [name for name, _ in entry]
+        # Most lines have the keys of the line above, which were checked there.
+        if keys != previous:
+            previous, names = keys, rename_columns(keys, columns, where)
+            label_columns = find_label_columns(names, where)
+            if not used:
+                used = label_columns
+                table.cells.update({name: [] for name in ("path", *used)})
+            if sorted(label_columns) != sorted(used):
+                raise DataError(f"here {label_columns[0]!r} is the label, in the lines above {used[0]!r}", where=where)
+            # Any line may have further keys.
+            table.unused.extend(name for name in names if name and name not in table.cells and name not in table.unused)
         row = {name: value for name, (_, value) in zip(names, entry, strict=True) if name}
-        if not used:
-            used = label_columns
-            table.cells.update({name: [] for name in ("path", *used)})
-        if sorted(label_columns) != sorted(used):
-            raise DataError(f"here {label_columns[0]!r} is the label, in the lines above {used[0]!r}", where=where)
-        # Any line may have further keys.
-        table.unused.extend(name for name in row if name not in table.cells and name not in table.unused)
         table.structured.update(
             name for name, value in row.items() if isinstance(value, list | dict) and name not in table.cells
         )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway.core.errors import UsageError
+from headway.core.user_code import read_parameters
 from headway.data.workers.sample_seeds import preserve_generators, read_states, seed_generators
 
 Kind = Literal["array", "albumentations", "torchvision", "pillow"]
@@ -44,7 +45,7 @@ class ImageTransform:
             raise UsageError(what, where="transform", fix=f"Give {transform.__name__}(...).")
         self._transform, self._keeps_form = transform, keeps_form
         self.kind = find_kind(transform)
-        accepted = _find_parameters(transform) if self.kind == "array" else frozenset()
+        accepted = read_parameters(transform) if self.kind == "array" else {}
         self._random = [name for name in RANDOM_PARAMETERS if name in accepted]
         # Albumentations draws from generators of its own, not from the global ones.
         self._reseed = getattr(transform, "set_random_seed", None)
@@ -143,20 +144,9 @@ def _list_parts(transform: Any) -> Iterable[Any]:
 
 
 def _takes_keyword_image(transform: Any) -> bool:
-    try:
-        parameters = inspect.signature(transform).parameters
-    # Callables of C may have none.
-    except (TypeError, ValueError):
-        return False
+    parameters = read_parameters(transform)
     image = parameters.get("image")
     return "force_apply" in parameters or (image is not None and image.kind is inspect.Parameter.KEYWORD_ONLY)
-
-
-def _find_parameters(transform: Any) -> frozenset[str]:
-    try:
-        return frozenset(inspect.signature(transform).parameters)
-    except (TypeError, ValueError):
-        return frozenset()
 
 
 def _make_random(name: str, key: int) -> Any:

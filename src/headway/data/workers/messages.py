@@ -108,8 +108,8 @@ class _Pickler(ForkingPickler):
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and _is_plain(obj):
             if obj.nbytes < SHARED_BYTES:
-                flat = obj.contiguous().view(-1).view(torch.uint8) if obj.numel() else obj.new_empty(0).view(-1)
-                return "small", flat.numpy().tobytes() if obj.numel() else b"", obj.dtype, tuple(obj.shape)
+                data = obj.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if obj.numel() else b""
+                return "small", data, obj.dtype, tuple(obj.shape)
             number, size = self._share(obj.untyped_storage())
             return "tensor", number, size, obj.dtype, tuple(obj.shape), obj.stride(), obj.storage_offset()
         if type(obj) is np.ndarray and obj.nbytes >= SHARED_BYTES and not obj.dtype.hasobject:

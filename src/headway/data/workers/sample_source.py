@@ -13,6 +13,7 @@ import torch.utils.data
 
 from headway.core.cpu_count import choose_thread_count
 from headway.core.errors import HeadwayError, UserCodeError
+from headway.core.text_format import pluralise
 from headway.data.batch_source import BatchSource
 from headway.data.collated_batch import CollatedBatch, move_data
 from headway.data.loader_spec import LoaderSpec
@@ -100,12 +101,7 @@ class SampleSource(BatchSource[CollatedBatch]):
             del data, loaded
             yield batch
             del batch
-            tally.images += len(samples)
-            tally.batches += 1
-            # The first batch always has to be waited for, so it is not part of the rate.
-            if not is_first:
-                tally.timed_images += len(samples)
-                tally.seconds += perf_counter() - asked
+            tally.count_batch(len(samples), asked, is_first=is_first)
             is_first = False
 
     def make_stats(self) -> LoaderStats:
@@ -119,7 +115,7 @@ class SampleSource(BatchSource[CollatedBatch]):
 
     def describe(self) -> str:
         """Returns the number of workers in words."""
-        return f"{self._workers} worker process{'es'[: 2 * (self._workers != 1)]}"
+        return pluralise(self._workers, "worker process")
 
     def close(self) -> None:
         """Ends the worker processes."""

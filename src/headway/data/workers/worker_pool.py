@@ -94,6 +94,13 @@ def build_pool(work: Work, workers: int, *, kind: Literal["process", "thread"] =
     return ProcessPool(work, workers) if kind == "process" else ThreadPool(work, workers)
 
 
+def _expect_success(result: Any) -> Any:
+    """Returns the result of a task. Raises UserCodeError if the user's code failed in it."""
+    if isinstance(result, UserFailure):
+        result.raise_error()
+    return result
+
+
 @final
 class InlinePool(WorkerPool):
     """Runs each task when its result is asked for, and leaves the random generators as they were."""
@@ -114,9 +121,7 @@ class InlinePool(WorkerPool):
     def receive(self) -> Any:
         with preserve_generators():
             result = self._work(self._tasks.popleft())
-        if isinstance(result, UserFailure):
-            result.raise_error()
-        return result
+        return _expect_success(result)
 
     def count_ready(self) -> int:
         return 0
@@ -145,10 +150,7 @@ class ThreadPool(WorkerPool):
         self._futures.append(self._executor.submit(self._work, task))
 
     def receive(self) -> Any:
-        result = self._futures.popleft().result()
-        if isinstance(result, UserFailure):
-            result.raise_error()
-        return result
+        return _expect_success(self._futures.popleft().result())
 
     def count_ready(self) -> int:
         return sum(future.done() for future in list(self._futures))
@@ -227,9 +229,7 @@ class ProcessPool(WorkerPool):
             self._read_pipes(worker, block=True)
         result = self._results[worker].popleft().load()
         self._received += 1
-        if isinstance(result, UserFailure):
-            result.raise_error()
-        return result
+        return _expect_success(result)
 
     def count_ready(self) -> int:
         for worker in range(self.workers):
