@@ -183,12 +183,8 @@ class Trainer:
         """Adds the gradient of this rank's samples, one micro-batch after another."""
         setup, clock = self.setup, self.clock
         images, labels = prepare_batch(setup, batch, self.step + 1)
-        if self.is_lead and not self.step:
-            clock.lap("augment")
-            # It waits for the device, and is no part of training: the report's rates leave this stage out.
-            if (panel := build_first_batch_panel(setup, images, labels)) is not None:
-                self.accumulator.log.write_panels([panel], 1)
-            clock.lap("first batch")
+        if self.is_lead and not self.step and (panel := build_first_batch_panel(setup, images, labels)) is not None:
+            self.accumulator.log.write_panels([panel], 1)
         weights, noisy_weights, masked = self._weigh_samples(batch, images.shape[0])
         clock.lap("augment")
         parts = split_micro_batches(setup, images, labels, weights, noisy_weights)
