@@ -14,7 +14,7 @@ INSTALL := $(BIN)/python $(PIP) -c constraints.txt --build-constraint constraint
 BENCHES := gpu doctor $(filter-out gpu doctor compile device input loop optim precision time_to_accuracy,$(patsubst bench/%.py,%,$(filter-out bench/_%,$(wildcard bench/*.py))))
 NAME := $(if $(SRC),images,digits)
 
-ALONE := tests/multihost tests/data/test_loader_memory.py tests/fuzz/test_fuzz_fork.py
+ALONE := tests/multihost tests/data/test_loader_memory.py
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

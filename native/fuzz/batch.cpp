@@ -9,7 +9,8 @@
 #include <fstream>
 #include <string>
 
-extern "C" void __sanitizer_set_death_callback(void (*callback)());
+// Absent where no sanitizer is built in.
+extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*callback)());
 
 namespace headway::fuzz {
 
@@ -39,7 +40,7 @@ void on_alarm(int) { fail("it hangs", now.batch ? now.batch->files.size() : 0); 
 
 void watch() {
   signal(SIGALRM, on_alarm);
-  __sanitizer_set_death_callback(leave_files);
+  if (__sanitizer_set_death_callback) __sanitizer_set_death_callback(leave_files);
 }
 
 void fail(const char* what, size_t image) {
@@ -49,7 +50,8 @@ void fail(const char* what, size_t image) {
 }
 
 Result decode(const Crew& crew, const Batch& batch, const hw_spec& spec) {
-  now.isa = crew.isa;
+  // Threads of one crew would race if each wrote it.
+  if (now.isa != crew.isa) now.isa = crew.isa;
   const size_t count = batch.files.size(), size = image_size(spec), step = stride(spec);
   Result result{Bytes(count * step, kUntouched), Bytes(count, 0xEE)};
   const hw_items items = {batch.address.data(), batch.length.data(), batch.crc.data(),   batch.check.data(),

@@ -68,5 +68,6 @@ int fuzz_optimize(const Campaign&);
 int fuzz_changing(const Campaign&);
 int fuzz_sizes(const Campaign&);
 int fuzz_fork(const Campaign&);
+int fuzz_share(const Campaign&);
 
 }  // namespace headway::fuzz

@@ -48,7 +48,8 @@ struct Target {
 };
 
 constexpr Target kTargets[] = {{"decode", fuzz_decode},     {"gather", fuzz_gather}, {"optimize", fuzz_optimize},
-                               {"changing", fuzz_changing}, {"sizes", fuzz_sizes},   {"fork", fuzz_fork}};
+                               {"changing", fuzz_changing}, {"sizes", fuzz_sizes},   {"fork", fuzz_fork},
+                               {"share", fuzz_share}};
 
 }  // namespace
 }  // namespace headway::fuzz

@@ -26,7 +26,7 @@ from tests.fuzz.seeds import write_seeds
 
 from headway.core.errors import HeadwayError
 
-NATIVE = ("decode", "gather", "optimize", "changing", "sizes", "fork", "libjpeg")
+NATIVE = ("decode", "gather", "optimize", "changing", "sizes", "fork", "share", "libjpeg")
 PYTHON = ("manifest", "columns", "coordinator", "hvd")
 GROWTH_BYTES = 256 << 20
 """By which the largest memory of the process may grow."""
@@ -34,12 +34,12 @@ GROWTH_BYTES = 256 << 20
 
 def run_native(target: str, count: int, seconds: int, seed: int, real: Path | None, folder: Path) -> int:
     """Runs the driver in a folder, where it leaves the files of a batch that fails. Returns its exit status."""
-    build, name = builds.of(target)
+    driver, name = builds.of(target)
     seeds = folder / "seeds"
     seeds.mkdir()
     write_seeds(seeds, real)
-    command = [build.driver, name, seeds, str(count), str(seconds), str(seed)]
-    return subprocess.run(command, cwd=folder, env=os.environ | build.environment, check=False).returncode
+    command = [driver, name, seeds, str(count), str(seconds), str(seed)]
+    return subprocess.run(command, cwd=folder, check=False).returncode
 
 
 def run_python(target: str, count: int, seconds: int, seed: int, folder: Path) -> int:
