@@ -2,12 +2,14 @@
 `predict` are predicted and compared with the measurement.
 
 A row holds only what its publication gives: device, devices per node, link between nodes, precision. Everything else
-comes from the catalog: one rule for each kind of link, none for a single row or series.
+comes from the catalog: one rule for each kind of link, none for a single row or series. A run on several nodes is
+predicted from the runs of its series that calibrate, and from the one on a single whole node where there is one.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +17,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import yaml
 
 from bench._plan.buckets import make_even_buckets
-from headway.plan.calibration import MeasuredRun, fit_compute_time
+from headway.core.collectives import Algorithm
+from headway.plan.calibration import RUN_ERROR, Calibration, MeasuredRun, StepParameters, calibrate, compute_root
 from headway.plan.catalogs import read_catalog
 from headway.plan.cluster import Cluster, InterNodeLink, IntraNodeLink, load_clusters
-from headway.plan.step import GPU_ALGORITHMS, ComputeTime, StepTime, predict_step
+from headway.plan.compute import estimate_fixed_s
+from headway.plan.losses import LossPriors, load_priors
+from headway.plan.sensitivity import Z_90
+from headway.plan.step import StepTime, predict_step
 
 FILE = Path(__file__).with_name("scaling.csv")
 SMALL_EFFICIENCY = 0.95
@@ -39,10 +46,15 @@ INSIDE = {"h100": "dgx-h100", "a100-80gb": "dgx-a100", "a100": "dgx-a100", "v100
 """Clusters of the catalog whose NVLink a device with it has, in nodes of 8 or more; others have PCIe."""
 
 
+NCCL: tuple[Algorithm, ...] = ("ring", "double_tree")
+"""What the library of these years chose from."""
+
+
 @final
 @dataclass(frozen=True)
 class Row:
-    """One published run; as in the file. Attributes: images_s, efficiency: one of them is there."""
+    """One published run; as in the file. Attributes: images_s, efficiency: one of them is there. group: runs of one
+    publication on one machine, which no fit and its test share; set: the first rows, and those that came later."""
 
     series: str
     model: str
@@ -58,6 +70,8 @@ class Row:
     clock: str
     source: str
     note: str
+    group: str
+    set: str
 
     @property
     def batch(self) -> int:
@@ -85,7 +99,7 @@ def rows() -> tuple[Row, ...]:
                     one["series"], one["model"], one["device"], int(one["gpus_per_node"]), one["link_between_nodes"],
                     one["precision"], int(one["gpus"]), _number(one["batch_per_gpu"], int),
                     _number(one["images_per_s"], float), _number(one["efficiency_pct"], float), one["role"],
-                    one["clock"], one["source"], one["note"],
+                    one["clock"], one["source"], one["note"], one["group"], one["set"],
                 )
             )  # fmt: skip
     return tuple(found)
@@ -118,7 +132,7 @@ def cluster_of(row: Row) -> Cluster:
         devices=row.per_node,
         inside=inside,
         between=between_of(row.link),
-        algorithms=("shared_server",) if served else GPU_ALGORITHMS,
+        algorithms=("shared_server",) if served else NCCL,
         overlap=not served,
     )
 
@@ -137,35 +151,39 @@ def between_of(link: str) -> InterNodeLink:
 
 
 def gradient_bytes(row: Row) -> float:
-    return models()[row.model]["parameters"] * (4 if row.precision == "FP32" else 2)
+    """In the type of the weights: automatic mixed precision keeps both in 32 bits."""
+    return models()[row.model]["parameters"] * (2 if row.precision in ("mixed", "FP16") else 4)
 
 
-def step_of(compute: ComputeTime, row: Row, ranks: int, samples: float) -> StepTime:
-    """On so many devices of the row's kind."""
+def step_of(parameters: StepParameters, row: Row, ranks: int) -> StepTime:
+    """On so many devices of the row's kind, with its batch."""
     cluster = cluster_of(row)
     network = cluster.build_network(max(1, -(-ranks // row.per_node)))
     if ranks < row.per_node:
         network = replace(network, ranks_per_host=ranks)
+    losses = parameters.losses if cluster.overlap else replace(parameters.losses, hidden=0.0)
     return predict_step(
-        compute,
-        samples,
+        parameters.compute,
+        row.batch,
         make_even_buckets(gradient_bytes(row)),
         network,
-        jitter=cluster.jitter,
-        among=cluster.algorithms, overlap=cluster.overlap,
-    )  # fmt: skip
+        losses=losses,
+        among=cluster.algorithms,
+    )
 
 
 @final
 @dataclass(frozen=True)
 class Predicted:
-    """Attributes: value, linear: of the row's quantity, images/s or efficiency; scored: whether it counts.
-    basis: what the device's step comes from."""
+    """Attributes: value, linear: of the row's quantity, images/s or efficiency; linear is from the largest run that
+    calibrates. scored: whether it counts. spread: standard deviation of the logarithm of `value`. basis: what the
+    device's step comes from."""
 
     row: Row
     value: float
     linear: float
     scored: bool
+    spread: float
     basis: str
     step: StepTime
 
@@ -183,23 +201,100 @@ class Predicted:
     def linear_error(self) -> float:
         return self.linear / self.published - 1
 
+    @property
+    def surprise(self) -> float:
+        """|ln(predicted / published)| in standard deviations."""
+        return abs(math.log(self.value / self.published)) / self.spread
 
-def predicted(row: Row) -> Predicted:
+    @property
+    def in_band(self) -> bool:
+        """In that of 90 %."""
+        return self.surprise <= Z_90
+
+
+@final
+@dataclass(frozen=True)
+class Basis:
+    """What a row is predicted from: runs, and the calibration by them for the row's network."""
+
+    runs: Sequence[Row]
+    calibration: Calibration
+    how: str
+
+    @property
+    def parameters(self) -> StepParameters:
+        return self.calibration.parameters
+
+
+def basis_of(row: Row, priors: LossPriors) -> Basis:
     """Of a row with the role `predict`."""
-    compute, basis, like = compute_of(row)
-    found = step_of(compute, row, row.gpus, row.batch)
-    images_s = row.gpus * row.batch / found.seconds
-    smallest = min(like, key=lambda one: one.gpus)
-    assert smallest.images_s is not None
-    each = smallest.images_s / smallest.gpus * _ratio(smallest, row)
+    own = [one for one in rows() if one.series == row.series and one.role == "calibrate"]
+    how = f"{len(own)} of its series"
+    if not own:
+        own = _like(row)
+        how = f"the device, by {own[0].series}"
+    elif row.nodes > 1:
+        own += [
+            one for one in rows() if one.series == row.series and one.role == "predict" and one.gpus == one.per_node
+        ]
+        how = f"{len(own)} of its series"
+    if found := re.search(r"(?:t0 from|second point of) (\S+)", own[0].note):
+        priors = _narrow_fixed(priors, [one for one in rows() if one.series == found[1] and one.role == "calibrate"])
+    calibration = calibrate_rows(own, priors)
+    compute = calibration.parameters.compute
+    there = replace(compute, sample_s=compute.sample_s / _ratio(own[0], row))
+    return Basis(own, replace(calibration, parameters=replace(calibration.parameters, compute=there)), how)
+
+
+def calibrate_rows(known: Sequence[Row], priors: LossPriors) -> Calibration:
+    """By runs of one series."""
+    by_run = {one.run: one for one in known}
+    return calibrate(
+        list(by_run),
+        lambda parameters, run: step_of(parameters, by_run[run], run.ranks).seconds,
+        priors,
+        likely_fixed_s(known[0]),
+    )
+
+
+def likely_fixed_s(row: Row) -> float:
+    """Fixed time of a step before anything is measured."""
+    return estimate_fixed_s(models()[row.model]["parameters"], cluster_of(row).device_spec)
+
+
+def _narrow_fixed(priors: LossPriors, others: Sequence[Row]) -> LossPriors:
+    """Priors whose fixed time is the one of another series on such a device."""
+    found = calibrate_rows(others, priors)
+    spread = float(np.sqrt(found.covariance[1, 1]))
+    fixed = found.parameters.compute.fixed_s / likely_fixed_s(others[0])
+    return replace(priors, fixed=fixed, spreads=(spread, *priors.spreads[1:]))
+
+
+def predicted(row: Row, priors: LossPriors | None = None) -> Predicted:
+    """Of a row with the role `predict`. priors: of the catalog, if none are given."""
+    priors = priors or load_priors("field")
+    basis = basis_of(row, priors)
+    known = basis.parameters
+    value, step = _value_of(known, row), step_of(known, row, row.gpus)
+    columns = compute_root(basis.calibration.covariance).T
+    moved = [math.log(_value_of(known.move(column), row) / value) for column in columns]
+    spread = math.hypot(RUN_ERROR, priors.band * math.hypot(*moved))
+    if row.images_s is None:
+        return Predicted(row, value, 100.0, True, spread, basis.how, step)
+    largest, smallest = (of(basis.runs, key=lambda one: one.gpus) for of in (max, min))
+    linear, from_smallest = (one.run.images_s / one.gpus * row.gpus * _ratio(one, row) for one in (largest, smallest))
+    scored = row.nodes > 1 or row.images_s < SMALL_EFFICIENCY * from_smallest
+    return Predicted(row, value, linear, scored, spread, basis.how, step)
+
+
+def _value_of(parameters: StepParameters, row: Row) -> float:
+    """Images/s, or the efficiency in percent where that was published."""
+    images_s = row.gpus * row.batch / step_of(parameters, row, row.gpus).seconds
     if row.images_s is not None:
-        linear = each * row.gpus
-        scored = row.nodes > 1 or row.images_s < SMALL_EFFICIENCY * linear
-        return Predicted(row, images_s, linear, scored, basis, found)
+        return images_s
     than = _reference(row)
-    alone = step_of(compute, row, than, row.batch)
-    efficiency = 100 * (images_s / row.gpus) / (than * row.batch / alone.seconds / than)
-    return Predicted(row, efficiency, 100.0, True, basis, found)
+    alone = than * row.batch / step_of(parameters, row, than).seconds
+    return 100 * (images_s / row.gpus) / (alone / than)
 
 
 def _reference(row: Row) -> int:
@@ -213,37 +308,16 @@ def _ratio(known: Row, row: Row) -> float:
     return models()[known.model]["multiply_adds"] / models()[row.model]["multiply_adds"]
 
 
-def compute_of(row: Row) -> tuple[ComputeTime, str, Sequence[Row]]:
-    """(computing, what it comes from, the runs it was calibrated by)"""
-    own = [one for one in rows() if one.series == row.series and one.role == "calibrate"]
-    basis = f"{len(own)} of its series"
-    if not own:
-        own = _like(row)
-        basis = f"the device, by {own[0].series}"
-    fixed = None
-    if found := re.search(r"(?:t0 from|second point of) (\S+)", own[0].note):
-        fixed = _calibrated([one for one in rows() if one.series == found[1] and one.role == "calibrate"], None).fixed_s
-    compute = _calibrated(own, fixed)
-    ratio = _ratio(own[0], row)
-    return ComputeTime(compute.fixed_s, compute.sample_s / ratio), basis, own
-
-
 def _like(row: Row) -> list[Row]:
     """Runs of the smallest scale on the same device and in its precision, with the nearest batch."""
     precise = row.precision == "FP32"
     known = [
         one
         for one in rows()
-        if one.role == "calibrate" and device_of(one) == device_of(row) and (one.precision == "FP32") == precise
+        if one.role == "calibrate"
+        and device_of(one) == device_of(row)
+        and (one.precision == "FP32") == precise
+        and one.set == row.set
     ]
     nearest = min(known, key=lambda one: (abs(one.batch - row.batch), one.gpus))
     return [one for one in known if one.series == nearest.series]
-
-
-def _calibrated(known: Sequence[Row], fixed_s: float | None) -> ComputeTime:
-    by_run = {one.run: one for one in known}
-    return fit_compute_time(
-        list(by_run),
-        lambda compute, run: step_of(compute, by_run[run], run.ranks, run.samples_per_rank),
-        fixed_s=fixed_s,
-    )

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import final
 
 from bench._plan.buckets import make_even_buckets
-from bench._plan.scaling import cluster_of, compute_of, gradient_bytes, rows
-from headway.plan.convergence import ConvergencePoint, EpochsLaw, fit_epochs, load_official_points
+from bench._plan.scaling import basis_of, cluster_of, gradient_bytes, rows
+from headway.plan.convergence import ConvergencePoint, EpochsLaw, fit_epochs, interpolate_epochs, load_official_points
 from headway.plan.job import FORWARD_SHARE, TrainingJob
+from headway.plan.losses import load_priors
 from headway.plan.scaling import predict_scaling
 
 FILE = Path(__file__).with_name("times.csv")
@@ -43,17 +44,20 @@ class Time:
 
 def times() -> list[Time]:
     """Of the file. Earlier rules asked for other targets, so that runs under them are not in it."""
-    epochs_of: EpochsLaw = fit_epochs(load_official_points())
-    found = []
+    epochs_of: EpochsLaw = interpolate_epochs(load_official_points())
+    found, priors = [], load_priors("field")
     with FILE.open(encoding="utf-8", newline="") as file:
         for one in csv.DictReader(file):
             gpus = int(one["gpus"])
             row = next(row for row in rows() if row.series == one["series"] and row.gpus == gpus)
-            compute, epochs = compute_of(row)[0], epochs_of.predict_epochs(row.batch * gpus)
+            basis = basis_of(row, priors)
+            compute, epochs = basis.parameters.compute, epochs_of.predict_epochs(row.batch * gpus)
             job = TrainingJob(
                 samples=SAMPLES,
                 encoded_bytes=None,
                 compute=compute,
+                losses=basis.parameters.losses,
+                covariance=priors.band**2 * basis.calibration.covariance,
                 gradients=tuple(make_even_buckets(gradient_bytes(row))),
                 bucket_bytes=1,  # as they are
                 epochs=epochs_of,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from bench._plan.times import leave_one_out
@@ -15,6 +16,7 @@ from headway.plan.convergence import (
     EpochsLaw,
     derive_epochs_law,
     fit_epochs,
+    interpolate_epochs,
     load_official_points,
     suggest_learning_rate,
 )
@@ -103,3 +105,20 @@ def test_what_cannot_be_fitted_is_said(points: list[ConvergencePoint], said: str
         fit_epochs(points)
     with pytest.raises(UsageError, match="above 0"):
         derive_epochs_law(0, 64, 10)
+
+
+def test_points_of_one_kind_are_followed_and_the_law_goes_on_beyond_them() -> None:
+    points = load_official_points()
+    law, followed = fit_epochs(points), interpolate_epochs(points)
+    for one in points:
+        assert followed.predict_epochs(one.batch) == pytest.approx(one.epochs)
+    for low, high in pairwise(sorted({one.batch for one in points})):
+        ratios = [followed.predict_epochs(batch) / law.predict_epochs(batch) for batch in (low, (low + high) / 2, high)]
+        assert min(ratios[0], ratios[2]) <= ratios[1] <= max(ratios[0], ratios[2])
+    # Beyond the points, a larger batch still takes more epochs.
+    assert followed.predict_epochs(2e5) > followed.predict_epochs(1e5) > followed.predict_epochs(points[-1].batch)
+    assert followed.error is not None
+    assert 0 < followed.error < 0.08
+    # Two points at one batch count as their mean.
+    twice = interpolate_epochs([ConvergencePoint(10, 4), ConvergencePoint(10, 6), ConvergencePoint(40, 8)])
+    assert twice.predict_epochs(10) == pytest.approx(5)

@@ -10,6 +10,7 @@ from tests.plan._workload import workload
 
 from headway.core.collectives import Link, Network
 from headway.core.errors import UsageError
+from headway.plan.losses import StepLosses
 from headway.plan.step import (
     BUCKET_SIZES,
     GPU_ALGORITHMS,
@@ -30,7 +31,9 @@ def network(hosts: int, per_host: int = 8, gb_s: float = 10.0) -> Network:
 
 
 def test_alone_a_step_is_its_computing() -> None:
-    found = predict_step(ComputeTime(0.01, 0.001), 64, make_even_buckets(1e8), network(1, 1), jitter=0.1)
+    found = predict_step(
+        ComputeTime(0.01, 0.001), 64, make_even_buckets(1e8), network(1, 1), losses=StepLosses(jitter=0.1)
+    )
     assert found.seconds == pytest.approx(0.074)
     assert (found.exposed_s, found.slowest_s) == (0.0, 0.0)
 
@@ -60,7 +63,9 @@ def test_no_more_is_exposed_than_there_is_and_never_less_than_the_last_bucket(
 def test_more_nodes_never_make_a_step_shorter(one: int, other: int) -> None:
     small, large = sorted((one, other))
     seconds = [
-        predict_step(ComputeTime(0.01, 1e-3), 32, make_even_buckets(1e8), network(n), jitter=0.02).seconds
+        predict_step(
+            ComputeTime(0.01, 1e-3), 32, make_even_buckets(1e8), network(n), losses=StepLosses(jitter=0.02)
+        ).seconds
         for n in (small, large)
     ]
     assert seconds[1] >= seconds[0] * 0.999  # algorithms change, and their counts of rounds
@@ -116,7 +121,7 @@ def test_no_size_of_buckets_leaves_less(latency: float, bandwidth: float, backwa
 
 
 def test_without_overlap_all_of_the_exchange_is_seen() -> None:
-    found = predict_step(ComputeTime(0.01, 1e-3), 32, make_even_buckets(1e8), network(8), overlap=False)
+    found = predict_step(ComputeTime(0.01, 1e-3), 32, make_even_buckets(1e8), network(8), losses=StepLosses(hidden=0.0))
     assert found.exposed_s == pytest.approx(found.exchange_s)
     assert found.exposed_s > predict_step(ComputeTime(0.01, 1e-3), 32, make_even_buckets(1e8), network(8)).exposed_s
 

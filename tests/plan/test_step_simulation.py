@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from headway.core.errors import UsageError
 from headway.plan.cluster import load_clusters
 from headway.plan.job import TrainingJob
+from headway.plan.losses import StepLosses
 from headway.plan.scaling import predict_scaling
 from headway.plan.step import ComputeTime, predict_step
 from headway.plan.step_simulation import TRACED_RANKS, StepScenario, simulate_prediction, simulate_steps
@@ -42,7 +43,9 @@ def test_where_all_ranks_are_alike_it_is_the_closed_form(nodes: int, samples: fl
 @pytest.mark.parametrize("nodes", [1, 16, 128])
 def test_by_chance_the_slowest_is_as_slow_as_expected(nodes: int) -> None:
     found = simulate_steps(scenario(nodes, jitter=0.02, steps=400))
-    expected = predict_step(COMPUTE, 52, BUCKETS, load_clusters()["dgx-1"].build_network(nodes), jitter=0.02)
+    expected = predict_step(
+        COMPUTE, 52, BUCKETS, load_clusters()["dgx-1"].build_network(nodes), losses=StepLosses(jitter=0.02)
+    )
     assert found.slowest_s.mean() == pytest.approx(expected.slowest_s, rel=0.1)
     assert found.step_s == pytest.approx(expected.seconds, rel=0.02)
 

@@ -1,7 +1,8 @@
-"""Calibration of a device's compute time from measured runs on one device, one node or several.
+"""Calibration of a step's parameters by measured runs on one device, one node or several.
 
-A run gives the length of a step, not its parts. The predicted exchange and the wait for the slowest device are
-subtracted; the rest is t0 + c b, fitted to all runs at once.
+A run gives the length of a step, not its parts. Published runs tell how likely each part is (`losses`); the most
+probable parameters explain the measured runs within their error. One run moves the compute time alone. Runs on other
+numbers of devices, or with other batches, move what they tell about.
 """
 
 from __future__ import annotations
@@ -9,21 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
+import numpy.typing as npt
 
 from headway.core.errors import UsageError
-from headway.plan.step import ComputeTime, StepTime
+from headway.plan.losses import LossPriors, StepLosses
+from headway.plan.step import ComputeTime
 
-# Likely fixed time of a step, and the factor by which it varies (one standard deviation): launches of a few hundred
-# kernels at some 10 us each, and one pass of the optimizer over the weights. It is a prior, for runs that do not
-# determine the fixed time.
-TYPICAL_FIXED_S, FIXED_S_FACTOR = 8e-3, 2.5
 # Relative error of a measured run, from one day to the next.
 RUN_ERROR = 0.03
-# Iterations between the fit and the exchange time, which depends on it; a few are enough.
-MAX_ROUNDS = 20
+# Parameters in the order of a vector. All are moved by their logarithm, `hidden` by its logit.
+PARAMETERS = ("sample time", "fixed time", "contention", "jitter", "inside", "between", "hidden")
+# Nothing is known of the time of a sample before a run is measured.
+SAMPLE_SPREAD = 50.0
+# Step of the numerical derivatives, largest step of an iteration, and iterations. Five are enough for runs that agree.
+DERIVATIVE_STEP, LARGEST_STEP, MAX_ROUNDS = 0.02, 1.0, 30
+
+Vector = npt.NDArray[np.floating[Any]]
 
 
 @final
@@ -47,76 +52,106 @@ class MeasuredRun:
         return self.ranks * self.samples_per_rank / self.images_s
 
 
-def fit_compute_time(
+@final
+@dataclass(frozen=True)
+class StepParameters:
+    """Parameters of a step's length, beside batch and network."""
+
+    compute: ComputeTime
+    losses: StepLosses
+
+    def move(self, by: Sequence[float] | Vector) -> StepParameters:
+        """Returns the parameters moved by a vector in the order of `PARAMETERS`. A value of 0, or all hidden, stays."""
+        factors = np.exp(np.clip(by, -20.0, 20.0))
+        losses, odds = self.losses, factors[6]
+        return StepParameters(
+            ComputeTime(float(self.compute.fixed_s * factors[1]), float(self.compute.sample_s * factors[0])),
+            StepLosses(
+                contention=float(losses.contention * factors[2]),
+                jitter=float(losses.jitter * factors[3]),
+                inside=float(losses.inside * factors[4]),
+                between=float(losses.between * factors[5]),
+                hidden=float(losses.hidden * odds / (losses.hidden * odds + (1 - losses.hidden))),
+            ),
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Calibration:
+    """Parameters that measured runs make most probable.
+
+    Attributes:
+        moved: by how much each parameter left its median, as in `StepParameters.move`.
+        covariance: of the errors of `moved`; float64 [7, 7].
+    """
+
+    parameters: StepParameters
+    moved: Vector
+    covariance: Vector
+
+
+def calibrate(
     runs: Sequence[MeasuredRun],
-    predict_run: Callable[[ComputeTime, MeasuredRun], StepTime],
-    *,
-    fixed_s: float | None = None,
-) -> ComputeTime:
-    """Fits the compute time that explains the runs best.
+    predict_seconds: Callable[[StepParameters, MeasuredRun], float],
+    priors: LossPriors,
+    fixed_s: float,
+) -> Calibration:
+    """Finds the most probable parameters, by Gauss-Newton on ln(seconds of a step).
 
     Args:
-        predict_run: predicts the step of a run; everything but its compute time is subtracted from the measurement.
-        fixed_s: fixed time of a step, if it is known from elsewhere.
+        predict_seconds: predicts the seconds of a run's step.
+        fixed_s: likely fixed time of a step, before `priors.fixed` scales it.
 
-    Raises:
-        UsageError: there is no run, or a number of one is not positive.
+    Raises UsageError if there is no run, or a number of one is not positive.
     """
     if not runs:
         raise UsageError("a calibration needs at least one measured run")
     if any(not (run.ranks >= 1 and run.samples_per_rank > 0 and run.images_s > 0) for run in runs):
         raise UsageError("devices, samples and images/s of a measured run must be above 0")
-    # Start with all time proportional to the batch. The exchange that overlaps with backward depends on the compute
-    # time, so fit and subtraction alternate until they agree.
-    shortest_sample_s = min(run.seconds / run.samples_per_rank for run in runs)
-    fitted = ComputeTime(0.0, shortest_sample_s)
-    samples = [run.samples_per_rank for run in runs]
+    center = _choose_center(runs, priors, fixed_s)
+    spreads = np.array([SAMPLE_SPREAD, *priors.spreads])
+    # A spread of 0 fixes a parameter.
+    precision = np.diag(1 / np.maximum(spreads, 1e-6) ** 2)
+    measured = np.log([run.seconds for run in runs])
+    moved = np.zeros(len(PARAMETERS))
     for _ in range(MAX_ROUNDS):
-        compute_seconds = []
-        for run in runs:
-            step = predict_run(fitted, run)
-            # At least 5 % stay: a predicted exchange longer than the measured step must not turn the rest negative.
-            compute_seconds.append(max(run.seconds - step.slowest_s - step.exposed_s, 0.05 * run.seconds))
-        previous, fitted = fitted, _fit_least_squares(samples, compute_seconds, fixed_s)
-        if math.isclose(previous.sample_s, fitted.sample_s, rel_tol=1e-9):
+        predicted, slopes = _differentiate(runs, predict_seconds, center, moved)
+        curvature = slopes.T @ slopes / RUN_ERROR**2 + precision
+        gradient = slopes.T @ (measured - predicted) / RUN_ERROR**2 - precision @ moved
+        step = np.clip(np.linalg.solve(curvature, gradient), -LARGEST_STEP, LARGEST_STEP)
+        moved = moved + step
+        if np.abs(step).max() < 1e-4:
             break
-    return fitted
+    return Calibration(center.move(moved), moved, np.linalg.inv(curvature))
 
 
-def _fit_least_squares(samples: Sequence[float], seconds: Sequence[float], fixed_s: float | None) -> ComputeTime:
-    """Fits t0 and c by least squares: ln(predicted / measured) of each run over its error, and ln(t0 / 8 ms) over
-    ln 2.5 as a prior unless t0 is given."""
-    b, t = np.asarray(samples, np.float64), np.asarray(seconds, np.float64)
+def _choose_center(runs: Sequence[MeasuredRun], priors: LossPriors, fixed_s: float) -> StepParameters:
+    """Chooses the medians, and the time of a sample that the run on the fewest devices has without any loss."""
+    first = min(runs, key=lambda run: (run.ranks, run.samples_per_rank))
+    fixed = min(priors.fixed * fixed_s, 0.5 * first.seconds)
+    return StepParameters(ComputeTime(fixed, (first.seconds - fixed) / first.samples_per_rank), priors.losses)
 
-    def fit_sample_time(fixed: float) -> tuple[float, float]:
-        """Returns (sum of squares, best c) for a fixed t0, by Newton's method in ln c."""
-        fixed = min(fixed, 0.95 * float(t.min()))
-        log_c = math.log(float(np.median((t - fixed) / b)))
-        for _ in range(30):
-            sample_part = math.exp(log_c) * b
-            log_error, d_log_error = np.log((fixed + sample_part) / t), sample_part / (fixed + sample_part)
-            newton_step = float((log_error * d_log_error).sum() / (d_log_error**2).sum())
-            log_c -= newton_step
-            if abs(newton_step) < 1e-12:
-                break
-        log_error = np.log((fixed + math.exp(log_c) * b) / t) / RUN_ERROR
-        prior_penalty = 0.0
-        if fixed_s is None:
-            prior_penalty = (math.log(fixed / TYPICAL_FIXED_S) / math.log(FIXED_S_FACTOR)) ** 2
-        return float((log_error**2).sum()) + prior_penalty, math.exp(log_c)
 
-    if fixed_s is not None:
-        return ComputeTime(min(fixed_s, 0.95 * float(t.min())), fit_sample_time(fixed_s)[1])
-    # The fixed time stays below the shortest step. The sum of squares has one minimum in ln t0: five nested grids find
-    # it.
-    most = math.log(0.95 * float(t.min()) / TYPICAL_FIXED_S)
-    low, high = -6 * math.log(FIXED_S_FACTOR), 6 * math.log(FIXED_S_FACTOR)
-    if most <= low:
-        return ComputeTime(0.0, float(np.median(t / b)))
-    high = min(high, most)
-    for _ in range(5):
-        grid = np.linspace(low, high, 41)
-        best = int(np.argmin([fit_sample_time(TYPICAL_FIXED_S * math.exp(log_ratio))[0] for log_ratio in grid]))
-        low, high = float(grid[max(0, best - 2)]), float(grid[min(len(grid) - 1, best + 2)])
-    fixed = TYPICAL_FIXED_S * math.exp(float(grid[best]))
-    return ComputeTime(fixed, fit_sample_time(fixed)[1])
+def _differentiate(
+    runs: Sequence[MeasuredRun],
+    predict_seconds: Callable[[StepParameters, MeasuredRun], float],
+    center: StepParameters,
+    moved: Vector,
+) -> tuple[Vector, Vector]:
+    """Returns ln(seconds) of each run, and its derivatives by each parameter."""
+
+    def predict(by: Vector) -> Vector:
+        parameters = center.move(by)
+        return np.array([math.log(predict_seconds(parameters, run)) for run in runs])
+
+    here = predict(moved)
+    slopes = [(predict(moved + DERIVATIVE_STEP * unit) - here) / DERIVATIVE_STEP for unit in np.eye(len(PARAMETERS))]
+    return here, np.array(slopes).T
+
+
+def compute_root(covariance: Vector) -> Vector:
+    """Computes R with R R' = covariance, by its eigenvectors: some variances may be 0."""
+    values, vectors = np.linalg.eigh(covariance)
+    root: Vector = vectors * np.sqrt(np.maximum(values, 0.0))
+    return root

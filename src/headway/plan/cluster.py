@@ -126,8 +126,8 @@ class Cluster(ClusterPart):
     between: InterNodeLink | None = None
     node: ClusterNode = ClusterNode()
     storage: ClusterStorage = ClusterStorage()
-    # Standard deviation of a device's compute time over its mean.
-    jitter: float = Field(default=0.005, ge=0, lt=1)
+    # Standard deviation of a device's compute time over its mean. None: from catalog/losses.yaml.
+    jitter: float | None = Field(default=None, ge=0, lt=1)
     # Power of the building over that of the machines.
     pue: float = Field(default=1.4, ge=1, le=3)
     # All-reduce algorithms of the collectives library; the cheapest is taken for each bucket.

@@ -8,14 +8,17 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
 from headway.core.workload import Workload
-from headway.plan.calibration import MeasuredRun, fit_compute_time
+from headway.plan.calibration import PARAMETERS, RUN_ERROR, MeasuredRun, StepParameters, Vector, calibrate
 from headway.plan.cluster import Cluster, Device, IntraNodeLink
-from headway.plan.job import ComputeEstimate, TrainingJob
+from headway.plan.job import ComputeEstimate, EstimateBasis, TrainingJob
+from headway.plan.losses import LossPriors, load_priors
 from headway.plan.prediction import predict_job_step
-from headway.plan.step import ComputeTime, StepTime
+from headway.plan.step import ComputeTime
 
 # Share of a device's peak that convolutional networks reach in training. Published single-device runs of ResNet-50:
 # fp32 0.29 (K80) to 0.69 (P100), mixed precision 0.16 to 0.27 (V100 to H100).
@@ -26,6 +29,15 @@ NO_PROFILE = (
 )
 # Largest deviation of a fit from its measurements, as a logarithm, that gives no warning.
 MAX_MISFIT = 0.1
+# Standard deviation of the logarithm of the compute time by its source: accuracy of the doctor; spread of published
+# runs around the peak share that the data sheet estimate assumes. That spread is 0.35 for ResNet-50 alone; other
+# networks and image sizes reach other shares and were up to 2 times off.
+COMPUTE_ERROR: dict[EstimateBasis, float] = {"profile": 0.03, "data sheet": 0.5}
+# Likely fixed time of a step: some 400 launches at 10 us each, and one pass of the optimizer, which reads and writes 28
+# bytes of each parameter (value, gradient and state in fp32) at half of the memory's bandwidth.
+LAUNCHES_S, OPTIMIZER_BYTES, MEMORY_SHARE = 4e-3, 28, 0.5
+# Standard deviations by which a fixed time is unusual.
+UNUSUAL = 2.0
 # Seconds of one kernel launch, and launches per layer and step: forward, two backward, the optimizer's, and one for
 # activation or normalisation. Assumed; CUDA graphs and fused optimizers need fewer.
 LAUNCH_S, LAUNCHES = 10e-6, 5
@@ -64,13 +76,15 @@ def estimate_from_profile(profile: Profile, workload: Workload) -> ComputeEstima
         grows += loop.get("compute", 0.0)
     fixed = max(0.0, total - grows * profile.batch)
     slower = _measure_contention(profile)[1] * profile.batch / total if total else 1.0
-    device = profile.machine.get("device") or "its machine"
+    device, priors = profile.machine.get("device") or "its machine", load_priors("headway")
     return ComputeEstimate(
         ComputeTime(slower * fixed, slower * (total - fixed) / profile.batch),
         "profile",
         f"the doctor's profile of {profile.name} on {device}, batch {profile.batch:,}",
         evaluation_s=profile.facts.get("evaluate seconds"),
         checkpoint_s=profile.facts.get("checkpoint seconds", 0.0),
+        losses=priors.losses,
+        covariance=build_covariance(priors, COMPUTE_ERROR["profile"]),
     )
 
 
@@ -152,22 +166,57 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
             fix = f"Give runs on up to {cluster.devices} devices, or on whole nodes."
             raise UsageError(problem, where="--runs", fix=fix)
 
-    def predict_run(compute: ComputeTime, run: MeasuredRun) -> StepTime:
+    def predict_seconds(parameters: StepParameters, run: MeasuredRun) -> float:
         nodes = max(1, run.ranks // cluster.devices)
         used = cluster if run.ranks >= cluster.devices else cluster.model_copy(update={"devices": run.ranks})
-        one_step = replace(job, compute=compute, accumulate=1)
-        return predict_job_step(one_step, used, used.build_network(nodes), run.samples_per_rank)
+        one_step = replace(job, compute=parameters.compute, losses=parameters.losses, accumulate=1)
+        return predict_job_step(one_step, used, used.build_network(nodes), run.samples_per_rank).seconds
 
-    scales, compute = ", ".join(f"{one.ranks:,}" for one in runs), fit_compute_time(runs, predict_run)
-    off = [predict_run(compute, run).seconds / run.seconds for run in runs]
+    priors = load_priors("field")
+    likely_s = estimate_fixed_s(job.parameters, cluster.device_spec)
+    found = calibrate(runs, predict_seconds, priors, likely_s)
+    off = [predict_seconds(found.parameters, run) / run.seconds for run in runs]
     warnings = [
         f"One fit does not explain all runs: {run.ranks:,}x{run.samples_per_rank:g} gave {run.images_s:,.0f} images/s,"
         f" and {run.images_s / times:,.0f} are predicted."
         for run, times in zip(runs, off, strict=True)
         if abs(math.log(times)) > MAX_MISFIT
     ]
-    misfit = math.sqrt(statistics.fmean(math.log(times) ** 2 for times in off))
-    return ComputeEstimate(compute, "runs", f"runs on {scales} devices", tuple(warnings), misfit=misfit)
+    fixed_at, fixed_s = PARAMETERS.index("fixed time"), found.parameters.compute.fixed_s
+    if abs(found.moved[fixed_at]) > UNUSUAL * priors.spreads[0]:
+        warnings.append(
+            f"These runs imply a fixed time of {fixed_s * 1e3:.3g} ms a step; on such devices"
+            f" {priors.fixed * likely_s * 1e3:.3g} ms are usual."
+        )
+    if found.moved[PARAMETERS.index("contention")] > UNUSUAL * priors.spreads[1]:
+        lost = found.parameters.losses.contention * math.log2(cluster.devices)
+        warnings.append(
+            f"Together, the devices of a node are {lost:.0%} slower than alone. Do the CPUs load fast enough for all of"
+            " them? headway doctor RECIPE --procs N says so."
+        )
+    covariance = priors.band**2 * found.covariance
+    # Runs that contradict each other say less than their number promises.
+    covariance[0, 0] += statistics.fmean(math.log(times) ** 2 for times in off) + RUN_ERROR**2
+    scales = ", ".join(f"{one.ranks:,}" for one in runs)
+    return ComputeEstimate(
+        found.parameters.compute,
+        "runs",
+        f"runs on {scales} devices",
+        tuple(warnings),
+        losses=found.parameters.losses,
+        covariance=covariance,
+    )
+
+
+def estimate_fixed_s(parameters: float, device: Device) -> float:
+    """Estimates the fixed time of a step before anything is measured: launches and one pass of the optimizer."""
+    return LAUNCHES_S + parameters * OPTIMIZER_BYTES / (device.memory_gb_s * 1e9 * MEMORY_SHARE)
+
+
+def build_covariance(priors: LossPriors, compute_error: float) -> Vector:
+    """Builds the covariance of a step's parameters, whose losses nothing but the priors tell."""
+    losses = priors.band * np.array(priors.spreads)
+    return np.diag(np.array([compute_error, *losses]) ** 2)
 
 
 def estimate_from_data_sheet(workload: Workload, device: Device) -> ComputeEstimate:
@@ -190,4 +239,6 @@ def estimate_from_data_sheet(workload: Workload, device: Device) -> ComputeEstim
         "data sheet",
         f"the data sheet alone: {share:.0%} of {peak:g} TFLOPS ({kind})",
         tuple(warnings),
+        losses=load_priors("field").losses,
+        covariance=build_covariance(load_priors("field"), COMPUTE_ERROR["data sheet"]),
     )

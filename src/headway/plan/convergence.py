@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Literal, final
@@ -57,10 +57,17 @@ class EpochsLaw:
     high: float
     # Root mean square of predicted over measured epochs, less 1; None: unknown, from one batch or two.
     error: float | None
+    # (batch, measured epochs over those of the hyperbola), ascending: between them the prediction follows the
+    # measurements. Empty: it is the hyperbola.
+    corrections: tuple[tuple[float, float], ...] = ()
 
     def predict_epochs(self, batch: float) -> float:
         """Predicts the epochs to the target."""
-        return self.least * (1 + batch / self.critical)
+        epochs = self.least * (1 + batch / self.critical)
+        if not self.corrections:
+            return epochs
+        batches, ratios = zip(*self.corrections, strict=True)
+        return epochs * float(np.interp(math.log(batch), np.log(batches), ratios))
 
     def predict_steps(self, batch: float, samples: int) -> float:
         """Predicts the steps to the target on a set of this many samples."""
@@ -114,6 +121,31 @@ def fit_epochs(points: Sequence[ConvergencePoint]) -> EpochsLaw:
     critical = math.exp((low + high) / 2)
     known = len(set(batch.tolist())) > 2 or error > EXACT_FIT
     return EpochsLaw(math.exp(log_least), critical, float(batch.min()), float(batch.max()), error if known else None)
+
+
+def interpolate_epochs(points: Sequence[ConvergencePoint]) -> EpochsLaw:
+    """Fits the law, and follows the points between them: for measurements of one kind that cover a range.
+
+    Its error is that of predictions of each inner batch without its points.
+
+    Raises UsageError as `fit_epochs` does.
+    """
+    law = _follow_points(fit_epochs(points), points)
+    inner = [one for one in points if law.low < one.batch < law.high]
+    off = []
+    for one in inner:
+        others = [other for other in points if other.batch != one.batch]
+        off.append(math.log(_follow_points(fit_epochs(others), others).predict_epochs(one.batch) / one.epochs))
+    return replace(law, error=math.sqrt(sum(one**2 for one in off) / len(off)) if off else law.error)
+
+
+def _follow_points(law: EpochsLaw, points: Sequence[ConvergencePoint]) -> EpochsLaw:
+    """Corrects the law at each measured batch, by the mean of its points."""
+    epochs: dict[float, list[float]] = {}
+    for one in points:
+        epochs.setdefault(one.batch, []).append(one.epochs)
+    ratios = [(batch, sum(all_) / len(all_) / law.predict_epochs(batch)) for batch, all_ in sorted(epochs.items())]
+    return replace(law, corrections=tuple(ratios))
 
 
 def derive_epochs_law(noise_scale: float, batch: float, epochs: float) -> EpochsLaw:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, final
 
 from headway.core.errors import UsageError
 from headway.core.workload import Workload
-from headway.plan.convergence import ConvergencePoint, EpochsLaw, derive_epochs_law, fit_epochs, load_official_points
-from headway.plan.step import BACKWARD_SHARE, ComputeTime, PlannedBucket, list_gradients
+from headway.plan.calibration import Vector
+from headway.plan.convergence import (
+    ConvergencePoint,
+    EpochsLaw,
+    derive_epochs_law,
+    fit_epochs,
+    interpolate_epochs,
+    load_official_points,
+)
+from headway.plan.losses import StepLosses
+from headway.plan.step import BACKWARD_SHARE, NO_LOSSES, ComputeTime, PlannedBucket, list_gradients
 
 EstimateBasis = Literal["profile", "runs", "data sheet"]
 
-# Standard deviation of the logarithm of the compute time by its source: accuracy of the doctor; variation from day to
-# day; spread of published runs around the peak share that the data sheet estimate assumes. That spread is 0.35 for
-# ResNet-50 alone; other networks and image sizes reach other shares and were up to 2 times off.
-COMPUTE_ERROR: dict[EstimateBasis, float] = {"profile": 0.03, "runs": 0.05, "data sheet": 0.5}
 # Cost of evaluating one sample over the cost of training on it.
 FORWARD_SHARE = 1 / 3
 CONSTANT_EPOCHS = "one number whatever the batch: --epochs-at or --noise-scale know better"
@@ -39,8 +44,9 @@ class ComputeEstimate:
     evaluation_s: float | None = None
     # Seconds for which one checkpoint stops training.
     checkpoint_s: float = 0.0
-    # Root mean square of ln(predicted / measured) over the measured runs.
-    misfit: float = 0.0
+    losses: StepLosses = NO_LOSSES
+    # Covariance of the errors of all parameters of a step (`calibration.PARAMETERS`); None: they are exact.
+    covariance: Vector | None = field(default=None, compare=False)
 
 
 @final
@@ -55,6 +61,8 @@ class TrainingJob:
     compute: ComputeTime
     # In the order in which the backward pass produces them.
     gradients: tuple[PlannedBucket, ...]
+    # Parameters of the network, which the optimizer updates in each step.
+    parameters: float = 0.0
     # Size of all-reduce buckets; None: the planner chooses it for the links.
     bucket_bytes: int | None = None
     # For each convolution, bytes of one row of its input: neighbours exchange it if they share an image.
@@ -76,8 +84,9 @@ class TrainingJob:
     # Checkpoints of the run, and seconds for which one stops training.
     checkpoints: int = 0
     checkpoint_s: float = 0.0
-    # Relative standard deviation of `compute`.
-    compute_error: float = 0.03
+    losses: StepLosses = NO_LOSSES
+    # As in ComputeEstimate.
+    covariance: Vector | None = field(default=None, compare=False)
     # The nodes lie in all groups of the cluster, so that all traffic crosses the oversubscribed links.
     spread: bool = False
 
@@ -122,7 +131,7 @@ def choose_epochs(
     if points:
         return points[0].epochs, CONSTANT_EPOCHS
     if has_official_runs(workload):
-        return fit_epochs(load_official_points()), "MLPerf's official runs of ResNet-50 by LARS"
+        return interpolate_epochs(load_official_points()), "MLPerf's official runs of ResNet-50 by LARS"
     return workload.run.epochs, CONSTANT_EPOCHS
 
 
@@ -167,10 +176,11 @@ def build_job(
         evaluation_s = (run.evaluation_samples or 0) * estimate.compute.sample_s * FORWARD_SHARE
     return TrainingJob(
         samples=run.samples, encoded_bytes=workload.input.encoded_bytes, compute=compute, epochs=epochs,
-        gradients=tuple(list_gradients(workload)), halo_bytes=tuple(map(float, rows)), backward=backward,
+        gradients=tuple(list_gradients(workload)), parameters=workload.parameters,
+        halo_bytes=tuple(map(float, rows)), backward=backward,
         bucket_bytes=step.exchange.bucket_bytes, wire_ratio=step.exchange.wire_ratio,
         per_device=per_device, batch=batch, accumulate=accumulate or 1, spread=spread,
         evaluations=run.evaluations, evaluation_s=evaluation_s,
         checkpoints=run.checkpoints, checkpoint_s=estimate.checkpoint_s,
-        compute_error=math.hypot(COMPUTE_ERROR[estimate.basis], estimate.misfit),
+        losses=estimate.losses, covariance=estimate.covariance,
     )  # fmt: skip

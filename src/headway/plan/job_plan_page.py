@@ -107,6 +107,7 @@ def _build_step_panel(plan: JobPlan) -> Panel:
     parts: list[tuple[str, Sequence[float]]] = [
         ("samples", [one.step.sample_s * 1e3 for one in plan.predictions]),
         ("fixed", [one.step.fixed_s * 1e3 for one in plan.predictions]),
+        ("contention", [one.step.contention_s * 1e3 for one in plan.predictions]),
         ("slowest device", [one.step.slowest_s * 1e3 for one in plan.predictions]),
         ("exchange, exposed", [one.step.exposed_s * 1e3 for one in plan.predictions]),
     ]

@@ -10,9 +10,12 @@ from headway.core.collectives import Network
 from headway.core.errors import UsageError
 from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
+from headway.plan.losses import StepLosses
 from headway.plan.step import PlannedBucket, StepTime, choose_buckets, predict_step
 
-Bottleneck = Literal["computing", "fixed time of a step", "exchange", "slowest device", "loading", "storage"]
+Bottleneck = Literal[
+    "computing", "fixed time of a step", "contention in a node", "exchange", "slowest device", "loading", "storage"
+]
 
 
 @final
@@ -96,20 +99,27 @@ def predict(job: TrainingJob, cluster: Cluster, nodes: int) -> Prediction:
     )  # fmt: skip
 
 
+def get_losses(job: TrainingJob, cluster: Cluster) -> StepLosses:
+    """Returns the losses of a job on a cluster, which may know its own jitter, or that nothing hides the exchange."""
+    jitter = job.losses.jitter if cluster.jitter is None else cluster.jitter
+    return replace(job.losses, jitter=jitter, hidden=job.losses.hidden * cluster.overlap)
+
+
 def predict_job_step(job: TrainingJob, cluster: Cluster, network: Network, samples: float) -> StepTime:
     """Predicts one step of a job whose devices have this many samples in a micro-batch."""
     return predict_step(
-        job.compute, samples, choose_job_buckets(job, cluster, network, samples), network, jitter=cluster.jitter,
-        among=cluster.algorithms, wire_ratio=job.wire_ratio, accumulate=job.accumulate, backward=job.backward,
-        overlap=cluster.overlap,
+        job.compute, samples, choose_job_buckets(job, cluster, network, samples), network,
+        losses=get_losses(job, cluster), among=cluster.algorithms, wire_ratio=job.wire_ratio,
+        accumulate=job.accumulate, backward=job.backward,
     )  # fmt: skip
 
 
 def choose_job_buckets(job: TrainingJob, cluster: Cluster, network: Network, samples: float) -> list[PlannedBucket]:
     """Chooses the all-reduce buckets of a job whose devices have this many samples in a micro-batch."""
+    losses = get_losses(job, cluster)
     return choose_buckets(
-        job.gradients, network, nbytes=job.bucket_bytes, among=cluster.algorithms, wire_ratio=job.wire_ratio,
-        backward_s=job.backward * job.compute.seconds(samples) * cluster.overlap,
+        job.gradients, losses.slow_links(network), nbytes=job.bucket_bytes, among=cluster.algorithms,
+        wire_ratio=job.wire_ratio, backward_s=job.backward * job.compute.seconds(samples), hidden=losses.hidden,
     )  # fmt: skip
 
 
@@ -152,6 +162,7 @@ def _find_bottleneck(step: StepTime, alone: float, loading: float, storage: floa
     parts: dict[Bottleneck, float] = {
         "computing": step.sample_s,
         "fixed time of a step": step.fixed_s,
+        "contention in a node": step.contention_s,
         "exchange": step.exposed_s,
         "slowest device": step.slowest_s,
     }

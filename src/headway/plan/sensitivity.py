@@ -7,20 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import final
 
+from headway.plan.calibration import StepParameters, compute_root
 from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
-from headway.plan.prediction import Prediction, predict
+from headway.plan.prediction import Prediction, get_losses, predict
 
 # Relative change of an input whose effect is reported.
 PERTURBATION = 0.2
-# Assumed standard deviations of the inputs, in logarithms: data sheets and load from day to day leave this open.
-# `bench.plan` counts how many published runs lie in the resulting band.
+# Assumed standard deviations of inputs that no run calibrates, in logarithms: data sheets and load from day to day
+# leave this open. `bench.plan` counts how many published runs lie in the resulting band.
 INPUT_ERRORS = {
-    "fixed time of a step": 0.3,
-    "bandwidth between nodes": 0.15,
     "latency between nodes": 0.5,
-    "bandwidth inside a node": 0.15,
-    "jitter of devices": 0.7,
     "loading of a node": 0.1,
     "storage to a node": 0.1,
     "shared storage": 0.1,
@@ -67,6 +64,18 @@ def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturba
     def scale_compute(**changes: float) -> TrainingJob:
         return replace(job, compute=replace(compute, **changes))
 
+    def scale_loss(key: str) -> Perturbation:
+        value = getattr(job.losses, key)
+        # No share exceeds 1.
+        return lambda by: (
+            replace(job, losses=replace(job.losses, **{key: min(1.0, value * by) if key == "hidden" else value * by})),
+            cluster,
+        )
+
+    def scale_jitter(by: float) -> tuple[TrainingJob, Cluster]:
+        known = get_losses(job, cluster).jitter
+        return job, cluster.model_copy(update={"jitter": known * by})
+
     perturbations: dict[str, Perturbation] = {
         # A faster device needs less time: this one divides.
         "speed of a device": lambda by: (scale_compute(sample_s=compute.sample_s / by), cluster),
@@ -74,7 +83,9 @@ def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturba
         "bandwidth between nodes": scale_part("between", "gbit_s"),
         "latency between nodes": scale_part("between", "latency_us"),
         "bandwidth inside a node": scale_part("inside", "gb_s"),
-        "jitter of devices": lambda by: (job, cluster.model_copy(update={"jitter": cluster.jitter * by})),
+        "jitter of devices": scale_jitter,
+        "contention in a node": scale_loss("contention"),
+        "exchange hidden": scale_loss("hidden"),
     }
     if not isinstance(epochs, int | float):
         law = epochs
@@ -111,11 +122,16 @@ def rank_sensitivities(job: TrainingJob, cluster: Cluster, nodes: int) -> list[I
 
 def compute_band(job: TrainingJob, cluster: Cluster, planned: Prediction) -> tuple[float, float]:
     """Computes the 90 % band of the hours to the target. Returns (low, high)."""
-    # Errors are taken as independent: the effect of each, in logarithms, adds up in squares.
-    squares = 0.0
+    # The errors of a step's parameters depend on each other: each column of the covariance's root is a joint one of
+    # them. Columns and errors of other inputs are independent: their effects, in logarithms, add up in squares.
+    squares, parameters = 0.0, StepParameters(job.compute, job.losses)
+    if job.covariance is not None:
+        for column in compute_root(job.covariance).T:
+            moved = parameters.move(column)
+            other = predict(replace(job, compute=moved.compute, losses=moved.losses), cluster, planned.nodes)
+            squares += math.log(other.hours / planned.hours) ** 2
     for name, perturb in list_perturbations(job, cluster).items():
-        error = job.compute_error if name == "speed of a device" else INPUT_ERRORS.get(name, 0.0)
-        if error:
+        if error := INPUT_ERRORS.get(name, 0.0):
             squares += math.log(predict(*perturb(math.exp(-error)), planned.nodes).hours / planned.hours) ** 2
     # Two batches always lie on a hyperbola: the error of that fit is unknown, and 20 % is assumed.
     law = job.epochs

@@ -1,11 +1,13 @@
-"""Time of one data-parallel step: compute, exposed all-reduce, and the wait for the slowest device.
+"""Time of one data-parallel step: compute, contention, exposed all-reduce, and the wait for the slowest device.
 
-T = t0 + c b (1 + xi_N cv) + exposed, with the fixed time t0 (launches, optimizer), the samples b of a device, the
-expected maximum xi_N of N standard normals, and the coefficient of variation cv of a device's compute time.
+T = (t0 + c b) (1 + k log2 L) + xi_N cv c b + exposed, with the fixed time t0 (launches, optimizer), the samples b of a
+device, the contention k among the L devices of a node, the expected maximum xi_N of N standard normals, and the
+coefficient of variation cv of a device's compute time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +19,7 @@ from headway.core import collectives
 from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm, Network
 from headway.core.errors import UsageError
 from headway.core.workload import Workload
+from headway.plan.losses import StepLosses
 
 # Backward pass over forward and backward: two matrix products to one. For a workload the exact share is counted.
 BACKWARD_SHARE = 2 / 3
@@ -27,6 +30,7 @@ BUCKET_SIZES = tuple(1 << power for power in range((SMALLEST_BUCKET - 1).bit_len
 Cost = Callable[[float], tuple[float, Algorithm]]
 # Algorithms of NCCL, or composed of three of its calls.
 GPU_ALGORITHMS: tuple[Algorithm, ...] = ("ring", "double_tree", "two_dimensional")
+NO_LOSSES = StepLosses()
 
 
 @final
@@ -83,11 +87,13 @@ class StepTime:
     # All of the exchange, hidden or not.
     exchange_s: float
     algorithms: tuple[Algorithm, ...] = ()
+    # Slower compute because the devices of a node share it.
+    contention_s: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Length of the step."""
-        return self.fixed_s + self.sample_s + self.slowest_s + self.exposed_s
+        return self.fixed_s + self.sample_s + self.contention_s + self.slowest_s + self.exposed_s
 
     @property
     def communication_ratio(self) -> float:
@@ -101,12 +107,11 @@ def predict_step(
     buckets: Sequence[PlannedBucket],
     network: Network,
     *,
-    jitter: float = 0.0,
+    losses: StepLosses = NO_LOSSES,
     among: Sequence[Algorithm] = GPU_ALGORITHMS,
     wire_ratio: float = 1.0,
     accumulate: int = 1,
     backward: float = BACKWARD_SHARE,
-    overlap: bool = True,
 ) -> StepTime:
     """Predicts one step.
 
@@ -114,19 +119,23 @@ def predict_step(
         samples: micro-batch of a device.
         accumulate: micro-batches per step. Gradients are exchanged during the last one.
         backward: share of the compute time that the backward pass takes.
-        overlap: exchange gradients during the backward pass; otherwise after it.
     """
     if samples <= 0 or accumulate < 1:
         raise UsageError(f"a step needs samples above 0 and 1 micro-batch or more, not {samples:g} and {accumulate}")
     alone = compute.seconds(samples)
     # Variations of independent micro-batches add up in squares: their sum varies by the square root of their number.
-    waits = accumulate**0.5 * jitter * compute.sample_s * samples * compute_expected_maximum(network.ranks)
-    meanwhile = backward * alone if overlap else 0.0
-    cost = build_cost_function(network, tuple(among), wire_ratio)
-    exchange = overlap_exchange(buckets, meanwhile, cost) if network.ranks > 1 else ExchangeTime(0.0, 0.0, ())
+    waits = accumulate**0.5 * losses.jitter * compute.sample_s * samples * compute_expected_maximum(network.ranks)
+    crowded = alone * losses.contention * math.log2(network.ranks_per_host)
+    cost = build_cost_function(losses.slow_links(network), tuple(among), wire_ratio)
+    exchange = (
+        overlap_exchange(buckets, backward * (alone + crowded), cost)
+        if network.ranks > 1
+        else ExchangeTime(0.0, 0.0, ())
+    )
+    exposed = losses.hidden * exchange.exposed_s + (1 - losses.hidden) * exchange.seconds
     return StepTime(
-        accumulate * compute.fixed_s, accumulate * compute.sample_s * samples, waits, exchange.exposed_s,
-        exchange.seconds, tuple(sorted(set(exchange.algorithms))),
+        accumulate * compute.fixed_s, accumulate * compute.sample_s * samples, waits, exposed, exchange.seconds,
+        tuple(sorted(set(exchange.algorithms))), accumulate * crowded,
     )  # fmt: skip
 
 
@@ -189,12 +198,14 @@ def choose_buckets(
     backward_s: float = 0.0,
     among: Sequence[Algorithm] = GPU_ALGORITHMS,
     wire_ratio: float = 1.0,
+    hidden: float = 1.0,
 ) -> list[PlannedBucket]:
     """Chooses the buckets of an exchange.
 
     Args:
         nbytes: bucket size; None: the one of `BUCKET_SIZES` that leaves least of the exchange after the backward pass.
         backward_s: seconds of that pass.
+        hidden: share of the exchange that overlaps with it.
     """
     if nbytes is not None:
         return pack_buckets(gradients, nbytes)
@@ -202,7 +213,7 @@ def choose_buckets(
 
     def measure_exposed(buckets: Sequence[PlannedBucket]) -> tuple[float, float]:
         exchange = overlap_exchange(buckets, backward_s, cost)
-        return exchange.exposed_s, exchange.seconds
+        return hidden * exchange.exposed_s + (1 - hidden) * exchange.seconds, exchange.seconds
 
     return min((pack_buckets(gradients, size) for size in BUCKET_SIZES), key=measure_exposed)
 

@@ -8,6 +8,7 @@ Ranks differ by chance, some of them always; a loader may be late, and its prefe
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from headway.core.errors import UsageError
 from headway.core.files import write_atomically
 from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
-from headway.plan.prediction import Prediction, choose_job_buckets, estimate_halo_s
+from headway.plan.prediction import Prediction, choose_job_buckets, estimate_halo_s, get_losses
 from headway.plan.step import BACKWARD_SHARE, GPU_ALGORITHMS, ComputeTime, PlannedBucket
 
 Seconds = npt.NDArray[np.float64]
@@ -61,7 +62,7 @@ class StepScenario:
     accumulate: int = 1
     # The rest as in `predict_step`.
     backward: float = BACKWARD_SHARE
-    overlap: bool = True
+    hidden: float = 1.0
     wire_ratio: float = 1.0
     seed: int = 0
 
@@ -133,7 +134,10 @@ def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
             computing = computing + scenario.hiccup[1] * (random.random(ranks) < scenario.hiccup[0])
         over = there + computing
         exchanges, through = _simulate_exchange(scenario, there, computing, costs)
-        end = np.maximum(over, through)
+        # Of the exchange, the hidden share overlaps; the rest follows the slowest rank.
+        exposed = max(0.0, through - float(over.max()))
+        exposed = scenario.hidden * exposed + (1 - scenario.hidden) * sum(sum(parts) for parts in costs)
+        end = np.maximum(over, float(over.max()) + exposed) if costs else over
         behind += computing
         slowest = int(over.argmax())
         last[slowest] = last.get(slowest, 0) + 1
@@ -184,8 +188,7 @@ def _simulate_exchange(
     """Simulates the exchange of one step. Returns ((begin, end) of each bucket, end of the last one)."""
     if not costs:
         return [], 0.0
-    meanwhile = scenario.backward / scenario.accumulate if scenario.overlap else 0.0
-    backward, hosts = meanwhile * computing, scenario.network.hosts
+    backward, hosts = scenario.backward / scenario.accumulate * computing, scenario.network.hosts
     starts, done, spans = there + computing - backward, 0.0, list[tuple[float, float]]()
     for bucket, (down, across, up) in zip(scenario.buckets, costs, strict=True):
         # Each host reduces on its own as soon as its ranks have the bucket; between hosts all wait for the last one.
@@ -227,6 +230,7 @@ def simulate_prediction(
     if prediction.devices > MAX_RANKS:
         problem = f"a simulation covers up to {MAX_RANKS:,} ranks, not {prediction.devices:,}"
         raise UsageError(problem, where="--trace", fix="Plan fewer nodes.")
+    losses = get_losses(job, cluster)
     network = cluster.build_network(prediction.nodes, spread=job.spread)
     each = job.find_largest_share(prediction.devices)
     known, compute, backward = prediction.input_images_s < float("inf"), job.compute, job.backward
@@ -235,10 +239,14 @@ def simulate_prediction(
         longer = replace(compute, fixed_s=compute.fixed_s + estimate_halo_s(job, cluster, each * prediction.strips))
         backward *= compute.seconds(each) / longer.seconds(each)
         compute = longer
+    # Contention slows all of the compute time.
+    crowded = 1 + losses.contention * math.log2(network.ranks_per_host)
+    slower = ComputeTime(compute.fixed_s * crowded, compute.sample_s * crowded)
     scenario = StepScenario(
-        network=network, compute=compute, samples=each, buckets=choose_job_buckets(job, cluster, network, each),
-        steps=steps, jitter=cluster.jitter, among=cluster.algorithms, accumulate=job.accumulate, backward=backward,
-        input_s=prediction.batch / prediction.input_images_s if known else 0.0, overlap=cluster.overlap,
+        network=losses.slow_links(network), compute=slower, samples=each,
+        buckets=choose_job_buckets(job, cluster, network, each), steps=steps, jitter=losses.jitter / crowded,
+        among=cluster.algorithms, accumulate=job.accumulate, backward=backward,
+        input_s=prediction.batch / prediction.input_images_s if known else 0.0, hidden=losses.hidden,
         wire_ratio=job.wire_ratio, seed=seed,
     )  # fmt: skip
     return simulate_steps(scenario)
