@@ -21,14 +21,13 @@ import numpy as np
 import yaml
 
 from bench._plan.buckets import make_even_buckets
-from headway.core.collectives import Algorithm
 from headway.plan.calibration import RUN_ERROR, Calibration, MeasuredRun, StepParameters, calibrate, compute_root
 from headway.plan.catalogs import read_catalog
 from headway.plan.cluster import Cluster, InterNodeLink, IntraNodeLink, load_clusters
 from headway.plan.compute import estimate_fixed_s
 from headway.plan.losses import LossPriors, load_priors
 from headway.plan.sensitivity import Z_90
-from headway.plan.step import StepTime, predict_step
+from headway.plan.step import NCCL_ALGORITHMS, StepTime, predict_step
 
 FILE = Path(__file__).with_name("scaling.csv")
 SMALL_EFFICIENCY = 0.95
@@ -44,10 +43,6 @@ DEVICES = {
 INSIDE = {"h100": "dgx-h100", "a100-80gb": "dgx-a100", "a100": "dgx-a100", "v100-32gb": "dgx-2h", "v100": "dgx-1",
           "p100": "dgx-1-p100"}  # fmt: skip
 """Clusters of the catalog whose NVLink a device with it has, in nodes of 8 or more; others have PCIe."""
-
-
-NCCL: tuple[Algorithm, ...] = ("ring", "double_tree")
-"""What the library of these years chose from."""
 
 
 @final
@@ -132,7 +127,7 @@ def cluster_of(row: Row) -> Cluster:
         devices=row.per_node,
         inside=inside,
         between=between_of(row.link),
-        algorithms=("shared_server",) if served else NCCL,
+        algorithms=("shared_server",) if served else None,
         overlap=not served,
     )
 
@@ -168,7 +163,7 @@ def step_of(parameters: StepParameters, row: Row, ranks: int) -> StepTime:
         make_even_buckets(gradient_bytes(row)),
         network,
         losses=losses,
-        among=cluster.algorithms,
+        among=cluster.algorithms or NCCL_ALGORITHMS,
     )
 
 

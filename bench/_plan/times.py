@@ -15,6 +15,7 @@ from headway.plan.convergence import ConvergencePoint, EpochsLaw, fit_epochs, in
 from headway.plan.job import FORWARD_SHARE, TrainingJob
 from headway.plan.losses import load_priors
 from headway.plan.scaling import predict_scaling
+from headway.plan.step import NCCL_ALGORITHMS
 
 FILE = Path(__file__).with_name("times.csv")
 SAMPLES, EVALUATED, EVERY = 1_281_167, 50_000, 4
@@ -57,6 +58,7 @@ def times() -> list[Time]:
                 encoded_bytes=None,
                 compute=compute,
                 losses=basis.parameters.losses,
+                algorithms=NCCL_ALGORITHMS,
                 covariance=priors.band**2 * basis.calibration.covariance,
                 gradients=tuple(make_even_buckets(gradient_bytes(row))),
                 bucket_bytes=1,  # as they are

@@ -29,8 +29,8 @@ from headway.plan.convergence import ConvergencePoint, EpochsLaw
 from headway.plan.job import build_job, choose_epochs
 from headway.plan.losses import load_priors
 from headway.plan.parsing import parse_nodes, parse_points, parse_runs
-from headway.plan.prediction import predict, predict_job_step
-from headway.plan.step import ComputeTime, list_gradients
+from headway.plan.prediction import get_algorithms, predict, predict_job_step
+from headway.plan.step import GPU_ALGORITHMS, NCCL_ALGORITHMS, ComputeTime, list_gradients
 
 
 def test_what_the_exchange_takes_is_no_computing() -> None:
@@ -45,6 +45,11 @@ def test_what_the_exchange_takes_is_no_computing() -> None:
     assert seconds > 1.2 * true.seconds(64)
     found = estimate_from_runs([MeasuredRun(128, 64, 128 * 64 / seconds)], sketch, cluster)
     assert found.basis == "runs"
+    # Whose software ran is not known: NCCL's own algorithms are, unless the cluster names others.
+    planned = build_job(workload(), found, 10.0)
+    assert get_algorithms(planned, cluster) == NCCL_ALGORITHMS
+    assert get_algorithms(sketch, cluster) == GPU_ALGORITHMS
+    assert get_algorithms(planned, cluster.model_copy(update={"algorithms": ("tree",)})) == ("tree",)
     assert found.compute.seconds(64) == pytest.approx(true.seconds(64), rel=0.02)
     assert found.warnings == ()
     torn = estimate_from_runs([MeasuredRun(8, 32, 50_000.0), MeasuredRun(8, 64, 20.0)], sketch, cluster)

@@ -12,7 +12,6 @@ from headway.core.collectives import Algorithm, Link, Network
 from headway.core.errors import UsageError, suggest_nearest
 from headway.core.recipe import RecipePart, read_recipe
 from headway.plan.catalogs import read_catalog
-from headway.plan.step import GPU_ALGORITHMS
 
 # Share of a device's memory bandwidth at which it sums arrays: two are read, one is written.
 REDUCE_BANDWIDTH_SHARE = 1 / 3
@@ -130,8 +129,9 @@ class Cluster(ClusterPart):
     jitter: float | None = Field(default=None, ge=0, lt=1)
     # Power of the building over that of the machines.
     pue: float = Field(default=1.4, ge=1, le=3)
-    # All-reduce algorithms of the collectives library; the cheapest is taken for each bucket.
-    algorithms: tuple[Algorithm, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
+    # All-reduce algorithms of the collectives library; the cheapest is taken for each bucket. None: those of Headway, or
+    # of NCCL where runs of any software calibrate.
+    algorithms: tuple[Algorithm, ...] | None = Field(default=None, min_length=1)
     # True: the all-reduce of a bucket runs while backward computes other gradients.
     overlap: bool = True
 

@@ -18,7 +18,7 @@ from headway.plan.cluster import Cluster, Device, IntraNodeLink
 from headway.plan.job import ComputeEstimate, EstimateBasis, TrainingJob
 from headway.plan.losses import LossPriors, load_priors
 from headway.plan.prediction import predict_job_step
-from headway.plan.step import ComputeTime
+from headway.plan.step import NCCL_ALGORITHMS, ComputeTime
 
 # Share of a device's peak that convolutional networks reach in training. Published single-device runs of ResNet-50:
 # fp32 0.29 (K80) to 0.69 (P100), mixed precision 0.16 to 0.27 (V100 to H100).
@@ -169,7 +169,9 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
     def predict_seconds(parameters: StepParameters, run: MeasuredRun) -> float:
         nodes = max(1, run.ranks // cluster.devices)
         used = cluster if run.ranks >= cluster.devices else cluster.model_copy(update={"devices": run.ranks})
-        one_step = replace(job, compute=parameters.compute, losses=parameters.losses, accumulate=1)
+        one_step = replace(
+            job, compute=parameters.compute, losses=parameters.losses, algorithms=NCCL_ALGORITHMS, accumulate=1
+        )
         return predict_job_step(one_step, used, used.build_network(nodes), run.samples_per_rank).seconds
 
     priors = load_priors("field")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, final
 
+from headway.core.collectives import Algorithm
 from headway.core.errors import UsageError
 from headway.core.workload import Workload
 from headway.plan.calibration import Vector
@@ -19,7 +20,7 @@ from headway.plan.convergence import (
     load_official_points,
 )
 from headway.plan.losses import StepLosses
-from headway.plan.step import BACKWARD_SHARE, NO_LOSSES, ComputeTime, PlannedBucket, list_gradients
+from headway.plan.step import BACKWARD_SHARE, GPU_ALGORITHMS, NO_LOSSES, ComputeTime, PlannedBucket, list_gradients
 
 EstimateBasis = Literal["profile", "runs", "data sheet"]
 
@@ -45,6 +46,8 @@ class ComputeEstimate:
     # Seconds for which one checkpoint stops training.
     checkpoint_s: float = 0.0
     losses: StepLosses = NO_LOSSES
+    # All-reduce algorithms of the software, unless the cluster names its own.
+    algorithms: tuple[Algorithm, ...] = GPU_ALGORITHMS
     # Covariance of the errors of all parameters of a step (`calibration.PARAMETERS`); None: they are exact.
     covariance: Vector | None = field(default=None, compare=False)
 
@@ -84,8 +87,9 @@ class TrainingJob:
     # Checkpoints of the run, and seconds for which one stops training.
     checkpoints: int = 0
     checkpoint_s: float = 0.0
-    losses: StepLosses = NO_LOSSES
     # As in ComputeEstimate.
+    losses: StepLosses = NO_LOSSES
+    algorithms: tuple[Algorithm, ...] = GPU_ALGORITHMS
     covariance: Vector | None = field(default=None, compare=False)
     # The nodes lie in all groups of the cluster, so that all traffic crosses the oversubscribed links.
     spread: bool = False
@@ -182,5 +186,5 @@ def build_job(
         per_device=per_device, batch=batch, accumulate=accumulate or 1, spread=spread,
         evaluations=run.evaluations, evaluation_s=evaluation_s,
         checkpoints=run.checkpoints, checkpoint_s=estimate.checkpoint_s,
-        losses=estimate.losses, covariance=estimate.covariance,
+        losses=estimate.losses, algorithms=estimate.algorithms, covariance=estimate.covariance,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from headway.core.collectives import Network
+from headway.core.collectives import Algorithm, Network
 from headway.core.errors import UsageError
 from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
@@ -105,11 +105,16 @@ def get_losses(job: TrainingJob, cluster: Cluster) -> StepLosses:
     return replace(job.losses, jitter=jitter, hidden=job.losses.hidden * cluster.overlap)
 
 
+def get_algorithms(job: TrainingJob, cluster: Cluster) -> tuple[Algorithm, ...]:
+    """Returns the all-reduce algorithms of a job on a cluster, which may name its own."""
+    return job.algorithms if cluster.algorithms is None else cluster.algorithms
+
+
 def predict_job_step(job: TrainingJob, cluster: Cluster, network: Network, samples: float) -> StepTime:
     """Predicts one step of a job whose devices have this many samples in a micro-batch."""
     return predict_step(
         job.compute, samples, choose_job_buckets(job, cluster, network, samples), network,
-        losses=get_losses(job, cluster), among=cluster.algorithms, wire_ratio=job.wire_ratio,
+        losses=get_losses(job, cluster), among=get_algorithms(job, cluster), wire_ratio=job.wire_ratio,
         accumulate=job.accumulate, backward=job.backward,
     )  # fmt: skip
 
@@ -118,7 +123,7 @@ def choose_job_buckets(job: TrainingJob, cluster: Cluster, network: Network, sam
     """Chooses the all-reduce buckets of a job whose devices have this many samples in a micro-batch."""
     losses = get_losses(job, cluster)
     return choose_buckets(
-        job.gradients, losses.slow_links(network), nbytes=job.bucket_bytes, among=cluster.algorithms,
+        job.gradients, losses.slow_links(network), nbytes=job.bucket_bytes, among=get_algorithms(job, cluster),
         wire_ratio=job.wire_ratio, backward_s=job.backward * job.compute.seconds(samples), hidden=losses.hidden,
     )  # fmt: skip
 

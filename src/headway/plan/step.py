@@ -28,8 +28,9 @@ BACKWARD_SHARE = 2 / 3
 BUCKET_SIZES = tuple(1 << power for power in range((SMALLEST_BUCKET - 1).bit_length(), LARGEST_BUCKET.bit_length()))
 # Bytes -> (seconds, algorithm) of an all-reduce.
 Cost = Callable[[float], tuple[float, Algorithm]]
-# Algorithms of NCCL, or composed of three of its calls.
-GPU_ALGORITHMS: tuple[Algorithm, ...] = ("ring", "double_tree", "two_dimensional")
+# Algorithms of NCCL, which most software uses; Headway composes one more of three of its calls.
+NCCL_ALGORITHMS: tuple[Algorithm, ...] = ("ring", "double_tree")
+GPU_ALGORITHMS: tuple[Algorithm, ...] = (*NCCL_ALGORITHMS, "two_dimensional")
 NO_LOSSES = StepLosses()
 
 

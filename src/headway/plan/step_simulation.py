@@ -23,7 +23,7 @@ from headway.core.errors import UsageError
 from headway.core.files import write_atomically
 from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
-from headway.plan.prediction import Prediction, choose_job_buckets, estimate_halo_s, get_losses
+from headway.plan.prediction import Prediction, choose_job_buckets, estimate_halo_s, get_algorithms, get_losses
 from headway.plan.step import BACKWARD_SHARE, GPU_ALGORITHMS, ComputeTime, PlannedBucket
 
 Seconds = npt.NDArray[np.float64]
@@ -245,7 +245,7 @@ def simulate_prediction(
     scenario = StepScenario(
         network=losses.slow_links(network), compute=slower, samples=each,
         buckets=choose_job_buckets(job, cluster, network, each), steps=steps, jitter=losses.jitter / crowded,
-        among=cluster.algorithms, accumulate=job.accumulate, backward=backward,
+        among=get_algorithms(job, cluster), accumulate=job.accumulate, backward=backward,
         input_s=prediction.batch / prediction.input_images_s if known else 0.0, hidden=losses.hidden,
         wire_ratio=job.wire_ratio, seed=seed,
     )  # fmt: skip
