@@ -129,8 +129,8 @@ class Cluster(ClusterPart):
     jitter: float | None = Field(default=None, ge=0, lt=1)
     # Power of the building over that of the machines.
     pue: float = Field(default=1.4, ge=1, le=3)
-    # All-reduce algorithms of the collectives library; the cheapest is taken for each bucket. None: those of Headway, or
-    # of NCCL where runs of any software calibrate.
+    # All-reduce algorithms of the collectives library, of which each bucket takes the cheapest. None: Headway's; NCCL's
+    # where runs of any software calibrate.
     algorithms: tuple[Algorithm, ...] | None = Field(default=None, min_length=1)
     # True: the all-reduce of a bucket runs while backward computes other gradients.
     overlap: bool = True
