@@ -52,10 +52,13 @@ def test_what_the_exchange_takes_is_no_computing() -> None:
     assert get_algorithms(planned, cluster.model_copy(update={"algorithms": ("tree",)})) == ("tree",)
     assert found.compute.seconds(64) == pytest.approx(true.seconds(64), rel=0.02)
     assert found.warnings == ()
-    torn = estimate_from_runs([MeasuredRun(8, 32, 50_000.0), MeasuredRun(8, 64, 20.0)], sketch, cluster)
-    assert torn.warnings[0].startswith("One fit does not explain all runs: 8x32 gave 50,000 images/s, and ")
+    with pytest.raises(UsageError, match="no device explains all of these runs: 8x32 gave 50,000 images/s, and"):
+        estimate_from_runs([MeasuredRun(8, 32, 50_000.0), MeasuredRun(8, 64, 20.0)], sketch, cluster)
+    torn = estimate_from_runs([MeasuredRun(8, 64, 1000.0), MeasuredRun(8, 64, 1300.0)], sketch, cluster)
+    assert torn.warnings[0].startswith("One fit does not explain all runs: 8x64 gave 1,000 images/s, and ")
+    assert found.covariance is not None
     assert torn.covariance is not None
-    assert torn.covariance[0, 0] > 1
+    assert torn.covariance[0, 0] > 0.13**2
     with pytest.raises(UsageError, match="12 devices do not fill nodes of 8"):
         estimate_from_runs([MeasuredRun(12, 64, 100.0)], sketch, cluster)
 

@@ -193,7 +193,7 @@ def test_a_facility_is_planned_from_the_same_verb(path: Path, tmp_path: Path) ->
         (("plan", "W", "--cluster", "dgx-1", "--batch", "4"), "leaves 0.062 samples"),
         (("plan", "W", "--cluster", "dgx-1", "--per-device", "0"), "1,000,000,000 samples, not 0"),
         (("plan", "W", "--cluster", "dgx-1", "--per-device", "nan"), "1,000,000,000 samples, not nan"),
-        (("plan", "W", "--cluster", "dgx-1", "--price", "-1"), "a price is 0 or more"),
+        (("plan", "W", "--cluster", "dgx-1", "--price", "-1"), "the price of a node is 0 to 1,000,000 an hour, not -1"),
         (("plan", "W", "--cluster", "dgx-1", "--deadline", "0"), "a deadline is a number of hours above 0"),
         (("plan", "W", "--cluster", "dgx-a100", "--spread"), "has no groups"),
         (("plan", "W", "--cluster", "dgx-1", "--profile", "none.json"), "cannot be read"),
@@ -357,7 +357,7 @@ def test_what_an_image_takes_can_be_said(path: Path, tmp_path: Path) -> None:
     blind.write(tmp_path / "blind.json")
     said = headway("plan", tmp_path / "blind.json", "--cluster", tmp_path / "far.yaml", "--nodes", "1").out
     assert "the bandwidth of the storage is ignored, since bytes per image are unknown (--image-kb)\n" in said
-    assert "the size of an image is above 0, not -1000 kB" in refused(*asked, "-1000", status=2)
+    assert "an encoded image has more than 0 and up to 1,000,000 kB, not -1000" in refused(*asked, "-1000", status=2)
 
 
 def test_milliseconds_are_numbers_as_people_write_them() -> None:

@@ -17,6 +17,7 @@ from headway.plan.calibration import PARAMETERS, RUN_ERROR, MeasuredRun, StepPar
 from headway.plan.cluster import Cluster, Device, IntraNodeLink
 from headway.plan.job import ComputeEstimate, EstimateBasis, TrainingJob
 from headway.plan.losses import LossPriors, load_priors
+from headway.plan.plausibility import check_agreement
 from headway.plan.prediction import predict_job_step
 from headway.plan.step import NCCL_ALGORITHMS, ComputeTime
 
@@ -158,7 +159,7 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
     Args:
         job: gives the gradients that the runs exchanged.
 
-    Raises UsageError if the devices of a run do not fill whole nodes.
+    Raises UsageError if the devices of a run do not fill whole nodes, or the runs contradict each other.
     """
     for run in runs:
         if run.ranks > cluster.devices and run.ranks % cluster.devices:
@@ -177,7 +178,9 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
     priors = load_priors("field")
     likely_s = estimate_fixed_s(job.parameters, cluster.device_spec)
     found = calibrate(runs, predict_seconds, priors, likely_s)
-    off = [predict_seconds(found.parameters, run) / run.seconds for run in runs]
+    predicted_s = [predict_seconds(found.parameters, run) for run in runs]
+    check_agreement(runs, predicted_s)
+    off = [seconds / run.seconds for seconds, run in zip(predicted_s, runs, strict=True)]
     warnings = [
         f"One fit does not explain all runs: {run.ranks:,}x{run.samples_per_rank:g} gave {run.images_s:,.0f} images/s,"
         f" and {run.images_s / times:,.0f} are predicted."
@@ -206,6 +209,7 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
         f"runs on {scales} devices",
         tuple(warnings),
         losses=found.parameters.losses,
+        algorithms=NCCL_ALGORITHMS,
         covariance=covariance,
     )
 

@@ -25,7 +25,10 @@ from headway.plan.growth import DataGrowth, predict_data_growth
 from headway.plan.job import ComputeEstimate, build_job, choose_epochs
 from headway.plan.job_plan import JobPlan, build_plan
 from headway.plan.parsing import parse_nodes, parse_pairs, parse_points, parse_runs
+from headway.plan.plausibility import check_phases, check_rates
 
+# Largest price of a node per hour, and largest size of an encoded image.
+MAX_PRICE, MAX_IMAGE_KB = 1_000_000, 1_000_000
 # Largest node count that is planned without --nodes.
 DEFAULT_MAX_NODES = 64
 
@@ -65,7 +68,8 @@ class PlanRequest:
     pue: float = 1.4
 
     def to_facility_request(self, workload: Workload | None) -> FacilityRequest:
-        """Returns the facility options in SI units, completed from a workload."""
+        """Returns the facility options in SI units, completed from a workload. Raises UsageError for a wrong size."""
+        _check_image_kb(self.image_kb)
         return build_facility_request(
             workload, nodes=self.facility, node=self.node, ports=self.ports, leaf=self.leaf, core=self.core,
             node_watts=None if self.node_kw is None else self.node_kw * 1e3, rack_watts=self.rack_kw * 1e3,
@@ -89,6 +93,7 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
         raise UsageError("a job is planned on a cluster", where="--cluster", fix=fix)
     cluster = find_cluster(request.cluster)
     _check_options(request, cluster)
+    check_phases(workload, workload.name)
     if request.price is not None:
         cluster = _update_node(cluster, cost_per_hour=request.price)
     if request.image_bytes is not None:
@@ -113,16 +118,22 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
 
 def _check_options(request: PlanRequest, cluster: Cluster) -> None:
     """Refuses numbers out of range, and options that the cluster cannot serve."""
-    if request.price is not None and not 0 <= request.price < math.inf:
-        raise UsageError(f"a price is 0 or more, not {request.price:g}", where="--price")
+    if request.price is not None and not 0 <= request.price <= MAX_PRICE:
+        problem = f"the price of a node is 0 to {MAX_PRICE:,} an hour, not {request.price:g}"
+        raise UsageError(problem, where="--price", fix="Write for example --price 25.")
     if request.deadline is not None and not 0 < request.deadline < math.inf:
         raise UsageError(f"a deadline is a number of hours above 0, not {request.deadline:g}", where="--deadline")
+    _check_image_kb(request.image_kb)
     if request.spread and (cluster.between is None or cluster.between.group is None):
         problem = f"{cluster.title} has no groups over which its nodes could be spread"
         fix = "Give `group` and `oversubscription` of `between` in a YAML file."
         raise UsageError(problem, where="--spread", fix=fix)
-    if request.image_kb is not None and not 0 < request.image_kb < math.inf:
-        raise UsageError(f"the size of an image is above 0, not {request.image_kb:g} kB", where="--image-kb")
+
+
+def _check_image_kb(image_kb: float | None) -> None:
+    if image_kb is not None and not 0 < image_kb <= MAX_IMAGE_KB:
+        problem = f"an encoded image has more than 0 and up to {MAX_IMAGE_KB:,} kB, not {image_kb:g}"
+        raise UsageError(problem, where="--image-kb", fix="Write for example --image-kb 110.")
 
 
 def _update_node(cluster: Cluster, **changes: float) -> Cluster:
@@ -155,7 +166,9 @@ def _estimate_compute(
     sheet = estimate_from_data_sheet(workload, cluster.device_spec)
     if request.runs is not None:
         sketch = build_job(workload, sheet, epochs, per_device=1.0, spread=request.spread)
-        return estimate_from_runs(parse_runs(request.runs), sketch, cluster), cluster
+        runs = parse_runs(request.runs)
+        check_rates(runs, workload, cluster.device_spec)
+        return estimate_from_runs(runs, sketch, cluster), cluster
     if not request.profile:
         return sheet, cluster
     profiles = [Profile.read(path) for path in request.profile]
