@@ -37,7 +37,8 @@ def test_a_plan_is_said_drawn_and_traced(path: Path, tmp_path: Path) -> None:
     page, trace = tmp_path / "plan.html", tmp_path / "trace.json"
     said = headway(
         "plan", path, "--cluster", "dgx-1", "--nodes", "1..16", "--epochs-at", "256:10,4096:40", "--page", page,
-        "--trace", trace, "--errors-at", "1e4:0.4,1e5:0.25,1e6:0.16", "--sizes-at", "1e4:1e6,1e6:1e7",
+        "--per-device", "32", "--trace", trace, "--errors-at", "1e4:0.4,1e5:0.25,1e6:0.16",
+        "--sizes-at", "1e4:1e6,1e6:1e7",
     )  # fmt: skip
     lines = said.out.splitlines()
     assert lines[0] == "photos on DGX-1, 8 V100, 4 x EDR"
@@ -70,15 +71,66 @@ def test_what_two_points_cannot_tell_is_null(path: Path) -> None:
 def test_all_that_is_asked_of_a_plan_is_said(path: Path) -> None:
     said = headway(
         "plan", path, "--cluster", "dgx-1", "--nodes", "1..64", "--noise-scale", "2000", "--price", "20",
-        "--deadline", "0.5",
+        "--per-device", "32", "--deadline", "0.5",
     ).out  # fmt: skip
     assert re.search(r"(1 node keeps|\d+ nodes keep|None of them keeps) the deadline of 30.0 min", said)
     assert re.search(r"The batch of [\d,]+ against a critical batch of 2,000: ", said)
     assert " cost " in said
     assert "Up to 0 nodes" not in said
-    one = headway("plan", path, "--cluster", "dgx-1", "--nodes", "8").out
+    one = headway("plan", path, "--cluster", "dgx-1", "--nodes", "8", "--per-device", "32").out
     assert "pay" not in one
     assert "loading and storage are unknown" in one
+
+
+def test_the_recipes_batch_is_kept_and_what_grows_with_the_nodes_is_beside_it(path: Path, tmp_path: Path) -> None:
+    found = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1..64", "--json").json()
+    # 32 samples are one for each device of four nodes.
+    assert [(one["nodes"], one["batch"]) for one in found["answers"]] == [(1, 32), (2, 32), (4, 32)]
+    assert [one["batch"] for one in found["grown"]] == [1024, 2048, 4096]
+    assert "has a sample for each device of up to 4 nodes. Plan more with a larger one" in found["warnings"][-1]
+    said = headway("plan", path, "--cluster", "dgx-1").out
+    assert "With 128 samples on each device, the batch grows with the nodes:" in said
+    assert "Plan more with a larger one" not in said
+    assert "grows with the nodes" not in headway("plan", path, "--cluster", "dgx-1", "--per-device", "64").out
+    # The recipe's micro-batches stay small enough, and are fewer on more devices.
+    step = workload().step.model_copy(update={"batch": 1024, "micro_batch": 32})
+    workload().model_copy(update={"step": step}).write(tmp_path / "large.json")
+    large = headway("plan", tmp_path / "large.json", "--cluster", "dgx-1", "--nodes", "1,4,16", "--json").json()
+    assert [one["batch"] for one in large["answers"]] == [1024] * 3
+    fixed = [one["step"]["fixed_s"] for one in large["answers"]]
+    assert fixed[0] == pytest.approx(4 * fixed[1])
+    assert fixed[1] == fixed[2]
+
+
+def test_a_deadline_finds_counts_between_those_that_were_tried(path: Path) -> None:
+    asked = ("plan", path, "--cluster", "dgx-1", "--per-device", "32", "--nodes", "1,64")
+    hours = {
+        one["nodes"]: one for one in headway(*asked[:-1], "1,2,3,4,5,6,7,8,12,16,24,32", "--json").json()["answers"]
+    }
+    deadline = str(hours[5]["hours"] * 1.001)
+    found = headway(*asked, "--deadline", deadline, "--json").json()
+    assert found["nodes_in_time"] == 5
+    surely = found["nodes_surely_in_time"]
+    assert surely is None or surely > 5
+    said = headway(*asked, "--deadline", deadline).out
+    assert "5 nodes keep the deadline of" in said
+    assert "None of them keeps the deadline" in headway(*asked, "--deadline", "1e-6").out
+    assert (
+        "1 node keeps the deadline of 41.7 d, and so does the whole 90 % band."
+        in headway(*asked, "--deadline", "1000").out
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ("1x32:100", "by 1 run on 1 device; the fixed time is a usual one"),
+        ("1x32:100,8x32:780", "by 2 runs on 1 and 8 devices; the fixed time is a usual one"),
+        ("1x8:95,1x256:110", "by 2 runs on 1 device\n"),
+    ],
+)
+def test_a_plan_says_which_runs_gave_the_step_and_what_they_do_not_tell(runs: str, said: str, path: Path) -> None:
+    assert said in headway("plan", path, "--cluster", "dgx-1", "--runs", runs).out
 
 
 def test_a_job_that_a_device_cannot_hold_is_said(path: Path) -> None:
@@ -110,7 +162,7 @@ def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Pa
     assert found["warnings"][2].startswith("From 4 nodes on a step has 1,024 samples, more than the 1,000")
     mixed = workload().model_copy(update={"step": workload().step.model_copy(update={"precision": "bf16"})})
     mixed.write(tmp_path / "mixed.json")
-    asked = ("plan", tmp_path / "mixed.json", "--cluster", "dgx-1", "--nodes", "8", "--json")
+    asked = ("plan", tmp_path / "mixed.json", "--cluster", "dgx-1", "--nodes", "4", "--json")
     assert headway(*asked).json()["warnings"][1:] == []
 
 
@@ -134,7 +186,7 @@ def test_a_plan_without_a_measured_device_says_so_first_and_devices_that_wait_id
 def test_a_clusters_own_nodes_are_the_default(path: Path, tmp_path: Path) -> None:
     values = load_clusters()["dgx-1"].model_dump(mode="json") | {"nodes": 12}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
-    found = headway("plan", path, "--cluster", tmp_path / "mine.yaml", "--json").json()
+    found = headway("plan", path, "--cluster", tmp_path / "mine.yaml", "--batch", "512", "--json").json()
     assert [one["nodes"] for one in found["answers"]] == [1, 2, 4, 8, 12]
 
 
@@ -143,7 +195,18 @@ def test_a_profile_brings_computing_and_loading(path: Path, tmp_path: Path) -> N
     slow = ThreadScaling(threads=(1, 2), images_s=(200, 400), serial_s=1e-6, parallel_s=5e-3)
     on_gpu = wanted | {"machine": profile().machine | {"device": "Tesla V100-SXM2-16GB"}, "threads": slow}
     profile().model_copy(update=on_gpu).write(tmp_path / "one.json")
-    asked = ("plan", path, "--cluster", "dgx-1", "--nodes", "1,8", "--profile", tmp_path / "one.json")
+    asked = (
+        "plan",
+        path,
+        "--cluster",
+        "dgx-1",
+        "--batch",
+        "2048",
+        "--nodes",
+        "1,8",
+        "--profile",
+        tmp_path / "one.json",
+    )
     found = headway(*asked, "--json").json()
     assert found["compute"]["basis"] == "profile"
     assert found["warnings"] == []
@@ -171,7 +234,8 @@ def test_a_recipe_is_planned_by_a_dry_run(tmp_path: Path, monkeypatch: pytest.Mo
     packed_digits(tmp_path)
     write_recipe(tmp_path / "recipe.yaml")
     said = headway("plan", "recipe.yaml", "batch=64", "--cluster", "dgx-1", "--nodes", "1,2", "--json").json()
-    assert [one["batch"] for one in said["answers"]] == [8 * 64, 16 * 64]
+    assert [one["batch"] for one in said["answers"]] == [64, 64]
+    assert [one["batch"] for one in said["grown"]] == [8 * 128, 16 * 128]
 
 
 def test_a_facility_is_planned_from_the_same_verb(path: Path, tmp_path: Path) -> None:

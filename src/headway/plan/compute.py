@@ -12,6 +12,7 @@ import numpy as np
 
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
+from headway.core.text_format import pluralise
 from headway.core.workload import Workload
 from headway.plan.calibration import PARAMETERS, RUN_ERROR, MeasuredRun, StepParameters, Vector, calibrate
 from headway.plan.cluster import Cluster, Device, IntraNodeLink
@@ -37,6 +38,8 @@ COMPUTE_ERROR: dict[EstimateBasis, float] = {"profile": 0.03, "data sheet": 0.5}
 # Likely fixed time of a step: some 400 launches at 10 us each, and one pass of the optimizer, which reads and writes 28
 # bytes of each parameter (value, gradient and state in fp32) at half of the memory's bandwidth.
 LAUNCHES_S, OPTIMIZER_BYTES, MEMORY_SHARE = 4e-3, 28, 0.5
+# Share of its likely variance below which the runs tell the fixed time.
+TOLD = 0.5
 # Standard deviations by which a fixed time is unusual.
 UNUSUAL = 2.0
 # Seconds of one kernel launch, and launches per layer and step: forward, two backward, the optimizer's, and one for
@@ -202,16 +205,23 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
     covariance = priors.band**2 * found.covariance
     # Runs that contradict each other say less than their number promises.
     covariance[0, 0] += statistics.fmean(math.log(times) ** 2 for times in off) + RUN_ERROR**2
-    scales = ", ".join(f"{one.ranks:,}" for one in runs)
     return ComputeEstimate(
         found.parameters.compute,
         "runs",
-        f"runs on {scales} devices",
+        _describe_runs(runs, found.covariance[fixed_at, fixed_at] < TOLD * priors.spreads[0] ** 2),
         tuple(warnings),
         losses=found.parameters.losses,
         algorithms=NCCL_ALGORITHMS,
         covariance=covariance,
     )
+
+
+def _describe_runs(runs: Sequence[MeasuredRun], knows_fixed: bool) -> str:
+    """Describes the runs, and whether they tell the fixed time of a step."""
+    counts = sorted({run.ranks for run in runs})
+    on = f"{', '.join(f'{one:,}' for one in counts[:-1])}{' and ' * (len(counts) > 1)}{pluralise(counts[-1], 'device')}"
+    usual = "" if knows_fixed else "; the fixed time is a usual one, which runs with another batch would tell"
+    return f"{pluralise(len(runs), 'run')} on {on}{usual}"
 
 
 def estimate_fixed_s(parameters: float, device: Device) -> float:

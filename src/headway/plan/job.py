@@ -75,8 +75,9 @@ class TrainingJob:
     # Samples of a device in one micro-batch. Exclusive with `batch`: global batch, whatever the devices.
     per_device: float | None = None
     batch: float | None = None
-    # Micro-batches per step.
+    # Micro-batches per step; more where a device's share of `batch` exceeds `micro_batch`. None: it is not split.
     accumulate: int = 1
+    micro_batch: float | None = None
     # Bytes sent between nodes over bytes of gradients (below 1 with compression).
     wire_ratio: float = 1.0
     # Share of the compute time that the backward pass takes.
@@ -99,7 +100,13 @@ class TrainingJob:
         if self.per_device is not None:
             return self.per_device
         assert self.batch is not None
-        return self.batch / devices / self.accumulate
+        return self.batch / devices / self.count_micro_batches(devices)
+
+    def count_micro_batches(self, devices: int) -> int:
+        """Returns the number of micro-batches of a device in a step."""
+        if self.batch is None or self.micro_batch is None:
+            return self.accumulate
+        return max(self.accumulate, math.ceil(self.batch / devices / self.micro_batch - 1e-9))
 
     def find_largest_share(self, devices: int) -> float:
         """Returns the samples in the largest micro-batch of any device; below 1 for a strip of an image."""
@@ -153,6 +160,7 @@ def build_job(
     per_device: float | None = None,
     batch: float | None = None,
     accumulate: int | None = None,
+    micro_batch: float | None = None,
     spread: bool = False,
 ) -> TrainingJob:
     """Builds the job that trains a workload.
@@ -160,6 +168,7 @@ def build_job(
     Args:
         per_device: samples of a device, or `batch`: global batch. With neither, a device gets as many samples, in
             micro-batches of the same size, as a device of the dry run.
+        micro_batch: most samples that a device takes at once of its share of `batch`.
     """
     step, run = workload.step, workload.run
     if per_device is None and batch is None:
@@ -183,7 +192,7 @@ def build_job(
         gradients=tuple(list_gradients(workload)), parameters=workload.parameters,
         halo_bytes=tuple(map(float, rows)), backward=backward,
         bucket_bytes=step.exchange.bucket_bytes, wire_ratio=step.exchange.wire_ratio,
-        per_device=per_device, batch=batch, accumulate=accumulate or 1, spread=spread,
+        per_device=per_device, batch=batch, accumulate=accumulate or 1, micro_batch=micro_batch, spread=spread,
         evaluations=run.evaluations, evaluation_s=evaluation_s,
         checkpoints=run.checkpoints, checkpoint_s=estimate.checkpoint_s,
         losses=estimate.losses, algorithms=estimate.algorithms, covariance=estimate.covariance,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
 from headway.core.text_format import pluralise
@@ -14,9 +14,12 @@ from headway.plan.convergence import EpochsLaw, LearningRateSuggestion, load_off
 from headway.plan.growth import DataGrowth
 from headway.plan.job import ComputeEstimate, TrainingJob, has_official_runs
 from headway.plan.prediction import Prediction
-from headway.plan.scaling import find_paying_nodes, predict_scaling
+from headway.plan.scaling import find_nodes_in_time, find_paying_nodes, predict_scaling
 from headway.plan.sensitivity import InputSensitivity, rank_sensitivities
 from headway.plan.strategies import DeviceMemory, Strategy, compare_strategies, count_useful_nodes, estimate_memory
+
+# Samples of a device with which devices compute well and the batch still learns; the first that memory has room for.
+PER_DEVICE = (128, 64)
 
 
 @final
@@ -44,19 +47,20 @@ class JobPlan:
     lars: tuple[LearningRateSuggestion | None, ...]
     # Most nodes whose batch is within the measured ones; None: no batches were measured.
     useful_nodes: int | None
-    # Hours until the run has to end.
+    # Hours until the run has to end; fewest nodes that keep this deadline, and fewest whose whole band does. None: no
+    # planned number of nodes does.
     deadline_h: float | None = None
+    nodes_in_time: int | None = None
+    nodes_surely_in_time: int | None = None
+    # The same counts if each device has so many samples, and the batch grows with the nodes. Empty: this is the plan.
+    grown_per_device: int = 0
+    grown: tuple[Prediction, ...] = ()
     growth: DataGrowth | None = None
 
     @property
     def best(self) -> Prediction:
         """Prediction for the most nodes that pay."""
         return next(one for one in self.predictions if one.nodes == self.paying_nodes)
-
-    @property
-    def nodes_in_time(self) -> int | None:
-        """Fewest nodes that keep the deadline; None: none of them does."""
-        return next((one.nodes for one in self.predictions if one.hours <= (self.deadline_h or 0.0)), None)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as plain values for JSON. Infinite and unknown numbers are null."""
@@ -73,7 +77,7 @@ class JobPlan:
         values = {
             "name": self.name,
             "cluster": self.cluster.model_dump(mode="json"),
-            "compute": asdict(self.estimate),
+            "compute": {key: one for key, one in asdict(self.estimate).items() if key != "covariance"},
             "epochs_from": self.epochs_from,
             "answers": rows,
             "pays_until": self.paying_nodes,
@@ -85,6 +89,9 @@ class JobPlan:
             "useful_nodes": self.useful_nodes,
             "deadline_hours": self.deadline_h,
             "nodes_in_time": self.nodes_in_time,
+            "nodes_surely_in_time": self.nodes_surely_in_time,
+            "grown_per_device": self.grown_per_device,
+            "grown": [{**asdict(one), "step_s": one.step.seconds} for one in self.grown],
             "growth": None if self.growth is None else asdict(self.growth),
         }
         plain: dict[str, Any] = _replace_infinite(values)
@@ -139,6 +146,11 @@ def build_plan(
     memory = {
         one.nodes: estimate_memory(workload, job.split_batch(one.devices), capacity, one.devices) for one in predictions
     }
+    each, grown = 0, list[Prediction]()
+    if job.batch is not None:
+        each = next((one for one in PER_DEVICE if one <= memory[paying].most_samples), PER_DEVICE[-1])
+        alone = replace(job, per_device=float(each), batch=None, micro_batch=None, accumulate=1)
+        grown = predict_scaling(alone, cluster, [one.nodes for one in predictions])
     law, useful = job.epochs, None
     if isinstance(law, EpochsLaw) and law.low < law.high and job.per_device is not None:
         useful = count_useful_nodes(law.high, job.per_device * job.accumulate, cluster.devices)
@@ -150,4 +162,7 @@ def build_plan(
         workload.name, job, cluster, estimate, epochs_from, tuple(predictions), paying,
         tuple(rank_sensitivities(job, cluster, paying)), tuple(compare_strategies(workload, job, cluster, paying)),
         memory[paying], tuple(count for count, one in memory.items() if not one.fits), tuple(lars), useful, deadline_h,
+        nodes_in_time=find_nodes_in_time(job, cluster, nodes, deadline_h, surely=False),
+        nodes_surely_in_time=find_nodes_in_time(job, cluster, nodes, deadline_h, surely=True),
+        grown_per_device=each, grown=tuple(grown),
     )  # fmt: skip

@@ -45,6 +45,7 @@ def format_plan(plan: JobPlan) -> str:
         "",
         *align_table(tabulate_predictions(plan), left=-1),
         "",
+        *tabulate_grown(plan),
         *list_verdicts(plan),
         describe_sensitivities(plan),
         *describe_strategies(plan),
@@ -60,9 +61,7 @@ def list_verdicts(plan: JobPlan) -> list[str]:
     # Only several node counts can tell which of them pay.
     lines = [describe_paying_nodes(plan)] if len(plan.predictions) > 1 else []
     if plan.deadline_h is not None:
-        few = plan.nodes_in_time
-        keep = "None of them keeps" if few is None else f"{pluralise(few, 'node')} keep{'s' if few == 1 else ''}"
-        lines.append(f"{keep} the deadline of {format_hours(plan.deadline_h)}.")
+        lines.append(describe_deadline(plan.deadline_h, plan.nodes_in_time, plan.nodes_surely_in_time))
     law, best = plan.job.epochs, plan.best
     # The rate that the devices alone would reach, against what storage and loading let through.
     idle = 1 - best.images_s / (best.batch / best.step.seconds)
@@ -81,6 +80,19 @@ def list_verdicts(plan: JobPlan) -> list[str]:
     if best.strips > 1:
         lines.append(f"There are more devices than samples: {best.strips} devices share each image, in strips.")
     return lines
+
+
+def describe_deadline(hours: float, few: int | None, surely: int | None) -> str:
+    """Says how many nodes keep the deadline, by the planned time and by the upper end of its band."""
+    deadline = f"the deadline of {format_hours(hours)}"
+    if few is None:
+        return f"None of them keeps {deadline}."
+    keeps = f"{pluralise(few, 'node')} keep{'s' if few == 1 else ''} {deadline}"
+    if surely is None:
+        return f"{keeps}, but the 90 % band of none ends before it."
+    if surely == few:
+        return f"{keeps}, and so does the whole 90 % band."
+    return f"{keeps}; with {pluralise(surely, 'node')} the whole 90 % band does."
 
 
 def describe_input(plan: JobPlan) -> str:
@@ -118,6 +130,21 @@ def tabulate_predictions(plan: JobPlan) -> list[tuple[str, ...]]:
     # Prices, energy and learning rates are often unknown: an empty column would only widen the table.
     keep = [at for at in range(len(COLUMNS)) if any(row[at] != "-" for row in table[1:])]
     return [tuple(row[at] for at in keep) for row in table]
+
+
+def tabulate_grown(plan: JobPlan) -> list[str]:
+    """Tabulates the same node counts with a batch that grows with them; no lines if the plan itself does that."""
+    if not plan.grown:
+        return []
+    table: list[tuple[str, ...]] = [("nodes", "batch", "images/s", "scaling", "epochs", "time", "90 %", "limit")]
+    for one in plan.grown:
+        hours = (format_hours(one.hours), format_hours_range(one.low_hours, one.high_hours))
+        table.append(
+            (f"{one.nodes:,}", f"{one.batch:,.0f}", f"{one.images_s:,.0f}", f"{one.scaling:.0%}", f"{one.epochs:.3g}",
+             *hours, one.limit)
+        )  # fmt: skip
+    heading = f"With {plan.grown_per_device} samples on each device, the batch grows with the nodes:"
+    return [heading, *align_table(table, left=-1), ""]
 
 
 def describe_bottleneck(plan: JobPlan, prediction: Prediction) -> str:

@@ -72,10 +72,11 @@ def predict(job: TrainingJob, cluster: Cluster, nodes: int) -> Prediction:
         problem = f"a batch of {job.batch or 0:,.0f} leaves {each:.2g} samples for each of {devices:,} devices"
         fix = f"The {cluster.devices} devices of a node can share an image. Plan fewer nodes, or a larger batch."
         raise UsageError(problem, where="--batch", fix=fix)
-    batch, network = each * devices * job.accumulate, cluster.build_network(nodes, spread=job.spread)
+    parts = job.count_micro_batches(devices)
+    batch, network = each * devices * parts, cluster.build_network(nodes, spread=job.spread)
     step = predict_job_step(job, cluster, network, job.find_largest_share(devices))
     if strips > 1:
-        halo_s = job.accumulate * estimate_halo_s(job, cluster, each * strips)
+        halo_s = parts * estimate_halo_s(job, cluster, each * strips)
         step = replace(step, exposed_s=step.exposed_s + halo_s)
     alone = batch / step.seconds
     # The slowest of devices, loaders and storage sets the pace; caches help from the second epoch on.
@@ -115,7 +116,7 @@ def predict_job_step(job: TrainingJob, cluster: Cluster, network: Network, sampl
     return predict_step(
         job.compute, samples, choose_job_buckets(job, cluster, network, samples), network,
         losses=get_losses(job, cluster), among=get_algorithms(job, cluster), wire_ratio=job.wire_ratio,
-        accumulate=job.accumulate, backward=job.backward,
+        accumulate=job.count_micro_batches(network.ranks), backward=job.backward,
     )  # fmt: skip
 
 

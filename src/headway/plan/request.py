@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
+from headway.core.text_format import pluralise
 from headway.core.workload import Workload
 from headway.plan.cluster import Cluster, Device, find_cluster, load_clusters
 from headway.plan.compute import (
@@ -106,14 +108,39 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
     if isinstance(epochs, EpochsLaw) and (epochs.error or 0.0) > MAX_MISFIT:
         warning = f"Epochs do not follow E = E_min (1 + B / B_crit): the fit is {epochs.error:.0%} off."
         estimate = replace(estimate, warnings=(*estimate.warnings, warning))
+    # The recipe's batch stays the same, and its parts shrink, as nodes grow.
+    kept = request.per_device is None and request.batch is None
+    batch, micro_batch = (float(workload.step.batch), workload.step.micro_batch) if kept else (request.batch, None)
     job = build_job(
-        workload, estimate, epochs, per_device=request.per_device, batch=request.batch,
-        accumulate=request.accumulate, spread=request.spread,
+        workload, estimate, epochs, per_device=request.per_device, batch=batch, accumulate=request.accumulate,
+        micro_batch=micro_batch, spread=request.spread,
     )  # fmt: skip
     # No more nodes than the cluster has, if it says how many.
     nodes = parse_nodes(request.nodes or f"1..{min(cluster.most_nodes or DEFAULT_MAX_NODES, DEFAULT_MAX_NODES)}")
+    if kept:
+        estimate, nodes = _leave_out_nodes(workload, cluster, estimate, nodes, named=request.nodes is not None)
     plan = build_plan(workload, job, cluster, estimate, epochs_from, nodes, deadline_h=request.deadline)
     return replace(plan, growth=_predict_growth(workload, request))
+
+
+def _leave_out_nodes(
+    workload: Workload, cluster: Cluster, estimate: ComputeEstimate, nodes: Sequence[int], *, named: bool
+) -> tuple[ComputeEstimate, list[int]]:
+    """Leaves out node counts whose devices have no sample each of the recipe's batch; says so if they were named."""
+    batch = workload.step.batch
+    most = batch // cluster.devices
+    kept = [count for count in nodes if count <= most]
+    if not kept:
+        problem = f"the recipe's batch of {batch:,} has no sample for each of {min(nodes) * cluster.devices:,} devices"
+        fix = "Plan a larger one (--batch), or one that grows with the devices (--per-device 64)."
+        raise UsageError(problem, where="--nodes", fix=fix)
+    if named and len(kept) < len(nodes):
+        warning = (
+            f"The recipe's batch of {batch:,} has a sample for each device of up to {pluralise(most, 'node')}. Plan"
+            " more with a larger one (--batch), or one that grows with the devices (--per-device 64)."
+        )
+        estimate = replace(estimate, warnings=(*estimate.warnings, warning))
+    return estimate, kept
 
 
 def _check_options(request: PlanRequest, cluster: Cluster) -> None:

@@ -71,3 +71,31 @@ def find_paying_nodes(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) 
             break
         best = one
     return best.nodes
+
+
+def find_nodes_in_time(
+    job: TrainingJob, cluster: Cluster, nodes: Sequence[int], deadline_h: float | None, *, surely: bool
+) -> int | None:
+    """Finds the fewest nodes that keep a deadline; also between the counts to try. None: no deadline, or none does.
+
+    Args:
+        surely: the upper end of the band has to keep it.
+    """
+    if deadline_h is None:
+        return None
+
+    def keeps(count: int) -> bool:
+        (found,) = predict_scaling(job, cluster, [count])
+        return (found.high_hours if surely else found.hours) <= deadline_h
+
+    late = 0
+    for count in sorted(set(nodes)):
+        if not keeps(count):
+            late = count
+            continue
+        # More nodes of a neighbourhood need less time: halve the distance to the largest count that is late.
+        while count - late > 1:
+            middle = (late + count) // 2
+            count, late = (middle, late) if keeps(middle) else (count, middle)
+        return count
+    return None

@@ -245,7 +245,7 @@ def simulate_prediction(
     scenario = StepScenario(
         network=losses.slow_links(network), compute=slower, samples=each,
         buckets=choose_job_buckets(job, cluster, network, each), steps=steps, jitter=losses.jitter / crowded,
-        among=get_algorithms(job, cluster), accumulate=job.accumulate, backward=backward,
+        among=get_algorithms(job, cluster), accumulate=job.count_micro_batches(prediction.devices), backward=backward,
         input_s=prediction.batch / prediction.input_images_s if known else 0.0, hidden=losses.hidden,
         wire_ratio=job.wire_ratio, seed=seed,
     )  # fmt: skip

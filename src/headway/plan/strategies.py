@@ -86,7 +86,7 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
     If its step does not fit in memory, strategies that need less of it are included.
     """
     plain = predict(job, cluster, nodes)
-    each = job.split_batch(plain.devices)
+    each, parts = job.split_batch(plain.devices), job.count_micro_batches(plain.devices)
 
     def estimate(samples: float, network: Workload = workload) -> DeviceMemory:
         return estimate_memory(network, samples, cluster.device_spec.memory_bytes, plain.devices)
@@ -101,10 +101,10 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
     if not memory.fits and memory.most_samples and each > 1:
         times = math.ceil(each / memory.most_samples)
         less = each / times
-        parts = replace(job, per_device=less, batch=None, accumulate=times * job.accumulate)
+        finer = replace(job, per_device=less, batch=None, accumulate=times * parts)
         many = f"{less:,.0f}" if less >= 10 else f"{less:.3g}"
         name = f"{times} micro-batches of {many} samples"
-        add(name, predict(parts, cluster, nodes), estimate(less), "the same batch")
+        add(name, predict(finer, cluster, nodes), estimate(less), "the same batch")
     elif not memory.fits and not memory.most_samples:
         for strips in (2, 4, 8, 16):
             if plain.strips < strips <= cluster.devices:
@@ -128,7 +128,7 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
         add(f"{layers} in {plain.devices:,} parts", predict(sharded, cluster, nodes), needs, note)
     for times in (2, 4):
         batch = None if job.batch is None else times * job.batch
-        rarer = predict(replace(job, batch=batch, accumulate=times * job.accumulate), cluster, nodes)
+        rarer = predict(replace(job, batch=batch, accumulate=times * parts), cluster, nodes)
         add(f"gradients of {times} steps exchanged at once", rarer, memory, f"{times} times the batch")
     return sorted(strategies, key=lambda one: one.hours)
 
