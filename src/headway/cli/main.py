@@ -317,6 +317,7 @@ def schedule(
     samples: Annotated[
         int | None, typer.Option(min=1, help="Size of the training set. Default: read from the packed data.")
     ] = None,
+    procs: Annotated[int, typer.Option(min=1, help="Processes of the run, for a batch per device.")] = 1,
     page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -329,7 +330,7 @@ def schedule(
     from headway.report.schedule_preview import build_preview
 
     expect_writable(page)
-    preview = build_preview(recipe, overrides or (), samples)
+    preview = build_preview(recipe, overrides or (), samples, procs)
     for warning in preview.warnings:
         LOG.warning(warning)
     if page is not None:

@@ -105,6 +105,8 @@ class WorkloadStep(JsonRecord):
     # How the batch is split.
     batch: int = Field(ge=1)
     """Samples over all ranks."""
+    per_device: int | None = Field(default=None, ge=1)
+    """Samples of a rank, however many ranks there are; None: the recipe gives the global batch."""
     ranks: int = Field(default=1, ge=1)
     """Number of ranks in the dry run."""
     micro_batch: int | None = Field(ge=1)

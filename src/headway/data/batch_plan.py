@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import pairwise
-from typing import final
+from typing import Annotated, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from headway.core.epochs import Milestones, epochs_to_position
 from headway.core.errors import UsageError
 from headway.core.recipe import RecipePart
 
 Int64 = NDArray[np.int64]
+
+
+class PerDeviceBatchRecipe(RecipePart):
+    """A batch that follows the number of devices."""
+
+    per_device: int = Field(ge=1)
+    """Samples of a step on each device. The global batch is this times the ranks with which the run starts; it stays
+    when a run goes on with another number."""
+
+
+def _find_tag(value: Any) -> str:
+    return "mapping[per device]" if isinstance(value, dict | PerDeviceBatchRecipe) else "int"
+
+
+BatchSize = Annotated[
+    Annotated[int, Field(ge=1), Tag("int")] | Annotated[PerDeviceBatchRecipe, Tag("mapping[per device]")],
+    Discriminator(_find_tag),
+]
+"""A global batch, or {per_device}. The form of the tags tells error messages to leave them out of a key."""
 
 
 class BatchGrowthRecipe(RecipePart):

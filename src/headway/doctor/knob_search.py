@@ -374,7 +374,7 @@ class KnobSearch:
         # A larger batch spreads the fixed costs of a step over more samples.
         fixed = sum(seconds.get(one, 0.0) for one in ("launch", "optimizer", "other"))
         if fixed >= 0.1 * self._model.sum_seconds("loop") and recipe.batch_growth is None and not job.batch_note:
-            yield from self._suggest_larger_batch({"batch": LARGER * job.loaded.recipe.batch})
+            yield from self._suggest_larger_batch(job.loaded.recipe.enlarge_batch(LARGER))
         log, every = seconds.get("log", 0.0), job.loaded.recipe.log_every_steps
         if every < 50 and log > 0:
             changed = self._model.with_seconds({"log": log * every / 50})

@@ -72,7 +72,8 @@ class MeasurementJob:
         # Evaluations, checkpoints and sinks would disturb the steps, and write into the user's folders.
         setup = build_setup(with_values(loaded, MEASURED, "as it is measured"))
         # Values that replace `auto` are shown to the user with the reason for the choice.
-        chosen = {key: value for key, value in setup.loaded.list_leaves() if key not in MEASURED}
+        # A batch per device stays one, for the advice about it.
+        chosen = {key: value for key, value in setup.loaded.list_leaves() if key not in (*MEASURED, "batch")}
         origins = setup.loaded.origins
         resolved = {
             key: (value, origins[key].removeprefix("auto: "))

@@ -54,6 +54,7 @@ from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
+from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
 from headway.training.progress import SilentDisplay
 from headway.training.runs import load_recipe
@@ -84,8 +85,9 @@ def examine_ranks(
     if (above := read_launcher_environment()) is not None:
         fix = "Leave --procs and --hosts out."
         raise UsageError(f"a launcher ({above.launcher}) started this process, so it cannot launch others", fix=fix)
-    loaded = load_recipe(recipe, overrides)
-    check_batch_covers_ranks(loaded.recipe.batch, sum(host.procs for host in on))
+    num_ranks = sum(host.procs for host in on)
+    loaded = resolve_batch(load_recipe(recipe, overrides), num_ranks)
+    check_batch_covers_ranks(loaded.recipe.global_batch, num_ranks)
     with tempfile.TemporaryDirectory(prefix="headway-doctor-", dir=Path.cwd() if hosts else None) as folder:
         target = Path(folder) / "profile.json"
         asked = {"recipe": str(recipe.resolve()), "overrides": list(overrides), "quick": quick, "folder": folder}
@@ -114,8 +116,9 @@ def main(asked: dict[str, Any]) -> None:
     assert ranks is not None
     # The user reads the messages of the examination alone, and from one rank.
     with mute_messages(), mute_messages(["doctor"], unless=lambda: ranks.is_lead), ranks:
-        ranks.check_batch(loaded.recipe.batch)
-        share = loaded.recipe.batch // ranks.launched_size
+        loaded = resolve_batch(loaded, ranks.launched_size)
+        ranks.check_batch(loaded.recipe.global_batch)
+        share = loaded.recipe.global_batch // ranks.launched_size
         setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), ranks=ranks)
         with closing(setup.inputs):
             where = RunFolder(Path(asked["folder"]) / "run")

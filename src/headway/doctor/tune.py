@@ -29,7 +29,11 @@ from headway.setup.recipe import TrainRecipe
 from headway.training.runs import load_recipe
 
 # Changes of the mathematics that may be allowed, and the recipe's keys that each stands for.
-ALLOWED = {"precision": ("precision",), "batch": ("batch",), "data.size": ("data.size", "data.scaled")}
+ALLOWED = {
+    "precision": ("precision",),
+    "batch": ("batch", "batch.per_device"),
+    "data.size": ("data.size", "data.scaled"),
+}
 COSTS = {
     "precision": "other bits of precision in forward and backward (bf16 8, fp16 11): compare the accuracy",
     "batch": "fewer steps per epoch: check learning rate and accuracy, see docs/large-batches.md",

@@ -7,6 +7,7 @@ from math import ceil
 
 from headway.core.text_format import format_bytes, pluralise
 from headway.core.workload import Workload
+from headway.setup.rates import describe_batch
 from headway.training.dry_run import DryRun
 
 # Epochs in a row of learning rates.
@@ -74,9 +75,10 @@ def format_count(number: float) -> str:
 
 
 def _describe_batch(dry_run: DryRun) -> str:
-    work, batch = dry_run.workload, f"{dry_run.workload.step.batch:,}"
+    work, step = dry_run.workload, dry_run.workload.step
+    batch = f"{step.batch:,}" if step.per_device is None else describe_batch(step.per_device, step.ranks)
     largest = max(phase.batch for phase in work.run.phases)
-    if largest > work.step.batch:
+    if largest > step.batch:
         batch = f"{batch}, growing to {largest:,}"
     ranks = pluralise(dry_run.ranks, "rank")
     if dry_run.hosts > 1:

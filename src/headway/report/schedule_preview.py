@@ -17,7 +17,14 @@ from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.optim.batch_scaling import require_number
 from headway.optim.internal_schedule import InternalSchedule
 from headway.optim.schedule import Schedule, ScheduleTurn
-from headway.setup.rates import check_length, find_batch_warnings, find_step_warnings, plan_steps, resolve_rates
+from headway.setup.rates import (
+    check_length,
+    find_batch_warnings,
+    find_step_warnings,
+    plan_steps,
+    resolve_batch,
+    resolve_rates,
+)
 from headway.setup.recipe import TrainRecipe
 
 # Points of a curve; a chart is about as many pixels wide.
@@ -144,17 +151,18 @@ class SchedulePreview:
         }
 
 
-def build_preview(path: Path, overrides: Sequence[str], samples: int | None = None) -> SchedulePreview:
+def build_preview(path: Path, overrides: Sequence[str], samples: int | None = None, ranks: int = 1) -> SchedulePreview:
     """Reads a recipe and computes its schedule. Neither the network nor an image is loaded.
 
     Args:
         samples: Size of the training set; None: read it from the packed data set.
+        ranks: Number of ranks, for a batch per device.
 
     Raises:
         HeadwayError: The recipe is wrong.
         UsageError: There is no packed data set to read the size from.
     """
-    loaded = resolve_rates(read_recipe(path, overrides, TrainRecipe))
+    loaded = resolve_rates(resolve_batch(read_recipe(path, overrides, TrainRecipe), ranks))
     recipe = loaded.recipe
     if samples is None:
         samples = _count_samples(recipe, loaded.base)
@@ -166,7 +174,7 @@ def build_preview(path: Path, overrides: Sequence[str], samples: int | None = No
         plan=plan,
         steps=steps,
         schedule=Schedule(recipe.schedule.resolve_paths(loaded.base), total=plan.find_position(steps), epoch=samples),
-        internal=recipe.optimizer.build_internal_schedule(samples / recipe.batch),
+        internal=recipe.optimizer.build_internal_schedule(samples / recipe.global_batch),
         lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
         momentum=recipe.optimizer.displayed_momentum,
         warnings=[*find_batch_warnings(recipe), *find_step_warnings(recipe, samples, plan, steps)],

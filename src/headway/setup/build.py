@@ -44,7 +44,15 @@ from headway.setup.precision import (
     describe_emulation,
     measure_precisions,
 )
-from headway.setup.rates import check_length, find_batch_warnings, find_step_warnings, plan_steps, resolve_rates
+from headway.setup.rates import (
+    check_length,
+    describe_batch,
+    find_batch_warnings,
+    find_step_warnings,
+    plan_steps,
+    resolve_batch,
+    resolve_rates,
+)
 from headway.setup.recipe import NO_GRAPHS, TrainRecipe
 from headway.setup.task import LABEL_PHRASES, TargetSpec, Task
 from headway.setup.task_builder import BUILT_IN, build_task
@@ -199,8 +207,11 @@ class _SetupBuilder:
         dry_run: DryRunOptions | None,
     ) -> None:
         # First the keys that follow the weights: later, keys that the user set cannot be told from resolved ones. Then
-        # the rates: everything below relies on the batch, the epochs and the learning rate.
-        self.loaded = resolve_rates(follow_weights(loaded) if fresh else loaded)
+        # batch and rates: everything below relies on the batch, the epochs and the learning rate.
+        num_ranks = 1 if ranks is None else ranks.launched_size
+        if not isinstance(batch := loaded.recipe.batch, int):
+            LOG.info(f"The batch of a step: {describe_batch(batch.per_device, num_ranks)}.")
+        self.loaded = resolve_rates(resolve_batch(follow_weights(loaded) if fresh else loaded, num_ranks))
         self.fresh = fresh
         self.recorded = recorded
         self.ranks = ranks
@@ -240,7 +251,7 @@ class _SetupBuilder:
                 initialise(first_batch.images)
         step_seconds = self._resolve_precision(model, task, first_batch)
         base = self.loaded.base
-        optimizer = build_optimizer(recipe.optimizer.resolve_paths(base), model, self.samples / recipe.batch)
+        optimizer = build_optimizer(recipe.optimizer.resolve_paths(base), model, self.samples / recipe.global_batch)
         if self.fresh and (layer_rates := describe_layer_rates(model, recipe.optimizer.layer_decay)):
             LOG.info(layer_rates)
         masters = MasterWeights(model, optimizer, DTYPE_BY_NAME[recipe.precision]) if recipe.half_weights else None

@@ -157,7 +157,7 @@ class Inputs:
 
     def read_first_batch(self, recipe: TrainRecipe) -> Batch:
         """Reads the first batch of the run, or its first `max_first_samples` samples, for `init` and the checks."""
-        num_samples = min(recipe.batch, self.max_first_samples)
+        num_samples = min(recipe.global_batch, self.max_first_samples)
         if self.train is None:
             return next(iter(self.build_batches(recipe, BatchPlan(num_samples), 0)))
         # At full size: a network is initialised for the images that it ends with.
@@ -198,7 +198,7 @@ class Inputs:
         # A micro-batch on each rank is known to fit into memory, so it is the default.
         micro = recipe.micro_batch if isinstance(recipe.micro_batch, int) else None
         rank_batch = recipe.evaluate.batch or micro
-        batch = min(rank_batch * world if rank_batch else recipe.batch, len(dataset))
+        batch = min(rank_batch * world if rank_batch else recipe.global_batch, len(dataset))
         spec = replace(self._make_spec(recipe), batch=batch, rank=rank, world=world)
         return self._build_loader(dataset, recipe, spec)
 
@@ -248,7 +248,7 @@ class Inputs:
         """Builds the options that all loaders of a run share: all samples, in index order, centre-cropped."""
         data_recipe = recipe.data
         return LoaderSpec(
-            batch=recipe.batch,
+            batch=recipe.global_batch,
             size=self.size,
             channels=self.channels,
             crop=data_recipe.crop.to_center(),

@@ -203,7 +203,7 @@ def measure_precisions(
     if ranks is not None and ranks.is_joining:
         return {}
     # A rank runs its own part of the batch.
-    samples = recipe.batch // (1 if ranks is None else ranks.launched_size)
+    samples = recipe.global_batch // (1 if ranks is None else ranks.launched_size)
     if isinstance(recipe.micro_batch, int):
         samples = min(samples, recipe.micro_batch)
     names = list_candidates(device, scaled=not recipe.observe.noise_scale)

@@ -1,4 +1,4 @@
-"""Values that follow from a recipe's batch: learning rate, epochs and steps; and warnings about large batches."""
+"""The global batch and the values that follow from it: learning rate, epochs, steps; warnings about large batches."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ MAX_EPOCHS_DEVIATION = 0.1
 """Share of its epochs by which a run may be longer or shorter than asked without a warning."""
 
 
+def resolve_batch(loaded: LoadedRecipe[TrainRecipe], ranks: int) -> LoadedRecipe[TrainRecipe]:
+    """Returns the recipe with its global batch in place of {per_device}.
+
+    Raises RecipeError if the recipe refuses a batch of this size.
+    """
+    batch = loaded.recipe.batch
+    if isinstance(batch, int):
+        return loaded
+    return loaded.resolve("batch", ranks * batch.per_device, describe_batch(batch.per_device, ranks))
+
+
+def describe_batch(per_device: int, ranks: int) -> str:
+    """Describes a batch per device, for example `64 a device, 256 in all`."""
+    return f"{per_device:,} a device, {ranks * per_device:,} in all"
+
+
 def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe]:
     """Returns the recipe with a number in place of each {base, per, scale}.
 
@@ -29,7 +45,7 @@ def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe
     """
     recipe = loaded.recipe
     values: dict[str, tuple[Any, str]] = {}
-    batch, schedule, growth = recipe.batch, recipe.schedule, recipe.batch_growth
+    batch, schedule, growth = recipe.global_batch, recipe.schedule, recipe.batch_growth
     if isinstance(lr := recipe.optimizer.lr, BatchScaledRecipe):
         value = lr.compute_value(batch)
         values["optimizer.lr"] = (value, lr.explain(batch))
@@ -103,7 +119,7 @@ def plan_steps(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
         recipe: its rates are resolved.
         samples: size of the training set.
     """
-    plan = BatchPlan(recipe.batch, recipe.batch_growth, epoch=samples)
+    plan = BatchPlan(recipe.global_batch, recipe.batch_growth, epoch=samples)
     return plan, plan.round_to_steps(require_number(recipe.epochs, "epochs") * samples)
 
 
@@ -129,7 +145,7 @@ def find_batch_warnings(recipe: TrainRecipe) -> list[str]:
     # With lbsgd the weights move once for a macro-batch of several steps.
     steps_per_update = optimizer.steps_per_update
     steps_text = f" ({steps_per_update} steps of {{:,}})" if steps_per_update > 1 else ""
-    effective_batch = recipe.batch * steps_per_update
+    effective_batch = recipe.global_batch * steps_per_update
     largest_effective_batch = recipe.largest_batch * steps_per_update
     # A warm-up that fits into the run.
     warmup_epochs = min(5.0, require_number(recipe.epochs, "epochs") / 4)
@@ -140,8 +156,8 @@ def find_batch_warnings(recipe: TrainRecipe) -> list[str]:
         and recipe.batch_growth is None
     ):
         warnings.append(
-            f"A batch of {effective_batch:,}{steps_text.format(recipe.batch)} trains at one learning rate throughout: "
-            f"above {LARGE_BATCH:,} that often diverges early or ends at a lower accuracy. Set for example "
+            f"A batch of {effective_batch:,}{steps_text.format(recipe.global_batch)} trains at one learning rate "
+            f"throughout: above {LARGE_BATCH:,} that often diverges early or ends at a lower accuracy. Set for example "
             f"schedule: {{name: cosine, warmup_epochs: {warmup_epochs:.2g}}}."
         )
     # Layer-wise rates (LARS, LAMB) were made for batches of this size.

@@ -9,10 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from headway.comm.comm_recipe import CommRecipe
+from headway.core.errors import RecipeError
 from headway.core.key_suggestions import KeySynonym
 from headway.core.recipe import RecipePart, check_patterns
 from headway.data.augment_recipe import AugmentRecipe
-from headway.data.batch_plan import BatchGrowthRecipe
+from headway.data.batch_plan import BatchGrowthRecipe, BatchSize
 from headway.data.data_recipe import DataRecipe
 from headway.model.model_recipe import ModelRecipe
 from headway.observe.observe_recipe import ObserveRecipe
@@ -156,8 +157,9 @@ class TrainRecipe(RecipePart):
     task: TaskRecipe = TaskRecipe()
     optimizer: AnyOptimizerRecipe
     schedule: AnyScheduleRecipe = ConstantScheduleRecipe()
-    batch: int = Field(ge=1)
-    """Global batch: samples per step over all ranks. If it is larger than the data set, a step spans several epochs."""
+    batch: BatchSize
+    """Global batch: samples per step over all ranks. If it is larger than the data set, a step spans several epochs. Or
+    {per_device: 64}: so many times the ranks."""
     batch_growth: BatchGrowthRecipe | None = None
     """Increase the batch at milestones, instead of lowering the learning rate: `milestones_epochs` and `factor`."""
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
@@ -228,9 +230,9 @@ class TrainRecipe(RecipePart):
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainRecipe:
         # These checks compare keys of several parts; each part checks its own keys beside its code.
-        if isinstance(self.micro_batch, int) and self.micro_batch > self.largest_batch:
-            what = f"micro_batch {self.micro_batch} is larger than batch {self.largest_batch}"
-            raise ValueError(f"{what}: set it to at most that")
+        # A batch per device is checked once the number of devices is known: `resolve_batch` validates the recipe again.
+        if isinstance(self.batch, int):
+            self._check_batch(self.batch)
         self._check_speed()
         if self.transform is None and self.transform_on != "float":
             raise ValueError("transform_on counts only with a transform: remove it, or set transform")
@@ -242,10 +244,6 @@ class TrainRecipe(RecipePart):
             fix = "write for example optimizer.lr: {base: 0.1, per: 256}, or give schedule.warmup_start a number"
             raise ValueError(f"schedule.warmup_start: base needs a learning rate that follows the batch: {fix}")
         self._check_batch_norm()
-        if self.observe.noise_scale and self.batch < 4:
-            raise ValueError(
-                f"observe.noise_scale needs two halves of a batch, and batch is {self.batch}: set it to 4 or more"
-            )
         if self.optimizer.lookahead is not None and self.model.ema is not None:
             what = "optimizer.lookahead and model.ema both say which weights are evaluated"
             raise ValueError(f"{what}: remove one of them")
@@ -253,6 +251,19 @@ class TrainRecipe(RecipePart):
         if self.stop_at == {}:
             raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
         return self
+
+    def _check_batch(self, batch: int) -> None:
+        """Checks the parts of a step against the global batch."""
+        largest, norm = self.largest_batch, self.model.batch_norm
+        if isinstance(self.micro_batch, int) and self.micro_batch > largest:
+            raise ValueError(f"micro_batch {self.micro_batch} is larger than batch {largest}: set it to at most that")
+        if self.observe.noise_scale and batch < 4:
+            raise ValueError(
+                f"observe.noise_scale needs two halves of a batch, and batch is {batch}: set it to 4 or more"
+            )
+        if norm is not None and norm.ghost is not None and norm.ghost >= largest:
+            what = f"model.batch_norm.ghost {norm.ghost} is no smaller than the batch of {largest}"
+            raise ValueError(f"{what}, so there would be one group: set it to less, or remove it")
 
     def _check_early_stopping(self) -> None:
         stopping = self.early_stopping
@@ -327,7 +338,7 @@ class TrainRecipe(RecipePart):
             raise ValueError(f"activation_checkpointing names no module: {fix}")
 
     def _check_batch_norm(self) -> None:
-        """Checks the groups and statistics of batch norm against batch, micro-batch and evaluation set."""
+        """Checks the groups and statistics of batch norm against micro-batch and evaluation set."""
         # Ghost batch norm splits a batch into groups; synchronised batch norm joins those of all ranks.
         norm = self.model.batch_norm
         if norm is None:
@@ -335,9 +346,6 @@ class TrainRecipe(RecipePart):
         if norm.ghost is not None and self.comm.batch_norm == "sync":
             what = "model.batch_norm.ghost takes statistics over fewer samples, comm.batch_norm: sync over more"
             raise ValueError(f"{what}: remove one of them")
-        if norm.ghost is not None and norm.ghost >= self.largest_batch:
-            what = f"model.batch_norm.ghost {norm.ghost} is no smaller than the batch of {self.largest_batch}"
-            raise ValueError(f"{what}, so there would be one group: set it to less, or remove it")
         if norm.ghost is not None and isinstance(self.micro_batch, int) and norm.ghost > self.micro_batch:
             what = f"model.batch_norm.ghost {norm.ghost} is more than micro_batch {self.micro_batch}, which is all that"
             raise ValueError(f"{what} batch norm sees at once: set it to at most that, or remove it")
@@ -346,6 +354,21 @@ class TrainRecipe(RecipePart):
             raise ValueError(f"{what}: set data.eval, or remove it")
 
     @property
+    def global_batch(self) -> int:
+        """Samples per step over all ranks, before any growth. Raises RecipeError if the number of ranks is needed."""
+        if isinstance(self.batch, int):
+            return self.batch
+        what = f"it is {self.batch.per_device} per device, and the number of devices is not known here"
+        raise RecipeError(what, where="batch", fix="Set it to the samples of all devices together.")
+
+    def enlarge_batch(self, factor: int) -> dict[str, int]:
+        """Returns the value, by its key, that makes the batch so many times as large."""
+        if isinstance(self.batch, int):
+            return {"batch": factor * self.batch}
+        return {"batch.per_device": factor * self.batch.per_device}
+
+    @property
     def largest_batch(self) -> int:
         """The global batch at the end of the run, after all growth."""
-        return self.batch if self.batch_growth is None else self.batch_growth.compute_largest_batch(self.batch)
+        batch, growth = self.global_batch, self.batch_growth
+        return batch if growth is None else growth.compute_largest_batch(batch)

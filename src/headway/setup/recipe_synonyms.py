@@ -99,7 +99,7 @@ _TABLE: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("milestones decay_milestones", ("schedule.milestones_epochs",), ""),
     # The run
     ("batch_size bs batchsize train_batch_size global_batch_size total_batch_size mini_batch_size", ("batch",), _BATCH),
-    ("per_device_train_batch_size batch_size_per_gpu per_device_batch_size", ("batch",), _BATCH),
+    ("per_device_train_batch_size batch_size_per_gpu per_device_batch_size", ("batch.per_device",), ""),
     ("eval_batch_size val_batch_size validation_batch_size test_batch_size per_device_eval_batch_size",
      ("evaluate.batch",), ""),
     ("accumulate accumulation accum accum_iter accum_steps accumulation_steps grad_accum grad_accum_steps "

@@ -15,6 +15,7 @@ from headway.core.recipe import read_recipe
 from headway.core.run_folder import RESUME_COMMAND, RunFolder
 from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
 from headway.launch.launcher import launch
+from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
 from headway.training import runs
 
@@ -42,6 +43,7 @@ def train_on_ranks(
         UsageError: recipe or hosts are wrong, or a launcher started this process. CommunicationError: see `launch`.
     """
     on = parse_hosts(procs, hosts)
+    num_ranks = sum(host.procs for host in on)
     if (above := read_launcher_environment()) is not None:
         fix = "Leave --procs and --hosts out: the launcher says how many processes there are."
         raise UsageError(f"this process was started by a launcher ({above.launcher}) and cannot be one", fix=fix)
@@ -51,13 +53,13 @@ def train_on_ranks(
         tree = runs.reload_recipe(RunFolder.open(resume)).recipe
         folder, verb = resume, ["--resume", str(resume)]
     elif recipe is not None:
-        tree = read_recipe(recipe, overrides, TrainRecipe).recipe
+        tree = resolve_batch(read_recipe(recipe, overrides, TrainRecipe), num_ranks).recipe
         folder = folder or RunFolder.find_free_name(Path("runs"), tree.name)
         RunFolder.expect_free(folder)
         verb = [str(recipe), *overrides, "--run", str(folder)]
     else:
         raise UsageError("there is neither a recipe nor a run")
-    check_batch_covers_ranks(tree.batch, sum(host.procs for host in on))
+    check_batch_covers_ranks(tree.global_batch, num_ranks)
     command = ["-m", "headway", "train", *options]
     again = ["--resume", str(folder)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -38,6 +38,7 @@ from headway.setup.build import TrainSetup, build_setup
 from headway.setup.inputs import DryRunOptions
 from headway.setup.micro_batch import estimate_micro_batch
 from headway.setup.prepare import prepare_batch
+from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
 from headway.training.dry_run_memory import (
     MemoryItem,
@@ -136,7 +137,9 @@ def dry_run(
         raise UsageError("--classes and --eval-samples go with --samples", fix=WITHOUT_DATA)
     # 1,000 classes, as ImageNet has, unless told otherwise.
     stated = None if samples is None else SyntheticRecipe(samples=samples, classes=classes or 1000)
-    loaded = load_recipe(recipe, overrides)
+    ranks = sum(host.procs for host in machines)
+    original = load_recipe(recipe, overrides)
+    loaded = resolve_batch(original, ranks)
     try:
         setup = build_setup(loaded, dry_run=DryRunOptions(stated=stated))
     except UsageError as error:
@@ -155,8 +158,11 @@ def dry_run(
         # The two cannot be combined, so an answer would be of no use.
         asked = compiles and not setup.recipe.activation_checkpointing
         fits = try_compiling(setup.model, images, setup.precision.autocast) if asked else None
-        ranks = sum(host.procs for host in machines)
-        return _build_dry_run(setup, measured, fits, len(machines), ranks, evaluation_samples)
+        found = _build_dry_run(setup, measured, fits, len(machines), ranks, evaluation_samples)
+    if isinstance(batch := original.recipe.batch, int):
+        return found
+    step = found.workload.step.model_copy(update={"per_device": batch.per_device})
+    return replace(found, workload=found.workload.model_copy(update={"step": step}))
 
 
 def _load_images(setup: TrainSetup) -> torch.Tensor:
@@ -197,7 +203,7 @@ def _build_dry_run(
     layers, on_shapes_only = measured
     # Rounded up: the busiest rank counts.
     share = -(-setup.plan.largest_batch // ranks)
-    check_batch_covers_ranks(recipe.batch, ranks)
+    check_batch_covers_ranks(recipe.global_batch, ranks)
     saved = sum(layer.saved_bytes for layer in layers)
     # A run measures it; here it is estimated from the bytes that a sample keeps for backward.
     micro = recipe.micro_batch
@@ -270,7 +276,7 @@ def _build_workload(
             on_device=_list_augmentations(recipe, on_host),
         ),
         step=WorkloadStep(
-            batch=recipe.batch,
+            batch=recipe.global_batch,
             ranks=ranks,
             micro_batch=micro,
             precision=setup.precision.name,
@@ -377,7 +383,7 @@ def _count_occurrences(setup: TrainSetup, every_epochs: float, every_steps: int 
     if every_steps is not None:
         return steps // every_steps + (steps % every_steps > 0)
     interval = every_epochs * setup.epoch
-    if interval <= setup.recipe.batch:
+    if interval <= setup.recipe.global_batch:
         return steps
     whole = math.floor(plan.find_position(steps) / interval)
 

@@ -21,6 +21,7 @@ from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.run_folder import RunFolder, collect_provenance
 from headway.core.signals import handle_signals
+from headway.core.text_format import pluralise
 from headway.core.untrusted_json import is_whole_number
 from headway.data.decode import resolve_backend
 from headway.launch.ranks import Ranks
@@ -28,6 +29,7 @@ from headway.model import pretrained
 from headway.setup.build import RecordedData, TrainSetup, build_setup
 from headway.setup.checks import check_labels, list_set_warnings
 from headway.setup.inputs import open_dataset
+from headway.setup.rates import describe_batch, resolve_batch
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import LABEL_PHRASES, TargetSpec
 from headway.setup.user_callbacks import NamedCallback, build_callbacks, name_callbacks
@@ -83,7 +85,7 @@ def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, callbac
         raise UsageError("several processes need one run folder", where="--run-folder", fix=fix)
     with _join_ranks(ranks, RunFolder(folder)):
         # Refused here, before data are opened: a step needs one sample per rank at least.
-        ranks.check_batch(loaded.recipe.batch)
+        ranks.check_batch(resolve_batch(loaded, ranks.launched_size).recipe.global_batch)
         # A launcher that restarts all processes gives them the command line of the first start.
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if again and RunFolder(folder).recipe_path.exists():
@@ -224,6 +226,7 @@ def _continue_run(
     if threads != before:
         what = f"This run began with {before} threads of torch and goes on with {threads}"
         LOG.warning(f"{what}: results agree to rounding only.")
+    _explain_new_ranks(loaded, run, ranks)
     checkpoint = _open_checkpoints(run, loaded).newest()
     named = _collect_callbacks(loaded, callbacks)
     setup = build_setup(loaded, fresh=checkpoint is None, ranks=ranks)
@@ -248,6 +251,22 @@ def _continue_run(
             if trainer.finished and (summary := run.read_summary()).get("finished"):
                 return RunResult(run, summary, was_interrupted=False, is_lead=is_lead)
             return _run_trainer(trainer, display)
+
+
+def _explain_new_ranks(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks: Ranks | None) -> None:
+    """Says how a batch that the recipe gave per device is shared by another number of ranks."""
+    # Only a batch per device is resolved, so an origin `auto` tells it from a global one.
+    if not loaded.origins.get("batch", "").startswith("auto: "):
+        return
+    before, now = run.read_provenance(ranks=int)["ranks"], 1 if ranks is None else ranks.launched_size
+    if before == now:
+        return
+    batch = loaded.recipe.global_batch
+    LOG.warning(
+        f"This run began with {describe_batch(batch // before, before)}, and goes on with {pluralise(now, 'device')}:"
+        f" the global batch stays {batch:,}, now {batch / now:,.4g} a device, as learning rate and sample order follow"
+        " it."
+    )
 
 
 def reload_recipe(run: RunFolder) -> LoadedRecipe[TrainRecipe]:
