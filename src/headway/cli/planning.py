@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,11 +27,14 @@ PROFILE_HELP = (
     " ranks of a host."
 )
 
+# Options of a question about data alone, which needs neither a workload nor a cluster.
+DATA_OPTIONS = {"errors_at", "sizes_at", "error_target", "as_json"}
+
 # Options that --facility refuses, and options that need it: the two kinds of plan share only the workload, --image-kb,
 # --page and --json.
 JOB_OPTIONS = {
     "cluster", "nodes", "profile", "runs", "per_device", "batch", "accumulate", "spread", "epochs_at", "noise_scale",
-    "deadline", "price", "errors_at", "sizes_at", "trace",
+    "deadline", "price", "errors_at", "sizes_at", "error_target", "trace",
 }  # fmt: skip
 FACILITY_OPTIONS = {
     "node", "node_kw", "rack_kw", "ports", "oversubscription", "leaf", "core", "images_s", "data_gb", "pue",
@@ -48,7 +52,7 @@ def _facility_option(help_text: str) -> Any:
     return typer.Option(help=help_text, rich_help_panel="A facility")
 
 
-# typer reads the options of a verb from its signature: there is no other place for 33 of them. The body passes them on
+# typer reads the options of a verb from its signature: there is no other place for 34 of them. The body passes them on
 # as one PlanRequest.
 def plan(
     context: typer.Context,
@@ -66,9 +70,14 @@ def plan(
     noise_scale: Annotated[float | None, _job_option("Gradient noise scale, from a run's report.")] = None,
     deadline: Annotated[float | None, _job_option("Time limit in hours: find the node counts that meet it.")] = None,
     price: Annotated[float | None, _job_option("Price of a node per hour.")] = None,
-    errors_at: Annotated[str | None, _job_option("Errors by training set size: SAMPLES:ERROR,...")] = None,
+    errors_at: Annotated[
+        str | None, _job_option("Errors by training set size: SAMPLES:ERROR,..., files of such lines, or run folders.")
+    ] = None,
     sizes_at: Annotated[
         str | None, _job_option("Parameters of the best network by training set size: SAMPLES:NUMBER,...")
+    ] = None,
+    error_target: Annotated[
+        float | None, _job_option("Find the training set for this error, from --errors-at alone.")
     ] = None,
     trace: Annotated[Path | None, _job_option("Simulate the largest node count; write a Perfetto trace.")] = None,
     facility: Annotated[int | None, _facility_option("Plan a facility for this many nodes, instead of a job.")] = None,
@@ -107,9 +116,9 @@ def plan(
     request = PlanRequest(
         cluster=cluster, nodes=nodes, profile=tuple(profile or ()), runs=runs, per_device=per_device, batch=batch,
         accumulate=accumulate, spread=spread, epochs_at=epochs_at, noise_scale=noise_scale, deadline=deadline,
-        price=price, errors_at=errors_at, sizes_at=sizes_at, image_kb=image_kb, facility=facility, node=node,
-        node_kw=node_kw, rack_kw=rack_kw, ports=ports, oversubscription=oversubscription, leaf=leaf, core=core,
-        images_s=images_s, data_gb=data_gb, pue=pue,
+        price=price, errors_at=errors_at, sizes_at=sizes_at, error_target=error_target, image_kb=image_kb,
+        facility=facility, node=node, node_kw=node_kw, rack_kw=rack_kw, ports=ports,
+        oversubscription=oversubscription, leaf=leaf, core=core, images_s=images_s, data_gb=data_gb, pue=pue,
     )  # fmt: skip
     if facility is not None:
         _refuse_options(given_options & JOB_OPTIONS, "plans a job on a cluster, and --facility plans a room")
@@ -117,6 +126,12 @@ def plan(
         _write_facility(known_workload, request, jobs, page, as_json)
         return
     _refuse_options(given_options & FACILITY_OPTIONS, "plans a room and needs --facility")
+    if workload is None and cluster is None and (errors_at is not None or error_target is not None):
+        _write_growth(request, given_options, as_json)
+        return
+    if error_target is not None:
+        fix = "Leave the workload and --cluster out: headway plan --errors-at 1e5:0.32,1e6:0.24 --error-target 0.2."
+        raise UsageError("--error-target asks about data alone", fix=fix)
     if workload is None or cluster is None:
         fix = "Write headway plan WORKLOAD.json --cluster dgx-1 --nodes 1..64, or headway plan --facility 36."
         raise UsageError("plan needs a job and a cluster, or the nodes of a facility", fix=fix)
@@ -147,6 +162,24 @@ def _write_plan(plan: JobPlan, page: Path | None, trace: Path | None, as_json: b
         simulate_prediction(plan.job, plan.cluster, largest).write_trace(trace)
         LOG.info(f"Wrote {trace}: {largest.devices:,} devices, the slowest of them step by step.")
     print_result(plan.to_json(), as_json, format_plan(plan))
+
+
+def _write_growth(request: PlanRequest, given_options: set[str], as_json: bool) -> None:
+    """Prints the gain of more data, and the data that an error needs, from measured errors alone."""
+    from headway.plan.growth import predict_data_need
+    from headway.plan.growth_text import format_growth, format_need
+    from headway.plan.job_plan import replace_infinite
+    from headway.plan.request import plan_growth
+
+    _refuse_options(given_options - DATA_OPTIONS, "plans a job, and here are only errors by training set size")
+    growth = plan_growth(None, request)
+    if growth is None:
+        fix = "Give two or more of them: --errors-at 1e5:0.32,1e6:0.24."
+        raise UsageError("an error to reach needs errors that were measured", where="--error-target", fix=fix)
+    need = None if request.error_target is None else predict_data_need(growth.error, request.error_target)
+    lines = [*([] if need is None else [*format_need(need), ""]), *format_growth(growth)]
+    result = {"need": None if need is None else asdict(need), "growth": asdict(growth)}
+    print_result(replace_infinite(result), as_json, "\n".join(lines))
 
 
 def _write_facility(

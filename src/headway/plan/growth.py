@@ -14,8 +14,8 @@ from typing import final
 import numpy as np
 
 from headway.core.errors import UsageError
-from headway.core.statistics import compute_student_t
 from headway.core.workload import Workload
+from headway.plan.error_curve import ErrorCurve, fit_error_curve
 
 # Operations of one day at 10^15 per second; a multiply-add is two operations.
 PF_S_DAY = 1e15 * 86_400
@@ -31,32 +31,10 @@ class PowerLaw:
 
     scale: float
     exponent: float
-    # Standard deviation of ln y around the law.
-    spread: float
-    # Range of the fitted x.
-    low: float
-    high: float
-    # Number of fitted points.
-    count: int
-    # Mean of ln x.
-    mean_log: float
-    # Sum of squared deviations of ln x from that mean.
-    squares: float
 
     def __call__(self, x: float) -> float:
         """Returns y at x."""
         return self.scale * float(x**self.exponent)
-
-    def predict_band(self, x: float) -> tuple[float, float]:
-        """Predicts the 95 % interval of a new point at x, if the law continues. Two points give (0, infinity)."""
-        # The prediction interval of a linear regression in logarithms: it widens with the distance from the fitted
-        # points.
-        free = self.count - 2
-        if free < 1:
-            return 0.0, math.inf
-        far = (math.log(x) - self.mean_log) ** 2 / self.squares
-        width = compute_student_t(free) * self.spread * math.sqrt(1 + 1 / self.count + far)
-        return self(x) * math.exp(-width), self(x) * math.exp(width)
 
 
 def fit_power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
@@ -68,22 +46,14 @@ def fit_power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
     Raises UsageError if there are fewer than two different x, or a number is not positive.
     """
     if any(not (x > 0 and y > 0) for x, y in points):
-        raise UsageError("a power law needs numbers above 0")
+        raise UsageError("a power law needs numbers above 0", where="--sizes-at")
     if len({x for x, _ in points}) < 2:
         problem = "a power law needs 2 points or more with different numbers of samples"
-        raise UsageError(problem, where="--errors-at")
+        raise UsageError(problem, where="--sizes-at")
     log_x, log_y = (np.log(np.array(side, np.float64)) for side in zip(*points, strict=True))
-    mean_x, mean_y = float(log_x.mean()), float(log_y.mean())
-    squares = float(((log_x - mean_x) ** 2).sum())
-    exponent = float(((log_x - mean_x) * (log_y - mean_y)).sum() / squares)
-    left = log_y - mean_y - exponent * (log_x - mean_x)
-    # Two parameters are fitted: two degrees of freedom fewer.
-    free = max(1, len(points) - 2)
-    sizes = [x for x, _ in points]
-    return PowerLaw(
-        math.exp(mean_y - exponent * mean_x), exponent, math.sqrt(float((left**2).sum()) / free), min(sizes),
-        max(sizes), len(points), mean_x, squares,
-    )  # fmt: skip
+    far = log_x - log_x.mean()
+    exponent = float((far * (log_y - log_y.mean())).sum() / (far**2).sum())
+    return PowerLaw(math.exp(float(log_y.mean()) - exponent * float(log_x.mean())), exponent)
 
 
 @final
@@ -108,7 +78,7 @@ class GrowthPrediction:
 
 def predict_growth(
     samples: float,
-    error: PowerLaw,
+    error: ErrorCurve,
     *,
     size: PowerLaw | None = None,
     flops_per_sample: float | None = None,
@@ -128,9 +98,7 @@ def predict_growth(
     """
     if not samples > 0:
         raise UsageError(f"a training set has at least one sample, not {samples:g}")
-    if error.exponent >= 0:
-        problem = f"the error does not fall with more data (exponent {error.exponent:+.3f})"
-        raise UsageError(problem, where="--errors-at", fix="Leave out the sets on which the network no longer learns.")
+    error.expect_fall()
     if size is not None and not 0 <= size.exponent < 1:
         problem = f"network size must grow as a power of the data between 0 and 1, not {size.exponent:.3f}"
         raise UsageError(problem, where="--sizes-at", fix="Leave out points where a larger network was no better.")
@@ -151,27 +119,72 @@ def predict_growth(
 class DataGrowth:
     """Laws of error and network size by samples, and predictions for larger sets."""
 
-    error: PowerLaw
+    error: ErrorCurve
     size: PowerLaw | None
     sizes: tuple[GrowthPrediction, ...]
 
 
 def predict_data_growth(
-    workload: Workload, errors: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]] = ()
+    workload: Workload | None, errors: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]] = ()
 ) -> DataGrowth:
     """Predicts the gain of 2, 5, 10 and 100 times the largest measured training set.
 
     Args:
+        workload: without one, no compute is predicted.
         errors: pairs (samples, error). sizes: pairs (samples, parameters of the best network).
 
-    Raises UsageError as `fit_power_law` and `predict_growth` do.
+    Raises UsageError as `fit_error_curve`, `fit_power_law` and `predict_growth` do.
     """
-    error, size = fit_power_law(errors), fit_power_law(sizes) if sizes else None
-    growths = [
-        predict_growth(
-            times * error.high, error, size=size, flops_per_sample=workload.operations,
-            now_parameters=workload.parameters, epochs=workload.run.epochs,
-        )
-        for times in (2, 5, 10, 100)
-    ]  # fmt: skip
+    error, size = fit_error_curve(errors), fit_power_law(sizes) if sizes else None
+    needs: dict[str, float] = {}
+    if workload is not None:
+        needs = {
+            "flops_per_sample": workload.operations,
+            "now_parameters": workload.parameters,
+            "epochs": workload.run.epochs,
+        }
+    growths = [predict_growth(times * error.high, error, size=size, **needs) for times in (2, 5, 10, 100)]
     return DataGrowth(error, size, tuple(growths))
+
+
+@final
+@dataclass(frozen=True)
+class HeldOutSet:
+    """The largest measured set, and the samples that the smaller ones alone would have asked for its error."""
+
+    measured: float
+    samples: float
+
+
+@final
+@dataclass(frozen=True)
+class DataNeed:
+    """Training set that an error needs."""
+
+    error: float
+    samples: float
+    # The 95 % interval; 0 to infinity without points to spare.
+    low: float
+    high: float
+    # Samples over those of the largest measured set.
+    extrapolated: float
+    # None: too few points are left, or they lead to another law.
+    held_out: HeldOutSet | None
+
+
+def predict_data_need(curve: ErrorCurve, error: float) -> DataNeed:
+    """Predicts the samples that an error needs. Raises UsageError as `ErrorCurve.predict_samples` does."""
+    if not 0 < error < math.inf:
+        raise UsageError(f"an error to reach is a number above 0, not {error:g}", where="--error-target")
+    samples, low, high = curve.predict_samples(error)
+    return DataNeed(error, samples, low, high, samples / curve.high, _hold_out_largest(curve))
+
+
+def _hold_out_largest(curve: ErrorCurve) -> HeldOutSet | None:
+    smaller = [point for point in curve.points if point[0] < curve.high]
+    errors = [error for samples, error in curve.points if samples == curve.high]
+    try:
+        alone = fit_error_curve(smaller)
+        return HeldOutSet(curve.high, alone.predict_samples(sum(errors) / len(errors))[0])
+    except UsageError:
+        return None

@@ -94,16 +94,16 @@ class JobPlan:
             "grown": [{**asdict(one), "step_s": one.step.seconds} for one in self.grown],
             "growth": None if self.growth is None else asdict(self.growth),
         }
-        plain: dict[str, Any] = _replace_infinite(values)
+        plain: dict[str, Any] = replace_infinite(values)
         return plain
 
 
-def _replace_infinite(value: Any) -> Any:
+def replace_infinite(value: Any) -> Any:
     """Replaces infinity and NaN, which JSON lacks, by None."""
     if isinstance(value, dict):
-        return {key: _replace_infinite(one) for key, one in value.items()}
+        return {key: replace_infinite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_replace_infinite(one) for one in value]
+        return [replace_infinite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

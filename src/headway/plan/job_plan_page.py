@@ -11,7 +11,7 @@ from headway.core.files import write_atomically
 from headway.core.text_format import format_bytes, pluralise
 from headway.page import panel, renderer
 from headway.page.panel import Panel
-from headway.plan import job_plan_text
+from headway.plan import growth_text, job_plan_text
 from headway.plan.convergence import NO_GAIN, PERFECT_SCALING, EpochsLaw
 from headway.plan.job_plan import JobPlan, list_warnings
 from headway.plan.wording import format_hours, format_hours_range
@@ -180,7 +180,7 @@ def _build_growth_panels(plan: JobPlan) -> list[Panel]:
     # Two points give no band.
     known = all(top < float("inf") for _, top in bands)
     note = f"Measured up to {law.error.high:,.3g}; beyond it the law may end."
-    cells = job_plan_text.tabulate_growth(law)
+    cells = growth_text.tabulate_growth(law)
     return [
         panel.lines(
             "growth", "Error by samples", [("law", samples, [law.error(one) for one in samples])],

@@ -6,7 +6,7 @@ import math
 
 from headway.core.text_format import align_table, format_bytes, pluralise
 from headway.plan.convergence import EpochsLaw
-from headway.plan.growth import DataGrowth
+from headway.plan.growth_text import format_growth
 from headway.plan.job_plan import JobPlan, list_warnings
 from headway.plan.prediction import Prediction
 from headway.plan.scaling import SPEEDUP_EXPONENT
@@ -51,8 +51,7 @@ def format_plan(plan: JobPlan) -> str:
         *describe_strategies(plan),
     ]
     if plan.growth is not None:
-        lines += ["", f"The error falls as samples to the power of {plan.growth.error.exponent:.3f}."]
-        lines += align_table(tabulate_growth(plan.growth), left=-1)
+        lines += ["", *format_growth(plan.growth)]
     return "\n".join([*lines, *list_notes(plan)])
 
 
@@ -161,19 +160,6 @@ def list_notes(plan: JobPlan) -> list[str]:
     below = next((one for one in reversed(plan.predictions) if one.batch < law.low), None)
     sides = ((below, "Up to"), (above, "From"))
     return [f"{side} {pluralise(one.nodes, 'node')}: {one.warning}." for one, side in sides if one is not None]
-
-
-def tabulate_growth(growth: DataGrowth) -> list[tuple[str, ...]]:
-    """Tabulates the predictions for larger training sets: a heading, then a row per set."""
-    table: list[tuple[str, ...]] = [
-        ("samples", "error", "95 %", "parameters", "PF/s-days", "years of a server without a GPU", "measured up to")
-    ]
-    for one in growth.sizes:
-        band = f"{one.low:.3g} to {one.high:.3g}" if one.high < math.inf else "unknown from two points"
-        needs = ("-" if need is None else f"{need:,.3g}" for need in (one.parameters, one.pf_s_days, one.cpu_years))
-        measured = f"1/{one.extrapolated:.3g} of it" if one.extrapolated > 1 else "more"
-        table.append((f"{one.samples:,.3g}", f"{one.error:.3g}", band, *needs, measured))
-    return table
 
 
 def describe_paying_nodes(plan: JobPlan) -> str:

@@ -26,6 +26,7 @@ from headway.plan.facility import FacilityRequest, build_facility_request
 from headway.plan.growth import DataGrowth, predict_data_growth
 from headway.plan.job import ComputeEstimate, build_job, choose_epochs
 from headway.plan.job_plan import JobPlan, build_plan
+from headway.plan.measured_errors import read_errors
 from headway.plan.parsing import parse_nodes, parse_pairs, parse_points, parse_runs
 from headway.plan.plausibility import check_phases, check_rates
 
@@ -55,6 +56,7 @@ class PlanRequest:
     price: float | None = None
     errors_at: str | None = None
     sizes_at: str | None = None
+    error_target: float | None = None
     image_kb: float | None = None
     # A facility, which shares only the size of an image with a job.
     facility: int | None = None
@@ -120,7 +122,7 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
     if kept:
         estimate, nodes = _leave_out_nodes(workload, cluster, estimate, nodes, named=request.nodes is not None)
     plan = build_plan(workload, job, cluster, estimate, epochs_from, nodes, deadline_h=request.deadline)
-    return replace(plan, growth=_predict_growth(workload, request))
+    return replace(plan, growth=plan_growth(workload, request))
 
 
 def _leave_out_nodes(
@@ -167,15 +169,14 @@ def _update_node(cluster: Cluster, **changes: float) -> Cluster:
     return cluster.model_copy(update={"node": cluster.node.model_copy(update=changes)})
 
 
-def _predict_growth(workload: Workload, request: PlanRequest) -> DataGrowth | None:
+def plan_growth(workload: Workload | None, request: PlanRequest) -> DataGrowth | None:
     """Predicts the gain of more data from --errors-at and --sizes-at; None: they were not given."""
     if request.errors_at is None:
         if request.sizes_at is not None:
             fix = "Give the errors of the same training sets too: --errors-at SAMPLES:ERROR,..."
             raise UsageError("network sizes are used only with --errors-at", where="--sizes-at", fix=fix)
         return None
-    fix = "Write samples, and the error with so many: 1e5:0.32,1e6:0.24."
-    errors = parse_pairs(request.errors_at, "--errors-at", "a number of samples with an error", fix)
+    errors = read_errors(request.errors_at)
     sizes = []
     if request.sizes_at:
         fix = "Write samples, and the parameters of the network that suits them: 1e5:2e6,1e6:8e6."
