@@ -219,6 +219,8 @@ class Profile(JsonRecord):
     verdict: Verdict
     knobs: tuple[Knob, ...]
     """Settings to change, the best first."""
+    augment_where: Literal["host", "device"] | None = None
+    """Place of flip and translate in the examined run; None: it has neither, or an older doctor wrote this."""
     not_measured: tuple[str, ...]
     """Measurements that failed, with the reason."""
     seconds: float = Field(ge=0)

@@ -52,11 +52,13 @@ class LoadedRecipe(Generic[P]):
         recipe: the validated tree.
         origins: `default`, `FILE:LINE`, `command line` or `auto: reason` by dotted key of each leaf.
         base: folder that the recipe's relative paths start from.
+        path: file of the recipe; None: Python gave its values.
     """
 
     recipe: P
     origins: Mapping[str, str]
     base: Path
+    path: Path | None = None
 
     def resolve(self, key: str, value: Any, reason: str) -> LoadedRecipe[P]:
         """Returns the recipe with an `auto` value replaced by the chosen one."""
@@ -115,7 +117,8 @@ def read_recipe(
         known = isinstance(error, FileNotFoundError | IsADirectoryError)
         raise RecipeError(what, where=str(path), fix=fix if known else "") from None
     tree, lines = parse_recipe(text, str(path), kind)
-    return _validate(tree, {key: f"{path.name}:{line}" for key, line in lines.items()}, overrides, model, path)
+    loaded = _validate(tree, {key: f"{path.name}:{line}" for key, line in lines.items()}, overrides, model, path)
+    return replace(loaded, path=path.resolve())
 
 
 def build_recipe(tree: Mapping[str, Any], overrides: Sequence[str], model: type[P]) -> LoadedRecipe[P]:

@@ -17,6 +17,7 @@ FlipMode = Literal["random", "alternating", "vertical", "both"]
 
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+AugmentPlace = Literal["host", "device"]
 # Augmentations that a loader can do on the host.
 HOST_AUGMENTATIONS = frozenset({"flip", "translate"})
 # Keys of an AugmentRecipe that are no augmentations.
@@ -139,9 +140,10 @@ class PolicyRecipe(RecipePart):
 class AugmentRecipe(RecipePart):
     """Augmentation of training batches, in the order of these keys, and normalisation of all batches."""
 
-    where: Literal["auto", "host", "device"] = "auto"
-    """Place of flip and translate: on the `host`, by the loader, or on the `device`. auto: the host for a CPU, the
-    device for a GPU. The pixels are the same. All other augmentations run on the device."""
+    where: Literal["auto"] | AugmentPlace = "auto"
+    """Place of flip and translate: on the `host`, by the loader, or on the `device`. auto: the faster one, if the
+    doctor's profile lies beside the recipe; else the host for a CPU, the device for a GPU. The pixels are the same. All
+    other augmentations run on the device."""
     flip: bool | FlipMode = False
     """Mirror images. `random` (or true): half of the samples, left to right, drawn anew in each epoch. `alternating`:
     half of them in the first epoch and the others in the next, so that two epochs show each sample both ways (Jordan
@@ -193,6 +195,21 @@ class AugmentRecipe(RecipePart):
         return frozenset(
             name for name in fields if name not in SETTINGS and getattr(self, name) != fields[name].default
         )
+
+    def build_host_options(self) -> dict[str, Any]:
+        """Returns the options of a loader that flips and shifts on the host."""
+        return {"flip": self.flip_mode or False, "translate": self.translate}
+
+    def find_other_place(self, device_type: str) -> tuple[AugmentPlace, dict[str, Any]] | None:
+        """Returns the place that flip and translate do not have, and the loader's options there.
+
+        None if the recipe asks for neither.
+        """
+        if not self.list_augmentations() & HOST_AUGMENTATIONS:
+            return None
+        if self.select_host_augmentations(device_type):
+            return "device", {"flip": False, "translate": 0}
+        return "host", self.build_host_options()
 
     def select_host_augmentations(self, device_type: str) -> frozenset[str]:
         """Selects the augmentations that the loader does on the host, for batches on a device of this type."""

@@ -17,6 +17,7 @@ from headway.core.errors import UsageError
 from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling, StageResource, ThreadScaling
 from headway.core.run_folder import collect_provenance
 from headway.core.text_format import pluralise
+from headway.data.augment_recipe import HOST_AUGMENTATIONS, AugmentPlace
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.tiers.remote_dataset import RemoteShards
@@ -202,6 +203,7 @@ class _Examination:
             runs=tuple(self._runs),
             verdict=concluded,
             knobs=tuple(candidates),
+            augment_where=find_augment_place(setup),
             not_measured=tuple(self._missing),
             seconds=perf_counter() - begun,
             other_load=other_load.read_share(),
@@ -424,6 +426,14 @@ def _build_loop_ceilings(
         one = StageCeiling(stage=stage, side=side, resource="device", seconds=seconds[stage], how=note, code=lines)
         ceilings.append(one)
     return ceilings
+
+
+def find_augment_place(setup: TrainSetup) -> AugmentPlace | None:
+    """Returns the place of flip and translate; None if the run has neither."""
+    options = setup.recipe.augment
+    if setup.train is None or options.where == "auto" or not options.list_augmentations() & HOST_AUGMENTATIONS:
+        return None
+    return options.where
 
 
 def _augments_batches(setup: TrainSetup) -> bool:

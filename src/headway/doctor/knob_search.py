@@ -94,7 +94,7 @@ class KnobSearch:
         out = list[Knob]()
         sides: dict[str, list[Callable[[], Iterator[Knob]]]] = {
             "input": [self._suggest_input, lambda: self._suggest_caches(device), self._suggest_packs],
-            "loop": [lambda: self._suggest_device_augmentation(device), lambda: self._suggest_loop(device)],
+            "loop": [lambda: self._suggest_augmentation_place(device), lambda: self._suggest_loop(device)],
         }
         # The side that limits comes first, in case the time runs out.
         first = sorted(sides, key=lambda side: -self._compute_gain_without(*self._model.seconds[side]))
@@ -432,20 +432,19 @@ class KnobSearch:
             changed = self._model.with_seconds(self._scale_loop(ratio))
             yield self._build_knob("a compiled network", "launch", changes, changed, measured=True, cost=cost)
 
-    def _suggest_device_augmentation(self, device: torch.device) -> Iterator[Knob]:
-        """Measures flips and shifts on the device instead of the host."""
-        recipe, loader = self._job.setup.recipe, self._loader
-        if device.type != "cuda" or loader is None or not recipe.augment.select_host_augmentations(device.type):
+    def _suggest_augmentation_place(self, device: torch.device) -> Iterator[Knob]:
+        """Measures flips and shifts at the other place, host or device, if they take time where they are."""
+        loader, other_place = self._loader, self._job.setup.recipe.augment.find_other_place(device.type)
+        if loader is None or other_place is None:
             return
-        changes = {"augment.where": "device"}
-        text = format_override(changes)
-        if self._is_out_of_time(text, 2 * self._side_s):
+        place, options = other_place
+        cures, text = "augment" if place == "device" else "normalise", format_override({"augment.where": place})
+        if self._compute_gain_without(cures) < SIDE_WORTH or self._is_out_of_time(text, 2 * self._side_s):
             return
-        ratio = self._measure_ratio(text, changes)
-        if ratio is not None:
-            other = measure_loader(self._job, limit_s=self._side_s, flip=False, translate=0)
+        if (ratio := self._measure_ratio(text, changes := {"augment.where": place})) is not None:
+            other = measure_loader(self._job, limit_s=self._side_s, **options)
             changed = self._replace_input(other, loader).with_seconds(self._scale_loop(ratio))
-            yield self._build_knob("augmentation on the device", "augment", changes, changed, measured=True)
+            yield self._build_knob(f"augmentation on the {place}", cures, changes, changed, measured=True)
 
     def _try_loop(
         self, name: str, cures: str, changes: Mapping[str, Any], *, exact: bool = True, cost: str = ""

@@ -28,6 +28,7 @@ def format_dry_run(dry_run: DryRun) -> str:
         ("images", _describe_images(work)),
         ("on host", ", ".join(("decode", *images.on_host))),
         ("on device", ", ".join(images.on_device) or "no augmentation"),
+        *_describe_augment_place(dry_run),
         ("network", f"{work.parameters:,} parameters ({trained:,} trained) in {len(work.layers)} layers"),
         (
             "",
@@ -85,6 +86,11 @@ def _describe_batch(dry_run: DryRun) -> str:
         ranks += f" on {dry_run.hosts:,} hosts"
     about = "" if dry_run.micro_batch * dry_run.accumulation * dry_run.ranks == largest else " at most"
     return f"{batch}: {dry_run.micro_batch:,} in a micro-batch x {dry_run.accumulation:,} accumulated x {ranks}{about}"
+
+
+def _describe_augment_place(dry_run: DryRun) -> list[tuple[str, str]]:
+    place = dry_run.augment_place
+    return [] if place is None else [("", f"flip and translate on the {place.where}: {place.reason}")]
 
 
 def _describe_images(work: Workload) -> str:

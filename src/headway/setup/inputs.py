@@ -36,6 +36,7 @@ from headway.data.tiers import Tier, choose_tier
 from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.workers.image_transform import ImageTransform
 from headway.setup import checks
+from headway.setup.augment_place import KEY, choose_augment_place
 from headway.setup.recipe import TrainRecipe
 from headway.setup.user_transforms import build_image_transform
 
@@ -177,8 +178,7 @@ class Inputs:
             order=Order(len(dataset), recipe.seed, recipe.data.window),
             stop=math.inf,
             crop=recipe.data.crop,
-            flip=(recipe.augment.flip_mode or False) if "flip" in host_augmentations else False,
-            translate=recipe.augment.translate if "translate" in host_augmentations else 0,
+            **(recipe.augment.build_host_options() if host_augmentations else {}),
             progressive=recipe.data.progressive,
             on_bad=recipe.data.on_bad,
             batch_transform=self.batch_transform,
@@ -421,8 +421,7 @@ def _resolve_execution(
             LOG.info(describe_decoding(backend, recipe.data.threads or choose_thread_count(), cores))
     # A dry run leaves `auto`: the device here need not be the one that trains.
     if recipe.augment.where == "auto" and fills_caches:
-        reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"
-        loaded = loaded.resolve("augment.where", "host" if device.type == "cpu" else "device", reason)
+        loaded = loaded.resolve(KEY, *choose_augment_place(loaded, device.type))
     return loaded
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from headway.core.workload import (
     WorkloadStep,
     WorkloadUpdate,
 )
+from headway.data.augment_recipe import HOST_AUGMENTATIONS
 from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import compute_progressive_size
 from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
@@ -34,6 +35,7 @@ from headway.model.graph_breaks import CompileReport, try_compiling
 from headway.model.layer_profile import PROFILE_BATCH_SIZES, profile_layers
 from headway.model.model_size import measure_model_size
 from headway.optim.footprint import estimate_footprint
+from headway.setup.augment_place import PlaceChoice, choose_augment_place
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.inputs import DryRunOptions
 from headway.setup.micro_batch import estimate_micro_batch
@@ -73,6 +75,7 @@ class DryRun:
         rates: (epoch, learning rate of its first step) for each epoch; at the end (epochs, that of the last step).
         memory: the memory of one rank.
         sent_bytes: bytes that the busiest host sends to others in a step; on one host, those that a rank sends.
+        augment_place: place of flip and translate, with the reason; None: the recipe has neither.
         on_shapes_only: the layers were measured on tensors without values, which takes no computation.
         compilable: how torch.compile copes with the network; None if it was not asked, and with
             `activation_checkpointing`, which excludes it.
@@ -89,6 +92,7 @@ class DryRun:
     rates: Sequence[tuple[float, float]]
     memory: Sequence[MemoryItem]
     sent_bytes: float
+    augment_place: PlaceChoice | None
     on_shapes_only: bool
     compilable: CompileReport | None
     notes: Sequence[str]
@@ -104,6 +108,7 @@ class DryRun:
             "learning_rate": [{"epoch": epoch, "lr": lr} for epoch, lr in self.rates],
             "memory": [asdict(part) for part in self.memory],
             "sent_bytes": self.sent_bytes,
+            "augment_place": None if self.augment_place is None else self.augment_place._asdict(),
             "compilable": None if (fits := self.compilable) is None else {"whole": fits.is_whole, **asdict(fits)},
             "notes": list(self.notes),
             "workload": self.workload.model_dump(mode="json"),
@@ -236,6 +241,7 @@ def _build_dry_run(
         rates=_list_learning_rates(setup),
         memory=list_memory(setup, workload, share, -(-share // parts), ranks),
         sent_bytes=_count_sent_bytes(workload.step.exchange, exchanged, hosts, ranks),
+        augment_place=_find_augment_place(setup),
         on_shapes_only=on_shapes_only,
         compilable=fits,
         notes=notes,
@@ -257,11 +263,8 @@ def _build_workload(
     held_out = len(inputs.eval) if inputs.eval is not None else evaluation_samples
     evaluates, saves = recipe.data.eval is not None, recipe.checkpoint
     train = inputs.train
-    on_host = (
-        recipe.augment.select_host_augmentations(get_device_type(setup))
-        if recipe.data.train != SYNTHETIC
-        else frozenset()
-    )
+    place = _find_augment_place(setup)
+    on_host = recipe.augment.list_augmentations() & HOST_AUGMENTATIONS if place and place.where == "host" else set()
     return Workload(
         name=recipe.name,
         layers=layers,
@@ -320,11 +323,19 @@ def _compute_wire_ratio(setup: TrainSetup) -> float:
     return 1.0 - halved / sum(map(count_bytes, trained))
 
 
+def _find_augment_place(setup: TrainSetup) -> PlaceChoice | None:
+    """Returns the place of flip and translate that a run here would choose; None if it has neither."""
+    recipe = setup.recipe
+    if recipe.data.train == SYNTHETIC or not recipe.augment.list_augmentations() & HOST_AUGMENTATIONS:
+        return None
+    return choose_augment_place(setup.loaded, get_device_type(setup))
+
+
 def _list_crops(recipe: TrainRecipe) -> tuple[str, ...]:
     return ("random crop",) if recipe.data.crop.is_random else ()
 
 
-def _list_augmentations(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
+def _list_augmentations(recipe: TrainRecipe, on_host: Set[str]) -> tuple[str, ...]:
     options = recipe.augment
     on_device = options.list_augmentations() - on_host
     # In the order in which they are applied, that of the recipe's keys.

@@ -272,7 +272,10 @@ def _explain_new_ranks(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, ranks:
 def reload_recipe(run: RunFolder) -> LoadedRecipe[TrainRecipe]:
     """Reads the resolved recipe of a run. Keys whose `auto` depends on the machine are `auto` again."""
     about = run.read_provenance(origins=dict, base=str)
-    loaded = LoadedRecipe(read_recipe(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
+    # Absent in older runs, and in those that a Python program began with a mapping.
+    path = None if not isinstance(given := about.get("recipe"), str) else Path(given)
+    recipe = read_recipe(run.recipe_path, (), TrainRecipe).recipe
+    loaded = LoadedRecipe(recipe, about["origins"], Path(about["base"]), path)
     # The run may continue on another machine, where another device or cache is right.
     for key in MACHINE_KEYS:
         if loaded.origins.get(key, "").startswith("auto: "):
@@ -360,6 +363,7 @@ def _record_recipe(run: RunFolder, setup: TrainSetup, ranks: Ranks | None) -> No
         **describe_network_size(setup),
     }
     loaded = setup.agreed_recipe
+    more["recipe"] = None if loaded.path is None else str(loaded.path)
     run.write_json("provenance", collect_provenance(loaded.origins, loaded.base, **more))
     write_atomically(run.recipe_path, loaded.to_yaml())
 
