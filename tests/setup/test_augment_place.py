@@ -16,6 +16,7 @@ from tests.doctor._profile import profile
 from headway.core.profile import Knob, Profile, Throughput
 from headway.core.recipe import build_recipe
 from headway.core.run_folder import RunFolder
+from headway.data import opening
 from headway.doctor import examination, knob_search
 from headway.doctor.knob_search import KnobSearch
 from headway.doctor.loader_measurement import LoaderMeasurement
@@ -23,12 +24,16 @@ from headway.doctor.loop_measurement import LoopMeasurement
 from headway.doctor.measurement_job import MeasurementJob
 from headway.doctor.sync_counter import SyncCounts
 from headway.doctor.throughput_model import ThroughputModel
+from headway.report.dry_run_text import format_dry_run
 from headway.setup.augment_place import choose_augment_place
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.training.dry_run import dry_run
 from headway.training.runs import load_recipe, reload_recipe
 
+# Of a run that the device limits.
+VERDICT = profile().verdict.model_copy(update={"kind": "device limited", "stage": "compute"})
+CROPS = ("data.crop=random", "data.size=6")
 MOVES = {"flip": True, "translate": 1}
 
 
@@ -39,7 +44,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def write_profile(recipe: Path, place: str | None = None, gain: float = 1.2, **changes: Any) -> Profile:
-    found = profile(**changes)
+    found = profile(**{"verdict": VERDICT, **changes})
     if place is not None:
         override = f"augment.where={place}"
         knob = {"cures": "augment", "images_s": 1e3, "measured": True, "exact": True, "cost": ""}
@@ -50,7 +55,8 @@ def write_profile(recipe: Path, place: str | None = None, gain: float = 1.2, **c
 
 
 def choose(recipe: Path, device_type: str = "cpu", *overrides: str) -> tuple[str, str]:
-    return choose_augment_place(load_recipe(recipe, overrides), device_type)
+    with closing(opening.open(recipe.parent / "digits.packed/train")) as train:
+        return choose_augment_place(load_recipe(recipe, overrides), device_type, train)
 
 
 def test_without_a_profile_the_kind_of_the_device_decides(recipe: Path) -> None:
@@ -59,7 +65,7 @@ def test_without_a_profile_the_kind_of_the_device_decides(recipe: Path) -> None:
     # Nor does a recipe of a Python program have one beside it.
     tree = {**yaml.safe_load(recipe.read_text()), "augment": MOVES}
     write_profile(recipe, "device")
-    assert choose_augment_place(build_recipe(tree, (), TrainRecipe), "cpu").where == "host"
+    assert choose_augment_place(build_recipe(tree, (), TrainRecipe), "cpu", None).where == "host"
 
 
 @pytest.mark.parametrize("place", ["host", "device"])
@@ -89,7 +95,7 @@ def test_a_profile_without_a_faster_place_keeps_the_one_that_it_measured(recipe:
 def test_a_profile_that_says_nothing_about_this_run_does_not_count(recipe: Path) -> None:
     write_profile(recipe, "device", machine={"device": "NVIDIA H100"})
     assert choose(recipe) == ("host", "the device is a CPU; photos.profile.json is of a GPU")
-    verdict = profile().verdict.model_copy(update={"confirmed": False})
+    verdict = VERDICT.model_copy(update={"confirmed": False})
     write_profile(recipe, "device", verdict=verdict)
     assert choose(recipe) == ("host", "the device is a CPU; photos.profile.json was not confirmed")
     recipe.with_suffix(".profile.json").write_text('{"version": 9}')
@@ -98,6 +104,36 @@ def test_a_profile_that_says_nothing_about_this_run_does_not_count(recipe: Path)
     assert len(said) == 1
     assert "photos.profile.json" in said[0]
     assert said[0].endswith("augment.where follows the device.")
+
+
+def test_a_gpu_crops_where_decoding_limits(recipe: Path) -> None:
+    limits, gpu = profile().verdict, {"device": "NVIDIA H100"}
+    write_profile(recipe, "host", verdict=limits, machine=gpu)
+    assert choose(recipe, "cuda", *CROPS) == ("device_crops", "the loader was the limit in photos.profile.json")
+    # It keeps no scaled images, no larger ones than 3.5 times the batch's, and none that are read in place.
+    for other in ("data.scaled=true", "data.size=2", "data.cache=none", "data.decoder=pillow", "data.crop=center"):
+        assert choose(recipe, "cuda", *CROPS, other)[0] == "host"
+    write_profile(recipe, machine=gpu, augment_where="device_crops")
+    assert choose(recipe, "cuda", *CROPS)[0] == "device_crops"
+    write_profile(recipe, verdict=limits)
+    assert choose(recipe, "cpu", *CROPS)[0] == "host"
+
+
+def test_a_cpu_crops_in_the_loader_and_says_so(recipe: Path, tmp_path: Path) -> None:
+    asked = headway("train", recipe, "--run", tmp_path / "asked", "data.crop=random", "augment.where=device_crops")
+    assert (
+        "augment.where: device_crops needs a GPU that keeps the decoded training set, which is kept in memory here"
+        in asked.err
+    )
+    headway("train", recipe, "--run", tmp_path / "plain", "data.crop=random")
+    losses = [[one["loss"] for one in records(tmp_path / name, "train")] for name in ("asked", "plain")]
+    assert losses[0] == losses[1]
+    found = dry_run(recipe, ["data.crop=random", "augment.where=device_crops"], compiles=False)
+    assert found.workload.input.on_device[:3] == ("random crop", "flip", "translate")
+    assert found.workload.input.on_host == ()
+    assert "crops, flip and translate on the device: augment.where says so" in format_dry_run(found)
+    plain = dry_run(recipe, ["data.crop=random", "augment={cutout: 2}"], compiles=False)
+    assert "crops on the host: the device is a CPU" in format_dry_run(plain)
 
 
 def test_a_run_and_its_dry_run_say_the_place_and_train_the_same(recipe: Path, tmp_path: Path) -> None:

@@ -219,8 +219,8 @@ class Profile(JsonRecord):
     verdict: Verdict
     knobs: tuple[Knob, ...]
     """Settings to change, the best first."""
-    augment_where: Literal["host", "device"] | None = None
-    """Place of flip and translate in the examined run; None: it has neither, or an older doctor wrote this."""
+    augment_where: Literal["host", "device", "device_crops"] | None = None
+    """`augment.where` of the examined run; None: it has nothing to place, or an older doctor wrote this."""
     not_measured: tuple[str, ...]
     """Measurements that failed, with the reason."""
     seconds: float = Field(ge=0)

@@ -17,7 +17,7 @@ FlipMode = Literal["random", "alternating", "vertical", "both"]
 
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-AugmentPlace = Literal["host", "device"]
+AugmentPlace = Literal["host", "device", "device_crops"]
 # Augmentations that a loader can do on the host.
 HOST_AUGMENTATIONS = frozenset({"flip", "translate"})
 # Keys of an AugmentRecipe that are no augmentations.
@@ -141,9 +141,9 @@ class AugmentRecipe(RecipePart):
     """Augmentation of training batches, in the order of these keys, and normalisation of all batches."""
 
     where: Literal["auto"] | AugmentPlace = "auto"
-    """Place of flip and translate: on the `host`, by the loader, or on the `device`. auto: the faster one, if the
-    doctor's profile lies beside the recipe; else the host for a CPU, the device for a GPU. The pixels are the same. All
-    other augmentations run on the device."""
+    """Place of flip and translate: on the `host`, by the loader, or on the `device`. `device_crops`: a GPU that keeps
+    the decoded set also crops and resizes. auto: the faster place, if the doctor's profile lies beside the recipe; else
+    the host for a CPU, the device for a GPU. The pixels are the same. All other augmentations run on the device."""
     flip: bool | FlipMode = False
     """Mirror images. `random` (or true): half of the samples, left to right, drawn anew in each epoch. `alternating`:
     half of them in the first epoch and the others in the next, so that two epochs show each sample both ways (Jordan
@@ -205,7 +205,7 @@ class AugmentRecipe(RecipePart):
 
         None if the recipe asks for neither.
         """
-        if not self.list_augmentations() & HOST_AUGMENTATIONS:
+        if self.where == "device_crops" or not self.list_augmentations() & HOST_AUGMENTATIONS:
             return None
         if self.select_host_augmentations(device_type):
             return "device", {"flip": False, "translate": 0}

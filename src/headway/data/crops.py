@@ -31,6 +31,8 @@ Range = tuple[float, float]
 FitTest = Callable[[Float64, Float64, Float64, Float64], NDArray[np.bool_]]
 
 MAX_ATTEMPTS = 99
+MOST_DEVICE_SCALE = 3.5
+"""Largest factor between a box and the output for which `headway.data.ops.resize` has the native core's arithmetic."""
 _SHIFT_32 = np.uint64(32)
 _LOW_32_BITS = np.uint64(0xFFFFFFFF)
 

@@ -22,6 +22,7 @@ from headway.data.host_transform import HostTransform
 from headway.data.loader_spec import LoaderSpec
 from headway.data.loader_stats import LoaderTally
 from headway.data.ops.move import flip_and_translate
+from headway.data.ops.resize import ResizePlan, crop_and_resize, plan_resize
 from headway.data.spans import group_spans, iterate_spans
 from headway.data.tiers import Tier
 from headway.data.tiers.device import DeviceTier
@@ -39,6 +40,8 @@ class _RingSlot:
     number: int
     copied: torch.cuda.Event | None = None
     """Recorded behind the slot's copy to the device."""
+    resize: ResizePlan | None = None
+    """Crops of the batch, if the device makes them."""
 
 
 @final
@@ -119,7 +122,7 @@ class DecodeRing:
             # On a CPU the images are the slot's memory: it is free only when the next batch is asked for.
             is_slot_lent = not self._filler.is_on_device and stream is None
             if self._filler.is_on_device:
-                batch = self._gather_on_device(batch)
+                batch = self._gather_on_device(batch, slot.resize)
             if self._spec.batch_transform is not None and not self._transforms_batches:
                 batch = self._spec.batch_transform.transform_batch(batch)
             if stream is not None and not self._filler.is_on_device:
@@ -147,11 +150,13 @@ class DecodeRing:
         labels.record_stream(current)
         return replace(batch, images=images, labels=labels)
 
-    def _gather_on_device(self, batch: Batch) -> Batch:
+    def _gather_on_device(self, batch: Batch, resize: ResizePlan | None) -> Batch:
         """Gathers the batch's images on the device and copies its labels there. The host does not wait."""
         assert isinstance(self._tier, DeviceTier)
         device = self._device
         images = self._tier.gather(np.maximum(batch.served, 0))
+        if resize is not None:
+            images = crop_and_resize(images, resize)
         # Masked samples must be zeros, as they are after decoding on the host.
         masked = np.flatnonzero(batch.served < 0)
         if masked.size:
@@ -202,6 +207,9 @@ class DecodeRing:
                     if slot.copied is not None:
                         slot.copied.synchronize()
                     batch = self._filler.fill(slot.memory, request)
+                    if isinstance(self._tier, DeviceTier) and batch.boxes is not None:
+                        _, height, width, _ = self._tier.pixels.shape
+                        slot.resize = plan_resize(batch.boxes, (height, width), (*batch.images.shape[1:3],))
                     # The workers of the user's transform go on with it while the next batch is decoded.
                     if self._stage is not None:
                         self._stage.begin(slot.number, batch)

@@ -61,8 +61,9 @@ class DecodeSource(BatchSource[Batch]):
         """Storage of the samples' bytes; chosen, and filled, at first use."""
         with self._choosing:
             if self._tier is None:
-                # Pixels on a GPU can be gathered there, but not resized or given to the user's transform.
-                device = self.device if self.uses_stored_pixels() and self._image_transform is None else "cpu"
+                # Pixels on a GPU are not given to the user's transform, and resized only if that is asked for.
+                is_simple = self._fits_device_tier() and self._image_transform is None
+                device = self.device if is_simple else "cpu"
                 # Kept pixels are those of a full decode, so a smaller decode cannot use them.
                 cache = "none" if self.spec.scaled and self.spec.cache == "auto" else self.spec.cache
                 self._tier = choose_tier(
@@ -73,6 +74,9 @@ class DecodeSource(BatchSource[Batch]):
     def uses_stored_pixels(self) -> bool:
         """Returns True if every image has the size and the channels of the batch already."""
         return self.spec.uses_stored_pixels(self.dataset.description)
+
+    def _fits_device_tier(self) -> bool:
+        return self.spec.fits_device_tier(self.dataset.description, self.backend)
 
     def serve(self, start: int, stop: float) -> Generator[Batch, None, None]:
         """Yields the batches of the steps that begin at these positions."""
@@ -118,9 +122,9 @@ class DecodeSource(BatchSource[Batch]):
         if spec.scaled and tier.damaged is not None:
             what = "samples that are kept decoded are whole, and scaled asks for a smaller decode"
             raise UsageError(what, where="scaled", fix="Leave scaled out, or set cache to none or disk.")
-        if isinstance(tier, DeviceTier) and (stage is not None or not self.uses_stored_pixels()):
+        if isinstance(tier, DeviceTier) and (stage is not None or not self._fits_device_tier()):
             what = "samples that are kept decoded on the device cannot be cropped, resized or given to a transform"
-            fix = "Set cache to memory or none, or leave size, crop and transform out."
+            fix = "Set cache to memory or none, or crop_on to device, or leave size, crop and transform out."
             raise UsageError(what, where="cache", fix=fix)
         # The tier reads the positions again from its own iterator, further ahead than the ring.
         tier.expect(iterate_spans(spec, start, stop), spec.order, self._find_host_slots())

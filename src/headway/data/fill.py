@@ -71,6 +71,7 @@ class BatchFiller:
         self._verify = spec.verify
         self._seed = spec.order.seed if spec.order else 0
         self.is_on_device = isinstance(tier, DeviceTier)
+        self._serves_stored_pixels = spec.uses_stored_pixels(dataset.description)
         # Scratch memory for pixels that are decoded first and shifted afterwards.
         self._scratch = np.empty(0, np.uint8)
         # Samples that were found damaged: they are never tried as substitutes again.
@@ -110,6 +111,9 @@ class BatchFiller:
         if self.is_on_device:
             damaged = self._tier.damaged
             boxes = None
+            if not self._serves_stored_pixels:
+                sides = self._tier.width[samples], self._tier.height[samples]
+                boxes = transform.compute_boxes(draws.keys, *sides, size)
             status = np.zeros(len(samples), np.uint8) if damaged is None else damaged[samples]
         else:
             status, boxes = self._decode(samples, draws, pixels)

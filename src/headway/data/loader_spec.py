@@ -12,6 +12,7 @@ from headway.core.errors import UsageError, suggest_nearest
 from headway.data.augment_recipe import FlipMode
 from headway.data.batch_plan import BatchPlan
 from headway.data.columns import DatasetDescription
+from headway.data.crops import MOST_DEVICE_SCALE
 from headway.data.data_recipe import CacheMode, CropRecipe, OnBad, VerifyMode
 from headway.data.host_transform import HostTransform
 from headway.data.order import Order
@@ -32,7 +33,7 @@ WORKER_KINDS = ("process", "thread")
 
 # Options that only data sets of Headway use, and only data sets of the user's own.
 IMAGE_OPTIONS = (
-    *("size", "channels", "crop", "flip", "translate", "progressive", "scaled", "threads", "backend", "pin"),
+    *("size", "channels", "crop", "crop_on", "flip", "translate", "progressive", "scaled", "threads", "backend", "pin"),
     *("cache", "tier", "on_bad", "verify", "transform", "worker_kind", "batch_transform"),
 )
 SAMPLE_OPTIONS = ("collate",)
@@ -87,6 +88,8 @@ class LoaderSpec:
         size: side or (height, width) of the images; None: the size that all of them share.
         channels: 1 or 3; None: as the data set has them.
         crop: "center", "random" or a `CropRecipe`: the box of each image that is resized.
+        crop_on: place of crop and resize for a set that is kept decoded on the device: the `host`, where no such set is
+            kept, or the `device`. The pixels are the same.
         flip: mirror while decoding: True or "random", "alternating": left to right; "vertical": top to bottom; "both";
             False. See `AugmentRecipe`.
         translate: shift each image by up to so many pixels both ways; reflection fills the border.
@@ -129,6 +132,7 @@ class LoaderSpec:
     size: int | tuple[int, int] | None = None
     channels: int | None = None
     crop: Literal["center", "random"] | CropRecipe = "center"
+    crop_on: Literal["host", "device"] = "host"
     flip: bool | FlipMode = False
     translate: int = 0
     progressive: ProgressiveRecipe | None = None
@@ -232,6 +236,8 @@ class LoaderSpec:
             raise UsageError(f"unknown flip {self.flip!r}", fix=fix)
         if isinstance(self.crop, str) and self.crop not in CROPS:
             raise UsageError(f"unknown crop {self.crop!r}", fix=suggest_nearest(self.crop, CROPS))
+        if self.crop_on not in ("host", "device"):
+            raise UsageError(f"unknown place {self.crop_on!r}", where="crop_on", fix="Give host or device.")
         if self.backend not in BACKENDS:
             raise UsageError(f"unknown decoder {self.backend!r}", fix=suggest_nearest(self.backend, BACKENDS))
         if self.worker_kind not in WORKER_KINDS:
@@ -271,6 +277,22 @@ class LoaderSpec:
             progressive=self.progressive,
             scaled=self.scaled,
         )
+
+    def fits_device_tier(self, description: DatasetDescription, backend: str) -> bool:
+        """Returns True if batches can be made of pixels that are kept on the device: stored whole, or cropped there.
+
+        Args:
+            backend: the decoder in use. Only the native core's arithmetic is known on the device.
+        """
+        if self.uses_stored_pixels(description):
+            return True
+        transform, common_size = self.build_transform(description), description.common_size
+        if self.crop_on == "host" or self.scaled or backend != "native" or common_size is None:
+            return False
+        # The first images are the smallest ones.
+        height, width = transform.compute_size(0)
+        scale = max(common_size[0] / width, common_size[1] / height)
+        return scale <= MOST_DEVICE_SCALE and description.channels == transform.channels
 
     def uses_stored_pixels(self, description: DatasetDescription) -> bool:
         """Returns True if every image has the size and the channels of the batch already."""

@@ -24,7 +24,7 @@ from headway.data.tiers.choice import CachePlanner
 from headway.data.tiers.remote_dataset import RemoteShards
 from headway.doctor.environment_host import Findings, HostFiles, report_fault, report_fine
 from headway.doctor.storage import StorageLocation, describe_location
-from headway.setup.inputs import TIER_PHRASES, describe_decoding
+from headway.setup.input_wording import TIER_PHRASES, describe_decoding
 from headway.setup.recipe import TrainRecipe
 from headway.storage.addresses import get_cache_folder
 

@@ -17,7 +17,7 @@ from headway.core.errors import UsageError
 from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling, StageResource, ThreadScaling
 from headway.core.run_folder import collect_provenance
 from headway.core.text_format import pluralise
-from headway.data.augment_recipe import HOST_AUGMENTATIONS, AugmentPlace
+from headway.data.augment_recipe import AugmentPlace
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.tiers.remote_dataset import RemoteShards
@@ -43,6 +43,7 @@ from headway.doctor.throughput_model import ThroughputModel
 from headway.doctor.verdict import AUGMENT_NOTE, conclude_verdict
 from headway.doctor.whole_job import MOST_STEPS, WholeJobRun, run_whole_job
 from headway.observe.host_load import OtherLoadMeter
+from headway.setup.augment_place import has_place
 from headway.setup.build import TrainSetup
 from headway.training.runs import load_recipe
 
@@ -429,11 +430,9 @@ def _build_loop_ceilings(
 
 
 def find_augment_place(setup: TrainSetup) -> AugmentPlace | None:
-    """Returns the place of flip and translate; None if the run has neither."""
-    options = setup.recipe.augment
-    if setup.train is None or options.where == "auto" or not options.list_augmentations() & HOST_AUGMENTATIONS:
-        return None
-    return options.where
+    """Returns the place of crop, flip and translate; None if the run has none of them."""
+    where = setup.recipe.augment.where
+    return None if setup.train is None or where == "auto" or not has_place(setup.recipe) else where
 
 
 def _augments_batches(setup: TrainSetup) -> bool:

@@ -89,8 +89,14 @@ def _describe_batch(dry_run: DryRun) -> str:
 
 
 def _describe_augment_place(dry_run: DryRun) -> list[tuple[str, str]]:
-    place = dry_run.augment_place
-    return [] if place is None else [("", f"flip and translate on the {place.where}: {place.reason}")]
+    place, moves = dry_run.augment_place, {"flip", "translate"}
+    if place is None:
+        return []
+    # Without a device that crops, only these have a choice.
+    there = "crops, flip and translate on the device" if place.where == "device_crops" else ""
+    if moves & {*dry_run.workload.input.on_host, *dry_run.workload.input.on_device}:
+        there = there or f"flip and translate on the {place.where}"
+    return [("", f"{there or 'crops on the host'}: {place.reason}")]
 
 
 def _describe_images(work: Workload) -> str:

@@ -18,7 +18,7 @@ from headway.page import renderer as page
 from headway.page.panel import Panel
 from headway.report import callback_panels, observation_panels, step_anatomy, straggler_panels, utilisation_panels
 from headway.report.class_table import build_class_table
-from headway.setup.inputs import TIER_PHRASES, describe_decoding
+from headway.setup.input_wording import TIER_PHRASES, describe_decoding
 from headway.setup.metric_catalog import TOP
 from headway.setup.run_log import NON_METRIC_KEYS
 from headway.training.callback_context import SECTION

@@ -11,6 +11,11 @@ from headway.core.errors import UsageError
 from headway.core.profile import Profile
 from headway.core.recipe import LoadedRecipe
 from headway.data.augment_recipe import HOST_AUGMENTATIONS, AugmentPlace
+from headway.data.dataset import Dataset
+from headway.data.decode import resolve_backend
+from headway.data.loader_spec import LoaderSpec
+from headway.data.tiers import Tier
+from headway.setup.input_wording import TIER_PHRASES
 from headway.setup.recipe import TrainRecipe
 
 LOG = logging.getLogger("headway.setup")
@@ -32,21 +37,30 @@ class PlaceChoice(NamedTuple):
     reason: str
 
 
-def choose_augment_place(loaded: LoadedRecipe[TrainRecipe], device_type: str) -> PlaceChoice:
-    """Chooses the place of flip and translate on a device of this type; a place that the recipe names stays.
+def has_place(recipe: TrainRecipe) -> bool:
+    """Returns True if the recipe asks for something that host and device can do."""
+    return recipe.data.crop.is_random or bool(recipe.augment.list_augmentations() & HOST_AUGMENTATIONS)
+
+
+def choose_augment_place(loaded: LoadedRecipe[TrainRecipe], device_type: str, train: Dataset | None) -> PlaceChoice:
+    """Chooses the place of flip, translate and crop on a device of this type; a place that the recipe names stays.
 
     The doctor's profile of the recipe decides (RECIPE.profile.json beside it): the place that was measured to be
-    faster, else the one that the examined run had. It counts if its verdict is confirmed, and its device of this type.
+    faster, else the one that the examined run had. If the loader was the limit, by decoding, a GPU that keeps the
+    decoded set crops it too. A profile counts if its verdict is confirmed, and its device is of this type.
+
+    Args:
+        train: the training set; None: there is none to crop.
     """
-    recipe = loaded.recipe.augment
-    if recipe.where != "auto":
-        return PlaceChoice(recipe.where, f"{KEY} says so")
+    recipe = loaded.recipe
+    if recipe.augment.where != "auto":
+        return PlaceChoice(recipe.augment.where, f"{KEY} says so")
     # On a CPU the loader flips and shifts in the pass that decodes; a GPU has time to spare.
     usual = PlaceChoice("host", "the device is a CPU")
     if device_type != "cpu":
         usual = PlaceChoice("device", "the device has time for it")
     path = find_profile(loaded)
-    if path is None or not recipe.list_augmentations() & HOST_AUGMENTATIONS:
+    if path is None or not has_place(recipe):
         return usual
     try:
         profile = Profile.read(path)
@@ -56,6 +70,9 @@ def choose_augment_place(loaded: LoadedRecipe[TrainRecipe], device_type: str) ->
     doubt = _find_doubt(profile, device_type)
     if doubt:
         return PlaceChoice(usual.where, f"{usual.reason}; {path.name} {doubt}")
+    is_decoding = profile.verdict.stage in ("decode", "augment")
+    if is_decoding and device_type == "cuda" and train is not None and can_crop_on_device(recipe, train):
+        return PlaceChoice("device_crops", f"the loader was the limit in {path.name}")
     for knob in profile.knobs:
         place = PLACES.get(knob.override)
         if place is not None and knob.measured and knob.gain >= WORTH:
@@ -63,6 +80,25 @@ def choose_augment_place(loaded: LoadedRecipe[TrainRecipe], device_type: str) ->
     if profile.augment_where is None:
         return PlaceChoice(usual.where, f"{usual.reason}; {path.name} names no faster place")
     return PlaceChoice(profile.augment_where, f"{path.name} names no faster place")
+
+
+def can_crop_on_device(recipe: TrainRecipe, train: Dataset) -> bool:
+    """Returns True if a device that keeps the decoded set can make its random crops, with the host's bytes."""
+    options = recipe.data
+    if not options.crop.is_random or options.image_transform is not None or options.cache not in ("auto", "device"):
+        return False
+    spec = LoaderSpec(
+        batch=1, seed=0, size=options.size, channels=options.channels, crop=options.crop, crop_on="device",
+        progressive=options.progressive, scaled=options.scaled,
+    )  # fmt: skip
+    return spec.fits_device_tier(train.description, resolve_backend(options.decoder))
+
+
+def warn_about_crops(recipe: TrainRecipe, tier: Tier) -> None:
+    """Warns if the recipe asks for crops on a device that does not keep the training set."""
+    if recipe.augment.where == "device_crops" and tier.name != "device":
+        what = f"{KEY}: device_crops needs a GPU that keeps the decoded training set, which {TIER_PHRASES[tier.name]}"
+        LOG.warning(f"{what} here: the loader crops.")
 
 
 def find_profile(loaded: LoadedRecipe[TrainRecipe]) -> Path | None:

@@ -36,19 +36,12 @@ from headway.data.tiers import Tier, choose_tier
 from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.workers.image_transform import ImageTransform
 from headway.setup import checks
-from headway.setup.augment_place import KEY, choose_augment_place
+from headway.setup.augment_place import KEY, choose_augment_place, warn_about_crops
+from headway.setup.input_wording import TIER_PHRASES, describe_decoding, get_tier_reason
 from headway.setup.recipe import TrainRecipe
 from headway.setup.user_transforms import build_image_transform
 
 LOG = logging.getLogger("headway.setup")
-
-# Predicate of a sentence about the data, by the name of its tier.
-TIER_PHRASES = {
-    "none": "is read in place",
-    "memory": "is kept in memory",
-    "device": "is kept on the device",
-    "disk": "is fetched into the local cache",
-}
 
 # Images over which mean and standard deviation are measured; packs store samples in random order.
 MAX_NORMALISATION_SAMPLES = 1024
@@ -252,6 +245,7 @@ class Inputs:
             size=self.size,
             channels=self.channels,
             crop=data_recipe.crop.to_center(),
+            crop_on="device" if recipe.augment.where == "device_crops" else "host",
             scaled=data_recipe.scaled,
             threads=data_recipe.threads,
             pin=data_recipe.pin,
@@ -267,13 +261,14 @@ class Inputs:
         if spec.tier is not None:
             return Loader(dataset, spec)
         tier = self._tiers.get(id(dataset))
-        # The first loader of a set decides whether its stored pixels can be served as they are.
+        # The first loader of a set decides whether batches can be made of pixels on the device.
         if tier is None:
-            is_stored = spec.transform is None and spec.uses_stored_pixels(dataset.description)
-            tier = self._tiers[id(dataset)] = self._choose_tier(dataset, recipe.data, is_stored)
+            backend = resolve_backend(recipe.data.decoder)
+            fits_device = spec.transform is None and spec.fits_device_tier(dataset.description, backend)
+            tier = self._tiers[id(dataset)] = self._choose_tier(dataset, recipe.data, fits_device)
         return Loader(dataset, spec, tier=tier)
 
-    def _choose_tier(self, dataset: data.Dataset, data_recipe: DataRecipe, uses_stored_pixels: bool) -> Tier:
+    def _choose_tier(self, dataset: data.Dataset, data_recipe: DataRecipe, fits_device: bool) -> Tier:
         # Any other set is read once, so keeping it gains nothing.
         cache = self.cache if dataset is self.train or dataset is self.eval else "none"
         # Kept pixels are those of a full decode, so a smaller decode needs the records.
@@ -284,30 +279,13 @@ class Inputs:
             return choose_tier(
                 dataset,
                 cache,
-                # Pixels on a GPU can be gathered there, but not resized.
-                device=self.device if uses_stored_pixels else "cpu",
+                device=self.device if fits_device else "cpu",
                 threads=data_recipe.threads,
                 backend=data_recipe.decoder,
                 folder=data_recipe.cache_folder,
                 budget_bytes=int(data_recipe.cache_gb * 1e9),
                 progress=progress,
             )
-
-
-def get_tier_reason(tier: Tier) -> str:
-    """Returns the reason for which a tier was chosen, without the name of the tier."""
-    return tier.why.removeprefix(f"{tier.name}, ")
-
-
-def describe_decoding(backend: str, threads: int, cores: int | None) -> str:
-    """Describes in a sentence which decoder runs on how many of the usable cores (None: unknown)."""
-    name = "the native core" if backend == "native" else "Pillow"
-    text = f"Decoding by {name}, {pluralise(threads, 'thread')}"
-    if cores is None:
-        return f"{text}."
-    idle_cores = cores - threads
-    remaining = f" (the other{'s are' if idle_cores > 1 else ' is'} left to training)" if idle_cores > 0 else ""
-    return f"{text} of {pluralise(cores, 'core')}{remaining}."
 
 
 def _hash_texts(*texts: str) -> str:
@@ -402,7 +380,11 @@ def _resolve_execution(
     loaded: LoadedRecipe[TrainRecipe], inputs: Inputs, *, fills_caches: bool
 ) -> LoadedRecipe[TrainRecipe]:
     """Resolves the decoder, the cache, and the device of flip and translate. Fills the caches if `fills_caches`."""
-    recipe, device = loaded.recipe, inputs.device
+    recipe = loaded.recipe
+    # Before the tier, which may keep pixels on a device that crops. A dry run leaves `auto`: the device here need not
+    # be the one that trains.
+    if recipe.augment.where == "auto" and fills_caches:
+        loaded = loaded.resolve(KEY, *choose_augment_place(loaded, inputs.device.type, inputs.train))
     if recipe.data.train != SYNTHETIC:
         backend = resolve_backend(recipe.data.decoder)
         if recipe.data.decoder == "auto":
@@ -411,6 +393,7 @@ def _resolve_execution(
         if inputs.train is not None and fills_caches:
             tier = inputs.open_tier(loaded.recipe, inputs.train)
             reason = get_tier_reason(tier)
+            warn_about_crops(recipe, tier)
             # Filled now, so that the first evaluation does not wait for it.
             if inputs.eval is not None:
                 inputs.open_tier(loaded.recipe, inputs.eval)
@@ -419,9 +402,6 @@ def _resolve_execution(
             LOG.info(f"Training data {TIER_PHRASES[tier.name]}: {reason}.")
             cores = count_usable_cores()
             LOG.info(describe_decoding(backend, recipe.data.threads or choose_thread_count(), cores))
-    # A dry run leaves `auto`: the device here need not be the one that trains.
-    if recipe.augment.where == "auto" and fills_caches:
-        loaded = loaded.resolve(KEY, *choose_augment_place(loaded, device.type))
     return loaded
 
 

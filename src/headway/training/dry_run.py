@@ -35,7 +35,7 @@ from headway.model.graph_breaks import CompileReport, try_compiling
 from headway.model.layer_profile import PROFILE_BATCH_SIZES, profile_layers
 from headway.model.model_size import measure_model_size
 from headway.optim.footprint import estimate_footprint
-from headway.setup.augment_place import PlaceChoice, choose_augment_place
+from headway.setup.augment_place import PlaceChoice, choose_augment_place, has_place
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.inputs import DryRunOptions
 from headway.setup.micro_batch import estimate_micro_batch
@@ -75,7 +75,7 @@ class DryRun:
         rates: (epoch, learning rate of its first step) for each epoch; at the end (epochs, that of the last step).
         memory: the memory of one rank.
         sent_bytes: bytes that the busiest host sends to others in a step; on one host, those that a rank sends.
-        augment_place: place of flip and translate, with the reason; None: the recipe has neither.
+        augment_place: place of crop, flip and translate, with the reason; None: the recipe has none of them.
         on_shapes_only: the layers were measured on tensors without values, which takes no computation.
         compilable: how torch.compile copes with the network; None if it was not asked, and with
             `activation_checkpointing`, which excludes it.
@@ -263,7 +263,8 @@ def _build_workload(
     held_out = len(inputs.eval) if inputs.eval is not None else evaluation_samples
     evaluates, saves = recipe.data.eval is not None, recipe.checkpoint
     train = inputs.train
-    place = _find_augment_place(setup)
+    place, crops = _find_augment_place(setup), _list_crops(recipe)
+    crops_there = place is not None and place.where == "device_crops"
     on_host = recipe.augment.list_augmentations() & HOST_AUGMENTATIONS if place and place.where == "host" else set()
     return Workload(
         name=recipe.name,
@@ -275,8 +276,8 @@ def _build_workload(
             decoded_bytes=height * width * setup.channels,
             encoded_bytes=None if train is None else float(train.length.mean()),
             source_pixels=None if train is None else float((train.width.astype(np.float64) * train.height).mean()),
-            on_host=(*_list_crops(recipe), *(name for name in ("flip", "translate") if name in on_host)),
-            on_device=_list_augmentations(recipe, on_host),
+            on_host=(*([] if crops_there else crops), *(name for name in ("flip", "translate") if name in on_host)),
+            on_device=(*(crops if crops_there else ()), *_list_augmentations(recipe, on_host)),
         ),
         step=WorkloadStep(
             batch=recipe.global_batch,
@@ -324,11 +325,10 @@ def _compute_wire_ratio(setup: TrainSetup) -> float:
 
 
 def _find_augment_place(setup: TrainSetup) -> PlaceChoice | None:
-    """Returns the place of flip and translate that a run here would choose; None if it has neither."""
-    recipe = setup.recipe
-    if recipe.data.train == SYNTHETIC or not recipe.augment.list_augmentations() & HOST_AUGMENTATIONS:
+    """Returns the place of crop, flip and translate that a run here would choose; None if it has none of them."""
+    if setup.recipe.data.train == SYNTHETIC or not has_place(setup.recipe):
         return None
-    return choose_augment_place(setup.loaded, get_device_type(setup))
+    return choose_augment_place(setup.loaded, get_device_type(setup), setup.train)
 
 
 def _list_crops(recipe: TrainRecipe) -> tuple[str, ...]:
