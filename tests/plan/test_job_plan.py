@@ -102,6 +102,26 @@ def test_the_recipes_batch_is_kept_and_what_grows_with_the_nodes_is_beside_it(pa
     assert fixed[1] == fixed[2]
 
 
+def test_some_devices_of_a_node_are_planned_too(path: Path, tmp_path: Path) -> None:
+    found = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,2", "--batch", "512", "--json").json()
+    within = found["within_node"]
+    assert [one["devices"] for one in within] == [1, 2, 4, 8]
+    assert within[0]["scaling"] == 1
+    assert within[-1]["images_s"] == pytest.approx(found["answers"][0]["images_s"])
+    assert [one["scaling"] for one in within] == sorted((one["scaling"] for one in within), reverse=True)
+    said = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,2", "--batch", "512").out
+    assert "On one node all 8 devices pay." in said
+    # Devices that hardly hear each other: the exchange of 84 MB takes longer than the samples of half a batch.
+    slow = load_clusters()["dgx-1"].model_dump(mode="json") | {"inside": {"gb_s": 0.5, "latency_us": 5}}
+    (tmp_path / "slow.yaml").write_text(yaml.safe_dump(slow))
+    said = headway("plan", path, "--cluster", tmp_path / "slow.yaml", "--nodes", "1", "--batch", "64").out
+    assert re.search(r"On one node (\d) devices do not pay, take (\d): \1 are [\d.]+ times as fast.", said)
+    assert "On some of the devices" not in headway("plan", path, "--cluster", "dgx-1", "--nodes", "2").out
+    alone = load_clusters()["dgx-1"].model_dump(mode="json") | {"devices": 1}
+    (tmp_path / "alone.yaml").write_text(yaml.safe_dump(alone))
+    assert "On some of the devices" not in headway("plan", path, "--cluster", tmp_path / "alone.yaml").out
+
+
 def test_a_deadline_finds_counts_between_those_that_were_tried(path: Path) -> None:
     asked = ("plan", path, "--cluster", "dgx-1", "--per-device", "32", "--nodes", "1,64")
     hours = {

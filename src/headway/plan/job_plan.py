@@ -14,7 +14,7 @@ from headway.plan.convergence import EpochsLaw, LearningRateSuggestion, load_off
 from headway.plan.growth import DataGrowth
 from headway.plan.job import ComputeEstimate, TrainingJob, has_official_runs
 from headway.plan.prediction import Prediction
-from headway.plan.scaling import find_nodes_in_time, find_paying_nodes, predict_scaling
+from headway.plan.scaling import find_nodes_in_time, find_paying_nodes, predict_scaling, predict_within_node
 from headway.plan.sensitivity import InputSensitivity, rank_sensitivities
 from headway.plan.strategies import DeviceMemory, Strategy, compare_strategies, count_useful_nodes, estimate_memory
 
@@ -52,6 +52,8 @@ class JobPlan:
     deadline_h: float | None = None
     nodes_in_time: int | None = None
     nodes_surely_in_time: int | None = None
+    # The job on some of the devices of one node. Empty: a node has one, or the plan begins with more nodes.
+    within_node: tuple[Prediction, ...] = ()
     # The same counts if each device has so many samples, and the batch grows with the nodes. Empty: this is the plan.
     grown_per_device: int = 0
     grown: tuple[Prediction, ...] = ()
@@ -92,6 +94,7 @@ class JobPlan:
             "nodes_surely_in_time": self.nodes_surely_in_time,
             "grown_per_device": self.grown_per_device,
             "grown": [{**asdict(one), "step_s": one.step.seconds} for one in self.grown],
+            "within_node": [{**asdict(one), "step_s": one.step.seconds} for one in self.within_node],
             "growth": None if self.growth is None else asdict(self.growth),
         }
         plain: dict[str, Any] = replace_infinite(values)
@@ -165,4 +168,5 @@ def build_plan(
         nodes_in_time=find_nodes_in_time(job, cluster, nodes, deadline_h, surely=False),
         nodes_surely_in_time=find_nodes_in_time(job, cluster, nodes, deadline_h, surely=True),
         grown_per_device=each, grown=tuple(grown),
+        within_node=tuple(predict_within_node(job, cluster)) if nodes[0] == 1 < cluster.devices else (),
     )  # fmt: skip

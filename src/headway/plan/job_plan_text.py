@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Literal
 
 from headway.core.text_format import align_table, format_bytes, pluralise
 from headway.plan.convergence import EpochsLaw
 from headway.plan.growth_text import format_growth
 from headway.plan.job_plan import JobPlan, list_warnings
 from headway.plan.prediction import Prediction
-from headway.plan.scaling import SPEEDUP_EXPONENT
+from headway.plan.scaling import SPEEDUP_EXPONENT, find_paying_devices
 from headway.plan.wording import format_hours, format_hours_range, format_milliseconds
 
 # Number of inputs that the summary names.
@@ -46,6 +48,7 @@ def format_plan(plan: JobPlan) -> str:
         *align_table(tabulate_predictions(plan), left=-1),
         "",
         *tabulate_grown(plan),
+        *tabulate_within_node(plan),
         *list_verdicts(plan),
         describe_sensitivities(plan),
         *describe_strategies(plan),
@@ -135,15 +138,33 @@ def tabulate_grown(plan: JobPlan) -> list[str]:
     """Tabulates the same node counts with a batch that grows with them; no lines if the plan itself does that."""
     if not plan.grown:
         return []
-    table: list[tuple[str, ...]] = [("nodes", "batch", "images/s", "scaling", "epochs", "time", "90 %", "limit")]
-    for one in plan.grown:
+    heading = f"With {plan.grown_per_device} samples on each device, the batch grows with the nodes:"
+    return [heading, *_tabulate_briefly("nodes", plan.grown), ""]
+
+
+def tabulate_within_node(plan: JobPlan) -> list[str]:
+    """Tabulates the job on some devices of one node, and says how many of them pay; no lines if a node has one."""
+    if len(plan.within_node) < 2:
+        return []
+    best, most = find_paying_devices(plan.within_node), plan.within_node[-1]
+    verdict = f"On one node all {most.devices} devices pay."
+    if best < most.devices:
+        after = next(one for one in plan.within_node if one.devices > best)
+        faster = next(one for one in plan.within_node if one.devices == best).hours / after.hours
+        many = after.devices
+        verdict = f"On one node {many} devices do not pay, take {best}: {many} are {faster:.2f} times as fast."
+    return ["On some of the devices of one node:", *_tabulate_briefly("devices", plan.within_node), verdict, ""]
+
+
+def _tabulate_briefly(unit: Literal["nodes", "devices"], predictions: Sequence[Prediction]) -> list[str]:
+    table: list[tuple[str, ...]] = [(unit, "batch", "images/s", "scaling", "epochs", "time", "90 %", "limit")]
+    for one in predictions:
         hours = (format_hours(one.hours), format_hours_range(one.low_hours, one.high_hours))
         table.append(
-            (f"{one.nodes:,}", f"{one.batch:,.0f}", f"{one.images_s:,.0f}", f"{one.scaling:.0%}", f"{one.epochs:.3g}",
-             *hours, one.limit)
+            (f"{getattr(one, unit):,}", f"{one.batch:,.0f}", f"{one.images_s:,.0f}", f"{one.scaling:.0%}",
+             f"{one.epochs:.3g}", *hours, one.limit)
         )  # fmt: skip
-    heading = f"With {plan.grown_per_device} samples on each device, the batch grows with the nodes:"
-    return [heading, *align_table(table, left=-1), ""]
+    return align_table(table, left=-1)
 
 
 def describe_bottleneck(plan: JobPlan, prediction: Prediction) -> str:

@@ -110,8 +110,8 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
     if isinstance(epochs, EpochsLaw) and (epochs.error or 0.0) > MAX_MISFIT:
         warning = f"Epochs do not follow E = E_min (1 + B / B_crit): the fit is {epochs.error:.0%} off."
         estimate = replace(estimate, warnings=(*estimate.warnings, warning))
-    # The recipe's batch stays the same, and its parts shrink, as nodes grow.
-    kept = request.per_device is None and request.batch is None
+    # The recipe's batch stays the same, and its parts shrink, as nodes grow; unless the recipe gives it per device.
+    kept = request.per_device is None and request.batch is None and workload.step.per_device is None
     batch, micro_batch = (float(workload.step.batch), workload.step.micro_batch) if kept else (request.batch, None)
     job = build_job(
         workload, estimate, epochs, per_device=request.per_device, batch=batch, accumulate=request.accumulate,

@@ -55,6 +55,33 @@ def predict_scaling(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) ->
     return predictions
 
 
+def predict_within_node(job: TrainingJob, cluster: Cluster) -> list[Prediction]:
+    """Predicts the run on 1, 2, 4, ... devices of one node, and on all. Efficiencies are relative to one device.
+
+    Counts for which the batch has too few samples are left out.
+    """
+    counts = sorted({*(1 << power for power in range(cluster.devices.bit_length())), cluster.devices})
+    found: list[Prediction] = []
+    for count in counts:
+        part = cluster.model_copy(update={"devices": count})
+        if count > cluster.devices or job.split_batch(count) < 1:
+            continue
+        (one,) = predict_scaling(job, part, [1])
+        first = found[0] if found else one
+        found.append(replace(one, scaling=one.images_s / count / first.images_s, statistical=first.epochs / one.epochs))
+    return found
+
+
+def find_paying_devices(predictions: Sequence[Prediction]) -> int:
+    """Finds the most devices of a node that still pay, among predictions on more and more of them."""
+    best, *others = predictions
+    for one in others:
+        if math.log(best.hours / one.hours) < SPEEDUP_EXPONENT * math.log(one.devices / best.devices):
+            break
+        best = one
+    return best.devices
+
+
 def find_paying_nodes(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) -> int:
     """Finds the most nodes that still pay: see `SPEEDUP_EXPONENT`; and the batch must not exceed the training set.
 
