@@ -14,6 +14,7 @@ TESTS = (
         "data/test_augment.py",
         "data/test_ops.py",
         "data/test_augment_policy.py",
+        "data/test_ops_resize.py",
         "data/tiers/test_memory.py",
         "doctor/test_device_copy.py",
         "observe/test_nvml.py",
