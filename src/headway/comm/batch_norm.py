@@ -71,10 +71,9 @@ class SyncBatchNorm(_BatchNorm):
         if self.group.size == 1 or not self.training:
             return super().forward(x)
         self._check_input_dim(x)
-        args = (x, self.weight, self.bias, self.eps, self.group)
-        out, mean, var, count = _SyncBatchNormFunction.apply(*args)  # type: ignore[no-untyped-call]
+        out, mean, var, count = normalise_batch(x, self.weight, self.bias, self.eps, self.group)
         self._update_running_statistics(mean, var, count)
-        return out  # type: ignore[no-any-return]
+        return out
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2 or input.shape[1] != self.num_features:
@@ -91,9 +90,31 @@ class SyncBatchNorm(_BatchNorm):
         has_samples = (count > 0).to(mean.dtype)
         num_batches.add_(has_samples.to(num_batches.dtype))
         momentum = 1 / num_batches.clamp(min=1).to(mean.dtype) if self.momentum is None else self.momentum
-        unbiased_var = var * (count / (count - 1).clamp(min=1))
-        for running, current in ((running_mean, mean), (running_var, unbiased_var)):
-            running.copy_(torch.lerp(running.to(current.dtype), current, momentum * has_samples))
+        update_running_statistics(running_mean, running_var, mean, var, count, momentum)
+
+
+def normalise_batch(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Group
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalises a batch by the statistics of all ranks of a group, with gradients.
+
+    Returns (outputs, mean [C], biased variance [C], number of values per channel []).
+    """
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = _SyncBatchNormFunction.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, eps, group
+    )
+    return found
+
+
+@torch.no_grad()
+def update_running_statistics(
+    running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, count: Tensor, momentum: float | Tensor
+) -> None:
+    """Updates running statistics as torch does: with the unbiased variance, and not by a batch without values."""
+    share = momentum * (count > 0).to(mean.dtype)
+    unbiased_var = var * (count / (count - 1).clamp(min=1))
+    for running, current in ((running_mean, mean), (running_var, unbiased_var)):
+        running.copy_(torch.lerp(running.to(current.dtype), current, share))
 
 
 class _SyncBatchNormFunction(torch.autograd.Function):

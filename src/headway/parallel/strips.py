@@ -1,0 +1,106 @@
+"""Images split by rows and columns over the ranks of a place, for networks that know nothing of it.
+
+A `Strip` stands for maps [samples, channels, rows, columns] of which each rank holds some rows and columns; its `shape`
+is that of the whole maps. Each function that a network calls with it has a rule (`rules.py`), which gives exactly this
+rank's part of what the function gives for whole maps; a function without a rule is refused by name. Where the maps end,
+at global pooling and `flatten`, parts become samples: each rank goes on with its own, as in data parallel training.
+
+No gradient needs a factor: with a loss that is a sum over samples, the sum of the parameters' gradients over all ranks
+is that of one process (ICLR 2018 workshop, "Spatially Parallel Convolutions"; arXiv 1712.04432).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from headway.comm.batch_norm import SyncBatchNorm
+from headway.core.errors import UsageError
+from headway.parallel.maps import SplitMap, refuse, to_samples
+from headway.parallel.rules import load_rules
+from headway.parallel.values import describe_function
+
+
+@final
+class Strip(Tensor):
+    """This rank's values of split maps, as a tensor that networks can compute with. `make_strip` makes one."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        rule = load_rules().get(func)
+        if rule is None:
+            raise refuse(describe_function(func))
+        given = {name: _open(value) for name, value in (kwargs or {}).items()}
+        return _close(rule(func, *map(_open, args), **given))
+
+
+def make_strip(x: SplitMap) -> Strip:
+    """Returns a split map as a tensor. Gradients flow through."""
+    strip = x.own.as_subclass(Strip)
+    # Python attributes of a subclass pass no `__torch_function__`: a network never sees this one.
+    strip.__dict__["part"] = x.part
+    return strip
+
+
+def _open(value: Any) -> Any:
+    """Returns the split map of a strip, also inside a tuple or list, and anything else unchanged."""
+    if isinstance(value, Strip):
+        return SplitMap(value.as_subclass(Tensor), value.__dict__["part"])
+    return type(value)(map(_open, value)) if type(value) in (tuple, list) else value
+
+
+def _close(value: Any) -> Any:
+    """Returns the strip of a split map, also inside a tuple, and anything else unchanged."""
+    if isinstance(value, SplitMap):
+        return make_strip(value)
+    return tuple(map(_close, value)) if type(value) is tuple else value
+
+
+def run_in_strips(network: nn.Module, x: SplitMap) -> Tensor:
+    """Runs a network on this rank's part of its input. Returns its outputs for this rank's samples of the place.
+
+    Raises:
+        UsageError: the network calls a function without a rule, or does not end with samples; the message names the
+            layer.
+    """
+    for name, module in network.named_modules():
+        if isinstance(module, SyncBatchNorm | nn.SyncBatchNorm):
+            what = f"{name} is a batch norm over ranks, and images that are split have their statistics over the place"
+            raise UsageError(what, where=name, fix="Leave sync_batch_norm out.")
+    with _name_layers(network):
+        out = network(make_strip(x))
+    if isinstance(out, Strip):
+        return to_samples(_open(out))
+    if not isinstance(out, Tensor):
+        raise UsageError(f"a network that is split gives one tensor, not {type(out).__name__}")
+    return out
+
+
+@contextmanager
+def _name_layers(network: nn.Module) -> Iterator[None]:
+    """Adds the name of the layer to a refusal inside the block."""
+    stack = list[str]()
+
+    def enter(name: str) -> Callable[..., None]:
+        return lambda *_: stack.append(name)
+
+    def leave(*_: Any) -> None:
+        stack.pop()
+
+    handles = []
+    for name, module in network.named_modules():
+        handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave)]
+    try:
+        yield
+    except UsageError as error:
+        # Hooks of the layers that an error left did not run: the last name is the layer's own.
+        where = stack[-1] if stack else ""
+        raise UsageError(error.what, where=error.where or where or type(network).__name__, fix=error.fix) from error
+    finally:
+        for handle in handles:
+            handle.remove()
