@@ -68,7 +68,7 @@ def index(func: Any, input: Any, key: Any) -> SplitMap:
 
 
 def get_shape(func: Any, x: SplitMap, *_: Any) -> torch.Size:
-    """Of the whole map: that is what a network computes with."""
+    """Returns the shape of the whole maps: that is what a network computes with."""
     return torch.Size((*x.own.shape[:2], *x.part.lengths))
 
 
@@ -83,7 +83,7 @@ def get_size(func: Any, x: SplitMap, dim: int | None = None) -> Any:
 
 
 def ask(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """What is the same for a part and the whole: dtype, device, number of dimensions."""
+    """Returns what is the same for a part and the whole: dtype, device, number of dimensions."""
     return func(*map(get_own, args), **kwargs)
 
 
