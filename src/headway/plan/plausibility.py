@@ -75,12 +75,12 @@ def check_agreement(runs: Sequence[MeasuredRun], predicted_s: Sequence[float]) -
 def count_least_operations(workload: Workload) -> float:
     """Counts the operations per sample, forward and backward, that the fastest algorithms need."""
     return sum(
-        2 * (layer.forward_multiply_adds + layer.backward_multiply_adds) / (WINOGRAD if _has_3x3_kernel(layer) else 1)
+        2 * (layer.forward_multiply_adds + layer.backward_multiply_adds) / (WINOGRAD if has_3x3_kernel(layer) else 1)
         for layer in workload.layers
     )
 
 
-def _has_3x3_kernel(layer: WorkloadLayer) -> bool:
+def has_3x3_kernel(layer: WorkloadLayer) -> bool:
     """Returns True if the weights are nine for each pair of input and output channels, and perhaps a bias."""
     if layer.input_shape is None or layer.output_shape is None or len(layer.input_shape) != 3:
         return False
