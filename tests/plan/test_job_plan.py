@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -23,6 +24,7 @@ from headway.plan.cluster import load_clusters
 from headway.plan.compute import estimate_from_data_sheet
 from headway.plan.job import build_job
 from headway.plan.scaling import predict_scaling
+from headway.plan.step import list_gradients
 from headway.plan.strategies import Strategy, compare_strategies, count_useful_nodes, estimate_memory, find_dense_layers
 from headway.plan.wording import format_hours, format_milliseconds
 
@@ -343,6 +345,27 @@ def test_rarer_exchange_is_of_a_larger_batch_of_as_many_samples_each(asked: dict
     plain = predict_scaling(replace(job, per_device=2.0, batch=None, accumulate=2), where, [4])[0]
     assert (twice.images_s, twice.note) == (pytest.approx(plain.images_s), "2 times the batch")
     assert twice.gain > 1
+
+
+def test_only_a_narrow_wire_halves_the_exchange() -> None:
+    where = load_clusters()["p40-100gbe"]
+    name = "gradients sent in 16 bits between nodes"
+
+    def list_named(precision: str, nodes: int = 4, **changes: Any) -> dict[str, Strategy]:
+        known = workload()
+        known = known.model_copy(update={"step": known.step.model_copy(update={"precision": precision})})
+        job = build_job(known, estimate_from_data_sheet(known, where.device_spec), 10.0, per_device=2.0)
+        return {one.name: one for one in compare_strategies(known, replace(job, **changes), where, nodes)}
+
+    for precision in ("fp32", "bf16"):
+        assert list_named(precision)[name].gain > 1
+    # On one node, with such messages, and with 16-bit weights there is nothing left to halve.
+    halves = tuple(replace(one, nbytes=one.nbytes / 2) for one in list_gradients(workload()))
+    assert name not in {
+        *list_named("bf16", 1),
+        *list_named("bf16", wire_ratio=0.5),
+        *list_named("bf16", gradients=halves),
+    }
 
 
 def test_a_batch_of_strips_has_choices_too() -> None:
