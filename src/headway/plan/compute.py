@@ -158,7 +158,7 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
     """Estimates the compute time from runs that were measured on such a cluster.
 
     Args:
-        job: gives the gradients that the runs exchanged.
+        job: gives the gradients that the runs exchanged, and the micro-batches in which a step took its samples.
 
     Raises UsageError if the devices of a run do not fill whole nodes, or the runs contradict each other.
     """
@@ -171,10 +171,13 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
     def predict_seconds(parameters: StepParameters, run: MeasuredRun) -> float:
         nodes = max(1, run.ranks // cluster.devices)
         used = cluster if run.ranks >= cluster.devices else cluster.model_copy(update={"devices": run.ranks})
+        # As `predict` takes it, so that a plan at a run's own devices and batch gives that run back.
         one_step = replace(
-            job, compute=parameters.compute, losses=parameters.losses, algorithms=NCCL_ALGORITHMS, accumulate=1
-        )
-        return predict_job_step(one_step, used, used.build_network(nodes), run.samples_per_rank).seconds
+            job, compute=parameters.compute, losses=parameters.losses, algorithms=NCCL_ALGORITHMS,
+            per_device=None, batch=run.ranks * run.samples_per_rank,
+        )  # fmt: skip
+        samples = one_step.find_largest_share(run.ranks)
+        return predict_job_step(one_step, used, used.build_network(nodes), samples).seconds
 
     priors = load_priors("field")
     likely_s = estimate_fixed_s(job.parameters, cluster.device_spec)

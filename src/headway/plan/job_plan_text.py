@@ -32,7 +32,8 @@ SHORT_NAMES = {
 
 def format_plan(plan: JobPlan) -> str:
     """Formats a plan: warnings, inputs, a table of node counts, then conclusions."""
-    estimate, compute = plan.estimate, plan.estimate.compute
+    # The job's own time of a sample, which is a mean if its images grow.
+    estimate, compute = plan.estimate, plan.job.compute
     step = f"{format_milliseconds(compute.fixed_s)} and {format_milliseconds(compute.sample_s)} a sample"
     warned = list_warnings(plan)
     lines = [
