@@ -61,7 +61,9 @@ def test_json_of_a_plan_is_whole(path: Path) -> None:
     assert [one["batch"] for one in found["answers"]] == [2048, 2048]
     assert found["pays_until"] == 8
     assert found["compute"]["basis"] == "data sheet"
-    assert found["answers"][0]["input_images_s"] is None
+    assert found["loading_from"] == "loading as published for such a node"
+    alone = headway("plan", path, "--cluster", "box-8x-l40s", "--json").json()
+    assert (alone["answers"][0]["input_images_s"], alone["loading_from"]) == (None, "")
 
 
 def test_what_two_points_cannot_tell_is_null(path: Path) -> None:
@@ -81,7 +83,8 @@ def test_all_that_is_asked_of_a_plan_is_said(path: Path) -> None:
     assert "Up to 0 nodes" not in said
     one = headway("plan", path, "--cluster", "dgx-1", "--nodes", "8", "--per-device", "32").out
     assert "pay" not in one
-    assert "loading and storage are unknown" in one
+    assert "; loading as published for such a node" in one
+    assert "loading and storage are unknown" in headway("plan", path, "--cluster", "box-8x-l40s").out
 
 
 def test_the_recipes_batch_is_kept_and_what_grows_with_the_nodes_is_beside_it(path: Path, tmp_path: Path) -> None:

@@ -101,8 +101,13 @@ class ClusterNode(ClusterPart):
 
     # CPU cores; a profile's loading rate per core is scaled to them.
     cores: int | None = Field(default=None, ge=1)
-    # Images/s that the CPUs load, decode and augment. None: from a profile, else not limiting.
+    # Images/s that the CPUs load, decode and augment. None: from a profile, else from the next key, else assumed from
+    # the cores.
     images_s: float | None = Field(default=None, gt=0)
+    # Million pixels of encoded images that the CPUs load, decode and augment per second.
+    decode_mpixels_s: float | None = Field(default=None, gt=0)
+    # Standard deviation of the logarithm of the loading speed.
+    loading_error: float = Field(default=0.1, ge=0)
     # Power during training.
     watts: float | None = Field(default=None, gt=0)
     cost_per_hour: float | None = Field(default=None, ge=0)

@@ -58,6 +58,8 @@ class JobPlan:
     grown_per_device: int = 0
     grown: tuple[Prediction, ...] = ()
     growth: DataGrowth | None = None
+    # Source of the loading speed, in words. Empty: measured, given by the user, or unknown.
+    loading_from: str = ""
 
     @property
     def best(self) -> Prediction:
@@ -81,6 +83,7 @@ class JobPlan:
             "cluster": self.cluster.model_dump(mode="json"),
             "compute": {key: one for key, one in asdict(self.estimate).items() if key != "covariance"},
             "epochs_from": self.epochs_from,
+            "loading_from": self.loading_from,
             "answers": rows,
             "pays_until": self.paying_nodes,
             "moved": [asdict(one) for one in self.sensitivities],

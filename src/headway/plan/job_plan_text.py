@@ -110,6 +110,8 @@ def describe_input(plan: JobPlan) -> str:
     else:
         rate, at = best.input_images_s, pluralise(best.nodes, "node")
         text = f"{rate:,.0f} images/s at {at}, {best.first_images_s:,.0f} trained in the first epoch"
+    if plan.loading_from:
+        text = plan.loading_from if free else f"{text}; {plan.loading_from}"
     if not plan.job.encoded_bytes and (far.node_gb_s or far.shared_gb_s):
         text += "; the bandwidth of the storage is ignored, since bytes per image are unknown (--image-kb)"
     return text

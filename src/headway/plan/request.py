@@ -26,6 +26,7 @@ from headway.plan.facility import FacilityRequest, build_facility_request
 from headway.plan.growth import DataGrowth, predict_data_growth
 from headway.plan.job import ComputeEstimate, TrainingJob, build_job, choose_epochs, describe_growing_images
 from headway.plan.job_plan import JobPlan, build_plan
+from headway.plan.loading import complete_loading, lift_exceeded_limits
 from headway.plan.measured_errors import read_errors
 from headway.plan.parsing import parse_nodes, parse_pairs, parse_points, parse_runs
 from headway.plan.plausibility import check_phases, check_rates
@@ -122,13 +123,17 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
     if isinstance(epochs, EpochsLaw) and (epochs.error or 0.0) > MAX_MISFIT:
         warning = f"Epochs do not follow E = E_min (1 + B / B_crit): the fit is {epochs.error:.0%} off."
         estimate = replace(estimate, warnings=(*estimate.warnings, warning))
+    cluster, loading_from = complete_loading(workload, cluster)
     job = build(estimate)
+    if request.runs is not None:
+        cluster, lifted = lift_exceeded_limits(job, cluster, parse_runs(request.runs))
+        loading_from = lifted or loading_from
     # No more nodes than the cluster has, if it says how many.
     nodes = parse_nodes(request.nodes or f"1..{min(cluster.most_nodes or DEFAULT_MAX_NODES, DEFAULT_MAX_NODES)}")
     if kept:
         estimate, nodes = _leave_out_nodes(workload, cluster, estimate, nodes, named=request.nodes is not None)
     plan = build_plan(workload, job, cluster, estimate, epochs_from, nodes, deadline_h=request.deadline)
-    return replace(plan, growth=plan_growth(workload, request))
+    return replace(plan, loading_from=loading_from, growth=plan_growth(workload, request))
 
 
 def _leave_out_nodes(
