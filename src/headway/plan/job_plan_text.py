@@ -11,6 +11,7 @@ from headway.plan.convergence import EpochsLaw
 from headway.plan.growth_text import format_growth
 from headway.plan.job_plan import JobPlan, list_warnings
 from headway.plan.prediction import Prediction
+from headway.plan.published import tabulate_published
 from headway.plan.scaling import SPEEDUP_EXPONENT, find_paying_devices
 from headway.plan.wording import format_hours, format_hours_range, format_milliseconds
 
@@ -50,6 +51,7 @@ def format_plan(plan: JobPlan) -> str:
         "",
         *tabulate_grown(plan),
         *tabulate_within_node(plan),
+        *tabulate_published(plan.published),
         *list_verdicts(plan),
         describe_sensitivities(plan),
         *describe_strategies(plan),
