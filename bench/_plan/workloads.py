@@ -55,6 +55,7 @@ class Network:
 # device has room for. epochs: 90 of the decks, and 74 of VGG's paper; BERT-large: its second phase by LAMB, see below.
 NETWORKS = {
     "resnet50": Network(model.resnet50, 224, "lars", 64, 90),
+    "resnet18": Network(model.resnet18, 224, "sgd", 64, 90),
     "alexnet": Network(model.alexnet, 227, "sgd", 128, 90),
     "vgg11": Network(lambda: build_vgg(11), 224, "sgd", 64, 74),
     "vgg16": Network(lambda: build_vgg(16), 224, "sgd", 64, 74),

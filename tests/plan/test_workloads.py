@@ -11,11 +11,12 @@ from headway.plan.plausibility import check_phases
 from headway.plan.workloads import find_workload, list_workloads
 
 # Millions of parameters and billions of multiply-adds of a forward pass, with the relative difference that is allowed.
-# VGG: torchvision. AlexNet: 61 million in the paper, 727 M in deck 001. GoogLeNet: 1.5 G and about 7 M in the paper.
+# VGG, ResNet: torchvision. AlexNet: 61 million in the paper, 727 M in deck 001. GoogLeNet: 1.5 G, about 7 M.
 # BERT-large: 340 M in the paper; multiply-adds of a sequence of 512 by 12 n d^2 a block and attention.
 PUBLISHED = {
     "vgg11": (132.9, 7.6, 0.01),
     "vgg16": (138.4, 15.5, 0.01),
+    "resnet18": (11.7, 1.82, 0.01),
     "resnet50": (25.6, 4.1, 0.01),
     "alexnet": (61.0, 0.727, 0.01),
     "googlenet": (7.0, 1.5, 0.06),
@@ -45,9 +46,8 @@ def test_the_bench_counts_the_same(ours: str, theirs: str) -> None:
     assert find_workload(ours).parameters == models()[theirs]["parameters"]
 
 
-@pytest.mark.parametrize("name", ["alexnet", "googlenet"])
-def test_the_files_are_what_the_script_writes(name: str) -> None:
-    assert find_workload(name) == build_workload(name)
+def test_a_file_is_what_the_script_writes() -> None:
+    assert find_workload("alexnet") == build_workload("alexnet")
 
 
 @pytest.mark.check

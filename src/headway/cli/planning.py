@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 DEFAULT_GRADIENT_MB = 102.2
 
 WORKLOAD_HELP = (
-    "A recipe, the workload that headway train RECIPE --dry-run wrote, or the name of a network: resnet50, alexnet,"
-    " vgg11, vgg16, googlenet, bert-large."
+    "A recipe, the workload that headway train RECIPE --dry-run wrote, or the name of a network: resnet18, resnet50,"
+    " alexnet, vgg11, vgg16, googlenet, bert-large."
 )
 PROFILE_HELP = (
     "Profile that headway doctor wrote on one such device. A second one, made with --procs, adds the links between the"
