@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ def state(step: int, rank: int = 0) -> dict[str, torch.Tensor]:
     return tensors | {"random/torch": torch.full((50,), rank), "random/python_spare": torch.zeros(rank % 2)}
 
 
-def same(tensors: dict[str, torch.Tensor], step: int) -> bool:
+def same(tensors: Mapping[str, torch.Tensor], step: int) -> bool:
     expected = state(step)
     return tensors.keys() == expected.keys() and all(torch.equal(tensors[name], expected[name]) for name in expected)
 

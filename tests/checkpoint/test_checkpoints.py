@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -313,15 +314,16 @@ def test_what_another_process_removes_while_it_is_read_is_no_damage(
     second = FileEntry("tensors-1.safetensors", len(data), hashlib.sha256(data).hexdigest())
     (slow / MANIFEST).write_bytes(replace(manifest, files=(*manifest.files, second)).to_json())
     assert read(slow).tensors.keys() == {"a", "b"}
-    loads = checkpoints.load_tensors
+    opens = checkpoints.open_file
 
-    def load_and_remove(data: bytes) -> dict[str, torch.Tensor]:
+    def open_and_remove(path: Path, file: FileEntry) -> Any:
+        opened = opens(path, file)
         if slow.exists():
             kept.save(2, {"a": torch.ones(1)}, {})
             shutil.rmtree(slow)
-        return loads(data)
+        return opened
 
-    monkeypatch.setattr(checkpoints, "load_tensors", load_and_remove)
+    monkeypatch.setattr(checkpoints, "open_file", open_and_remove)
     said: list[str] = []
     found = kept.newest(said)
     assert found is not None

@@ -5,38 +5,21 @@ from __future__ import annotations
 import base64
 import io
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from tests._browser import BROWSER, open_in_browser
 
 from headway.page import panel, renderer
 from headway.page.panel import Panel
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-QUIET = (
-    "--disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
-    "--disable-sync"
-)
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine"),
 ]
-
-
-def open_in_browser(page: Path, *flags: str) -> tuple[str, list[str]]:
-    """The document as it stands after its scripts ran, and the lines of the console."""
-    assert BROWSER is not None
-    profile = page.parent / f"profile-{page.stem}"
-    shown = ["--enable-logging=stderr", "--v=0", "--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
-    command = [BROWSER, "--headless", "--no-sandbox", *QUIET.split(), f"--user-data-dir={profile}", *flags, *shown]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 def panels() -> list[Panel]:

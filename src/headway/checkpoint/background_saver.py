@@ -10,6 +10,7 @@ import torch
 
 from headway.checkpoint.agreement import SaveExchange, SingleRankExchange
 from headway.checkpoint.checkpoints import Checkpoints
+from headway.checkpoint.pieces import Piece
 from headway.checkpoint.save import SaveJob, SaveSetting
 from headway.core.errors import CommunicationError
 
@@ -57,8 +58,8 @@ class BackgroundSaver:
         # With several ranks the first save finds out if all of them see the folder.
         self._is_shared = None if exchange.size > 1 else True
 
-    def save(self, step: int, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> None:
-        """Saves a step. Every rank calls it with the same tensors. Waits for the save before it.
+    def save(self, step: int, tensors: Mapping[str, torch.Tensor | Piece], scalars: Mapping[str, Any]) -> None:
+        """Saves a step. Every rank calls it with the same tensors, and its own pieces. Waits for the save before it.
 
         `scalars`, and tensors with names that begin with `random/`, are taken from rank 0.
 

@@ -4,6 +4,7 @@ checkpoints/step-00000120/
     manifest.json           format, step, scalars, for each file its bytes and sha256, and the manifest's own sha256
     tensors-0.safetensors   `model/NAME`, `optimizer/PARAMETER/STATE`, `random/torch`, ...: rank 0's share
     tensors-1.safetensors   rank 1's; any number of ranks can resume from all files together
+                            A tensor of which each rank holds a piece is in several files; the manifest says which part.
 checkpoints/latest          name of the newest, moved last
 """
 
@@ -17,28 +18,31 @@ from typing import Any, final
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 
 from headway.checkpoint.agreement import SingleRankExchange
 from headway.checkpoint.compatibility import expect_tensors, select_by_prefix
 from headway.checkpoint.locations import CheckpointFolder, LocalCheckpointFolder, Location, hold
-from headway.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, FileEntry, Manifest
+from headway.checkpoint.manifest import Manifest
+from headway.checkpoint.pieces import Piece
 from headway.checkpoint.random_state import check_random_state, read_random_state, restore_random_state
 from headway.checkpoint.save import LOG, SaveJob, SaveSetting
+from headway.checkpoint.stored_tensors import StoredTensors, open_file, read_manifest
 from headway.core.errors import CheckpointError, UsageError
-from headway.core.files import expect_inside, read_regular
 from headway.optim import MasterWeights
 from headway.optim.saved_state import collect_state, read_values, restore_state
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint in memory: its step, the scalars given to `save`, and its tensors by name, on the CPU."""
+    """One checkpoint: its step, the scalars given to `save`, and its tensors by name, on the CPU.
+
+    The tensors of one on a disk are read when they are asked for.
+    """
 
     path: Location
     step: int
     scalars: dict[str, Any]
-    tensors: dict[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]
 
 
 @final
@@ -70,7 +74,7 @@ class Checkpoints:
             fix = "Name another checkpoint.folder, or go on with that run: headway train --resume RUN."
             raise UsageError(what, where=self.folder.shown, fix=fix)
 
-    def save(self, step: int, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> Location:
+    def save(self, step: int, tensors: Mapping[str, torch.Tensor | Piece], scalars: Mapping[str, Any]) -> Location:
         """Writes a checkpoint, whole or not at all, then removes those beyond `keep`.
 
         `BackgroundSaver` does the same beside the training.
@@ -154,35 +158,15 @@ def read(path: Location) -> Checkpoint:
     """
     where = str(path)
     try:
-        manifest = Manifest.from_json(_read_file(path, MANIFEST, where), where)
-        tensors: dict[str, torch.Tensor] = {}
+        manifest = Manifest.from_json(read_manifest(path), where)
         # Length and sha256 are checked before safetensors parses the bytes.
-        for file in manifest.files:
-            data = _read_file(path, file.name, where, file)
-            file.check(data, where)
-            file_tensors = load_tensors(data)
-            # Ranks write disjoint tensors. One that is in two files would be taken from the last, unnoticed.
-            if duplicates := sorted(file_tensors.keys() & tensors.keys()):
-                raise CheckpointError(f"{file.name} holds {duplicates[0]!r}, which another file holds too", where=where)
-            tensors |= file_tensors
-        return Checkpoint(path, manifest.step, manifest.scalars, tensors)
+        files = {file.name: open_file(path, file) for file in manifest.files}
+        return Checkpoint(path, manifest.step, manifest.scalars, StoredTensors(files, manifest.split_tensors, where))
     # A damaged file can raise any of these from json, safetensors or the file system.
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
         file_name = f"{Path(error.filename).name}: " if isinstance(error, OSError) and error.filename else ""
         raise CheckpointError(f"it is damaged ({file_name}{what})", where=where) from None
-
-
-def _read_file(path: Location, name: str, where: str, file: FileEntry | None = None) -> bytes:
-    """Returns the bytes of a checkpoint's file. With `file`, its length is checked first."""
-    # A damaged checkpoint may hold a file of any size, so the length is checked before the bytes are read.
-    if not isinstance(path, Path):
-        return path.read(name, MAX_MANIFEST_BYTES if file is None else file.length)
-    # A file of a foreign checkpoint may be a link that leads out of its folder.
-    expect_inside(path, name)
-    if file is not None and (path / name).is_file():
-        file.expect_length((path / name).stat().st_size, where)
-    return read_regular(path / name, MAX_MANIFEST_BYTES if file is None else None)
 
 
 def state_of(

@@ -29,7 +29,7 @@ ADDED_DATA_KEYS = ("channels", "classes")
 
 def select_by_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Returns the tensors whose names begin with `prefix`, by the rest of their names."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
 
 
 def expect_tensors(

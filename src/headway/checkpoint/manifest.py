@@ -1,13 +1,14 @@
-"""The manifest of a checkpoint: its scalars, and the length and sha256 of each of its files."""
+"""The manifest of a checkpoint: its scalars, the length and sha256 of its files, and the tensors in pieces."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from headway.checkpoint.pieces import SplitTensor, parse_split_tensors
 from headway.core.errors import CheckpointError
 from headway.core.files import is_plain_name
 from headway.core.untrusted_json import (
@@ -21,7 +22,9 @@ from headway.core.untrusted_json import (
     parse_object,
 )
 
-FORMAT_VERSION = 1
+# Format 2 has `tensors`: those of which several files hold pieces.
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
 MANIFEST = "manifest.json"
 # Limits for a file that may be damaged or hostile. A usual manifest has 2 kB, and one file for each rank.
 MAX_MANIFEST_BYTES = 64 << 20
@@ -37,6 +40,7 @@ _ENTRIES: Checks = {
     "step": (lambda value: is_whole_number(value, 0, MAX_STEP), f"a whole number from 0 to {MAX_STEP:,}"),
     "scalars": (is_object, "an object"),
 }
+_PIECES_ENTRY: Checks = {"tensors": (is_object, "an object")}
 _FILE_ENTRIES: Checks = {
     # A name with a slash would let a manifest read files outside its folder.
     "name": (lambda value: is_plain_name(value) and value != MANIFEST, "a plain name of a file"),
@@ -64,25 +68,26 @@ class FileEntry:
         if length != self.length:
             raise CheckpointError(f"{self.name} is torn: {length} of {self.length} bytes", where=where)
 
-    def check(self, data: bytes, where: str) -> None:
-        """Raises CheckpointError if the file's bytes have another length or sha256."""
-        self.expect_length(len(data), where)
-        if hashlib.sha256(data).hexdigest() != self.sha256:
+    def expect_sha256(self, sha256: str, where: str) -> None:
+        """Raises CheckpointError if the sha256 of the file's bytes is another."""
+        if sha256 != self.sha256:
             raise CheckpointError(f"{self.name} is damaged: its sha256 is another", where=where)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Content of `manifest.json`: the step, the scalars given to `save`, and the files of tensors."""
+    """Content of `manifest.json`: the step, the scalars given to `save`, the files, and tensors in pieces by name."""
 
     step: int
     scalars: dict[str, Any]
     files: tuple[FileEntry, ...]
+    split_tensors: Mapping[str, SplitTensor] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Returns the bytes of `manifest.json`, with its checksum."""
         tree: dict[str, Any] = {"format": FORMAT_VERSION, "step": self.step, "scalars": self.scalars}
         tree["files"] = [{"name": file.name, "bytes": file.length, "sha256": file.sha256} for file in self.files]
+        tree["tensors"] = {name: tensor.to_json() for name, tensor in self.split_tensors.items()}
         # Last, since it covers all other entries.
         tree["sha256"] = _compute_digest(tree)
         return json.dumps(tree, indent=1).encode()
@@ -94,21 +99,28 @@ class Manifest:
             tree = parse_object(data)
             # The format is looked at before the checksum, so that a later version is named as such.
             expect_entries(tree, {"format": (is_whole_number, "a whole number")})
-            if tree["format"] != FORMAT_VERSION:
-                what = f"its format is {tree['format']}, this version reads {FORMAT_VERSION}"
+            if tree["format"] not in READABLE_VERSIONS:
+                what = f"its format is {tree['format']}, this version reads {READABLE_VERSIONS[-1]}"
                 raise CheckpointError(what, where=where)
-            expect_entries(tree, _ENTRIES)
+            # Format 1 had whole tensors alone.
+            has_pieces = tree["format"] > 1
+            expect_entries(tree, {**_ENTRIES, **(_PIECES_ENTRY if has_pieces else {})})
             if tree["sha256"] != _compute_digest({name: value for name, value in tree.items() if name != "sha256"}):
                 raise JsonError("its sha256 is another")
             for number, entry in enumerate(tree["files"]):
                 expect_entries(entry, _FILE_ENTRIES, f"files[{number}].")
+            split_tensors = parse_split_tensors(tree["tensors"]) if has_pieces else {}
         except JsonError as error:
             raise CheckpointError(f"{MANIFEST} is damaged: {error}", where=where) from None
         files = tuple(FileEntry(entry["name"], entry["bytes"], entry["sha256"]) for entry in tree["files"])
         # Two entries for one file could differ in length and sha256.
         if len({file.name for file in files}) < len(files):
             raise CheckpointError(f"{MANIFEST} names a file twice", where=where)
-        return Manifest(tree["step"], tree["scalars"], files)
+        names = {file.name for file in files}
+        for name, tensor in split_tensors.items():
+            if lacking := [piece.file for piece in tensor.pieces if piece.file not in names]:
+                raise CheckpointError(f"{MANIFEST} lacks the file {lacking[0]} of {name!r}", where=where)
+        return Manifest(tree["step"], tree["scalars"], files, split_tensors)
 
 
 def copy_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:

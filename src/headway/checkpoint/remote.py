@@ -10,7 +10,7 @@ import errno
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,13 +65,18 @@ class CheckpointUrl:
             OSError: it has more than `max_bytes`.
             DataError: the URL cannot be reached; the checkpoint may be intact.
         """
+        return b"".join(self.read_in_chunks(name, max_bytes, max_bytes))
+
+    def read_in_chunks(self, name: str, max_bytes: int, chunk_bytes: int) -> Iterator[bytes]:
+        """Reads a file from its begin to its end, `chunk_bytes` at a time. Raises as `read` does."""
         remote = RemoteFolder(self.uri)
         try:
             size = remote.read_version(name).size
             # A damaged or hostile object may have any size, so it is checked before the bytes are fetched.
             if size > max_bytes:
                 raise OSError(errno.EFBIG, f"it has {size:,} bytes, and should have at most {max_bytes:,}", name)
-            return remote.read(name, 0, size).tobytes()
+            for start in range(0, size, chunk_bytes):
+                yield remote.read(name, start, min(chunk_bytes, size - start)).tobytes()
         finally:
             remote.close()
 

@@ -24,6 +24,7 @@ import torch
 from headway.checkpoint.agreement import SaveExchange
 from headway.checkpoint.locations import CheckpointDraft, CheckpointFolder, Location, prune
 from headway.checkpoint.manifest import FileEntry, Manifest, copy_scalars
+from headway.checkpoint.pieces import Piece, SplitTensor, join_pieces
 from headway.checkpoint.sharding import assign_owners, compute_layout_digest, copy_to_host
 from headway.checkpoint.tensors_file import TensorsFile
 from headway.core.errors import CheckpointError, CommunicationError, GenerationEndedError, HeadwayError
@@ -31,7 +32,7 @@ from headway.core.files import describe_os_error
 
 LOG = logging.getLogger("headway.checkpoint")
 
-Tensors = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor | Piece]
 
 
 class GivenUpError(Exception):
@@ -93,16 +94,21 @@ class SaveJob:
         self.shared = setting.shared
         self.done = False
         self.error: BaseException | None = None
+        pieces = {name: value for name, value in tensors.items() if isinstance(value, Piece)}
+        self._described_pieces = {name: piece.describe() for name, piece in pieces.items()}
+        whole = {name: value for name, value in tensors.items() if not isinstance(value, Piece)}
         # Every rank computes owners and layout by itself; the layouts are compared before anything is written.
-        owner_by_name = assign_owners(tensors, setting.exchange.size)
-        self._layout_digest = compute_layout_digest(tensors, owner_by_name)
-        self._own_names = [name for name, owner in owner_by_name.items() if owner == self._rank]
+        owner_by_name = assign_owners(whole, setting.exchange.size)
+        self._layout_digest = compute_layout_digest(whole, owner_by_name)
+        self._own_names = [*(name for name, owner in owner_by_name.items() if owner == self._rank), *pieces]
+        # Nobody else has this rank's pieces.
+        held = whole | {name: piece.tensor for name, piece in pieces.items()}
         # Rank 0 has to write everything if other ranks do not see the folder, which may not be known yet.
         if self._rank == 0 and not self.shared:
-            own_tensors = tensors
+            own_tensors = held
         else:
             own_names = [] if self.shared is False else self._own_names
-            own_tensors = {name: tensors[name] for name in own_names}
+            own_tensors = {name: held[name] for name in own_names}
         self._tensors, self._synchronize_copies = copy_to_host(own_tensors) if copy else (own_tensors, _do_nothing)
 
     def run(self) -> None:
@@ -134,11 +140,13 @@ class SaveJob:
             before = self._folder.paths()
             draft = self._folder.begin_draft(self._step)
             self._publish("draft", {"token": draft.token, "step": self._step, "layout": self._layout_digest})
+            split_tensors: dict[str, SplitTensor] = {}
             if self.shared is False:
                 files = [self._write_tensors(draft, list(self._tensors))]
             else:
-                files = self._gather_files(draft, self._write_tensors(draft, self._own_names))
-            self.path = draft.publish(Manifest(self._step, self._scalars, tuple(files)), self._confirm)
+                files, split_tensors = self._gather_files(draft, self._write_tensors(draft, self._own_names))
+            manifest = Manifest(self._step, self._scalars, tuple(files), split_tensors)
+            self.path = draft.publish(manifest, self._confirm)
             prune(self._folder, before, self.path, self._setting.keep)
             self._publish("outcome", {"shared": self.shared})
         except BaseException as error:
@@ -154,8 +162,13 @@ class SaveJob:
                 raise
             raise user_error from error
 
-    def _gather_files(self, draft: CheckpointDraft, own_file: FileEntry) -> list[FileEntry]:
-        """Returns the files of all ranks in order, or one file of everything if a rank cannot see the draft."""
+    def _gather_files(
+        self, draft: CheckpointDraft, own_file: FileEntry
+    ) -> tuple[list[FileEntry], dict[str, SplitTensor]]:
+        """Returns the files of all ranks in order, and the tensors that they hold in pieces.
+
+        It is one file of everything if a rank cannot see the draft.
+        """
         shares = self._collect("share", self._follower_ranks)
         # One value per rank and save: the store would grow during the whole run.
         self.exchange.forget(self._build_key("share"), self._follower_ranks)
@@ -169,14 +182,20 @@ class SaveJob:
         blind_ranks = [rank for rank, share in zip(self._follower_ranks, shares, strict=True) if "file" not in share]
         if not blind_ranks:
             self.shared = True
-            return [own_file, *(FileEntry(**share["file"]) for share in shares if share["file"])]
+            others = [(FileEntry(**share["file"]), share["pieces"]) for share in shares if share["file"]]
+            written = [(own_file, self._described_pieces), *others]
+            return [file for file, _ in written], join_pieces([(file.name, pieces) for file, pieces in written])
         ranks = f"rank{'s' * (len(blind_ranks) > 1)} {', '.join(map(str, blind_ranks))}"
         if self.shared:
             what = f"{ranks} can no longer see the folder of checkpoints"
             raise HeadwayError(what, where=self._folder.shown, fix="Mount it there again.")
+        if self._described_pieces or any(share.get("pieces") for share in shares):
+            what = f"{self._folder.shown} cannot be seen by {ranks}, and each rank has to write its piece of a tensor"
+            fix = "Set checkpoint.folder to a folder that all hosts share, or to an address such as s3://bucket/folder."
+            raise HeadwayError(what, fix=fix)
         LOG.warning(f"{self._folder.shown} cannot be seen by {ranks}: rank 0 writes the checkpoints alone.")
         self.shared = False
-        return [self._write_tensors(draft, list(self._tensors))]
+        return [self._write_tensors(draft, list(self._tensors))], {}
 
     def _run_follower(self) -> None:
         # Where rank 0 writes alone, this rank only waits for the outcome.
@@ -208,10 +227,11 @@ class SaveJob:
             raise CheckpointError("its tensors have other names, dtypes or shapes than those of rank 0")
         draft = self._folder.join_draft(self._step, announcement["token"])
         if draft is None:
-            return {"token": announcement["token"]}
+            return {"token": announcement["token"], "pieces": self._described_pieces}
         return {
             "token": draft.token,
             "file": asdict(self._write_tensors(draft, self._own_names)) if self._own_names else None,
+            "pieces": self._described_pieces,
         }
 
     def _write_tensors(self, draft: CheckpointDraft, names: list[str]) -> FileEntry:

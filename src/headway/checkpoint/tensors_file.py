@@ -42,6 +42,21 @@ _INTEGER_BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.in
 _CHUNK_BYTES = 4 << 20
 
 
+def get_dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype in the format. Raises CheckpointError if it has none."""
+    if dtype not in _DTYPE_NAMES:
+        raise CheckpointError(f"safetensors files cannot hold {dtype}", fix="Convert it before it is saved.")
+    return _DTYPE_NAMES[dtype]
+
+
+def get_dtype(name: str) -> torch.dtype:
+    """Returns the dtype of a name in the format. Raises CheckpointError if there is none."""
+    for dtype, known in _DTYPES:
+        if known == name:
+            return dtype
+    raise CheckpointError(f"there is no type {name!r} of tensors")
+
+
 @final
 class TensorsFile:
     """A safetensors file to be written.

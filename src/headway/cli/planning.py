@@ -11,7 +11,7 @@ import typer
 
 from headway.cli.screen import LOG, Json, Overrides, print_result
 from headway.core.errors import UsageError
-from headway.core.files import expect_writable
+from headway.core.files import expect_writable, write_atomically
 
 if TYPE_CHECKING:
     from headway.core.workload import Workload
@@ -41,7 +41,7 @@ JOB_OPTIONS = {
 }  # fmt: skip
 FACILITY_OPTIONS = {
     "node", "node_kw", "rack_kw", "ports", "oversubscription", "leaf", "core", "images_s", "data_gb", "pue",
-    "jobs",
+    "air_rise", "miles", "hours", "jobs", "cables",
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def _facility_option(help_text: str) -> Any:
     return typer.Option(help=help_text, rich_help_panel="A facility")
 
 
-# typer reads the options of a verb from its signature: there is no other place for 34 of them. The body passes them on
+# typer reads the options of a verb from its signature: there is no other place for 38 of them. The body passes them on
 # as one PlanRequest.
 def plan(
     context: typer.Context,
@@ -101,6 +101,10 @@ def plan(
         float | None, _facility_option("Size of the training set in GB. Default: the workload's.")
     ] = None,
     pue: Annotated[float, _facility_option("Power of the building, divided by that of the machines.")] = 1.4,
+    air_rise: Annotated[float, _facility_option("Kelvin by which air may warm up in a rack.")] = 15.0,
+    miles: Annotated[float | None, _facility_option("Simulated driving: the hours that this distance takes.")] = None,
+    hours: Annotated[float | None, _facility_option("The nodes that drive --miles in this time.")] = None,
+    cables: Annotated[Path | None, _facility_option("Also write the list of all cables as CSV.")] = None,
     jobs: Annotated[str | None, _facility_option("Place jobs on the nodes: NODES[:MB of gradients],...")] = None,
     page: Annotated[Path | None, typer.Option(help="Also write the plan as an HTML page.")] = None,
     as_json: Json = False,
@@ -109,7 +113,7 @@ def plan(
 
     Predict a job on a cluster. With --facility, plan the racks, the fabric and the storage of a facility instead.
     """
-    expect_writable(page, trace)
+    expect_writable(page, trace, cables)
     # The planner imports numpy: not needed for the help of other verbs.
     from headway.plan.request import PlanRequest, plan_job
 
@@ -122,11 +126,12 @@ def plan(
         price=price, errors_at=errors_at, sizes_at=sizes_at, error_target=error_target, image_kb=image_kb,
         facility=facility, node=node, node_kw=node_kw, rack_kw=rack_kw, ports=ports,
         oversubscription=oversubscription, leaf=leaf, core=core, images_s=images_s, data_gb=data_gb, pue=pue,
+        air_rise=air_rise, miles=miles, hours=hours,
     )  # fmt: skip
     if facility is not None:
         _refuse_options(given_options & JOB_OPTIONS, "plans a job on a cluster, and --facility plans a room")
         known_workload = None if workload is None else _read_workload(workload, overrides or ())
-        _write_facility(known_workload, request, jobs, page, as_json)
+        _write_facility(known_workload, request, jobs, page, cables, as_json)
         return
     _refuse_options(given_options & FACILITY_OPTIONS, "plans a room and needs --facility")
     if workload is None and cluster is None and (errors_at is not None or error_target is not None):
@@ -186,27 +191,39 @@ def _write_growth(request: PlanRequest, given_options: set[str], as_json: bool) 
 
 
 def _write_facility(
-    workload: Workload | None, request: PlanRequest, jobs: str | None, page: Path | None, as_json: bool
+    workload: Workload | None,
+    request: PlanRequest,
+    jobs: str | None,
+    page: Path | None,
+    cables: Path | None,
+    as_json: bool,
 ) -> None:
-    """Plans a facility and prints the plan. Writes its page if a path is given.
+    """Plans a facility and prints the plan. Writes its page and its list of cables if their paths are given.
 
     Args:
         jobs: jobs to place on the nodes, as NODES[:MB of gradients],...
     """
-    from headway.plan.facility import plan_facility
-    from headway.plan.facility_text import format_facility
-    from headway.plan.placement import parse_jobs, place_jobs
+    from headway.plan.facility.design import plan_facility
+    from headway.plan.facility.placement import parse_jobs, place_jobs
+    from headway.plan.facility.text import format_facility
 
     plan = plan_facility(request.to_facility_request(workload))
     gradient_bytes = DEFAULT_GRADIENT_MB * 1e6 if workload is None else float(workload.step.exchange.gradient_bytes)
     placement = None if jobs is None else place_jobs(parse_jobs(jobs, gradient_bytes), plan.pods)
+    simulation = request.predict_simulation(plan.wanted.nodes)
     if page is not None:
-        from headway.plan import facility_page
+        from headway.plan.facility import page as facility_page
 
-        facility_page.write_page(plan, page, placement)
+        facility_page.write_page(plan, page, placement, simulation)
         LOG.info(f"Wrote {page}.")
+    if cables is not None:
+        from headway.plan.facility.cables import format_cables
+
+        write_atomically(cables, format_cables(plan))
+        LOG.info(f"Wrote {cables}.")
     result: dict[str, Any] = plan.to_json() | ({} if placement is None else {"placement": placement.to_json()})
-    print_result(result, as_json, format_facility(plan, placement))
+    result |= {} if simulation is None else {"simulation": asdict(simulation)}
+    print_result(result, as_json, format_facility(plan, placement, simulation))
 
 
 def _read_workload(path: Path, overrides: Sequence[str]) -> Workload:

@@ -22,7 +22,8 @@ from headway.plan.compute import (
     estimate_node_loading,
 )
 from headway.plan.convergence import EpochsLaw
-from headway.plan.facility import FacilityRequest, build_facility_request
+from headway.plan.facility.design import FacilityRequest, build_facility_request
+from headway.plan.facility.simulation import SimulationNeed, predict_simulation
 from headway.plan.growth import DataGrowth, predict_data_growth
 from headway.plan.job import ComputeEstimate, TrainingJob, build_job, choose_epochs, describe_growing_images
 from headway.plan.job_plan import JobPlan, build_plan
@@ -71,6 +72,18 @@ class PlanRequest:
     images_s: float | None = None
     data_gb: float | None = None
     pue: float = 1.4
+    air_rise: float = 15.0
+    # Simulated driving, and the hours for it.
+    miles: float | None = None
+    hours: float | None = None
+
+    def predict_simulation(self, nodes: int) -> SimulationNeed | None:
+        """Predicts the simulated driving of these nodes; None: none was asked for. Raises UsageError."""
+        if self.miles is None:
+            if self.hours is not None:
+                raise UsageError("--hours needs a distance", fix="Write --miles 300000 --hours 5.")
+            return None
+        return predict_simulation(nodes, self.miles, self.hours)
 
     def to_facility_request(self, workload: Workload | None) -> FacilityRequest:
         """Returns the facility options in SI units, completed from a workload. Raises UsageError for a wrong size."""
@@ -80,6 +93,7 @@ class PlanRequest:
             node_watts=None if self.node_kw is None else self.node_kw * 1e3, rack_watts=self.rack_kw * 1e3,
             oversubscription=self.oversubscription, images_s=self.images_s, image_bytes=self.image_bytes,
             data_bytes=None if self.data_gb is None else self.data_gb * 1e9, pue=self.pue,
+            air_rise_k=self.air_rise,
         )  # fmt: skip
 
     @property

@@ -1,4 +1,4 @@
-"""Room for a number of nodes: racks, power, heat, floor, switches, cables, and the storage that feeds them.
+"""Room for a number of nodes: racks, power, heat, air, floor, switches, cables, and the storage that feeds them.
 
 The rules are those of NVIDIA's designs for 12, 36 and 144 DGX-1 ("DGX-1 clusters", the deck of 2018): six nodes of
 3.2 kW in a rack of 19.2 kW; full bisection inside six nodes or a pod of 36, 2:1 between them; NFS over 10 GbE for few
@@ -8,24 +8,23 @@ nodes, a parallel file system from 32 on, tiers and NVMe read caches beyond a po
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
-from typing import Any, Literal, final
+from functools import partial
+from typing import Any, final
 
-from headway.core.errors import UsageError, suggest_nearest
+from headway.core.errors import UsageError
 from headway.core.workload import Workload
-from headway.plan.catalogs import read_catalog
 from headway.plan.cluster import load_devices
 from headway.plan.compute import estimate_from_data_sheet
-from headway.plan.fabric import Fabric, design_fabric
+from headway.plan.facility.catalog import NodeSpec, find_node
+from headway.plan.facility.fabric import Fabric, design_fabric
+from headway.plan.facility.management import ManagementNetwork, size_management
+from headway.plan.facility.storage import StorageDemand, StorageNetwork, choose_network, estimate_demand
 from headway.plan.job import build_job
 
 RACK_WATTS, RACK_UNITS = 19_200, 42
-# Nodes per pod.
-POD_NODES = 36
-# Smallest number of nodes with a parallel file system.
-PARALLEL_FROM = 32
-READS_PER_WRITE = 90
 # Mean size of an encoded ImageNet image (MLPerf Storage, its ResNet-50 workload).
 IMAGE_BYTES = 114_660
 BTU_PER_WH = 3.412
@@ -34,52 +33,11 @@ TRAINING_POWER_SHARE = 0.8
 # Floor of a rack, assumed: 600 mm wide, 1.2 m deep, and as much again for its share of the aisles.
 RACK_M2 = 0.6 * 2.4
 HOURS_A_YEAR = 8766
-# Share of a link's rate that file transfers reach.
-LINE_SHARE = 0.9
-# NVIDIA's design connects 12 nodes with two 10 GbE ports each to one switch of 24: no port is left for the storage.
-ETHERNET_PORTS, ETHERNET_UPLINKS = 24, 2
-
-StorageKind = Literal["nfs", "parallel", "tiered"]
-STORAGE_NAMES: dict[StorageKind, str] = {
-    "nfs": "NFS appliances on 10 GbE",
-    "parallel": "a parallel file system",
-    "tiered": "a parallel file system in tiers, with a read cache of NVMe in each node",
-}
-
-
-@final
-@dataclass(frozen=True)
-class NodeSpec:
-    """Node type of the catalog, in the units of its file."""
-
-    title: str
-    watts: float
-    units: int
-    gpus: int
-    device: str
-    ports: int
-    link_gbit_s: float
-    ethernet_10: int
-    ethernet_1: int
-    tflops: float
-    local_tb: float
-    images_s: float
-
-
-@cache
-def load_nodes() -> dict[str, NodeSpec]:
-    """Loads the node types of the catalog, by name."""
-    return {name: NodeSpec(**values) for name, values in read_catalog("nodes").items()}
-
-
-def find_node(name: str) -> NodeSpec:
-    """Finds a node type by name. Raises UsageError if there is none."""
-    nodes = load_nodes()
-    if name not in nodes:
-        raise UsageError(
-            f"there is no node type {name!r} in the catalog", where="--node", fix=suggest_nearest(name, nodes)
-        )
-    return nodes[name]
+# Heat that a cubic metre of air takes up per kelvin, in joules: 1.2 kg at 1,005 J/kg.
+AIR_J_M3_K = 1.2 * 1005
+LINK_NAMES = {100: "EDR", 200: "HDR", 400: "NDR"}
+# Ports of leaf switches for links faster than EDR, for which no directors are planned.
+LEAF_RADIXES = {200: 40, 400: 64}
 
 
 @final
@@ -107,25 +65,19 @@ class FacilityRequest:
     samples: int | None = None
     # Power of the building over that of the machines.
     pue: float = 1.4
+    # Kelvin by which air may warm up in a rack.
+    air_rise_k: float = 15.0
 
 
 @final
 @dataclass(frozen=True)
-class StorageDemand:
-    """Rates that the storage has to deliver."""
+class SwitchUse:
+    """Switches of one kind, and the ports in use on the fullest of them."""
 
-    storage: StorageKind
-    # Reads of one node, and of all nodes.
-    node_bytes_s: float
-    bytes_s: float
-    # Writes, at 90 reads for one write.
-    write_bytes_s: float
-    # Capacity of a node's storage network: its 10 GbE ports, apart from the fabric.
-    path_bytes_s: float
-    # The local disks of a node hold the training set, so that later epochs read from there; None: unknown.
-    kept: bool | None
-    # Opens per second if each sample is a file.
-    opens_s: float
+    name: str
+    count: int
+    ports: int
+    used: int
 
 
 @final
@@ -146,38 +98,91 @@ class FacilityPlan:
     # `watts` times the PUE.
     building_watts: float
     heat_btu_h: float
+    # Air that carries away the heat of all nodes, and of a full rack.
+    air_m3_h: float
+    rack_air_m3_h: float
     # Energy of the building, if it trains all year.
     kwh_a_year: float
     floor_m2: float
     gflops_per_watt: float
-    # Number by type; the type of fabric cables depends on the speed of a node's links.
-    cables: dict[str, int]
-    # Number of 24-port switches by speed in Gb/s.
-    ethernet: dict[int, int]
     feed: StorageDemand
+    network: StorageNetwork
+    management: ManagementNetwork
 
     @property
     def pods(self) -> tuple[int, ...]:
-        """Nodes under each leaf switch."""
-        return count_pod_nodes(self.fabric)
+        """Nodes of each pod."""
+        return self.fabric.count_pod_nodes()
+
+    @property
+    def link_name(self) -> str:
+        """Type of the fabric's cables."""
+        return LINK_NAMES.get(round(self.machine.link_gbit_s), f"{self.machine.link_gbit_s:g} Gb/s")
+
+    @property
+    def cables(self) -> dict[str, int]:
+        """Number of cables by type, the fabric's first."""
+        net, storage, management = self.fabric, self.network, self.management
+        found = Counter({self.link_name: net.node_cables + net.switch_cables})
+        if storage.leaves:
+            panels = storage.leaves * storage.uplinks
+            found[storage.name] += self.wanted.nodes * storage.node_ports
+            found[storage.server_link] += storage.server_ports + panels
+        found["1 GbE"] += self.wanted.nodes
+        if management.mains:
+            found["10 GbE"] += management.switches + management.mains - 1
+        found["patch cord"] += net.patch_cords + storage.leaves * storage.uplinks
+        return {kind: count for kind, count in found.items() if count}
+
+    @property
+    def switches(self) -> tuple[SwitchUse, ...]:
+        """All switches, those of the fabric first."""
+        net, storage, management = self.fabric, self.network, self.management
+        found = [SwitchUse("pod", net.leaves, net.leaf_ports, net.leaf_ports_used)]
+        if net.core_ports is not None:
+            found.append(SwitchUse("core", net.cores, net.core_ports, net.core_ports_used))
+        nodes = self.wanted.nodes
+        if storage.leaf is not None and storage.blocks is not None:
+            used = min(nodes, storage.blocks.size) * storage.node_ports
+            # The servers hang on a lone switch.
+            used += 0 if storage.mains else storage.server_ports
+            found.append(SwitchUse("storage", storage.leaves, storage.leaf.ports, used))
+            if storage.uplinks:
+                found.append(SwitchUse("storage uplinks", storage.leaves, storage.leaf.uplinks, storage.uplinks))
+        if storage.main is not None:
+            found.append(SwitchUse("main", storage.mains, storage.main.ports, storage.main_ports_used))
+        used = min(nodes, management.blocks.size)
+        found.append(SwitchUse("management", management.switches, management.leaf.ports, used))
+        if management.mains:
+            main = SwitchUse("management main", management.mains, management.main.ports, management.main_ports_used)
+            found.append(main)
+        return tuple(found)
 
     def count_racks(self, watts: float) -> int | None:
         """Counts the racks of another power that hold all nodes; None: a rack cannot hold a single one."""
         fit = count_nodes_per_rack(watts, self.watts / self.wanted.nodes, self.machine)
-        return math.ceil(self.wanted.nodes / fit) if fit else None
+        return _count_racks(self.pods, fit) if fit else None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as plain values for JSON."""
-        values = asdict(self)
-        switches = {str(ports): count for ports, count in self.fabric.switches.items()}
+        values, net = asdict(self), self.fabric
         derived = {
-            "switches": switches,
-            "node_cables": self.fabric.node_cables,
-            "switch_cables": self.fabric.switch_cables,
-            "links_left": self.fabric.links_left,
-            "oversubscription": self.fabric.oversubscription,
+            "switches": {str(ports): count for ports, count in net.switches.items()},
+            "down": net.down,
+            "leaves": net.leaves,
+            "node_cables": net.node_cables,
+            "switch_cables": net.switch_cables,
+            "patch_cords": net.patch_cords,
+            "links_left": net.links_left,
+            "oversubscription": net.oversubscription,
         }
-        return {**values, "fabric": {**values["fabric"], **derived}, "pods": list(self.pods)}
+        return {
+            **values,
+            "fabric": {**values["fabric"], **derived},
+            "pods": list(self.pods),
+            "cables": self.cables,
+            "switches": [asdict(one) for one in self.switches],
+        }
 
 
 def build_facility_request(workload: Workload | None, **values: Any) -> FacilityRequest:
@@ -204,16 +209,6 @@ def build_facility_request(workload: Workload | None, **values: Any) -> Facility
     return FacilityRequest(**given)
 
 
-LINK_NAMES = {100: "EDR", 200: "HDR", 400: "NDR"}
-# Ports of leaf switches for links faster than EDR, for which no directors are planned.
-LEAF_RADIXES = {200: 40, 400: 64}
-
-
-def name_link(node: NodeSpec) -> str:
-    """Names the cable type of the fabric."""
-    return LINK_NAMES.get(round(node.link_gbit_s), f"{node.link_gbit_s:g} Gb/s")
-
-
 def plan_facility(request: FacilityRequest) -> FacilityPlan:
     """Plans the racks, fabric and storage of a facility.
 
@@ -226,47 +221,44 @@ def plan_facility(request: FacilityRequest) -> FacilityPlan:
     watts = machine.watts if request.node_watts is None else request.node_watts
     _check_ranges(request, watts)
     leaf = request.leaf or LEAF_RADIXES.get(round(machine.link_gbit_s))
-    net = design_fabric(request.nodes, ports, oversubscription=request.oversubscription, leaf=leaf, core=request.core)
+    design = partial(
+        design_fabric, request.nodes, ports, oversubscription=request.oversubscription, leaf=leaf, core=request.core
+    )
+    images_s = machine.images_s if request.images_s is None else request.images_s
+    feed = estimate_demand(request.nodes, images_s, request.image_bytes, machine.local_tb * 1e12, request.data_bytes)
+    network = choose_network(feed, machine, design)
+    # Storage on the fabric needs pods of its own.
+    net = design(storage_links=0 if network.leaves else network.server_ports)
     per_rack = count_nodes_per_rack(request.rack_watts, watts, machine)
     if per_rack < 1:
         problem = f"a rack of {request.rack_watts / 1000:g} kW cannot hold a node of {watts / 1000:g} kW"
         raise UsageError(problem, where="--rack-kw", fix="Take racks with more power and cooling.")
-    racks = math.ceil(request.nodes / per_rack)
+    racks = _count_racks(net.count_pod_nodes(), per_rack)
     # Cooling and circuits are sized for the maximum power, energy for the mean power in training.
     power = request.nodes * watts
-    cables = {
-        name_link(machine): net.node_cables + net.switch_cables,
-        "10 GbE": request.nodes * machine.ethernet_10,
-        "1 GbE": request.nodes * machine.ethernet_1,
-    }
     return FacilityPlan(
         request, machine, net, nodes_per_rack=per_rack, racks=racks,
         headroom_watts=request.rack_watts - per_rack * watts, watts=power, building_watts=power * request.pue,
-        heat_btu_h=power * BTU_PER_WH,
+        heat_btu_h=power * BTU_PER_WH, air_m3_h=compute_airflow(power, request.air_rise_k),
+        rack_air_m3_h=compute_airflow(per_rack * watts, request.air_rise_k),
         kwh_a_year=power * TRAINING_POWER_SHARE * request.pue / 1000 * HOURS_A_YEAR, floor_m2=racks * RACK_M2,
-        gflops_per_watt=machine.tflops * 1e3 / watts, cables=cables,
-        ethernet={10: count_ethernet_switches(cables["10 GbE"]), 1: count_ethernet_switches(cables["1 GbE"])},
-        feed=_estimate_storage(request, machine),
+        gflops_per_watt=machine.tflops * 1e3 / watts, feed=feed, network=network, management=size_management(net),
     )  # fmt: skip
+
+
+def compute_airflow(watts: float, rise_k: float) -> float:
+    """Computes the m3/h of air that carry this heat away while they warm up by `rise_k` kelvin."""
+    return watts * 3600 / (AIR_J_M3_K * rise_k)
+
+
+def _count_racks(pods: Sequence[int], per_rack: int) -> int:
+    """Counts the racks. Pods share none, so that a finished pod stays as it is."""
+    return sum(math.ceil(nodes / per_rack) for nodes in pods)
 
 
 def count_nodes_per_rack(rack_watts: float, watts: float, machine: NodeSpec) -> int:
     """Counts the nodes that fit in a rack, by power and by height."""
     return min(math.floor(rack_watts / watts + 1e-9), RACK_UNITS // machine.units)
-
-
-def count_pod_nodes(net: Fabric) -> tuple[int, ...]:
-    """Counts the nodes under each leaf switch. A node whose ports go to two of them counts under the first."""
-    ends = [min(net.nodes, math.ceil(net.nodes_per_leaf * (leaf + 1))) for leaf in range(net.leaves)]
-    return tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
-
-
-def count_ethernet_switches(ports: int) -> int:
-    """Counts the 24-port switches for this many ports: one, or two levels with two uplinks per switch."""
-    if ports <= ETHERNET_PORTS:
-        return 1
-    below = math.ceil(ports / (ETHERNET_PORTS - ETHERNET_UPLINKS))
-    return below + math.ceil(below * ETHERNET_UPLINKS / ETHERNET_PORTS)
 
 
 def _check_ranges(request: FacilityRequest, watts: float) -> None:
@@ -275,6 +267,7 @@ def _check_ranges(request: FacilityRequest, watts: float) -> None:
         ("--node-kw", watts / 1000, 0.1, 200, "kW"),
         ("--rack-kw", request.rack_watts / 1000, 1, 300, "kW"),
         ("--pue", request.pue, 1, 3, ""),
+        ("--air-rise", request.air_rise_k, 1, 60, "kelvin"),
         ("--images-s", request.images_s, 1, 1e8, "images/s"),
         ("--image-kb", request.image_bytes / 1000, 0.01, 1e6, "kB"),
         ("--data-gb", None if request.data_bytes is None else request.data_bytes / 1e9, 1e-9, 1e9, "GB"),
@@ -283,17 +276,3 @@ def _check_ranges(request: FacilityRequest, watts: float) -> None:
         if value is not None and not low <= value <= high:
             bounds = f"{low:g} to {high:,g}{' ' + unit if unit else ''}"
             raise UsageError(f"{value:g} is out of range: the option takes {bounds}", where=name)
-
-
-def _estimate_storage(request: FacilityRequest, machine: NodeSpec) -> StorageDemand:
-    """Estimates the load on the storage, and chooses its type by the number of nodes."""
-    nodes = request.nodes
-    kind: StorageKind = "nfs" if nodes < PARALLEL_FROM else "parallel" if nodes <= POD_NODES else "tiered"
-    images_s = machine.images_s if request.images_s is None else request.images_s
-    each = images_s * request.image_bytes
-    return StorageDemand(
-        kind, node_bytes_s=each, bytes_s=nodes * each, write_bytes_s=nodes * each / READS_PER_WRITE,
-        path_bytes_s=machine.ethernet_10 * 10e9 / 8 * LINE_SHARE,
-        kept=None if request.data_bytes is None else request.data_bytes <= machine.local_tb * 1e12,
-        opens_s=nodes * images_s,
-    )  # fmt: skip

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
-from headway.plan.fabric import RADIXES, Fabric, design_fabric
+from headway.plan.facility.fabric import RADIXES, Fabric, design_fabric
 
 RATIOS = (1.0, 1.5, 2.0, 3.0, 4.0)
 
@@ -32,21 +28,29 @@ def test_the_designs_for_dgx_1(nodes: int, switches: dict[int, int], between: in
 
 
 def test_groups_of_6_and_pods_of_36() -> None:
-    assert design_fabric(12).nodes_per_leaf == 6
-    assert design_fabric(144).nodes_per_leaf == 36
+    assert design_fabric(12).nodes_per_pod == 6
+    assert design_fabric(144).nodes_per_pod == 36
 
 
-@pytest.mark.parametrize(("nodes", "leaves", "cores", "between"), [(12, 3, 2, 54), (36, 8, 6, 144), (144, 32, 18, 576)])
-def test_without_oversubscription(nodes: int, leaves: int, cores: int, between: int) -> None:
-    """36-port switches: the links of each leaf divide evenly among the cores."""
-    found = design_fabric(nodes, leaf=36, oversubscription=1)
-    assert (found.leaves, found.cores, found.switch_cables) == (leaves, cores, between)
+def test_without_oversubscription_a_pod_keeps_half_of_its_ports() -> None:
+    """36 ports: 16 for four nodes, and of 16 to 18 the number of links that divides most."""
+    found = design_fabric(36, leaf=36, oversubscription=1)
+    assert (found.nodes_per_pod, found.up, found.pods, found.cores) == (4, 18, 9, 6)
+    assert design_fabric(54, oversubscription=1).switches == {216: 2}
 
 
-def test_what_one_switch_holds_needs_no_other() -> None:
-    assert design_fabric(9).switches == {36: 1}
-    assert design_fabric(54).switches == {216: 1}
-    assert design_fabric(36, oversubscription=1).switches == {216: 1}
+def test_pods_do_not_depend_on_the_size_of_the_facility() -> None:
+    assert {(one.nodes_per_pod, one.up) for one in map(design_fabric, range(13, 2001, 7))} == {(36, 72)}
+    assert design_fabric(37).switches == {216: 2}
+    assert [design_fabric(nodes).cores for nodes in (72, 73, 144, 145, 200, 1000)] == [0, 1, 1, 2, 2, 8]
+
+
+def test_storage_gets_pods_without_oversubscription() -> None:
+    """A storage pod takes as many links as it has to other pods."""
+    found = design_fabric(36, storage_links=80)
+    assert (found.pods, found.storage_pods, found.cores) == (1, 2, 1)
+    assert found.leaf_ports_used == 144 + 72
+    assert found.core_ports_used == 3 * 72
 
 
 @pytest.mark.parametrize("leaf", [36, 40, 64, 128, 216, 324])
@@ -64,35 +68,6 @@ def try_fabric(nodes: int, ports: int, leaf: int | None, ratio: float) -> Fabric
         return None
 
 
-@dataclass(frozen=True)
-class Cable:
-    """Cable from one port to another. Ports are counted from 1."""
-
-    a: str
-    a_port: int
-    b: str
-    b_port: int
-
-
-def list_cables(fabric: Fabric) -> Iterator[Cable]:
-    """All cables, those of nodes first."""
-    for number in range(fabric.node_cables):
-        node, port = divmod(number, fabric.ports_per_node)
-        leaf, at = divmod(number, fabric.down)
-        yield Cable(f"node {node + 1}", port + 1, f"leaf {leaf + 1}", at + 1)
-    if fabric.leaves == 2:
-        for number in range(fabric.up):
-            at = fabric.down + number + 1
-            yield Cable("leaf 1", at, "leaf 2", at)
-    elif fabric.leaves > 2:
-        # A leaf deals its links out to the cores in turn, so that each core gets as many.
-        each = fabric.up // fabric.cores
-        for leaf in range(fabric.leaves):
-            for number in range(fabric.up):
-                core, turn = number % fabric.cores, number // fabric.cores
-                yield Cable(f"leaf {leaf + 1}", fabric.down + number + 1, f"core {core + 1}", leaf * each + turn + 1)
-
-
 anything = (
     st.integers(1, 1500),
     st.integers(2, 8),
@@ -102,34 +77,18 @@ anything = (
 
 
 @given(*anything)
-def test_every_port_has_one_cable_and_every_leaf_its_links(
-    nodes: int, ports: int, leaf: int | None, ratio: float
-) -> None:
+def test_what_a_pod_can_send_can_leave_it(nodes: int, ports: int, leaf: int | None, ratio: float) -> None:
+    """And each pod has as many links to one core as to another. `test_cables` looks at every port."""
     found = try_fabric(nodes, ports, leaf, ratio)
     if found is None:
         return
-    ends = [end for one in list_cables(found) for end in ((one.a, one.a_port), (one.b, one.b_port))]
-    assert len(set(ends)) == len(ends) == 2 * (found.node_cables + found.switch_cables)
-    most = {"node": ports, "leaf": found.leaf_ports, "core": found.core_ports or 0}
-    assert all(1 <= port <= most[name.split()[0]] for name, port in ends)
-    assert Counter(name for name, _ in ends if name.startswith("node")) == Counter(
-        {f"node {number + 1}": ports for number in range(nodes)}
-    )
-    down, up = Counter[str](), Counter[tuple[str, str]]()
-    for one in list_cables(found):
-        if one.a.startswith("node"):
-            down[one.b] += 1
-        else:
-            up[one.a, one.b] += 1
-            if found.leaves == 2:
-                up[one.b, one.a] += 1
-    for name, used in down.items():
-        links = [count for (leaf_name, _), count in up.items() if leaf_name == name]
-        assert found.leaves == 1 or used <= ratio * sum(links)
-        assert len(set(links)) <= 1  # as many to one core as to another
-    assert len(down) == found.leaves
-    assert len({core for _, core in up}) == (2 if found.leaves == 2 else found.cores)
+    assert sum(found.count_pod_nodes()) == nodes
+    assert set(found.count_pod_nodes()[:-1]) <= {found.nodes_per_pod}
+    assert found.down <= ratio * found.up
+    assert found.down + found.up <= found.leaf_ports
     assert found.oversubscription <= ratio
+    assert found.cores == 0 or found.up % found.cores == 0
+    assert (found.cores > 0) == (found.leaves > 2)
 
 
 @given(*anything)

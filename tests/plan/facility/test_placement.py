@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
-from headway.plan.placement import PlacedJob, Placement, parse_jobs, place_jobs
+from headway.plan.facility.placement import PlacedJob, Placement, parse_jobs, place_jobs
 
 
 def check(found: Placement) -> None:

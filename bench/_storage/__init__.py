@@ -1,0 +1,1 @@
+"""Parts of `bench.storage`: what the load consists of, and where it goes."""

@@ -1,0 +1,99 @@
+"""The load that training puts on storage: many objects of very different size, read in random order, seldom written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench._storage.store import Store
+from headway.core.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Objects, and the mixture of operations on them. Equal loads give equal objects and operations."""
+
+    objects: int
+    mean_bytes: float
+    # Standard deviation of the sizes over their mean.
+    variation: float
+    # Reads for one write; None: nothing is written.
+    reads_per_write: int | None
+    seed: int = 0
+
+    def draw_sizes(self) -> NDArray[np.int64]:
+        """Bytes of each object, log-normal: file sizes of images have a long tail above and none below 0."""
+        sigma = np.log1p(self.variation**2) ** 0.5
+        mu = np.log(self.mean_bytes) - sigma**2 / 2
+        return np.maximum(1, np.random.default_rng(self.seed).lognormal(mu, sigma, self.objects)).astype(np.int64)
+
+    def list_operations(self, stream: int) -> Iterator[tuple[bool, int]]:
+        """(is a write, object) without end. Every object is read once before any is read again, as in an epoch."""
+        random, done = np.random.default_rng((self.seed, stream)), 0
+        while True:
+            for number in random.permutation(self.objects):
+                if self.reads_per_write and done % (self.reads_per_write + 1) == self.reads_per_write:
+                    yield True, int(random.integers(self.objects))
+                    done += 1
+                yield False, int(number)
+                done += 1
+
+
+@dataclass
+class Count:
+    """What one stream did."""
+
+    reads: int = 0
+    writes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    seconds: float = 0.0
+    # Seconds of each read.
+    taken: list[float] = field(default_factory=list)
+
+
+def name_object(number: int) -> str:
+    """Names an object; a thousand of them lie in one folder."""
+    return f"{number // 1000:06d}/{number % 1000:03d}"
+
+
+def lay_objects(load: Load, store: Store) -> int:
+    """Writes the objects that are not there yet. Returns their number.
+
+    Raises UsageError if objects are missing where nothing can be written.
+    """
+    sizes = load.draw_sizes()
+    missing = [number for number, size in enumerate(sizes) if store.measure(name_object(number)) != size]
+    if missing and store.is_read_only:
+        fix = "Lay them down first: run the bench on the folder that the server serves, with the same options."
+        raise UsageError(f"{len(missing):,} of {load.objects:,} objects are not on the server", fix=fix)
+    content = np.random.default_rng(load.seed).bytes(int(sizes.max()))
+    for number in missing:
+        store.write(name_object(number), content[: sizes[number]])
+    return len(missing)
+
+
+def run_stream(load: Load, store: Store, stream: int, seconds: float, operations: int | None = None) -> Count:
+    """Reads and writes for so many seconds, or so many operations if that is sooner."""
+    sizes, found = load.draw_sizes(), Count()
+    content = np.random.default_rng(load.seed).bytes(int(sizes.max()))
+    started = time.perf_counter()
+    for done, (is_write, number) in enumerate(load.list_operations(stream)):
+        begun = time.perf_counter()
+        if begun - started >= seconds or done == operations:
+            break
+        if is_write:
+            # Results go beside the objects, each stream's to its own place, as checkpoints and logs do.
+            store.write(f"written-{stream}/{number % 1000:03d}", content[: sizes[number]])
+            found.writes += 1
+            found.written_bytes += int(sizes[number])
+            continue
+        found.read_bytes += store.read(name_object(number), int(sizes[number]))
+        found.reads += 1
+        found.taken.append(time.perf_counter() - begun)
+    found.seconds = time.perf_counter() - started
+    return found

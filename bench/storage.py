@@ -1,0 +1,117 @@
+"""Puts the load of training on a folder or an address, beside the rates that a number of nodes needs.
+
+    python -m bench.storage /mnt/storage --nodes 12
+    python -m bench.storage s3://bucket/folder --objects 100000 --streams 64
+
+Objects are read in random order, each once an epoch, and one is written for 90 that are read (NVIDIA's designs for
+DGX-1). Their sizes vary as those of ImageNet's files do. They are laid down first, except those that are there already:
+an http server, which cannot be written to, serves a folder that was laid down before, and is only read.
+
+storage_read_bytes_s   bytes/s of all reads
+storage_opens_s        objects read per second
+storage_of_required    bytes/s of reads over those that the nodes need; at most 1 means the storage is too slow
+Files of a folder are dropped from the page cache after each read. A server caches as it likes: give it more objects
+than its memory holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from bench._common import Claim, parser, report
+from bench._family import run_bench
+from bench._storage.load import Count, Load, lay_objects, run_stream
+from bench._storage.store import Address, Folder, Store
+from headway.core.text_format import format_bytes
+from headway.plan.facility.design import IMAGE_BYTES, FacilityRequest, plan_facility
+from headway.plan.facility.storage import READS_PER_WRITE
+from headway.storage.addresses import is_url
+
+# Standard deviation over mean of the sizes of 250 ImageNet files.
+VARIATION = 0.62
+
+
+def build_parser() -> argparse.ArgumentParser:
+    found = parser(__doc__ or "")
+    found.add_argument("target", nargs="?", help="folder or URL; default: a folder that is removed at the end")
+    found.add_argument("--objects", type=int, default=5_000)
+    found.add_argument("--mean-kb", type=float, default=IMAGE_BYTES / 1e3, help="mean size of an object")
+    found.add_argument("--variation", type=float, default=VARIATION, help="standard deviation of the sizes over it")
+    found.add_argument("--reads-per-write", type=int, default=READS_PER_WRITE, help="0: reads alone")
+    found.add_argument("--streams", type=int, default=4, help="processes that read and write at once")
+    found.add_argument("--seconds", type=float, default=20.0)
+    found.add_argument("--nodes", type=int, default=1, help="nodes whose need is compared")
+    found.add_argument("--node", default="dgx-1", help="their type, by its name in the catalog of headway plan")
+    return found
+
+
+def run_load(load: Load, store: Store, streams: int, seconds: float) -> list[Count]:
+    """Runs all streams at once, each in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(streams, mp_context=context) as pool:
+        # The processes start before the clock of the first one does.
+        list(pool.map(run_stream, *zip(*[(load, store, stream, 0.0) for stream in range(streams)], strict=True)))
+        return list(pool.map(run_stream, *zip(*[(load, store, one, seconds) for one in range(streams)], strict=True)))
+
+
+def main() -> None:
+    options = build_parser().parse_args()
+    wanted = FacilityRequest(nodes=options.nodes, node=options.node, image_bytes=options.mean_kb * 1e3)
+    feed = plan_facility(wanted).feed
+    url = options.target is not None and is_url(options.target)
+    with tempfile.TemporaryDirectory() as name:
+        store: Store = Address(options.target) if url else Folder(Path(options.target or name))
+        load = Load(
+            objects=200 if options.quick else options.objects, mean_bytes=options.mean_kb * 1e3,
+            variation=options.variation,
+            reads_per_write=None if store.is_read_only else options.reads_per_write or None,
+        )  # fmt: skip
+        print(f"{lay_objects(load, store):,} of {load.objects:,} objects laid down")
+        found = run_load(load, store, options.streams, 1.0 if options.quick else options.seconds)
+    print_report(load, found, feed.bytes_s, feed.opens_s, feed.write_bytes_s, options)
+
+
+def print_report(
+    load: Load,
+    found: Sequence[Count],
+    bytes_s: float,
+    opens_s: float,
+    write_bytes_s: float,
+    options: argparse.Namespace,
+) -> None:
+    """Prints each rate beside the required one."""
+    rates = {
+        name: sum(getattr(one, name) / one.seconds for one in found)
+        for name in ("read_bytes", "written_bytes", "reads")
+    }
+    taken = np.concatenate([one.taken for one in found])
+    sizes = load.draw_sizes()
+    print(
+        f"{load.objects:,} objects of {format_bytes(sizes.mean())} in the mean, {format_bytes(sizes.min())} to"
+        f" {format_bytes(sizes.max())}; {len(found)} streams; a read takes {np.median(taken) * 1e3:.2f} ms in the"
+        f" median and {np.quantile(taken, 0.99) * 1e3:.2f} ms at the 99th percentile"
+    )
+    rows = [
+        ("", "measured", f"{options.nodes} x {options.node} need"),
+        ("reads", f"{format_bytes(rates['read_bytes'])}/s", f"{format_bytes(bytes_s)}/s"),
+        ("objects read", f"{rates['reads']:,.0f} /s", f"{opens_s:,.0f} /s"),
+        ("writes", f"{format_bytes(rates['written_bytes'])}/s", f"{format_bytes(write_bytes_s)}/s"),
+    ]
+    how = f"{load.objects:,} objects, {len(found)} streams, on {options.target or 'a temporary folder'}"
+    claims = [
+        Claim("storage_read_bytes_s", rates["read_bytes"], "bytes/s", how),
+        Claim("storage_opens_s", rates["reads"], "objects/s", how),
+        Claim("storage_of_required", rates["read_bytes"] / bytes_s, "", f"{options.nodes} x {options.node}"),
+    ]
+    report(claims, options, rows)
+
+
+if __name__ == "__main__":
+    run_bench(main)
