@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from headway.core.workload import Workload
 from headway.plan.calibration import MeasuredRun
-from headway.plan.cluster import Cluster, ClusterStorage
+from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
 from headway.plan.prediction import estimate_loader_rate, estimate_storage_rates
 
@@ -57,7 +57,7 @@ def lift_exceeded_limits(job: TrainingJob, cluster: Cluster, runs: Sequence[Meas
     if not loads:
         changes["node"] = cluster.node.model_copy(update={"images_s": None})
     if not reads:
-        changes["storage"] = ClusterStorage()
+        changes["storage"] = cluster.storage.model_copy(update={"node_gb_s": None, "opens_s": None})
     verb, it = ("are", "they") if len(lifted) == 2 else ("is", "it")
     text = (
         f"{' and '.join(lifted)} {verb} taken not to limit, as the runs exceed what {it} would allow" if lifted else ""
