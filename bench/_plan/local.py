@@ -27,6 +27,7 @@ from bench._hosts import Hosts
 from bench._network.layout import Layout
 from bench._plan.links import started
 from headway.core.workload import Workload
+from headway.plan.workloads import find_workload
 
 RATE_BITS_S = 200e6
 TCP = 1448 / (1448 + 66)
@@ -85,8 +86,8 @@ def found(folder: Path) -> Found:
 
 
 def resnet50() -> Workload:
-    """Of ResNet-50 on ImageNet, as a dry run of recipes/imagenet-resnet50-1632.yaml with batch=208 writes it."""
-    return Workload.read(Path(__file__).with_name("resnet50.workload.json"))
+    """Of ResNet-50 on ImageNet, from the planner's catalog."""
+    return find_workload("resnet50")
 
 
 def headway(*arguments: str, cwd: Path) -> str:

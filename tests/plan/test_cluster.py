@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from headway.core.errors import UsageError
-from headway.plan.cluster import find_cluster, load_clusters, load_devices
+from headway.plan.catalogs import read_catalog
+from headway.plan.cluster import InterNodeLink, find_cluster, load_clusters, load_devices
 
 LINKS = "inside: {gb_s: 1, latency_us: 1}\nbetween: {ports: 1, gbit_s: 1, latency_us: 1, efficiency: 1}"
 
@@ -30,6 +31,33 @@ def test_the_catalog_is_whole() -> None:
         network = cluster.build_network(4)
         assert (network.hosts, network.ranks_per_host) == (4, cluster.devices)
         assert network.between.bandwidth_bytes_s < cluster.between.ports * cluster.between.gbit_s * 1e9 / 8
+
+
+@pytest.mark.parametrize("name", sorted(read_catalog("links")))
+def test_every_link_can_be_named_in_a_file(name: str, tmp_path: Path) -> None:
+    entry, path = read_catalog("links")[name], tmp_path / "mine.yaml"
+    is_between = "efficiency" in entry
+    # Kinds of networks have no rate of their own.
+    rate = ", gbit_s: 7" if is_between and "gbit_s" not in entry else ""
+    inside, between = ("pcie", name) if is_between else (name, "edr")
+    links = f"inside: {{link: {inside}}}\nbetween: {{link: {between}, ports: 3{rate}}}\n"
+    path.write_text(f"title: x\ndevice: gaudi-2\ndevices: 2\n{links}")
+    cluster = find_cluster(str(path))
+    link = cluster.between if is_between else cluster.inside
+    assert link is not None
+    assert {key: getattr(link, key) for key in entry} == entry
+    assert link.link == name
+
+
+def test_given_values_win_over_those_of_a_named_link() -> None:
+    link = InterNodeLink.model_validate({"link": "hdr", "gbit_s": 180, "efficiency": 0.5})
+    assert (link.ports, link.gbit_s, link.efficiency, link.latency_us) == (1, 180, 0.5, 14)
+
+
+def test_rates_of_named_links_double() -> None:
+    links = read_catalog("links")
+    assert [links[name]["gbit_s"] for name in ("edr", "hdr", "ndr")] == [100, 200, 400]
+    assert [links[name]["gb_s"] for name in ("pcie", "pcie-4", "pcie-5")] == [12, 24, 48]
 
 
 def test_four_edr_ports_are_46_gigabytes_a_second() -> None:
@@ -75,6 +103,8 @@ def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
         (f"Title: x\ndevice: v100\ndevices: 1\n{LINKS}", r"(?s)no key 'Title'. Did you .*'title' is missing"),
         (OWN.format(tflops="FP32: 10").replace("title", "Title"), r"(?s)'device.tflops.FP32'.*'device.Title'"),
         (f"{WHOLE}algorithms: []", r"algorithms must be a list of 1 or more, not \[\]"),
+        ("title: x\ndevice: v100\ndevices: 1\nbetween: {link: edd}", r"mine.yaml:4: .*no link 'edd' .*mean 'edr'"),
+        ("title: x\ndevice: v100\ndevices: 1\nbetween: {link: pcie}", r"no link 'pcie' in the catalog. Known here: 1"),
         (f"{WHOLE}node:", r"node must be a mapping of keys to values, and it has no value"),
     ],
 )  # fmt: skip

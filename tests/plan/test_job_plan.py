@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -23,6 +24,7 @@ from headway.plan.cluster import load_clusters
 from headway.plan.compute import estimate_from_data_sheet
 from headway.plan.job import build_job
 from headway.plan.scaling import predict_scaling
+from headway.plan.step import list_gradients
 from headway.plan.strategies import Strategy, compare_strategies, count_useful_nodes, estimate_memory, find_dense_layers
 from headway.plan.wording import format_hours, format_milliseconds
 
@@ -59,7 +61,9 @@ def test_json_of_a_plan_is_whole(path: Path) -> None:
     assert [one["batch"] for one in found["answers"]] == [2048, 2048]
     assert found["pays_until"] == 8
     assert found["compute"]["basis"] == "data sheet"
-    assert found["answers"][0]["input_images_s"] is None
+    assert found["loading_from"] == "loading as published for such a node"
+    alone = headway("plan", path, "--cluster", "box-8x-l40s", "--json").json()
+    assert (alone["answers"][0]["input_images_s"], alone["loading_from"]) == (None, "")
 
 
 def test_what_two_points_cannot_tell_is_null(path: Path) -> None:
@@ -79,7 +83,8 @@ def test_all_that_is_asked_of_a_plan_is_said(path: Path) -> None:
     assert "Up to 0 nodes" not in said
     one = headway("plan", path, "--cluster", "dgx-1", "--nodes", "8", "--per-device", "32").out
     assert "pay" not in one
-    assert "loading and storage are unknown" in one
+    assert "; loading as published for such a node" in one
+    assert "loading and storage are unknown" in headway("plan", path, "--cluster", "box-8x-l40s").out
 
 
 def test_the_recipes_batch_is_kept_and_what_grows_with_the_nodes_is_beside_it(path: Path, tmp_path: Path) -> None:
@@ -343,6 +348,27 @@ def test_rarer_exchange_is_of_a_larger_batch_of_as_many_samples_each(asked: dict
     plain = predict_scaling(replace(job, per_device=2.0, batch=None, accumulate=2), where, [4])[0]
     assert (twice.images_s, twice.note) == (pytest.approx(plain.images_s), "2 times the batch")
     assert twice.gain > 1
+
+
+def test_only_a_narrow_wire_halves_the_exchange() -> None:
+    where = load_clusters()["p40-100gbe"]
+    name = "gradients sent in 16 bits between nodes"
+
+    def list_named(precision: str, nodes: int = 4, **changes: Any) -> dict[str, Strategy]:
+        known = workload()
+        known = known.model_copy(update={"step": known.step.model_copy(update={"precision": precision})})
+        job = build_job(known, estimate_from_data_sheet(known, where.device_spec), 10.0, per_device=2.0)
+        return {one.name: one for one in compare_strategies(known, replace(job, **changes), where, nodes)}
+
+    for precision in ("fp32", "bf16"):
+        assert list_named(precision)[name].gain > 1
+    # On one node, with such messages, and with 16-bit weights there is nothing left to halve.
+    halves = tuple(replace(one, nbytes=one.nbytes / 2) for one in list_gradients(workload()))
+    assert name not in {
+        *list_named("bf16", 1),
+        *list_named("bf16", wire_ratio=0.5),
+        *list_named("bf16", gradients=halves),
+    }
 
 
 def test_a_batch_of_strips_has_choices_too() -> None:

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 # Gradients of a job in a facility for which no workload is given: ResNet-50's 25.6 million weights in fp32.
 DEFAULT_GRADIENT_MB = 102.2
 
-WORKLOAD_HELP = "A recipe, or the workload that headway train RECIPE --dry-run wrote."
+WORKLOAD_HELP = (
+    "A recipe, the workload that headway train RECIPE --dry-run wrote, or the name of a network: resnet18, resnet50,"
+    " alexnet, vgg11, vgg16, googlenet, bert-large."
+)
 PROFILE_HELP = (
     "Profile that headway doctor wrote on one such device. A second one, made with --procs, adds the links between the"
     " ranks of a host."
@@ -56,7 +59,7 @@ def _facility_option(help_text: str) -> Any:
 # as one PlanRequest.
 def plan(
     context: typer.Context,
-    workload: Annotated[Path | None, typer.Argument(metavar="RECIPE|WORKLOAD.json", help=WORKLOAD_HELP)] = None,
+    workload: Annotated[Path | None, typer.Argument(metavar="RECIPE|WORKLOAD.json|NETWORK", help=WORKLOAD_HELP)] = None,
     overrides: Overrides = None,
     cluster: Annotated[str | None, _job_option("A cluster of the catalog, or a YAML file.")] = None,
     nodes: Annotated[str | None, _job_option("Node counts: 1..64 (doubling) or 1,2,4. Default: up to 64.")] = None,
@@ -224,9 +227,13 @@ def _write_facility(
 
 
 def _read_workload(path: Path, overrides: Sequence[str]) -> Workload:
-    """Reads a workload, or builds it from a recipe by a dry run, which builds the network."""
+    """Reads a workload, finds it in the catalog, or builds it from a recipe by a dry run, which builds the network."""
     from headway.core.workload import Workload
+    from headway.plan.workloads import find_workload
 
+    # A file wins over a name of the catalog.
+    if not path.suffix and not path.exists():
+        return find_workload(str(path), tuple(overrides))
     if path.suffix not in (".yaml", ".yml"):
         if overrides:
             fix = "Give the recipe instead of the workload, or leave the overrides out."

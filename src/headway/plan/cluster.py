@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from pydantic import Field, model_validator
 
@@ -50,19 +50,42 @@ class Device(ClusterPart):
         return self.memory_gb * 1e9
 
 
+def _fill_link(values: Any, key: str) -> Any:
+    """Fills the values of a link from the catalog's link of this name. Given values win.
+
+    Args:
+        key: value that tells links inside a node from those between nodes.
+    """
+    if not isinstance(values, dict) or not isinstance(name := values.get("link"), str):
+        return values
+    links = {known: link for known, link in read_catalog("links").items() if key in link}
+    if name not in links:
+        raise ValueError(f"there is no link {name!r} in the catalog. {suggest_nearest(name, links)}")
+    return {**links[name], **values}
+
+
 @final
 class IntraNodeLink(ClusterPart):
     """Link from one device of a node to another, while all of them send."""
 
+    # Name in catalog/links.yaml, whose values hold where none are given.
+    link: str | None = None
     gb_s: float = Field(gt=0)
     latency_us: float = Field(ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        return _fill_link(values, "gb_s")
 
 
 @final
 class InterNodeLink(ClusterPart):
     """Link from a node to the other nodes."""
 
-    ports: int = Field(ge=1)
+    # As above.
+    link: str | None = None
+    ports: int = Field(default=1, ge=1)
     # Rate of one port.
     gbit_s: float = Field(gt=0)
     latency_us: float = Field(ge=0)
@@ -72,6 +95,11 @@ class InterNodeLink(ClusterPart):
     oversubscription: float = Field(default=1.0, ge=1)
     # Nodes per group. None: all nodes are one group.
     group: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        return _fill_link(values, "efficiency")
 
     @property
     def bytes_s(self) -> float:
@@ -101,8 +129,13 @@ class ClusterNode(ClusterPart):
 
     # CPU cores; a profile's loading rate per core is scaled to them.
     cores: int | None = Field(default=None, ge=1)
-    # Images/s that the CPUs load, decode and augment. None: from a profile, else not limiting.
+    # Images/s that the CPUs load, decode and augment. None: from a profile, else from the next key, else assumed from
+    # the cores.
     images_s: float | None = Field(default=None, gt=0)
+    # Million pixels of encoded images that the CPUs load, decode and augment per second.
+    decode_mpixels_s: float | None = Field(default=None, gt=0)
+    # Standard deviation of the logarithm of the loading speed.
+    loading_error: float = Field(default=0.1, ge=0)
     # Power during training.
     watts: float | None = Field(default=None, gt=0)
     cost_per_hour: float | None = Field(default=None, ge=0)

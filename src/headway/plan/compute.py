@@ -14,17 +14,16 @@ from headway.core.errors import UsageError
 from headway.core.profile import Profile
 from headway.core.text_format import pluralise
 from headway.core.workload import Workload
+from headway.plan import roofline
 from headway.plan.calibration import PARAMETERS, RUN_ERROR, MeasuredRun, StepParameters, Vector, calibrate
 from headway.plan.cluster import Cluster, Device, IntraNodeLink
 from headway.plan.job import ComputeEstimate, EstimateBasis, TrainingJob
 from headway.plan.losses import LossPriors, load_priors
 from headway.plan.plausibility import check_agreement
 from headway.plan.prediction import predict_job_step
+from headway.plan.roofline import choose_peak, count_weight_bytes, estimate_sample_time, get_peak_share
 from headway.plan.step import NCCL_ALGORITHMS, ComputeTime
 
-# Share of a device's peak that convolutional networks reach in training. Published single-device runs of ResNet-50:
-# fp32 0.29 (K80) to 0.69 (P100), mixed precision 0.16 to 0.27 (V100 to H100).
-PEAK_SHARE = {"fp32": 0.5, "tensor cores": 0.2}
 NO_PROFILE = (
     "No device was measured: the time of a step comes from the data sheet and may be 2 times off, as the 90 % band"
     " says. Measure one: headway doctor RECIPE, then --profile RECIPE.profile.json."
@@ -32,9 +31,8 @@ NO_PROFILE = (
 # Largest deviation of a fit from its measurements, as a logarithm, that gives no warning.
 MAX_MISFIT = 0.1
 # Standard deviation of the logarithm of the compute time by its source: accuracy of the doctor; spread of published
-# runs around the peak share that the data sheet estimate assumes. That spread is 0.35 for ResNet-50 alone; other
-# networks and image sizes reach other shares and were up to 2 times off.
-COMPUTE_ERROR: dict[EstimateBasis, float] = {"profile": 0.03, "data sheet": 0.5}
+# single-device runs around the roofline, 0.34, with a margin for networks and image sizes that were never measured.
+COMPUTE_ERROR: dict[EstimateBasis, float] = {"profile": 0.03, "data sheet": 0.4}
 # Likely fixed time of a step: some 400 launches at 10 us each, and one pass of the optimizer, which reads and writes 28
 # bytes of each parameter (value, gradient and state in fp32) at half of the memory's bandwidth.
 LAUNCHES_S, OPTIMIZER_BYTES, MEMORY_SHARE = 4e-3, 28, 0.5
@@ -160,7 +158,7 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
     """Estimates the compute time from runs that were measured on such a cluster.
 
     Args:
-        job: gives the gradients that the runs exchanged.
+        job: gives the gradients that the runs exchanged, and the micro-batches in which a step took its samples.
 
     Raises UsageError if the devices of a run do not fill whole nodes, or the runs contradict each other.
     """
@@ -173,10 +171,13 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
     def predict_seconds(parameters: StepParameters, run: MeasuredRun) -> float:
         nodes = max(1, run.ranks // cluster.devices)
         used = cluster if run.ranks >= cluster.devices else cluster.model_copy(update={"devices": run.ranks})
+        # As `predict` takes it, so that a plan at a run's own devices and batch gives that run back.
         one_step = replace(
-            job, compute=parameters.compute, losses=parameters.losses, algorithms=NCCL_ALGORITHMS, accumulate=1
-        )
-        return predict_job_step(one_step, used, used.build_network(nodes), run.samples_per_rank).seconds
+            job, compute=parameters.compute, losses=parameters.losses, algorithms=NCCL_ALGORITHMS,
+            per_device=None, batch=run.ranks * run.samples_per_rank,
+        )  # fmt: skip
+        samples = one_step.find_largest_share(run.ranks)
+        return predict_job_step(one_step, used, used.build_network(nodes), samples).seconds
 
     priors = load_priors("field")
     likely_s = estimate_fixed_s(job.parameters, cluster.device_spec)
@@ -236,24 +237,21 @@ def build_covariance(priors: LossPriors, compute_error: float) -> Vector:
 
 
 def estimate_from_data_sheet(workload: Workload, device: Device) -> ComputeEstimate:
-    """Estimates the compute time from the peak rate of a device alone; the least accurate of the three ways."""
-    sheet = device.tflops
-    kind, peak = "fp32", sheet.fp32
-    if workload.step.precision != "fp32" and sheet.mixed is not None:
-        kind, peak = "mixed", sheet.mixed
-    elif sheet.tf32 is not None:
-        kind, peak = "TF32", sheet.tf32
-    share = PEAK_SHARE["fp32" if kind == "fp32" else "tensor cores"]
+    """Estimates the compute time by the roofline of a device's data sheet; the least accurate of the three ways."""
+    kind, peak = choose_peak(workload, device)
+    sheet, time = device.tflops, estimate_sample_time(workload, device)
+    weights_s = count_weight_bytes(workload) / (device.memory_gb_s * 1e9 * roofline.MEMORY_SHARE)
     warnings = [NO_PROFILE]
     if kind != "mixed" and sheet.mixed is not None:
         warning = f"The workload computes in fp32, and {device.title} has {sheet.mixed:g} TFLOPS in mixed precision: "
         # TF32 and bf16 both came with the A100: a device without the one lacks the other.
         kinds = "fp16" if sheet.tf32 is None else "bf16 (or fp16)"
-        warnings.append(f"{warning}headway train RECIPE --dry-run precision={kinds} writes a workload for that.")
+        warnings.append(f"{warning}plan with precision={kinds} after the recipe, or after the name of a network.")
     return ComputeEstimate(
-        ComputeTime(LAUNCH_S * LAUNCHES * len(workload.layers), workload.operations / (peak * 1e12 * share)),
+        ComputeTime(LAUNCH_S * LAUNCHES * len(workload.layers) + weights_s, time.seconds),
         "data sheet",
-        f"the data sheet alone: {share:.0%} of {peak:g} TFLOPS ({kind})",
+        f"the data sheet alone: {get_peak_share(kind):.0%} of {peak:g} TFLOPS ({kind}), and"
+        f" {roofline.MEMORY_SHARE:.0%} of {device.memory_gb_s:,.0f} GB/s, which limits {time.memory_share:.0%} of it",
         tuple(warnings),
         losses=load_priors("field").losses,
         covariance=build_covariance(load_priors("field"), COMPUTE_ERROR["data sheet"]),

@@ -152,6 +152,29 @@ def has_official_runs(workload: Workload) -> bool:
     return "resnet50" in name and optimizer == "lars" and workload.run.samples in IMAGENET_SAMPLES
 
 
+def compute_mean_work(workload: Workload) -> float:
+    """Computes the work of a mean sample of the whole run over that of one of the largest size.
+
+    It is below 1 if images grow during the run (progressive resizing).
+    """
+    seen = sum(phase.steps * phase.batch for phase in workload.run.phases)
+    work = sum(phase.steps * phase.batch * phase.forward_multiply_adds for phase in workload.run.phases)
+    full = workload.forward_multiply_adds
+    return work / seen / full if full and work else 1.0
+
+
+def describe_growing_images(workload: Workload, basis: EstimateBasis) -> str:
+    """Describes which image size a step's time is of; empty if the images do not grow."""
+    sizes = sorted({(one.height, one.width) for one in workload.run.phases})
+    if len(sizes) < 2:
+        return ""
+    smallest, largest = (" x ".join(map(str, size)) for size in (sizes[0], sizes[-1]))
+    grow = f"images grow from {smallest} to {largest}"
+    if basis == "runs":
+        return f"{grow}, and runs count as the mean over the whole recipe"
+    return f"{grow}, and a mean sample takes {compute_mean_work(workload):.0%} of one of the largest size"
+
+
 def build_job(
     workload: Workload,
     estimate: ComputeEstimate,
@@ -176,17 +199,20 @@ def build_job(
         parts = math.ceil(share / (step.micro_batch or share))
         per_device, accumulate = share / parts, accumulate or parts
     backward = 2 * workload.backward_multiply_adds / workload.operations if workload.operations else BACKWARD_SHARE
-    # With progressive resizing a sample costs more in later phases: the mean over all samples of the run counts.
-    seen = sum(phase.steps * phase.batch for phase in run.phases)
-    mean = sum(phase.steps * phase.batch * phase.forward_multiply_adds for phase in run.phases) / max(1, seen)
-    grown = mean / workload.forward_multiply_adds if workload.forward_multiply_adds and mean else 1.0
-    compute = replace(estimate.compute, sample_s=estimate.compute.sample_s * grown)
+    # Profile and data sheet give the time of a sample at the recipe's largest size. Measured runs are of the whole
+    # recipe, so that their rate is the mean already.
+    mean_work = compute_mean_work(workload)
+    is_mean = estimate.basis == "runs"
+    sample_s = estimate.compute.sample_s
+    compute = replace(estimate.compute, sample_s=sample_s if is_mean else sample_s * mean_work)
     # A halo is one row (channels x width) of the input of each layer, if the input has several rows.
     shapes = [layer.input_shape for layer in workload.layers if layer.forward_multiply_adds]
     rows = [shape[0] * shape[2] * step.value_bytes for shape in shapes if shape and len(shape) == 3 and shape[1] > 1]
     evaluation_s = estimate.evaluation_s
     if evaluation_s is None:
-        evaluation_s = (run.evaluation_samples or 0) * estimate.compute.sample_s * FORWARD_SHARE
+        # An evaluation has the largest size.
+        largest_s = sample_s / mean_work if is_mean else sample_s
+        evaluation_s = (run.evaluation_samples or 0) * largest_s * FORWARD_SHARE
     return TrainingJob(
         samples=run.samples, encoded_bytes=workload.input.encoded_bytes, compute=compute, epochs=epochs,
         gradients=tuple(list_gradients(workload)), parameters=workload.parameters,

@@ -14,6 +14,7 @@ from headway.plan.convergence import EpochsLaw, LearningRateSuggestion, load_off
 from headway.plan.growth import DataGrowth
 from headway.plan.job import ComputeEstimate, TrainingJob, has_official_runs
 from headway.plan.prediction import Prediction
+from headway.plan.published import ComparedRun, compare_published
 from headway.plan.scaling import find_nodes_in_time, find_paying_nodes, predict_scaling, predict_within_node
 from headway.plan.sensitivity import InputSensitivity, rank_sensitivities
 from headway.plan.strategies import DeviceMemory, Strategy, compare_strategies, count_useful_nodes, estimate_memory
@@ -58,6 +59,10 @@ class JobPlan:
     grown_per_device: int = 0
     grown: tuple[Prediction, ...] = ()
     growth: DataGrowth | None = None
+    # Published runs of this network on this device, or on as many devices.
+    published: tuple[ComparedRun, ...] = ()
+    # Source of the loading speed, in words. Empty: measured, given by the user, or unknown.
+    loading_from: str = ""
 
     @property
     def best(self) -> Prediction:
@@ -81,6 +86,7 @@ class JobPlan:
             "cluster": self.cluster.model_dump(mode="json"),
             "compute": {key: one for key, one in asdict(self.estimate).items() if key != "covariance"},
             "epochs_from": self.epochs_from,
+            "loading_from": self.loading_from,
             "answers": rows,
             "pays_until": self.paying_nodes,
             "moved": [asdict(one) for one in self.sensitivities],
@@ -95,6 +101,7 @@ class JobPlan:
             "grown_per_device": self.grown_per_device,
             "grown": [{**asdict(one), "step_s": one.step.seconds} for one in self.grown],
             "within_node": [{**asdict(one), "step_s": one.step.seconds} for one in self.within_node],
+            "published": [asdict(one) for one in self.published],
             "growth": None if self.growth is None else asdict(self.growth),
         }
         plain: dict[str, Any] = replace_infinite(values)
@@ -168,5 +175,6 @@ def build_plan(
         nodes_in_time=find_nodes_in_time(job, cluster, nodes, deadline_h, surely=False),
         nodes_surely_in_time=find_nodes_in_time(job, cluster, nodes, deadline_h, surely=True),
         grown_per_device=each, grown=tuple(grown),
+        published=tuple(compare_published(workload, job, cluster, {one.devices for one in predictions})),
         within_node=tuple(predict_within_node(job, cluster)) if nodes[0] == 1 < cluster.devices else (),
     )  # fmt: skip

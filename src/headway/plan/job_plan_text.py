@@ -11,6 +11,7 @@ from headway.plan.convergence import EpochsLaw
 from headway.plan.growth_text import format_growth
 from headway.plan.job_plan import JobPlan, list_warnings
 from headway.plan.prediction import Prediction
+from headway.plan.published import tabulate_published
 from headway.plan.scaling import SPEEDUP_EXPONENT, find_paying_devices
 from headway.plan.wording import format_hours, format_hours_range, format_milliseconds
 
@@ -32,7 +33,8 @@ SHORT_NAMES = {
 
 def format_plan(plan: JobPlan) -> str:
     """Formats a plan: warnings, inputs, a table of node counts, then conclusions."""
-    estimate, compute = plan.estimate, plan.estimate.compute
+    # The job's own time of a sample, which is a mean if its images grow.
+    estimate, compute = plan.estimate, plan.job.compute
     step = f"{format_milliseconds(compute.fixed_s)} and {format_milliseconds(compute.sample_s)} a sample"
     warned = list_warnings(plan)
     lines = [
@@ -49,6 +51,7 @@ def format_plan(plan: JobPlan) -> str:
         "",
         *tabulate_grown(plan),
         *tabulate_within_node(plan),
+        *tabulate_published(plan.published),
         *list_verdicts(plan),
         describe_sensitivities(plan),
         *describe_strategies(plan),
@@ -109,6 +112,8 @@ def describe_input(plan: JobPlan) -> str:
     else:
         rate, at = best.input_images_s, pluralise(best.nodes, "node")
         text = f"{rate:,.0f} images/s at {at}, {best.first_images_s:,.0f} trained in the first epoch"
+    if plan.loading_from:
+        text = plan.loading_from if free else f"{text}; {plan.loading_from}"
     if not plan.job.encoded_bytes and (far.node_gb_s or far.shared_gb_s):
         text += "; the bandwidth of the storage is ignored, since bytes per image are unknown (--image-kb)"
     return text

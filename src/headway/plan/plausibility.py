@@ -9,6 +9,7 @@ from headway.core.errors import UsageError
 from headway.core.workload import Workload, WorkloadLayer
 from headway.plan.calibration import MeasuredRun
 from headway.plan.cluster import Device
+from headway.plan.job import compute_mean_work
 
 # Multiplications that Winograd's algorithm saves in a 3x3 convolution: tiles of 4x4 with 16 products in place of 36
 # (Lavin and Gray 2015, arXiv 1509.09308). cuDNN uses it, so that fp32 may exceed the peak by that much.
@@ -37,7 +38,8 @@ def check_phases(workload: Workload, where: str) -> None:
 
 def check_rates(runs: Sequence[MeasuredRun], workload: Workload, device: Device) -> None:
     """Raises UsageError if a run is faster than the device can be with this workload."""
-    sheet, work = device.tflops, count_least_operations(workload)
+    # A run is of the whole recipe: where its images grow, most of them are smaller than the last ones.
+    sheet, work = device.tflops, count_least_operations(workload) * compute_mean_work(workload)
     full = max(sheet.fp32, sheet.tf32 or 0.0)
     most = max(full, sheet.mixed or 0.0)
     for run in runs:
@@ -75,12 +77,12 @@ def check_agreement(runs: Sequence[MeasuredRun], predicted_s: Sequence[float]) -
 def count_least_operations(workload: Workload) -> float:
     """Counts the operations per sample, forward and backward, that the fastest algorithms need."""
     return sum(
-        2 * (layer.forward_multiply_adds + layer.backward_multiply_adds) / (WINOGRAD if _has_3x3_kernel(layer) else 1)
+        2 * (layer.forward_multiply_adds + layer.backward_multiply_adds) / (WINOGRAD if has_3x3_kernel(layer) else 1)
         for layer in workload.layers
     )
 
 
-def _has_3x3_kernel(layer: WorkloadLayer) -> bool:
+def has_3x3_kernel(layer: WorkloadLayer) -> bool:
     """Returns True if the weights are nine for each pair of input and output channels, and perhaps a bias."""
     if layer.input_shape is None or layer.output_shape is None or len(layer.input_shape) != 3:
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -25,8 +25,9 @@ from headway.plan.convergence import EpochsLaw
 from headway.plan.facility.design import FacilityRequest, build_facility_request
 from headway.plan.facility.simulation import SimulationNeed, predict_simulation
 from headway.plan.growth import DataGrowth, predict_data_growth
-from headway.plan.job import ComputeEstimate, build_job, choose_epochs
+from headway.plan.job import ComputeEstimate, TrainingJob, build_job, choose_epochs, describe_growing_images
 from headway.plan.job_plan import JobPlan, build_plan
+from headway.plan.loading import complete_loading, lift_exceeded_limits
 from headway.plan.measured_errors import read_errors
 from headway.plan.parsing import parse_nodes, parse_pairs, parse_points, parse_runs
 from headway.plan.plausibility import check_phases, check_rates
@@ -120,23 +121,33 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
     points = [] if request.epochs_at is None else parse_points(request.epochs_at)
     # Epochs come first: calibration by runs needs a job, and a job its epochs.
     epochs, epochs_from = choose_epochs(workload, points=points, noise_scale=request.noise_scale)
-    estimate, cluster = _estimate_compute(workload, cluster, request, epochs)
-    if isinstance(epochs, EpochsLaw) and (epochs.error or 0.0) > MAX_MISFIT:
-        warning = f"Epochs do not follow E = E_min (1 + B / B_crit): the fit is {epochs.error:.0%} off."
-        estimate = replace(estimate, warnings=(*estimate.warnings, warning))
     # The recipe's batch stays the same, and its parts shrink, as nodes grow; unless the recipe gives it per device.
     kept = request.per_device is None and request.batch is None and workload.step.per_device is None
     batch, micro_batch = (float(workload.step.batch), workload.step.micro_batch) if kept else (request.batch, None)
-    job = build_job(
-        workload, estimate, epochs, per_device=request.per_device, batch=batch, accumulate=request.accumulate,
-        micro_batch=micro_batch, spread=request.spread,
-    )  # fmt: skip
+
+    def build(estimate: ComputeEstimate) -> TrainingJob:
+        return build_job(
+            workload, estimate, epochs, per_device=request.per_device, batch=batch, accumulate=request.accumulate,
+            micro_batch=micro_batch, spread=request.spread,
+        )  # fmt: skip
+
+    estimate, cluster = _estimate_compute(workload, cluster, request, build)
+    if grow := describe_growing_images(workload, estimate.basis):
+        estimate = replace(estimate, how=f"{estimate.how}; {grow}")
+    if isinstance(epochs, EpochsLaw) and (epochs.error or 0.0) > MAX_MISFIT:
+        warning = f"Epochs do not follow E = E_min (1 + B / B_crit): the fit is {epochs.error:.0%} off."
+        estimate = replace(estimate, warnings=(*estimate.warnings, warning))
+    cluster, loading_from = complete_loading(workload, cluster)
+    job = build(estimate)
+    if request.runs is not None:
+        cluster, lifted = lift_exceeded_limits(job, cluster, parse_runs(request.runs))
+        loading_from = lifted or loading_from
     # No more nodes than the cluster has, if it says how many.
     nodes = parse_nodes(request.nodes or f"1..{min(cluster.most_nodes or DEFAULT_MAX_NODES, DEFAULT_MAX_NODES)}")
     if kept:
         estimate, nodes = _leave_out_nodes(workload, cluster, estimate, nodes, named=request.nodes is not None)
     plan = build_plan(workload, job, cluster, estimate, epochs_from, nodes, deadline_h=request.deadline)
-    return replace(plan, growth=plan_growth(workload, request))
+    return replace(plan, loading_from=loading_from, growth=plan_growth(workload, request))
 
 
 def _leave_out_nodes(
@@ -199,18 +210,21 @@ def plan_growth(workload: Workload | None, request: PlanRequest) -> DataGrowth |
 
 
 def _estimate_compute(
-    workload: Workload, cluster: Cluster, request: PlanRequest, epochs: EpochsLaw | float
+    workload: Workload, cluster: Cluster, request: PlanRequest, build: Callable[[ComputeEstimate], TrainingJob]
 ) -> tuple[ComputeEstimate, Cluster]:
-    """Estimates the compute time from the best source given. Returns it and the cluster, updated from the profiles."""
+    """Estimates the compute time from the best source given. Returns it and the cluster, updated from the profiles.
+
+    Args:
+        build: builds the planned job from an estimate; runs are taken to split their samples as this job does.
+    """
     if request.profile and request.runs is not None:
         fix = "Give --profile or --runs, not both."
         raise UsageError("a profile and measured runs both give the compute time", where="--runs", fix=fix)
     sheet = estimate_from_data_sheet(workload, cluster.device_spec)
     if request.runs is not None:
-        sketch = build_job(workload, sheet, epochs, per_device=1.0, spread=request.spread)
         runs = parse_runs(request.runs)
         check_rates(runs, workload, cluster.device_spec)
-        return estimate_from_runs(runs, sketch, cluster), cluster
+        return estimate_from_runs(runs, build(sheet), cluster), cluster
     if not request.profile:
         return sheet, cluster
     profiles = [Profile.read(path) for path in request.profile]

@@ -15,10 +15,10 @@ from headway.plan.prediction import Prediction, get_losses, predict
 # Relative change of an input whose effect is reported.
 PERTURBATION = 0.2
 # Assumed standard deviations of inputs that no run calibrates, in logarithms: data sheets and load from day to day
-# leave this open. `bench.plan` counts how many published runs lie in the resulting band.
+# leave this open. `bench.plan` counts how many published runs lie in the resulting band. The error of a node's loading
+# is in the cluster: a measured speed is surer than an assumed one.
 INPUT_ERRORS = {
     "latency between nodes": 0.5,
-    "loading of a node": 0.1,
     "storage to a node": 0.1,
     "shared storage": 0.1,
     "opens a second": 0.3,
@@ -130,8 +130,9 @@ def compute_band(job: TrainingJob, cluster: Cluster, planned: Prediction) -> tup
             moved = parameters.move(column)
             other = predict(replace(job, compute=moved.compute, losses=moved.losses), cluster, planned.nodes)
             squares += math.log(other.hours / planned.hours) ** 2
+    errors = {**INPUT_ERRORS, "loading of a node": cluster.node.loading_error}
     for name, perturb in list_perturbations(job, cluster).items():
-        if error := INPUT_ERRORS.get(name, 0.0):
+        if error := errors.get(name, 0.0):
             squares += math.log(predict(*perturb(math.exp(-error)), planned.nodes).hours / planned.hours) ** 2
     # Two batches always lie on a hyperbola: the error of that fit is unknown, and 20 % is assumed.
     law = job.epochs

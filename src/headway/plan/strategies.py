@@ -126,6 +126,11 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
         note = f"{format_bytes(received)} of activations per step and device instead of their gradients"
         needs = estimate(each, _shard_layers(workload, names, plain.devices))
         add(f"{layers} in {plain.devices:,} parts", predict(sharded, cluster, nodes), needs, note)
+    # Autocast keeps gradients in fp32, so that only the messages can be narrower. Those of 16-bit weights are already.
+    if nodes > 1 and job.wire_ratio == 1 and sum(one.nbytes for one in job.gradients) > 3 * job.parameters:
+        narrow = predict(replace(job, wire_ratio=0.5), cluster, nodes)
+        note = "comm.wire=bf16; with precision=bf16 alone they stay fp32"
+        add("gradients sent in 16 bits between nodes", narrow, memory, note)
     for times in (2, 4):
         batch = None if job.batch is None else times * job.batch
         rarer = predict(replace(job, batch=batch, accumulate=times * parts), cluster, nodes)
