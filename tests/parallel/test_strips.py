@@ -181,7 +181,7 @@ def run_operations(rank: Rank, grid: tuple[int, int]) -> list[str]:
     )  # fmt: skip
     maps = draw(5, 2, 7, 6)
     mine = slice(*place.divide_samples(5)[place.ranks.rank])
-    if not torch.equal(to_parts(maps[mine], 5, place).own, cut(maps, place).own):
+    if not torch.equal(to_parts(maps[mine], place.divide_samples(5), place).own, cut(maps, place).own):
         wrong.append("samples to parts")
     if not torch.equal(to_samples(cut(maps, place)), maps[mine]):
         wrong.append("parts to samples")
@@ -200,7 +200,7 @@ def train(network: nn.Module, x: Tensor, labels: Tensor, place: Place | None) ->
         loss.backward()
     else:
         mine = slice(*place.divide_samples(len(x))[place.ranks.rank])
-        out = run_in_strips(network, to_parts(x[mine], len(x), place))
+        out = run_in_strips(network, to_parts(x[mine], place.divide_samples(len(x)), place))
         loss = F.cross_entropy(out, labels[mine], reduction="sum")
         loss.backward()
     total = loss.detach().clone().view(1)

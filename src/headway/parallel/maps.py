@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import final
 
 from torch import Tensor
@@ -24,10 +25,12 @@ class Part:
     Attributes:
         place: the ranks that hold the other parts.
         lengths: rows and columns of the whole map.
+        samples: samples of each rank of the place, which get whole maps of theirs where the maps end.
     """
 
     place: Place
     lengths: tuple[int, int]
+    samples: tuple[Range, ...]
 
     def get_own(self, dimension: int) -> Range:
         """Returns the rows (dimension 0) or columns (1) of this rank."""
@@ -37,6 +40,10 @@ class Part:
     def is_empty(self) -> bool:
         """True if this rank holds nothing of the map."""
         return not (self.get_own(0).length and self.get_own(1).length)
+
+    def resize(self, rows: int, columns: int) -> Part:
+        """Returns the same part of maps of another size."""
+        return replace(self, lengths=(rows, columns))
 
     def list_blocks(self) -> list[tuple[slice, ...]]:
         """Lists the part of each rank of the place, as an index of whole maps."""
@@ -66,31 +73,31 @@ class SplitMap:
 
 def cut(maps: Tensor, place: Place) -> SplitMap:
     """Returns this rank's part of whole maps, which all ranks of the place have."""
-    part = Part(place, (maps.shape[ROWS], maps.shape[COLUMNS]))
+    part = Part(place, (maps.shape[ROWS], maps.shape[COLUMNS]), place.divide_samples(len(maps)))
     return SplitMap(maps[part.list_blocks()[place.ranks.rank]].contiguous(), part)
 
 
 def to_samples(x: SplitMap) -> Tensor:
     """Turns parts of the maps of the place's samples into whole maps of this rank's samples."""
     part, own = x.part, x.own
-    samples, group = part.place.divide_samples(len(own)), part.place.ranks
-    sent = [(slice(*one),) for one in samples]
-    shape = (samples[group.rank].length, own.shape[1], *part.lengths)
+    group = part.place.ranks
+    sent = [(slice(*one),) for one in part.samples]
+    shape = (part.samples[group.rank].length, own.shape[1], *part.lengths)
     return exchange(own, sent, shape, part.list_blocks(), group)
 
 
-def to_parts(maps: Tensor, samples: int, place: Place) -> SplitMap:
+def to_parts(maps: Tensor, samples: Sequence[Range], place: Place) -> SplitMap:
     """Turns whole maps of this rank's samples into parts of the maps of the place's samples.
 
     The inverse of `to_samples`: each rank decodes its share of the samples, and hands out parts of them.
 
     Args:
         maps: maps of this rank's samples.
-        samples: samples of the place.
+        samples: samples of each rank of the place; `Place.divide_samples` divides a number of them.
     """
-    part = Part(place, (maps.shape[ROWS], maps.shape[COLUMNS]))
-    got = [(slice(*one),) for one in place.divide_samples(samples)]
-    shape = (samples, maps.shape[1], part.get_own(0).length, part.get_own(1).length)
+    part = Part(place, (maps.shape[ROWS], maps.shape[COLUMNS]), tuple(samples))
+    got = [(slice(*one),) for one in samples]
+    shape = (samples[-1].stop, maps.shape[1], part.get_own(0).length, part.get_own(1).length)
     return SplitMap(exchange(maps, part.list_blocks(), shape, got, place.ranks), part)
 
 

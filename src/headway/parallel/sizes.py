@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headway.parallel.fetch import exchange, fetch_rows
-from headway.parallel.maps import Part, SplitMap, expect_map, refuse, to_samples
+from headway.parallel.maps import SplitMap, expect_map, refuse, to_samples
 from headway.parallel.rows import Range, make_pair
 
 
@@ -34,7 +34,7 @@ def interpolate(
     else:
         assert factors is not None
         outputs = (math.floor(lengths[0] * factors[0]), math.floor(lengths[1] * factors[1]))
-    part = Part(place, outputs)
+    part = x.part.resize(*outputs)
     for dimension in (0, 1):
         length, out = lengths[dimension], outputs[dimension]
         # A given factor counts as it is, not as the sizes would give it.
@@ -105,9 +105,9 @@ def _average(x: SplitMap, keep: bool) -> Tensor:
     """Averages over the map, for this rank's samples: each rank sends its sums of a sample to the sample's rank."""
     part, own = x.part, x.own
     sums = own.sum((2, 3)) / (part.lengths[0] * part.lengths[1])
-    samples, group = part.place.divide_samples(len(own)), part.place.ranks
-    mine, size = samples[group.rank], group.size
-    sent = [(slice(None), slice(*one)) for one in samples]
+    group = part.place.ranks
+    mine, size = part.samples[group.rank], group.size
+    sent = [(slice(None), slice(*one)) for one in part.samples]
     got = [(slice(rank, rank + 1),) for rank in range(size)]
     parts = exchange(sums[None], sent, (size, mine.length, own.shape[1]), got, group)
     mean = parts.sum(0)

@@ -30,7 +30,7 @@ def _fetch(x: SplitMap, windows: Sequence[Window]) -> tuple[Tensor, tuple[Need, 
         all_needs = [window.find_need(one, length) for one in part.place.divide(outputs[dimension], dimension)]
         own = fetch_rows(own, 2 + dimension, owned, [need.rows for need in all_needs], line)
         needs.append(all_needs[line.rank])
-    return own, (needs[0], needs[1]), Part(part.place, (outputs[0], outputs[1]))
+    return own, (needs[0], needs[1]), part.resize(*outputs)
 
 
 def _pad(x: Tensor, needs: tuple[Need, Need], value: float) -> Tensor:
@@ -91,7 +91,7 @@ def convolve(
     windows = [Window(*one) for one in zip(kernels, strides, paddings, dilations, strict=True)]
     if (settings := _plan_split(x, windows, groups)) is not None:
         outputs = tuple(window.count_outputs(length) for window, length in zip(windows, x.part.lengths, strict=True))
-        return SplitMap(convolve_split(own, weight, bias, settings), Part(x.part.place, (outputs[0], outputs[1])))
+        return SplitMap(convolve_split(own, weight, bias, settings), x.part.resize(*outputs))
     own, needs, part = _fetch(x, windows)
     if part.is_empty:
         return _make_empty(part, len(weight), own, weight, bias)
@@ -174,7 +174,7 @@ def convolve_transposed(
     windows = [TransposedWindow(*one) for one in settings]
     place, lengths, own = x.part.place, x.part.lengths, x.own
     outputs = tuple(window.count_outputs(length) for window, length in zip(windows, lengths, strict=True))
-    part = Part(place, (outputs[0], outputs[1]))
+    part = x.part.resize(*outputs)
     firsts = []
     for dimension, window in enumerate(windows):
         owned, line = place.divide(lengths[dimension], dimension), place.lines[dimension]
