@@ -1,0 +1,99 @@
+// Entropy-coded data as tokens: a symbol, the table it is coded with in the copy, and the bits that follow it.
+#pragma once
+
+#include "huffman.h"
+
+namespace headway {
+namespace HW_ISA {
+
+// Bits 0-10: the bits that follow; 11-18: the symbol; 19-20: its table, as the copy numbers them. Those above are an
+// entry's.
+using Token = uint32_t;
+enum TokenTable { DC_LUMA, AC_LUMA, DC_CHROMA, AC_CHROMA, TOKEN_TABLES };
+constexpr int EXTRA_BITS = 11, SYMBOLS = TOKEN_TABLES * 256;
+
+inline Token make_token(int table, int symbol, uint32_t extra) {
+  return uint32_t(table << 8 | symbol) << EXTRA_BITS | extra;
+}
+inline int place_of(Token token) { return int(token >> EXTRA_BITS & (SYMBOLS - 1)); }
+inline int symbol_of(Token token) { return int(token >> EXTRA_BITS & 255); }
+inline uint32_t extra_of(Token token) { return token & ((1u << EXTRA_BITS) - 1); }
+
+// What the bits after a symbol of size `size` say, and back.
+inline int value_of(uint32_t extra, int size) { return size ? extend(extra, size) : 0; }
+inline int size_of(int value) { return value ? 32 - __builtin_clz(uint32_t(value < 0 ? -value : value)) : 0; }
+inline uint32_t extra_for(int value, int size) { return uint32_t(value < 0 ? value + (1 << size) - 1 : value); }
+
+constexpr int ZEROS_16 = 0xF0;  // the symbol of a run of 16 zeros
+constexpr uint32_t BLOCK_ENDS = 63;
+
+// Looks up tokens in a file's bits. An entry: the token; bits 21-24 the length of code and bits; 25-30 the advance in
+// zigzag order, BLOCK_ENDS where the block ends; bit 31, the sign: look it up the long way.
+class SymbolTable final {
+ public:
+  // False where libjpeg would refuse the code, and where a symbol is not one of baseline coefficients.
+  bool build(const HuffmanSpec& spec, int table) {
+    const bool is_ac = table & 1;
+    if (spec.count == spec_.count && table == table_ && !std::memcmp(&spec, &spec_, size_t(16 + spec.count)))
+      return true;
+    spec_.count = -1;
+    std::fill_n(entry_, 1 << LOOKUP_BITS, 1u << 31);
+    uint32_t code = 0;
+    int at = 0;
+    for (int length = 1; length <= 16; length++) {
+      offset_[length] = at - int(code);
+      for (int i = 0; i < spec.bits[length - 1]; i++, at++, code++) {
+        const int symbol = spec.values[at];
+        if (at >= spec.count || (is_ac ? !is_ac_symbol(symbol) : symbol > 11)) return false;
+        if (code + 1 >= 1u << length) return false;  // all ones
+        if (length <= LOOKUP_BITS) fill(code, length, symbol, table);
+      }
+      below_[length] = code << (16 - length);
+      code <<= 1;
+    }
+    std::memcpy(&spec_, &spec, sizeof spec);
+    table_ = table;
+    return true;
+  }
+
+  uint32_t operator[](uint64_t top) const { return entry_[top >> (64 - LOOKUP_BITS)]; }
+
+  // One token of any length, of which up to 27 bits are there; false where the code is none.
+  bool look_up(Bits& bits, Token& token) const {
+    const uint32_t word = uint32_t(bits.top >> 48);
+    int length = 1;
+    while (length <= 16 && word >= below_[length]) length++;
+    if (length > 16) return false;
+    const int symbol = spec_.values[(offset_[length] + int(word >> (16 - length))) & 255], size = symbol & 15;
+    bits.drop(length);
+    token = make_token(table_, symbol, size ? uint32_t(bits.top >> (64 - size)) : 0);
+    bits.drop(size);
+    return true;
+  }
+
+  static uint32_t advance(int symbol) { return symbol ? uint32_t(symbol >> 4) + 1 : BLOCK_ENDS; }
+
+ private:
+  // Symbols that have a size of 0 and a run below 15 are of progressive files.
+  static bool is_ac_symbol(int symbol) {
+    const int size = symbol & 15;
+    return size ? size <= 10 : symbol == 0 || symbol == ZEROS_16;
+  }
+
+  void fill(uint32_t code, int length, int symbol, int table) {
+    const int size = symbol & 15, spare = LOOKUP_BITS - length - size;
+    if (spare < 0) return;
+    uint32_t* at = entry_ + (code << (LOOKUP_BITS - length));
+    const uint32_t rest = (table & 1 ? advance(symbol) : 0) << 25 | uint32_t(length + size) << 21;
+    for (uint32_t extra = 0; extra < 1u << size; extra++)
+      for (int i = 0; i < 1 << spare; i++) *at++ = rest | make_token(table, symbol, extra);
+  }
+
+  uint32_t entry_[1 << LOOKUP_BITS];
+  HuffmanSpec spec_{{}, {}, -1};
+  int table_ = -1, offset_[17];
+  uint32_t below_[17];
+};
+
+}  // namespace HW_ISA
+}  // namespace headway
