@@ -188,10 +188,12 @@ int64_t transcode_quickly(const uint8_t* data, uint64_t size, void* out, uint64_
 }  // namespace
 }  // namespace headway
 
-int64_t hw_seekable(const void* data, uint64_t length, void* out, uint64_t capacity, char* reason) {
+int64_t hw_seekable(const void* data, uint64_t length, uint8_t* sound, void* out, uint64_t capacity, char* reason) {
   using namespace headway;
   if (!data || (!out && capacity)) return refuse(reason, "there is no memory to read or to write");
-  if (const int64_t result = transcode_quickly(static_cast<const uint8_t*>(data), length, out, capacity)) return result;
+  const int64_t quick = transcode_quickly(static_cast<const uint8_t*>(data), length, out, capacity);
+  if (sound) *sound = quick != 0;
+  if (quick) return quick;
   auto* const work = static_cast<Work*>(calloc(1, sizeof(Work)));
   if (!work) return refuse(reason, "out of memory");
   work->guard.strict = true;  // a damaged file is kept as it is, for others to judge
