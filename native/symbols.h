@@ -11,6 +11,7 @@ namespace HW_ISA {
 using Token = uint32_t;
 enum TokenTable { DC_LUMA, AC_LUMA, DC_CHROMA, AC_CHROMA, TOKEN_TABLES };
 constexpr int EXTRA_BITS = 11, SYMBOLS = TOKEN_TABLES * 256;
+constexpr uint32_t TOKEN_BITS = SYMBOLS * (1u << EXTRA_BITS) - 1;
 
 inline Token make_token(int table, int symbol, uint32_t extra) {
   return uint32_t(table << 8 | symbol) << EXTRA_BITS | extra;
@@ -28,7 +29,8 @@ constexpr int ZEROS_16 = 0xF0;  // the symbol of a run of 16 zeros
 constexpr uint32_t BLOCK_ENDS = 63;
 
 // Looks up tokens in a file's bits. An entry: the token; bits 21-24 the length of code and bits; 25-30 the advance in
-// zigzag order, BLOCK_ENDS where the block ends; bit 31, the sign: look it up the long way.
+// zigzag order, BLOCK_ENDS where the block ends. Where the sign is set, the bits are not in the entry, and the length is
+// the code's alone, or 0 where the code does not fit either.
 class SymbolTable final {
  public:
   // False where libjpeg would refuse the code, and where a symbol is not one of baseline coefficients.
@@ -58,15 +60,20 @@ class SymbolTable final {
 
   uint32_t operator[](uint64_t top) const { return entry_[top >> (64 - LOOKUP_BITS)]; }
 
-  // One token of any length, of which up to 27 bits are there; false where the code is none.
-  bool look_up(Bits& bits, Token& token) const {
-    const uint32_t word = uint32_t(bits.top >> 48);
-    int length = 1;
-    while (length <= 16 && word >= below_[length]) length++;
-    if (length > 16) return false;
-    const int symbol = spec_.values[(offset_[length] + int(word >> (16 - length))) & 255], size = symbol & 15;
+  // A token whose entry has the sign set, of which up to 27 bits are there; false where the code is none.
+  bool look_up(uint32_t entry, Bits& bits, Token& token) const {
+    int length = int(entry >> 21 & 15);
+    token = entry & TOKEN_BITS;
+    if (__builtin_expect(length == 0, 0)) {
+      const uint32_t word = uint32_t(bits.top >> 48);
+      length = LOOKUP_BITS + 1;
+      while (length <= 16 && word >= below_[length]) length++;
+      if (length > 16) return false;
+      token = make_token(table_, spec_.values[(offset_[length] + int(word >> (16 - length))) & 255], 0);
+    }
     bits.drop(length);
-    token = make_token(table_, symbol, size ? uint32_t(bits.top >> (64 - size)) : 0);
+    const int size = symbol_of(token) & 15;
+    token |= size ? uint32_t(bits.top >> (64 - size)) : 0;
     bits.drop(size);
     return true;
   }
@@ -82,8 +89,11 @@ class SymbolTable final {
 
   void fill(uint32_t code, int length, int symbol, int table) {
     const int size = symbol & 15, spare = LOOKUP_BITS - length - size;
-    if (spare < 0) return;
     uint32_t* at = entry_ + (code << (LOOKUP_BITS - length));
+    if (spare < 0) {
+      std::fill_n(at, 1 << (LOOKUP_BITS - length), 1u << 31 | uint32_t(length) << 21 | make_token(table, symbol, 0));
+      return;
+    }
     const uint32_t rest = (table & 1 ? advance(symbol) : 0) << 25 | uint32_t(length + size) << 21;
     for (uint32_t extra = 0; extra < 1u << size; extra++)
       for (int i = 0; i < 1 << spare; i++) *at++ = rest | make_token(table, symbol, extra);

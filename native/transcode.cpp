@@ -1,7 +1,7 @@
 // Compiled once for each instruction set, as worker.cpp is.
 //
 // Three passes over a file: its bits are read as tokens and those counted; the tokens are written with the best code for
-// these counts; and what was written is read back by the decoder's own tables and compared, token by token.
+// these counts; and what was written is read back and compared, token by token.
 #include "transcode.h"
 
 #include <vector>
@@ -66,7 +66,7 @@ class Rewriter final : public Transcoder {
     Bits bits{};
     int left = 0, number = 0, predicted[3] = {}, last[3] = {};  // of the source, of the copy
     size_t count = 0;
-    starts_.clear();
+    starts_.clear(), blocks_at_.clear();
     hash_ = 0;
     for (int row = 0; row < jpeg_->mcu_rows; row++) {
       for (int column = 0; column < jpeg_->mcus_per_row; column++, left--) {
@@ -95,6 +95,7 @@ class Rewriter final : public Transcoder {
         for (int i = 0; i < blocks_; i++) {
           const int component = block_[i].component;
           Token* const begin = out;
+          blocks_at_.push_back(uint32_t(out - tokens_.data()));
           Token dc;
           if (!read_dc(bits, dc_[component], dc) || !read_ac(bits, ac_[component], ++out)) return false;
           const int value = predicted[component] + value_of(extra_of(dc), symbol_of(dc));
@@ -133,7 +134,7 @@ class Rewriter final : public Transcoder {
   static bool read_dc(Bits& bits, const SymbolTable& table, Token& token) {
     bits.refill();
     const uint32_t entry = table[bits.top];
-    if (int32_t(entry) < 0) return table.look_up(bits, token);
+    if (int32_t(entry) < 0) return table.look_up(entry, bits, token);
     bits.drop(int(entry >> 21 & 15));
     token = entry;
     return true;
@@ -155,7 +156,7 @@ class Rewriter final : public Transcoder {
         entry = table[bits.top];
       }
       if (k < BLOCK_ENDS && int32_t(entry) < 0) {
-        if (!table.look_up(bits, *at)) return false;
+        if (!table.look_up(entry, bits, *at)) return false;
         k += SymbolTable::advance(symbol_of(*at++));
       }
     }
@@ -183,20 +184,28 @@ class Rewriter final : public Transcoder {
     for (; end - at >= 2; at += 2) counts[0][place_of(at[0])]++, counts[1][place_of(at[1])]++;
     if (at < end) counts[0][place_of(*at)]++;
     size_t total = 0;
+    std::fill_n(code_, SYMBOLS, 0);
     for (int table = 0; table < (jpeg_->components == 1 ? 2 : 4); table++) {
       uint32_t* const of = counts[0] + 256 * table;
       for (int i = 0; i < 256; i++) of[i] += counts[1][256 * table + i];
       HuffmanSpec& spec = (table & 1 ? new_ac_ : new_dc_)[table >> 1];
       if (!make_optimal(of, spec)) return false;
-      uint32_t code = 0;
-      for (int length = 1, symbol = 0; length <= 16; length++, code <<= 1)
-        for (int i = 0; i < spec.bits[length - 1]; i++, symbol++, code++) {
-          const int value = spec.values[symbol], size = value & 15;
-          code_[256 * table + value] = code << (size + 5) | uint32_t(length + size);
-          total += size_t(of[value]) * size_t(length + size);
-        }
+      if (!list_codes(spec, table, code_)) return false;
+      for (int i = 0; i < 256; i++) total += size_t(of[i]) * (code_[256 * table + i] & 31);
     }
     bytes_needed_ = total / 8 + 1;
+    return true;
+  }
+
+  // The code words of a table, each with room for the bits that follow it, and below them how long both are.
+  static bool list_codes(const HuffmanSpec& spec, int table, uint32_t codes[SYMBOLS]) {
+    uint32_t code = 0;
+    for (int length = 1, at = 0; length <= 16; length++, code <<= 1)
+      for (int i = 0; i < spec.bits[length - 1]; i++, at++, code++) {
+        const int symbol = spec.values[at], size = symbol & 15;
+        if (size > 11 || code + 1 >= 1u << length) return false;
+        codes[256 * table + symbol] = code << (size + 5) | uint32_t(length + size);
+      }
     return true;
   }
 
@@ -258,12 +267,13 @@ class Rewriter final : public Transcoder {
   bool verify(const uint8_t* data, size_t size) {
     Jpeg copy;
     if (parse(out_.data(), size, copy) != Outcome::ok || !copy.direct || !same_header(copy, data)) return false;
+    uint32_t codes[SYMBOLS] = {};
     for (int i = 0; i < copy.components; i++) {
       const Component& c = copy.component[i];
-      if (!check_dc_[i].build(copy.dc[c.dc], false) || !check_ac_[i].build(copy.ac[c.ac], true)) return false;
+      if (!list_codes(copy.dc[c.dc], i ? DC_CHROMA : DC_LUMA, codes)) return false;
+      if (!list_codes(copy.ac[c.ac], i ? AC_CHROMA : AC_LUMA, codes)) return false;
     }
-    const uint64_t expected = hash_;
-    hash_ = 0;
+    if (std::memcmp(codes, code_, sizeof codes)) return false;
     const uint8_t *at = out_.data() + copy.entropy, *const end = out_.data() + size;
     const size_t intervals = starts_.size() - 1;
     for (size_t i = 0; i < intervals; i++) {
@@ -272,9 +282,9 @@ class Rewriter final : public Transcoder {
       at = unstuff(at, at + std::min(size_t(end - at), plain_room_), bytes_end);
       if (end - at < 2 || *at != 0xFF || at[1] != (i + 1 < intervals ? 0xD0 + (i & 7) : 0xD9)) return false;
       at += 2;
-      if (!same_tokens(tokens_.data() + starts_[i], tokens_.data() + starts_[i + 1], bytes_end)) return false;
+      if (!same_bits(tokens_.data() + starts_[i], tokens_.data() + starts_[i + 1], bytes_end)) return false;
     }
-    return at == end && hash_ == expected;
+    return at == end && same_dc();
   }
 
   bool same_header(const Jpeg& copy, const uint8_t* data) const {
@@ -291,49 +301,36 @@ class Rewriter final : public Transcoder {
     return same_kept_segments(copy, out_.data(), source, data);
   }
 
-  // Whether the bits of an interval are these tokens. Each is looked up where the one before should end, so that no
-  // look-up waits for another.
-  bool same_tokens(const Token* at, const Token* end, const uint8_t* bytes_end) {
+  // Whether the bits of an interval are the code words of these tokens: then a decoder finds nothing else in them.
+  bool same_bits(const Token* at, const Token* end, const uint8_t* bytes_end) const {
     const uint8_t* const bytes = plain_.data();
-    uint64_t place = 0;  // in bits
-    int predicted[3] = {};
-    while (at < end) {
-      for (int i = 0; i < blocks_; i++) {
-        const int component = block_[i].component;
-        int value;
-        uint32_t k = 0;
-        if (at == end || !same_token(check_dc_[component], false, bytes, *at++, place, value, k)) return false;
-        mix(predicted[component] += value);
-        for (k = 0; k < BLOCK_ENDS;)
-          if (at == end || !same_token(check_ac_[component], true, bytes, *at++, place, value, k)) return false;
-        if (k != BLOCK_ENDS && k < END_OF_BLOCK) return false;
-      }
+    uint64_t place = 0, difference = 0;  // in bits
+    for (; at < end; at++) {
+      const uint32_t code = code_[place_of(*at)], length = code & 31;
+      uint64_t word;
+      std::memcpy(&word, bytes + (place >> 3), 8);
+      difference |= (__builtin_bswap64(word) << (place & 7) >> (64 - length)) ^ (code >> 5 | extra_of(*at));
+      place += length;
     }
-    return (place + 7) / 8 == uint64_t(bytes_end - bytes);
+    return !difference && (place + 7) / 8 == uint64_t(bytes_end - bytes);
   }
 
-  bool same_token(const HuffmanTable& table, bool is_ac, const uint8_t* bytes, Token token, uint64_t& place, int& value,
-                  uint32_t& k) const {
-    uint64_t word;
-    std::memcpy(&word, bytes + (place >> 3), 8);
-    Bits bits{nullptr, nullptr, __builtin_bswap64(word) << (place & 7), 57};
-    const int length = int(code_[place_of(token)] & 31), symbol = symbol_of(token), size = symbol & 15;
-    place += uint64_t(length);
-    const Entry entry = table[bits.top];
-    value = value_of(extra_of(token), size);
-    const int advance = is_ac ? HuffmanTable::advance(symbol >> 4, size) : 1;
-    k += uint32_t(advance);
-    if (__builtin_expect(!(entry & LONG), 1))
-      return entry == (uint32_t(value) << 16 | uint32_t(advance) << 8 | uint32_t(length));
-    int code_length = int(entry & 63), found = 0;
-    if (code_length) {
-      if (entry != (uint32_t(size) << 16 | uint32_t(advance) << 8 | LONG | uint32_t(code_length))) return false;
-    } else {
-      code_length = table.long_code(bits.top, found);
-      if (found != symbol) return false;
+  // Whether the differences of DC add up to the source's values.
+  bool same_dc() {
+    const uint64_t expected = hash_;
+    hash_ = 0;
+    int last[3] = {};
+    for (size_t i = 0, mcu = 0; i < blocks_at_.size(); mcu++) {
+      if (mcu % size_t(restart_) == 0) {
+        std::fill_n(last, 3, 0);
+        if (starts_[mcu / size_t(restart_)] != blocks_at_[i]) return false;
+      }
+      for (int in_mcu = 0; in_mcu < blocks_; in_mcu++, i++) {
+        const Token dc = tokens_[blocks_at_[i]];
+        mix(last[block_[in_mcu].component] += value_of(extra_of(dc), symbol_of(dc)));
+      }
     }
-    bits.drop(code_length);
-    return code_length + size == length && (size ? uint32_t(bits.top >> (64 - size)) : 0) == extra_of(token);
+    return hash_ == expected;
   }
 
   const Jpeg* jpeg_;
@@ -341,12 +338,12 @@ class Rewriter final : public Transcoder {
   Block block_[10];
   int blocks_, last_width_[3], last_height_[3];
   SymbolTable dc_[3], ac_[3];
-  HuffmanTable check_dc_[3], check_ac_[3];
   HuffmanSpec new_dc_[2], new_ac_[2];
 
   Buffer<uint8_t> bytes_, plain_, out_;  // the source's bits, those of an interval of the copy, the copy
   std::vector<Token> tokens_;
-  std::vector<size_t> starts_;  // of each interval of the copy, and the end
+  std::vector<size_t> starts_;       // of each interval of the copy, and the end
+  std::vector<uint32_t> blocks_at_;  // the first token of each block
   uint32_t code_[SYMBOLS] = {};
   size_t bytes_needed_, plain_room_;
   uint64_t hash_;
