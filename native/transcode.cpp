@@ -134,9 +134,9 @@ class Rewriter final : public Transcoder {
   static bool read_dc(Bits& bits, const SymbolTable& table, Token& token) {
     bits.refill();
     const uint32_t entry = table[bits.top];
-    if (int32_t(entry) < 0) return table.look_up(entry, bits, token);
-    bits.drop(int(entry >> 21 & 15));
-    token = entry;
+    if (SymbolTable::is_long(entry)) return table.look_up(entry, bits, token);
+    bits.drop(SymbolTable::length_of(entry));
+    token = table.token_of(entry);
     return true;
   }
 
@@ -146,23 +146,24 @@ class Rewriter final : public Transcoder {
     uint32_t k = 0;
     while (k < BLOCK_ENDS) {
       bits.refill();
-      // One of the table takes at most 11 bits, so a refill serves for two, and for a long one after them.
-      uint32_t entry = table[bits.top];
-      for (int time = 0; int32_t(entry) >= 0; time++) {
-        bits.drop(int(entry >> 21 & 15));
-        k += entry >> 25;
-        *at++ = entry;
-        if (k >= BLOCK_ENDS || time == 1) break;
+      // A token of the table takes at most 11 bits, so a refill serves for four.
+      uint32_t entry = 0;
+      for (int time = 0; time < 4 && k < BLOCK_ENDS; time++) {
         entry = table[bits.top];
+        if (__builtin_expect(SymbolTable::is_long(entry), 0)) break;
+        bits.drop(SymbolTable::length_of(entry));
+        k += SymbolTable::advance_of(entry);
+        *at++ = table.token_of(entry);
       }
-      if (k < BLOCK_ENDS && int32_t(entry) < 0) {
+      if (__builtin_expect(SymbolTable::is_long(entry), 0)) {
+        bits.refill();
         if (!table.look_up(entry, bits, *at)) return false;
         k += SymbolTable::advance(symbol_of(*at++));
       }
     }
     const int last = symbol_of(at[-1]);
     if (last == 0 || last == ZEROS_16) {
-      const Token ends = make_token(place_of(at[-1]) >> 8, 0, 0);
+      const Token ends = make_token(int(place_of(at[-1]) >> 8), 0, 0);
       if (last == ZEROS_16 && k != BLOCK_ENDS) return false;
       for (at--; at > out && symbol_of(at[-1]) == ZEROS_16; at--) continue;
       *at++ = ends;
