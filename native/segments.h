@@ -1,7 +1,6 @@
 // The segments before the scan of a JPEG that is rewritten by the quick way.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 
 #include "jpeg.h"
@@ -94,9 +93,9 @@ inline bool same_kept_segments(const Jpeg& a, const uint8_t* data_a, const Jpeg&
 // At most so many bytes more than the source's header has.
 constexpr size_t HEADER_GROWTH = 4 * (5 + 16 + 256) + 4 * (5 + 64) + 64;
 
-// Writes all up to the scan's data, in libjpeg's order; dc and ac are tables 0 and 1 of the copy. Returns its end.
-inline uint8_t* write_header(const Jpeg& jpeg, const uint8_t* data, const HuffmanSpec* dc, const HuffmanSpec* ac,
-                             int restart, uint8_t* out) {
+// Writes all up to the scan's data, in libjpeg's order; `codes` are DC and AC of luma, then of chroma. Returns its end.
+inline uint8_t* write_header(const Jpeg& jpeg, const uint8_t* data, const HuffmanSpec codes[4], int restart,
+                             uint8_t* out) {
   const auto put = [&](const void* from, size_t count) { std::memcpy(out, from, count), out += count; };
   const auto byte = [&](int value) { *out++ = uint8_t(value); };
   const auto word = [&](int value) { byte(value >> 8), byte(value); };
@@ -120,11 +119,10 @@ inline uint8_t* write_header(const Jpeg& jpeg, const uint8_t* data, const Huffma
     const Component& c = jpeg.component[i];
     byte(c.id), byte(jpeg.components == 1 ? factors : c.h << 4 | c.v), byte(c.quant);
   }
-  for (int table = 0; table < std::min(jpeg.components, 2); table++) {
-    for (const HuffmanSpec* spec : {dc + table, ac + table}) {
-      byte(0xFF), byte(SEGMENT_DHT), word(2 + 17 + spec->count), byte(table | (spec == ac + table ? 0x10 : 0));
-      put(spec->bits, 16), put(spec->values, size_t(spec->count));
-    }
+  for (int table = 0; table < (jpeg.components == 1 ? 2 : 4); table++) {
+    const HuffmanSpec& spec = codes[table];
+    byte(0xFF), byte(SEGMENT_DHT), word(2 + 17 + spec.count), byte(table >> 1 | (table & 1) << 4);
+    put(spec.bits, 16), put(spec.values, size_t(spec.count));
   }
   byte(0xFF), byte(SEGMENT_DRI), word(4), word(restart);
   byte(0xFF), byte(SEGMENT_SOS), word(6 + 2 * jpeg.components), byte(jpeg.components);

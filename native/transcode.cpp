@@ -189,9 +189,7 @@ class Rewriter final : public Transcoder {
     for (int table = 0; table < (jpeg_->components == 1 ? 2 : 4); table++) {
       uint32_t* const of = counts[0] + 256 * table;
       for (int i = 0; i < 256; i++) of[i] += counts[1][256 * table + i];
-      HuffmanSpec& spec = (table & 1 ? new_ac_ : new_dc_)[table >> 1];
-      if (!make_optimal(of, spec)) return false;
-      if (!list_codes(spec, table, code_)) return false;
+      if (!make_optimal(of, new_[table]) || !list_codes(new_[table], table, code_)) return false;
       for (int i = 0; i < 256; i++) total += size_t(of[i]) * (code_[256 * table + i] & 31);
     }
     bytes_needed_ = total / 8 + 1;
@@ -217,7 +215,7 @@ class Rewriter final : public Transcoder {
     for (size_t i = 0; i < intervals; i++) longest = std::max(longest, starts_[i + 1] - starts_[i]);
     plain_room_ = 8 * longest;
     uint8_t* const plain = plain_.room(plain_room_ + 64);
-    uint8_t* out = write_header(*jpeg_, data, new_dc_, new_ac_, restart_, begin);
+    uint8_t* out = write_header(*jpeg_, data, new_, restart_, begin);
     for (size_t i = 0; i < intervals; i++) {
       const uint8_t* const end = put_codes(tokens_.data() + starts_[i], tokens_.data() + starts_[i + 1], plain);
       out = stuff(plain, end, out);
@@ -339,7 +337,7 @@ class Rewriter final : public Transcoder {
   Block block_[10];
   int blocks_, last_width_[3], last_height_[3];
   SymbolTable dc_[3], ac_[3];
-  HuffmanSpec new_dc_[2], new_ac_[2];
+  HuffmanSpec new_[TOKEN_TABLES];
 
   Buffer<uint8_t> bytes_, plain_, out_;  // the source's bits, those of an interval of the copy, the copy
   std::vector<Token> tokens_;
