@@ -2,11 +2,11 @@
 
 seekable_size_ratio   bytes of the shards of a seekable pack over the bytes of the files
 seekable_images_s     images/s of `headway.pack` in its default mode, on all usable cores
-pack_seekable_gain    its images/s over those of the code of commit 1f63696, which transcoded by libjpeg and decoded every
-                      image besides; built here, without --quick or where that was done before
+pack_seekable_gain    its images/s over those of the code of commit 1f63696, which transcoded by libjpeg and decoded
+                      each image besides; --quick measures it only where that code was built before
 Each pack is timed as a whole: reading (the page cache is warm), decoding, writing, and flushing to the disk. The rows
-take turns, and so do the two processes of the gain: the other one is stopped meanwhile, the ratio is of one round, and the
-claim the median over rounds.
+take turns. So do the two processes of the gain, and the other one is stopped meanwhile; a ratio is of one round, and
+the claim the median over rounds.
 """
 
 from __future__ import annotations
