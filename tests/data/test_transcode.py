@@ -135,6 +135,17 @@ def test_what_is_out_of_the_ordinary_is_left_to_libjpeg() -> None:
         native.make_seekable(unfinished(jpeg(60, 50, progressive=True)))
 
 
+def test_filling_inside_the_codes_is_left_to_libjpeg() -> None:
+    """libjpeg-turbo shows such a block in its own way, which the copy has to show too."""
+    plain = jpeg(200, 150, quality=95)
+    scan = find(plain, (0xDA,))
+    at = plain.index(b"\xff\0", scan + 14)
+    filled = plain[:at] + b"\xff" + plain[at:]
+    written = native.make_seekable(filled)
+    assert not written.is_sound
+    np.testing.assert_array_equal(pillow(written.data), pillow(filled))
+
+
 def test_a_gray_file_keeps_its_sampling() -> None:
     """It has no meaning there, and is not 1 x 1 in files of some cameras."""
     odd = rebuild(jpeg(60, 50, "L"), 0xC0, {11: 0x22})
