@@ -31,8 +31,11 @@ void try_seekable(const Exact& file, size_t place) {
   if (wanted < 0 || (wanted == 0 && !*reason)) fail("seekable neither refuses nor says how much it needs", place);
   if (wanted == 0) return;
   const Exact out{Bytes(size_t(wanted))};
-  if (hw_seekable(file.data(), file.size(), nullptr, const_cast<uint8_t*>(out.data()), out.size(), reason) != wanted)
+  uint8_t sound = 2, still_sound = 2;
+  if (hw_seekable(file.data(), file.size(), &sound, const_cast<uint8_t*>(out.data()), out.size(), reason) != wanted)
     fail("seekable does not write what it said", place);
+  hw_seekable(out.data(), out.size(), &still_sound, nullptr, 0, nullptr);
+  if (sound > 1 || still_sound > 1 || (sound && !still_sound)) fail("a sound file is made unsound", place);
   const Bytes once(out.data(), out.data() + out.size());
   if (seekable(once) != once) fail("seekable twice is not seekable once", place);
 }
