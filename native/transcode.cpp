@@ -77,9 +77,7 @@ class Rewriter final : public Transcoder {
           }
           left = jpeg_->restart ? jpeg_->restart : jpeg_->mcus_per_row * jpeg_->mcu_rows;
           uint8_t* out = bytes;
-          const uint8_t* const begin = at;
           at = unstuff(at, end, out);
-          if (has_filling(begin, at, end)) return false;
           bytes_end = out;
           bits.open(bytes, bytes_end);
           std::fill_n(predicted, 3, 0);
@@ -125,15 +123,6 @@ class Rewriter final : public Transcoder {
   bool is_beyond(const Block& block, int row, int column) const {
     return (column == jpeg_->mcus_per_row - 1 && block.x >= last_width_[block.component]) ||
            (row == jpeg_->mcu_rows - 1 && block.y >= last_height_[block.component]);
-  }
-
-  // Whether a byte of all ones follows another one. libjpeg-turbo mixes two readings of a block that has this.
-  static bool has_filling(const uint8_t* at, const uint8_t* marker, const uint8_t* end) {
-    while (at < marker && (at = static_cast<const uint8_t*>(std::memchr(at, 0xFF, size_t(marker - at))))) {
-      if (end - at > 1 && at[1] == 0xFF) return true;
-      at++;
-    }
-    return false;
   }
 
   // Whether less than a byte is left.

@@ -244,10 +244,10 @@ def test_damaged_parts(pets: Path, tmp_path: Path) -> None:
 
 # Crashes
 
-KILLED_JOIN = """
+KILLED = """
 import os, signal, sys
 
-steps = int(sys.argv[2])
+steps = int(sys.argv[1])
 def count_and_die(function):
     def counting(*arguments, **options):
         global steps
@@ -260,10 +260,19 @@ def count_and_die(function):
 for name in ("rename", "fsync", "rmdir"):
     setattr(os, name, count_and_die(getattr(os, name)))
 
-from headway.data.pack_join import join_pack
-join_pack(sys.argv[1])
-print("joined")
+import headway
+exec(sys.argv[2])
+print("done")
 """
+
+
+def run_until_killed(step: int, code: str) -> bool:
+    """Runs code that is killed at a step on the disk; returns False if it ended before."""
+    done = subprocess.run([sys.executable, "-c", KILLED, str(step), code], capture_output=True, text=True, check=False)
+    if done.stdout == "done\n":
+        return False
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return True
 
 
 def list_packs(root: Path) -> list[Path]:
@@ -287,11 +296,8 @@ def test_a_killed_join_is_taken_up_again(pets: Path, tmp_path: Path, split: floa
     for step in range(0, 200, stride):
         dst.parent.mkdir()
         shutil.copytree(tmp_path / "kept.parts", f"{dst}.parts")
-        command = [sys.executable, "-c", KILLED_JOIN, str(dst), str(step)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.stdout == "joined\n":
+        if not run_until_killed(step, f"headway.join_pack({str(dst)!r})"):
             break
-        assert done.returncode == -signal.SIGKILL, done.stderr
         killed += 1
         # There is all of it or nothing.
         complete = [
@@ -305,6 +311,22 @@ def test_a_killed_join_is_taken_up_again(pets: Path, tmp_path: Path, split: floa
         assert [path.name for path in dst.parent.iterdir() if not path.name.startswith(".")] == ["dst"]
         shutil.rmtree(dst.parent)
     assert killed > 3
+
+
+def test_a_killed_part_is_none(pets: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+    pack(pets, dst, part=(2, 2))
+    code = f"headway.pack({str(pets)!r}, {str(dst)!r}, part=(1, 2), overwrite=True)"
+    killed = 0
+    for step in range(0, 100, 3):
+        if not run_until_killed(step, code):
+            break
+        killed += 1
+        assert list_packs(tmp_path) == []
+        if not Path(f"{dst}.parts/part-1-of-2").exists():
+            assert "part 1 is missing" in refusal(dst)
+    assert killed > 1
+    assert len(contents(join_pack(dst).folders[0])) == 40
 
 
 def test_an_interrupted_part_leaves_nothing(pets: Path, tmp_path: Path) -> None:

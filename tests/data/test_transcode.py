@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ImageFile
-from tests.data._jpegs import find, jpeg, pillow, unfinished
+from tests.data._jpegs import decode, find, jpeg, pillow, unfinished
 
 from headway.core.errors import DataError
 from headway.data import native
@@ -135,15 +135,21 @@ def test_what_is_out_of_the_ordinary_is_left_to_libjpeg() -> None:
         native.make_seekable(unfinished(jpeg(60, 50, progressive=True)))
 
 
-def test_filling_inside_the_codes_is_left_to_libjpeg() -> None:
-    """libjpeg-turbo shows such a block in its own way, which the copy has to show too."""
+def test_filling_among_the_codes_is_left_to_libjpeg() -> None:
+    """libjpeg-turbo shows such a block in its own way, which copy and decoder have to show too."""
     plain = jpeg(200, 150, quality=95)
-    scan = find(plain, (0xDA,))
-    at = plain.index(b"\xff\0", scan + 14)
-    filled = plain[:at] + b"\xff" + plain[at:]
-    written = native.make_seekable(filled)
-    assert not written.is_sound
-    np.testing.assert_array_equal(pillow(written.data), pillow(filled))
+    stuffed = [at for at in range(find(plain, (0xDA,)) + 14, len(plain)) if plain[at : at + 2] == b"\xff\0"]
+    pool = native.NativePool(1)
+    for at in stuffed[:: len(stuffed) // 20]:
+        filled = plain[:at] + b"\xff" + plain[at:]
+        written = native.make_seekable(filled)
+        assert not written.is_sound
+        np.testing.assert_array_equal(pillow(written.data), pillow(filled))
+        status, pixels = decode(filled, (0, 0, 200, 150), pool)
+        assert status == 0
+        np.testing.assert_array_equal(pixels, pillow(filled))
+    pool.close()
+    assert native.make_seekable(plain[:-2] + b"\xff\xff" + plain[-2:]).is_sound
 
 
 def test_a_gray_file_keeps_its_sampling() -> None:
