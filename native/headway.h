@@ -106,8 +106,10 @@ HW_API int32_t hw_lost(int64_t ticket); /* whether it lost something; of -1: how
 HW_API int32_t hw_probe(const void* data, uint64_t length, hw_info* info);
 
 /* Rewrites a JPEG losslessly as baseline with optimised Huffman tables and restart markers. Returns the bytes written,
- * or minus the bytes needed where capacity is too small; 0: it cannot be, and reason (char[200]) says why. */
-HW_API int64_t hw_seekable(const void* data, uint64_t length, void* out, uint64_t capacity, char* reason);
+ * or minus the bytes needed where capacity is too small; 0: it cannot be, and reason (char[200]) says why. sound (may be
+ * NULL) becomes 1 for a baseline file in perfect order, which every decoder decodes without a warning, else 0. */
+HW_API int64_t hw_seekable(const void* data, uint64_t length, uint8_t* sound, void* out, uint64_t capacity,
+                           char* reason);
 
 /* Cuts out of a JPEG with restart markers a smaller one that holds the pixels of region (x0, y0, x1, y1; half open).
  * held receives the region of the original that the small one shows. Results as of hw_seekable. */

@@ -116,8 +116,16 @@ struct Bits {
   bool overrun() const { return at - (count >> 3) > end; }
 };
 
-// Copies entropy-coded bytes without their stuffing, up to the marker that ends them; returns where that begins, or
-// `end`. `out` needs room for end - at + 64 bytes and is moved past what was written.
+// `at` is the first of some bytes 0xFF: the last of them where they are filling before a marker, `end` where nothing
+// follows, and `at` where a zero does. libjpeg-turbo mixes two readings of a block that has such filling among its codes.
+inline const uint8_t* skip_filling(const uint8_t* at, const uint8_t* end) {
+  const uint8_t* last = at;
+  while (end - last > 1 && last[1] == 0xFF) last++;
+  return end - last < 2 ? end : last[1] == 0 ? at : last;
+}
+
+// Copies entropy-coded bytes without their stuffing, up to the marker that ends them, or to filling that no marker ends;
+// returns where that begins, or `end`. `out` needs room for end - at + 64 bytes and is moved past what was written.
 inline const uint8_t* unstuff(const uint8_t* at, const uint8_t* end, uint8_t*& out) {
 #if defined(__AVX2__)
   while (end - at > 33) {
@@ -133,7 +141,7 @@ inline const uint8_t* unstuff(const uint8_t* at, const uint8_t* end, uint8_t*& o
     if (at[1] == 0) {
       at += 2, out++;
     } else if (at[1] == 0xFF) {
-      at++;  // filling before a marker
+      return skip_filling(at, end);
     } else {
       return at;
     }
@@ -147,7 +155,7 @@ inline const uint8_t* unstuff(const uint8_t* at, const uint8_t* end, uint8_t*& o
     } else if (at[1] == 0) {
       *out++ = 0xFF, at += 2;
     } else if (at[1] == 0xFF) {
-      at++;
+      return skip_filling(at, end);
     } else {
       return at;
     }

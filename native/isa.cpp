@@ -1,25 +1,30 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "transcode.h"
 #include "update.h"
 #include "worker.h"
 
 namespace headway {
 
 using Maker = std::unique_ptr<Worker>();
+using TranscoderMaker = std::unique_ptr<Transcoder>();
 using Kernels = const Updates&();
 
 namespace portable {
 Maker make_worker;
+TranscoderMaker make_transcoder;
 Kernels updates;
 }  // namespace portable
 #ifdef HW_X86
 namespace avx2 {
 Maker make_worker;
+TranscoderMaker make_transcoder;
 Kernels updates;
 }  // namespace avx2
 namespace avx512 {
 Maker make_worker;
+TranscoderMaker make_transcoder;
 Kernels updates;
 }  // namespace avx512
 #endif
@@ -29,14 +34,15 @@ namespace {
 struct Isa {
   const char* name;
   Maker* make;
+  TranscoderMaker* make_transcoder;
   Kernels* updates;
 };
 
 constexpr Isa kIsas[] = {
-    {"portable", portable::make_worker, portable::updates},
+    {"portable", portable::make_worker, portable::make_transcoder, portable::updates},
 #ifdef HW_X86
-    {"avx2", avx2::make_worker, avx2::updates},
-    {"avx512", avx512::make_worker, avx512::updates},
+    {"avx2", avx2::make_worker, avx2::make_transcoder, avx2::updates},
+    {"avx512", avx512::make_worker, avx512::make_transcoder, avx512::updates},
 #endif
 };
 
@@ -64,6 +70,8 @@ const Isa& chosen() {
 }  // namespace
 
 std::unique_ptr<Worker> make_worker() { return chosen().make(); }
+
+std::unique_ptr<Transcoder> make_transcoder() { return chosen().make_transcoder(); }
 
 const Updates& updates() { return chosen().updates(); }
 

@@ -27,12 +27,15 @@ void try_splice(const Exact& file, const int32_t region[4], size_t place) {
 
 void try_seekable(const Exact& file, size_t place) {
   char reason[200] = "";
-  const int64_t wanted = -hw_seekable(file.data(), file.size(), nullptr, 0, reason);
+  const int64_t wanted = -hw_seekable(file.data(), file.size(), nullptr, nullptr, 0, reason);
   if (wanted < 0 || (wanted == 0 && !*reason)) fail("seekable neither refuses nor says how much it needs", place);
   if (wanted == 0) return;
   const Exact out{Bytes(size_t(wanted))};
-  if (hw_seekable(file.data(), file.size(), const_cast<uint8_t*>(out.data()), out.size(), reason) != wanted)
+  uint8_t sound = 2, still_sound = 2;
+  if (hw_seekable(file.data(), file.size(), &sound, const_cast<uint8_t*>(out.data()), out.size(), reason) != wanted)
     fail("seekable does not write what it said", place);
+  hw_seekable(out.data(), out.size(), &still_sound, nullptr, 0, nullptr);
+  if (sound > 1 || still_sound > 1 || (sound && !still_sound)) fail("a sound file is made unsound", place);
   const Bytes once(out.data(), out.data() + out.size());
   if (seekable(once) != once) fail("seekable twice is not seekable once", place);
 }
@@ -41,7 +44,7 @@ void try_seekable(const Exact& file, size_t place) {
 
 Bytes seekable(const Bytes& file) {
   Bytes out(file.size() + file.size() / 4 + 4096);
-  const int64_t size = hw_seekable(file.data(), file.size(), out.data(), out.size(), nullptr);
+  const int64_t size = hw_seekable(file.data(), file.size(), nullptr, out.data(), out.size(), nullptr);
   out.resize(size > 0 ? size_t(size) : 0);
   return out;
 }

@@ -62,7 +62,7 @@ size_t one(hw_pool* pool, const std::vector<Bytes>& seeds, Random& random) {
     hw_info changed{};
     hw_probe(file.data(), size, &changed);
     hw_splice(file.data(), size, region, held, small.data(), random.below(small.size()), reason);
-    if (time % 32 == 0) hw_seekable(file.data(), size, small.data(), small.size(), reason);
+    if (time % 32 == 0) hw_seekable(file.data(), size, nullptr, small.data(), small.size(), reason);
   }
   over = true;
   writer.join();

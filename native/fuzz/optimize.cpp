@@ -122,8 +122,8 @@ void nothing() {
   hw_pool* const pool = hw_pool_create(1, nullptr, 0);
   const bool refused =
       hw_optimize(nullptr) == -1 && hw_crc32c(nullptr, 9) == 0 && hw_probe(nullptr, 9, &info) &&
-      hw_probe(&byte, 1, nullptr) && !hw_seekable(nullptr, 9, &byte, 1, reason) &&
-      !hw_seekable(&byte, 1, nullptr, 9, nullptr) &&
+      hw_probe(&byte, 1, nullptr) && !hw_seekable(nullptr, 9, nullptr, &byte, 1, reason) &&
+      !hw_seekable(&byte, 1, nullptr, nullptr, 9, nullptr) &&
       !hw_splice(nullptr, 9, region, held, &byte, 1, reason) && !hw_splice(&byte, 1, nullptr, held, &byte, 1, reason) &&
       !hw_splice(&byte, 1, region, nullptr, &byte, 1, nullptr) &&
       !hw_splice(&byte, 1, region, held, nullptr, 9, reason) &&

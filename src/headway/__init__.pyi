@@ -20,6 +20,7 @@ from headway.data.opening import open as open
 from headway.data.ops.move import flip_and_translate as flip_and_translate
 from headway.data.order import Order as Order
 from headway.data.pack import pack as pack
+from headway.data.pack_join import join_pack as join_pack
 from headway.data.resolution import ProgressiveRecipe as ProgressiveRecipe
 from headway.data.verify import verify as verify
 from headway.training.trainer import Trainer as Trainer

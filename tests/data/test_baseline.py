@@ -55,7 +55,7 @@ def crops(draw: st.DrawFn) -> tuple[bytes, Region]:
     else:
         data = jpeg(width, height, "RGB", seed, subsampling=kind, **options)
     if draw(st.booleans()) and kind != "4:4:0":
-        data = native.make_seekable(data)
+        data = native.make_seekable(data).data
     return data, draw(regions(width, height))
 
 
@@ -75,7 +75,7 @@ def test_every_place_of_a_crop_in_small_images(isas: list[NativeDecoder]) -> Non
     """All widths and heights of a few pixels around one MCU, and all corners of a crop."""
     for subsampling in SAMPLINGS:
         for side in (15, 16, 17, 23, 33):
-            data = native.make_seekable(jpeg(side, side, seed=side, subsampling=subsampling, quality=85))
+            data = native.make_seekable(jpeg(side, side, seed=side, subsampling=subsampling, quality=85)).data
             expected = pillow(data)
             for x0 in range(0, side - 4, 3):
                 for y0 in range(0, side - 4, 3):
@@ -93,7 +93,7 @@ def test_a_smaller_decode_is_near_libjpegs(isas: list[NativeDecoder], subsamplin
     coarse = np.random.default_rng(scaled).integers(0, 256, (12, 16, 3), np.uint8)
     smooth, file = Image.fromarray(coarse).resize((256, 192), Image.Resampling.BICUBIC), io.BytesIO()
     smooth.save(file, "JPEG", subsampling=subsampling, quality=95)
-    data = native.make_seekable(file.getvalue())
+    data = native.make_seekable(file.getvalue()).data
     found = [cut(data, (64, 32, 192, 160), one, scaled) for one in isas]
     with Image.open(io.BytesIO(data)) as image:
         image.draft(None, (256 // scaled, 192 // scaled))
@@ -108,7 +108,7 @@ def test_a_smaller_decode_is_near_libjpegs(isas: list[NativeDecoder], subsamplin
 def test_a_file_without_its_end_is_refused_whatever_the_region(isas: list[NativeDecoder], kind: str) -> None:
     """Pillow refuses it; and whether a sample is good must not depend on the crop."""
     whole = jpeg(96, 80, seed=2, quality=80)
-    data = native.make_seekable(whole) if kind == "seekable" else whole
+    data = native.make_seekable(whole).data if kind == "seekable" else whole
     for one in isas:
         assert cut(data, (0, 0, 20, 9), one)[0] == DecodeStatus.OK
         for short in (data[: len(data) * 2 // 3], data[:-2]):
@@ -155,7 +155,7 @@ def impossible_code(data: bytes) -> bytes:
 def test_what_is_not_in_order_is_libjpegs_and_changes_no_neighbour(isas: list[NativeDecoder], damage: object) -> None:
     whole = jpeg(96, 80, seed=1, quality=80)
     assert callable(damage)
-    bad = damage(native.make_seekable(whole))
+    bad = damage(native.make_seekable(whole).data)
     region = (3, 5, 90, 77)
     for one in isas:
         before = cut(whole, region, one)

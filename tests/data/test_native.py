@@ -278,7 +278,7 @@ def test_a_header_is_read() -> None:
 def test_a_seekable_jpeg_has_the_same_pixels_and_can_be_cut() -> None:
     for data in (jpeg(300, 200, progressive=True), jpeg(300, 200, mode="L"), jpeg(300, 200, subsampling=2)):
         whole = np.asarray(Image.open(io.BytesIO(data)))
-        seekable = native.make_seekable(data)
+        seekable = native.make_seekable(data).data
         assert native.read_jpeg_header(seekable).restart > 0
         assert not native.read_jpeg_header(seekable).progressive
         assert (np.asarray(Image.open(io.BytesIO(seekable))) == whole).all()

@@ -130,7 +130,7 @@ def test_a_jpeg_that_cannot_be_seekable_is_kept_and_counted(tmp_path: Path, monk
     refused = {(root / f"cat/{number}.jpg").read_bytes() for number in (0, 1)}
     rewrite = native.make_seekable
 
-    def seekable(data: bytes) -> bytes:
+    def seekable(data: bytes) -> native.SeekableJpeg:
         if data in refused:
             raise DataError("arithmetic coding")
         return rewrite(data)

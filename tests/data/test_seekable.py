@@ -84,9 +84,9 @@ def jpegs(draw: st.DrawFn, **options: object) -> tuple[bytes, int, int]:
 @given(jpegs())
 def test_it_has_the_same_pixels_and_is_its_own_transcode(case: tuple[bytes, int, int]) -> None:
     data, width, height = case
-    seekable = native.make_seekable(data)
+    seekable = native.make_seekable(data).data
     np.testing.assert_array_equal(pillow(seekable), pillow(data))
-    assert native.make_seekable(seekable) == seekable
+    assert native.make_seekable(seekable).data == seekable
     info = native.read_jpeg_header(seekable)
     across = -(-width // info.mcu_width)
     assert (info.width, info.height, info.progressive) == (width, height, False)
@@ -96,11 +96,11 @@ def test_it_has_the_same_pixels_and_is_its_own_transcode(case: tuple[bytes, int,
 
 @pytest.mark.check
 def test_real_files_keep_their_pixels_and_hardly_grow(real: list[bytes]) -> None:
-    seekable = [native.make_seekable(data) for data in real]
+    seekable = [native.make_seekable(data).data for data in real]
     assert sum(map(len, seekable)) <= SIZE_RATIO * sum(map(len, real))
     for data, other in list(zip(real, seekable, strict=True))[::5]:
         np.testing.assert_array_equal(pillow(other), pillow(data))
-        assert native.make_seekable(other) == other
+        assert native.make_seekable(other).data == other
 
 
 @pytest.mark.parametrize("progressive", [False, True])
@@ -113,7 +113,7 @@ def test_it_keeps_every_marker_once(mode: str, progressive: bool) -> None:
     own = b"\xff\xec\x00\x07hello\xff\xfe\x00\x02"  # a private marker, and an empty comment
     data = data[:2] + own + data[2:]
     kept = (0xFE, *range(0xE0, 0xF0))
-    seekable = native.make_seekable(data)
+    seekable = native.make_seekable(data).data
     assert segments(seekable, kept) == segments(data, kept)
     assert native.read_jpeg_header(seekable).orientation == 6
     with Image.open(io.BytesIO(seekable)) as image:
@@ -123,7 +123,7 @@ def test_it_keeps_every_marker_once(mode: str, progressive: bool) -> None:
 def test_colours_without_a_marker_that_tells_them() -> None:
     for options, marker in [({"keep_rgb": True}, 0xEE), ({"mode": "CMYK"}, 0xEE), ({}, 0xE0)]:
         data = without(jpeg(40, 30, **options), marker)  # type: ignore[arg-type]
-        seekable = native.make_seekable(data)
+        seekable = native.make_seekable(data).data
         assert not segments(seekable, (marker,))
         np.testing.assert_array_equal(pillow(seekable), pillow(data))
 
@@ -161,7 +161,7 @@ def cuts(draw: st.DrawFn) -> tuple[bytes, Region]:
     data, width, height = draw(jpegs(restart_marker_blocks=draw(st.integers(1, 3))))
     info = native.read_jpeg_header(data)
     if info.progressive or -(-width // info.mcu_width) % info.restart or draw(st.booleans()):
-        data = native.make_seekable(data)
+        data = native.make_seekable(data).data
     return data, draw(regions(width, height))
 
 
@@ -187,7 +187,7 @@ def test_what_is_cut_out_holds_the_same_pixels(pool: native.NativePool, case: tu
 
 def test_little_of_a_real_file_is_needed_for_a_part_of_it(real: list[bytes]) -> None:
     for data in real[:20]:
-        seekable = native.make_seekable(data)
+        seekable = native.make_seekable(data).data
         info = native.read_jpeg_header(seekable)
         part = (info.width // 3, info.height // 3, info.width // 2, info.height // 2)
         small, held = native.splice(seekable, part)
@@ -199,7 +199,7 @@ def test_little_of_a_real_file_is_needed_for_a_part_of_it(real: list[bytes]) -> 
 
 
 def test_what_cannot_be_cut_is_refused_with_the_reason() -> None:
-    data = native.make_seekable(jpeg(300, 90))
+    data = native.make_seekable(jpeg(300, 90)).data
     assert native.read_jpeg_header(data).restart < 38
     middle = (100, 40, 200, 60)
 
@@ -235,14 +235,14 @@ print(json.dumps(digests))
 @pytest.mark.check
 def test_pillow_reads_every_real_seekable_file_as_the_original(real: list[bytes]) -> None:
     for data in real:
-        np.testing.assert_array_equal(pillow(native.make_seekable(data)), pillow(data))
+        np.testing.assert_array_equal(pillow(native.make_seekable(data).data), pillow(data))
 
 
 @pytest.mark.peers
 def test_opencv_reads_every_real_seekable_file_as_the_original(real: list[bytes], tmp_path: Path) -> None:
     paths = []
     for number, data in enumerate(real):
-        for name, content in (("original", data), ("seekable", native.make_seekable(data))):
+        for name, content in (("original", data), ("seekable", native.make_seekable(data).data)):
             paths.append(tmp_path / f"{number}-{name}.jpg")
             paths[-1].write_bytes(content)
     command = [PEERS_PYTHON, "-c", READER, json.dumps([str(path) for path in paths])]

@@ -93,13 +93,13 @@ def init(
 @app.command()
 def pack(
     src: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="Folder CLASS/NAME.ext (or train/ and eval/ of such), CSV, JSONL, a pack or its address, or foreign "
             "data."
         ),
-    ],
-    dst: Annotated[str, typer.Argument(help="Folder to create.")],
+    ] = None,
+    dst: Annotated[str | None, typer.Argument(help="Folder to create.")] = None,
     form: Annotated[
         str | None,
         typer.Option("--format", help="Format: recordio, tar, lmdb or raw. Default: recordio; raw for pixels."),
@@ -119,15 +119,34 @@ def pack(
     seed: Annotated[int, typer.Option(help="Seed of the split and of the order on disk.")] = 0,
     threads: Annotated[int | None, typer.Option(help="Decoding threads. Default: the number of usable cores.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad images and list them.")] = False,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="K/N", help="Pack part K of N, on one of N machines, into DST.parts; then --join."),
+    ] = None,
+    join: Annotated[
+        str | None, typer.Option(metavar="DST", help="Join the parts in DST.parts into DST; takes no SRC.")
+    ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Pack images into shards with columns."""
-    from headway.core.sample_progress import SampleProgress
-
     # Imports stand inside the verbs: torch takes seconds to load, and --help must not.
-    from headway.data.pack import pack as pack_images
+    if join is not None:
+        from headway.data.pack_join import join_pack
 
+        given = [src, dst, form, mode, transform, columns, threads, part]
+        if orient or split or seed or skip_bad or any(value is not None for value in given):
+            fix = f"Write headway pack --join {shlex.quote(join)}: the parts know the rest."
+            raise UsageError("--join takes no other option than --overwrite", fix=fix)
+        _print_pack(join_pack(join, overwrite=overwrite), as_json, "Joined")
+        return
+    if src is None or dst is None:
+        raise UsageError("the images or the folder to create are missing", fix="Write headway pack SRC DST.")
+    from headway.core.sample_progress import SampleProgress
+    from headway.data.pack import pack as pack_images
+    from headway.data.pack_plan import PackPart
+
+    pack_part = PackPart.parse(part) if part is not None else None
     with SampleProgress("Packing", "images") as progress:
         pack_result = pack_images(
             src,
@@ -142,8 +161,15 @@ def pack(
             threads=threads,
             skip_bad=skip_bad,
             overwrite=overwrite,
+            part=(pack_part.index, pack_part.count) if pack_part else None,
             progress=progress,
         )
+    hint = f"Pack the other parts, then join them: headway pack --join {shlex.quote(dst)}" if part else ""
+    _print_pack(pack_result, as_json, "Packed", hint)
+
+
+def _print_pack(pack_result: PackResult, as_json: bool, verb: str, hint: str = "") -> None:
+    """Prints the result of a pack or a join, and what to do next."""
     for note in pack_result.notes:
         LOG.info(note)
     for warning in pack_result.warnings:
@@ -160,10 +186,10 @@ def pack(
         "warnings": pack_result.warnings,
         "seconds": pack_result.seconds,
     }
-    print_result(summary, as_json, _describe_pack(pack_result))
+    print_result(summary, as_json, "\n".join(filter(None, [_describe_pack(pack_result, verb), hint])))
 
 
-def _describe_pack(result: PackResult) -> str:
+def _describe_pack(result: PackResult, verb: str) -> str:
     """Describes the result of a pack, for the terminal."""
     folders = ", ".join(str(folder) for folder in result.folders)
     rate = result.samples / max(result.seconds, 1e-9)
@@ -171,7 +197,7 @@ def _describe_pack(result: PackResult) -> str:
     # Only a transform leaves samples out; bad images are counted apart, below.
     if result.left_out:
         size += f"; the transform left out {result.left_out:,}"
-    text = f"Packed {result.samples:,} images ({size}) into {folders} at {rate:,.0f} images/s"
+    text = f"{verb} {result.samples:,} images ({size}) into {folders} at {rate:,.0f} images/s"
     if len(result.folders) > 1:
         parts = ", ".join(f"{path.name} {n:,}" for path, n in zip(result.folders, result.counts, strict=True))
         text += f": {parts} images" + (f", {len(result.classes):,} classes" if result.classes else "")

@@ -107,23 +107,32 @@ class DatasetDescription:
     """The source of the pack, as the user named it."""
     parts: tuple[str, ...] = ()
     """Names of all parts that were packed together, this one included; empty if it was packed alone."""
+    record_gaps: tuple[int, ...] = ()
+    """For each shard, how much larger the numbers of its records are than their samples': bad images that the machines
+    before left out. Empty if there are no gaps."""
 
     def to_metadata(self) -> dict[str, str]:
         """Returns the metadata of the columns file, as `from_metadata` reads it."""
-        return {"headway": json.dumps(asdict(self))}
+        fields = asdict(self)
+        # Few packs have gaps; the files of the others stay as they are.
+        if not self.record_gaps:
+            del fields["record_gaps"]
+        return {"headway": json.dumps(fields)}
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, str]) -> DatasetDescription:
         """Parses the metadata of a columns file. Raises ValueError, which names the entry, if one is invalid."""
         fields = parse_object(metadata["headway"])
         # The file may come from anywhere: every entry is checked before it is used.
-        expect_entries({"parts": (), **fields}, _ENTRIES)
+        expect_entries({"parts": (), "record_gaps": (), **fields}, _ENTRIES)
         # Packs with numbers as labels have names of outputs and no counts.
         if len(fields["class_counts"]) not in (0, len(fields["classes"])):
             raise JsonError("it has more or fewer class_counts than classes")
+        if len(fields.get("record_gaps", ())) not in (0, len(fields["shards"])):
+            raise JsonError("it has more or fewer record_gaps than shards")
         # JSON has no tuples.
         fields["shards"] = tuple(Shard(name=shard["name"], size=shard["size"]) for shard in fields["shards"])
-        for name in ("classes", "class_counts", "parts"):
+        for name in ("classes", "class_counts", "parts", "record_gaps"):
             fields[name] = tuple(fields.get(name, ()))
         fields["common_size"] = tuple(fields["common_size"]) if fields["common_size"] else None
         return DatasetDescription(**fields)
@@ -166,6 +175,10 @@ _ENTRIES: Checks = {
     ),
     "source": (is_text, "a text"),
     "parts": (lambda value: _is_list_of(value, str), "a list of texts"),
+    "record_gaps": (
+        lambda value: _is_list_of(value, int) and all(0 <= gap < 1 << 63 for gap in value),
+        "a list of numbers",
+    ),
 }
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,7 +106,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hw_watch": (None, []),
     "hw_lost": (c_int32, [c_int64]),
     "hw_probe": (c_int32, [c_void_p, c_uint64, POINTER(_Info)]),
-    "hw_seekable": (c_int64, [c_void_p, c_uint64, c_void_p, c_uint64, c_char_p]),
+    "hw_seekable": (c_int64, [c_void_p, c_uint64, POINTER(c_uint8), c_void_p, c_uint64, c_char_p]),
     "hw_splice": (c_int64, [c_void_p, c_uint64, c_int32 * 4, c_int32 * 4, c_void_p, c_uint64, c_char_p]),
 }
 
@@ -174,7 +174,16 @@ def read_jpeg_header(data: bytes | memoryview | Bytes) -> JpegInfo:
     return JpegInfo(**values | {"progressive": bool(info.progressive)})
 
 
-def make_seekable(data: bytes | memoryview | Bytes) -> bytes:
+@final
+class SeekableJpeg(NamedTuple):
+    """A JPEG made seekable."""
+
+    data: bytes
+    is_sound: bool
+    """True for a baseline file in perfect order: all decoders decode it, without a warning."""
+
+
+def make_seekable(data: bytes | memoryview | Bytes) -> SeekableJpeg:
     """Rewrites a JPEG so that parts of it can be decoded: baseline, optimised Huffman tables, restart markers.
 
     The pixels do not change.
@@ -183,10 +192,12 @@ def make_seekable(data: bytes | memoryview | Bytes) -> bytes:
         DataError: the file cannot be rewritten; the message gives the reason.
     """
     array = _to_array(data)
+    is_sound = c_uint8()
     # Markers and other Huffman tables may make the file larger; the core asks for more room if an eighth is too little.
-    return _call_with_buffer(
-        array.size + array.size // 8 + 4096, _require_library().hw_seekable, array.ctypes.data, array.size
+    rewritten = _call_with_buffer(
+        array.size + array.size // 8 + 4096, _require_library().hw_seekable, array.ctypes.data, array.size, is_sound
     )
+    return SeekableJpeg(rewritten, bool(is_sound.value))
 
 
 def splice(data: bytes | memoryview | Bytes, region: Sequence[int]) -> tuple[bytes, tuple[int, int, int, int]]:

@@ -23,7 +23,7 @@ from headway.data.formats.writers import WRITERS
 from headway.data.opening import open as open_pack
 from headway.data.opening import open_split
 from headway.data.pack_mode import ImageEncoder, PackMode, Transform, open_header, summarise_notes
-from headway.data.pack_plan import PackJob, plan_sets
+from headway.data.pack_plan import PackJob, PackPart, plan_sets
 from headway.data.pack_set import SetResult, pack_set, use_strict_pillow
 from headway.data.reference import GRAY_MODES
 from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
@@ -85,6 +85,7 @@ def pack(  # noqa: PLR0913
     shard_bytes: int = 1 << 30,
     skip_bad: bool = False,
     overwrite: bool = False,
+    part: tuple[int, int] | None = None,
     progress: PackProgress | None = None,
 ) -> PackResult:
     """Packs `src` (see `open_split`) into the folder `dst`, or its two sets into `dst`/train and `dst`/eval.
@@ -94,6 +95,8 @@ def pack(  # noqa: PLR0913
     Every image is decoded, and bad ones are named. `dst` appears only when all of it is on the disk: a pack that is
     killed leaves nothing that opens, and the next pack to `dst` removes its leftovers. Samples are stored in the order
     of a hash of their names, not by class, so that a stretch of a shard, read sequentially, is a fair mixture.
+
+    Several machines pack one data set if each packs another `part`, and `join_pack` joins the parts.
 
     Args:
         format: recordio, tar, lmdb or raw; None is raw if the source holds pixels or the mode is raw, else recordio.
@@ -110,7 +113,9 @@ def pack(  # noqa: PLR0913
         threads: number of threads that read and decode; None is one for each usable core.
         shard_bytes: size at which a new shard begins.
         skip_bad: leaves bad images out and lists them in skipped.txt, instead of raising.
-        overwrite: replaces a packed data set at `dst` once the new one is complete.
+        overwrite: replaces a packed data set at `dst`, or this part of it, once the new one is complete.
+        part: (3, 16) packs the third of 16 parts of the images, into a folder in `dst`.parts. All other arguments must
+            be the same for all parts.
 
     Raises:
         UsageError: a path, number or mode is impossible; `dst` exists.
@@ -127,11 +132,16 @@ def pack(  # noqa: PLR0913
     # All arguments are checked before the first file is written.
     _check_numbers(split, threads, shard_bytes)
     requested_mode = PackMode.parse(mode) if mode is not None else None
+    pack_part = PackPart(index=part[0], count=part[1]) if part is not None else None
     if isinstance(src, Path):
         _check_not_nested(src.resolve(), dst)
     # A pack to the same place that was killed may have moved the old data set away: restore it first.
     clear_leftovers(dst)
-    _check_target(dst, overwrite)
+    check_target(dst, overwrite)
+    if pack_part:
+        dst = get_parts_folder(dst) / pack_part.folder_name
+        clear_leftovers(dst)
+        _check_part_target(dst, overwrite)
     transform_function = _import_transform(transform) if isinstance(transform, str) else transform
     train, evaluation = open_split(src, parse_columns(columns) if columns is not None else None)
     has_pixels = train.images.raw_channels > 0
@@ -151,7 +161,10 @@ def pack(  # noqa: PLR0913
         shard_bytes=shard_bytes,
         skip_bad=skip_bad,
         parts=tuple(plan.name for plan in plans if plan.name),
+        part=pack_part,
     )
+    if pack_part:
+        plans = [plan.take_part(pack_part) for plan in plans]
     # Progress counts images over both sets.
     total = sum(len(plan.ids) for plan in plans)
     num_done = 0
@@ -176,8 +189,7 @@ def pack(  # noqa: PLR0913
         if bad_images and not skip_bad:
             raise _build_bad_files_error(bad_images, total, source_name)
         if bad_images:
-            lines = [f"{name}\t{reason}\n" for name, reason in bad_images]
-            write_and_sync(staging / SKIPPED_FILE, "".join(lines).encode())
+            write_and_sync(staging / SKIPPED_FILE, format_skipped(bad_images))
     return PackResult(
         folders=tuple(dst / plan.name for plan in plans),
         format=chosen_format,
@@ -198,22 +210,46 @@ def pack(  # noqa: PLR0913
                 names_by_note, can_orient=transform_function is not None or encoder.mode.kind in ("encode", "raw")
             ),
         ),
-        warnings=_list_warnings(src, [dst / plan.name for plan in plans], plans[0].source),
+        # What can be said of a whole set only is said by the join.
+        warnings=()
+        if pack_part
+        else (
+            *list_class_warnings(train.label_kind, plans[0].source.classes),
+            *list_set_warnings([dst / plan.name for plan in plans], is_one_of_two(source_name)),
+        ),
         seconds=time.perf_counter() - start_time,
     )
 
 
-def _list_warnings(src: str | os.PathLike[str], folders: Sequence[Path], source: PackSource) -> tuple[str, ...]:
-    """Returns warnings about the classes, a missing evaluation set, and images that both sets hold."""
-    warnings = list_class_warnings(source.label_kind, source.classes)
+def get_parts_folder(dst: Path) -> Path:
+    """Returns the folder that holds the finished parts of a pack until they are joined."""
+    return dst.with_name(f"{dst.name}.parts")
+
+
+def list_set_warnings(folders: Sequence[Path], may_be_half: bool) -> tuple[str, ...]:
+    """Returns warnings about images that both sets hold, and a missing evaluation set.
+
+    Args:
+        folders: of one set, or of train and eval.
+        may_be_half: the set may be one of two, so that a missing evaluation set is no surprise.
+    """
     if len(folders) == 2:
         with closing(open_pack(folders[0])) as train, closing(open_pack(folders[1])) as evaluation:
-            if shared := describe_shared_images(train, evaluation):
-                warnings.append(shared)
-    # One of two sets may be packed alone: its name says so.
-    elif isinstance(src, Path) and src.stem.lower() not in ("train", "training", *EVAL_NAMES):
-        warnings.append(f"{NO_EVALUATION} Hold a tenth of the images out with --split 0.1, or pack others for it.")
-    return tuple(warnings)
+            shared = describe_shared_images(train, evaluation)
+        return (shared,) if shared else ()
+    if may_be_half:
+        return ()
+    return (f"{NO_EVALUATION} Hold a tenth of the images out with --split 0.1, or pack others for it.",)
+
+
+def is_one_of_two(source: str) -> bool:
+    """Returns True if a source may be one of two sets that is packed alone: its name says so, or it is an address."""
+    return is_url(source) or Path(source).stem.lower() in ("train", "training", *EVAL_NAMES)
+
+
+def format_skipped(bad_images: Sequence[tuple[str, str]]) -> bytes:
+    """Returns the content of skipped.txt: a line for each bad image."""
+    return "".join(f"{name}\t{reason}\n" for name, reason in bad_images).encode()
 
 
 def build_encoder(
@@ -348,7 +384,8 @@ def _check_not_nested(src: Path, dst: Path) -> None:
         raise UsageError("the source is inside the destination", where=str(dst), fix="Choose another destination.")
 
 
-def _check_target(dst: Path, overwrite: bool) -> None:
+def check_target(dst: Path, overwrite: bool) -> None:
+    """Raises UsageError if something is at `dst` that must not be replaced."""
     if not dst.exists() or (dst.is_dir() and not any(dst.iterdir())):
         return
     if not dst.is_dir() or not any((dst / part / COLUMNS_FILE).is_file() for part in ("", "train")):
@@ -359,3 +396,9 @@ def _check_target(dst: Path, overwrite: bool) -> None:
         raise UsageError(
             "this exists", where=str(dst), fix="Choose another destination, or replace it with --overwrite."
         )
+
+
+def _check_part_target(folder: Path, overwrite: bool) -> None:
+    if folder.exists() and not overwrite:
+        fix = "Pack another part, join them with --join, or replace this one with --overwrite."
+        raise UsageError("this part is packed already", where=str(folder), fix=fix)

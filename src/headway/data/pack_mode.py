@@ -19,6 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from headway.core.errors import DataError, UsageError, UserCodeError
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW
+from headway.data.native import SeekableJpeg
 from headway.data.reference import GRAY_MODES, PILLOW_FORMATS, convert_mode
 
 JPEG_SIGNATURE = b"\xff\xd8\xff"
@@ -122,6 +123,15 @@ class StoredImage(NamedTuple):
         return FLAG_RAW
 
 
+class _RewrittenFile(NamedTuple):
+    """An image file as it is stored: rewritten, or as it was."""
+
+    data: bytes
+    is_sound: bool
+    """See `SeekableJpeg`."""
+    note: str
+
+
 LEFT_OUT = "left out by the transform"
 NOT_TURNED = "turned or mirrored by EXIF"
 NOT_SEEKABLE = "not seekable: "
@@ -135,7 +145,7 @@ class ImageEncoder:
     mode: PackMode
     channels: int
     """Channels of raw pixels: 1 or 3."""
-    make_seekable: Callable[[bytes], bytes] | None
+    make_seekable: Callable[[bytes], SeekableJpeg] | None
     """Rewrites a JPEG, or raises DataError; None without the native core."""
     transform: Transform | None
     orient: bool
@@ -159,7 +169,18 @@ class ImageEncoder:
 
     def _encode(self, source: bytes | Pixels, label: Any, name: str) -> StoredImage:
         # Bytes of the image file that are stored as they are; None once the pixels are not those of a file.
-        data, image = (source, decode_image(source)) if isinstance(source, bytes) else (None, convert_pixels(source))
+        data: bytes | None = None
+        rewritten: _RewrittenFile | None = None
+        if isinstance(source, bytes):
+            data, image = source, _open_limited(source)
+            # The rewrite of a baseline file reads all its codes and checks them more strictly than a decoder does. To
+            # decode such a file too would double the time of a pack, and find nothing.
+            if self.mode.kind == "seekable" and not self.transform and not self.orient:
+                rewritten = self._rewrite(source)
+            if not (rewritten and rewritten.is_sound and image.format == "JPEG"):
+                _decode_pixels(image)
+        else:
+            image = convert_pixels(source)
         note = ""
         # The decoder ignores EXIF, as torchvision does.
         if _needs_exif_transpose(image):
@@ -186,13 +207,19 @@ class ImageEncoder:
         elif data is None:
             # A turned file is saved as PNG to lose nothing; a transform changes pixels anyway.
             data = self._encode_jpeg(_convert_to_gray_or_rgb(image)) if self.transform else _encode_png(image)
+        rewritten = rewritten or self._rewrite(data)
+        is_gray = image.mode in GRAY_MODES
+        return StoredImage(rewritten.data, image.width, image.height, is_gray, "", rewritten.note or note)
+
+    def _rewrite(self, data: bytes) -> _RewrittenFile:
+        """Makes a JPEG seekable where the mode says so; other files stay as they are."""
+        if self.mode.kind == "keep" or not self.make_seekable or not data.startswith(JPEG_SIGNATURE):
+            return _RewrittenFile(data, False, "")
         # A JPEG that cannot be rewritten is stored unchanged, with the reason as a note.
-        if self.mode.kind != "keep" and self.make_seekable and data.startswith(JPEG_SIGNATURE):
-            try:
-                data = self.make_seekable(data)
-            except DataError as error:
-                note = f"{NOT_SEEKABLE}{error.what}"
-        return StoredImage(data, image.width, image.height, image.mode in GRAY_MODES, "", note)
+        try:
+            return _RewrittenFile(*self.make_seekable(data), "")
+        except DataError as error:
+            return _RewrittenFile(data, False, f"{NOT_SEEKABLE}{error.what}")
 
     def _encode_jpeg(self, image: Image.Image) -> bytes:
         is_encode_mode = self.mode.kind == "encode"
@@ -255,6 +282,13 @@ def refuse_image(reason: str) -> StoredImage:
 
 def decode_image(data: bytes) -> Image.Image:
     """Decodes an image, in its own mode. Raises ValueError if it is empty or too large, or any error of Pillow."""
+    image = _open_limited(data)
+    _decode_pixels(image)
+    return image
+
+
+def _open_limited(data: bytes) -> Image.Image:
+    """Reads the header of an image. Raises ValueError if it is empty or too large, or any error of Pillow."""
     if not data:
         raise ValueError("it is empty")
     image = open_header(data)
@@ -262,10 +296,13 @@ def decode_image(data: bytes) -> Image.Image:
     limit = Image.MAX_IMAGE_PIXELS
     if limit and image.width * image.height > limit:
         raise ValueError(f"its {image.width} x {image.height} pixels are more than the limit of {limit:,}")
-    # Decodes every pixel, so that truncation shows here and not in training.
+    return image
+
+
+def _decode_pixels(image: Image.Image) -> None:
+    """Decodes every pixel, so that truncation shows here and not in training. Raises any error of Pillow."""
     image.load()
     _convert_to_gray_or_rgb(image)
-    return image
 
 
 def open_header(image: bytes | Pixels) -> Image.Image:

@@ -16,6 +16,47 @@ from headway.core.errors import DataError, UsageError
 from headway.data.formats.pack_source import PackSource
 from headway.data.pack_mode import ImageEncoder
 
+MAX_PARTS = 10_000
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PackPart:
+    """One of `count` parts of a pack, `index` of 1 to `count`; `str` of it is the text that `parse` reads."""
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.count <= MAX_PARTS:
+            what = f"there is no part {self.index} of {self.count}"
+            raise UsageError(what, fix=f"Number the parts from 1, as in 1/16 to 16/16; at most {MAX_PARTS:,}.")
+
+    @staticmethod
+    def parse(text: str) -> PackPart:
+        """Parses a part such as `3/16`. Raises UsageError if the text is none."""
+        index, slash, count = text.partition("/")
+        if not (slash and index.isdecimal() and count.isdecimal() and max(len(index), len(count)) < 10):
+            raise UsageError(f"{text!r} is not a part", fix="Write its number and how many there are, as in 3/16.")
+        return PackPart(index=int(index), count=int(count))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    @property
+    def number(self) -> str:
+        """The index, with as many digits as `count` has, so that names sort as numbers do."""
+        return f"{self.index:0{len(str(self.count))}d}"
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the folder of this part."""
+        return f"part-{self.number}-of-{self.count}"
+
+    def take(self, length: int) -> slice:
+        """Returns the entries of this part in a list of `length`; those of all parts make up the list, in order."""
+        return slice((self.index - 1) * length // self.count, self.index * length // self.count)
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +74,8 @@ class PackJob:
     skip_bad: bool
     parts: tuple[str, ...]
     """Names of the sets if there are two, else empty."""
+    part: PackPart | None
+    """The part of each set that is packed; None is all of it."""
 
 
 @final
@@ -47,6 +90,10 @@ class SetPlan:
     """Size of each image in its source in bytes, in the order of `ids`; 0 if it cannot be read. int64 [n]."""
     name_prefix: str = ""
     """Prefix of a sample's name in lists of bad images."""
+    first: int = 0
+    """Number of the first of `ids` in the whole set."""
+    whole: SetPlan | None = None
+    """The whole set; None if this is it."""
 
     @property
     def names(self) -> list[str]:
@@ -58,8 +105,16 @@ class SetPlan:
         """Labels of the samples, in the order of `ids`."""
         return self.source.labels[self.ids]
 
+    def take_part(self, part: PackPart) -> SetPlan:
+        """Returns the plan of one part of this set."""
+        entries = part.take(len(self.ids))
+        return replace(self, ids=self.ids[entries], sizes=self.sizes[entries], first=entries.start, whole=self)
+
     def compute_pack_id(self, job: PackJob) -> int:
-        """Returns a 64-bit hash of the samples' names, labels and sizes and of the settings."""
+        """Returns a 64-bit hash of the names, labels and sizes of the whole set's samples, and of the settings."""
+        # All parts of a set have the number of the whole, which tells apart those that do not belong together.
+        if self.whole:
+            return self.whole.compute_pack_id(job)
         settings = [str(job.encoder.mode), job.format, job.transform, job.encoder.orient]
         digest = hashlib.sha256(json.dumps([settings, self.source.classes, self.names]).encode())
         # Labels and sizes tell packs of the same names apart.

@@ -35,6 +35,7 @@ from headway.data.formats.pack_source import ImageReader
 from headway.data.formats.recordio import MAX_RECORD_BYTES
 from headway.data.formats.writers import WRITERS, ShardWriter
 from headway.data.pack_mode import LEFT_OUT, ImageEncoder, StoredImage, refuse_image
+from headway.data.pack_part import PART_FILE, PartFacts
 from headway.data.pack_plan import PackJob, SetPlan
 
 MAX_SHARDS = 1 << 16
@@ -114,7 +115,8 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
                 # `row` counts the images that are kept, `index` those of the plan.
                 elif job.skip_bad or not bad_images:
                     row = len(kept_indices)
-                    shards.append(image, labels[index], row)
+                    # Records are numbered through all parts.
+                    shards.append(image, labels[index], row, plan.first + row)
                     columns["crc32c"][row] = crc
                     all_gray = all_gray and image.gray
                     kept_indices.append(index)
@@ -127,8 +129,10 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
     if job.skip_bad or not bad_images:
         # The columns were made for all images; the rows at the end belong to images left out.
         columns = {name: column[: len(kept_indices)] for name, column in columns.items()}
-        # A set without an image, or a class without one, cannot be trained on.
-        _check_classes_kept(plan, kept_indices, left_out_indices, job.source)
+        # A set without an image, or a class without one, cannot be trained on. A part may lack classes: the join looks
+        # at all of them.
+        if job.part is None:
+            _check_classes_kept(plan, kept_indices, left_out_indices, job.source)
         columns |= _build_label_columns(plan, np.array(kept_indices, np.int64))
         description = DatasetDescription(
             pack_id=pack_id,
@@ -139,14 +143,26 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
             classes=plan.source.classes,
             class_counts=count_classes(plan.source.label_kind, columns["label"], len(plan.source.classes)),
             channels=1 if all_gray else 3,
-            common_size=find_common_size(columns),
+            common_size=find_common_size(columns) if kept_indices else None,
             shards=shards_written,
             source=job.source,
             parts=job.parts,
         )
         # Shards are on the disk before the columns, whose presence makes the folder a pack.
         sync_folder(folder)
-        write_and_sync(folder / COLUMNS_FILE, save(columns, metadata=description.to_metadata()))
+        metadata = description.to_metadata()
+        if job.part is None:
+            write_and_sync(folder / COLUMNS_FILE, save(columns, metadata=metadata))
+        else:
+            facts = PartFacts(
+                index=job.part.index,
+                count=job.part.count,
+                planned=len((plan.whole or plan).ids),
+                planned_classes=tuple(np.unique(plan.labels).tolist()) if plan.source.label_kind == "class" else (),
+                left_out=len(left_out_indices),
+                skipped=tuple(bad_images),
+            )
+            write_and_sync(folder / PART_FILE, save(columns, metadata=metadata | facts.to_metadata()))
         sync_folder(folder)
     return SetResult(
         samples=len(kept_indices),
@@ -211,14 +227,19 @@ class _ShardSequence:
         self._folder = folder
         self._pack_id = pack_id
         self._shard_bytes = job.shard_bytes
+        # The shards of all parts come to lie in one folder.
+        self._name_prefix = f"{job.part.number}-" if job.part else ""
         self._columns = columns
         self._extension, self._create_writer = WRITERS[job.format]
         self._finished_shards: list[Shard] = []
         self._writer: ShardWriter | None = None
         self._first_row = 0
 
-    def append(self, image: StoredImage, label: Any, row: int) -> None:
-        """Writes an image, and fills row `row` of the columns. Raises UsageError if there would be too many shards."""
+    def append(self, image: StoredImage, label: Any, row: int, number: int) -> None:
+        """Writes an image as record `number`, and fills row `row` of the columns.
+
+        Raises UsageError if there would be too many shards.
+        """
         added_bytes = image.size_bytes + _RECORD_OVERHEAD_BYTES
         # A shard ends before the image that would exceed its size, so only a larger image exceeds it.
         if self._writer and self._writer.size_bytes + added_bytes > self._shard_bytes:
@@ -229,7 +250,7 @@ class _ShardSequence:
                 raise UsageError(what, where=str(self._folder), fix="Make them larger.")
             self._writer = self._create_writer(self._folder / self._next_name, self._pack_id)
             self._first_row = row
-        place = self._writer.append(image.data, label, row)
+        place = self._writer.append(image.data, label, number)
         values = {
             "shard": len(self._finished_shards),
             "offset": place.offset,
@@ -254,7 +275,7 @@ class _ShardSequence:
 
     @property
     def _next_name(self) -> str:
-        return f"shard-{len(self._finished_shards):05d}{self._extension}"
+        return f"shard-{self._name_prefix}{len(self._finished_shards):05d}{self._extension}"
 
     def _finish_shard(self, writer: ShardWriter) -> None:
         offsets = writer.close()

@@ -34,7 +34,7 @@ def stage_folder(dst: Path, *, needed_bytes: int | None, replace: bool) -> Itera
         yield staging
         sync_folder(staging)
         # Everything is on the disk before the rename makes it visible.
-        _move_into_place(staging, dst, replace)
+        move_into_place(staging, dst, replace)
     except OSError as error:
         raise _build_write_error(error, dst, staging, needed_bytes) from error
     finally:
@@ -61,7 +61,7 @@ def clear_leftovers(dst: Path) -> None:
         raise HeadwayError(f"the folder cannot be written ({error.strerror})", where=str(dst)) from error
 
 
-def _move_into_place(staging: Path, dst: Path, replace: bool) -> None:
+def move_into_place(staging: Path, dst: Path, replace: bool) -> None:
     """Renames the staged folder to `dst`; restores the old `dst` if that fails."""
     replaced = dst.parent / f".{dst.name}.replaced-{os.getpid()}"
     if replace and dst.exists():

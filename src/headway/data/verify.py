@@ -158,7 +158,8 @@ class _PackChecker:
                 damages.append(self._build_damage(sample, COLUMNS_FILE, offset, f"there is no shard {shard}"))
                 continue
             view = self._views[shard]
-            reason = self._check_record(view, sample, offset, crc, flags) if view is not None else ""
+            gap = self._description.record_gaps[shard] if self._description.record_gaps else 0
+            reason = self._check_record(view, sample, gap, offset, crc, flags) if view is not None else ""
             if reason:
                 damages.append(self._build_damage(sample, self._description.shards[shard].name, offset, reason))
         return damages
@@ -183,7 +184,7 @@ class _PackChecker:
             return None, "the shard belongs to another pack"
         return view, "" if is_complete else f"the shard has {len(view):,} bytes and should have {shard.size:,}"
 
-    def _check_record(self, view: memoryview, sample: int, offset: int, crc: int, flags: int) -> str:
+    def _check_record(self, view: memoryview, sample: int, gap: int, offset: int, crc: int, flags: int) -> str:
         """Returns the damage of a record; empty if it is intact."""
         if self._description.format != "recordio":
             image_end = offset + int(self._columns["length"][sample])
@@ -204,7 +205,7 @@ class _PackChecker:
             return "the record belongs to another pack"
         if len(record.image) != self._columns["length"][sample] or crc32c(record.image) != crc:
             return "the image's checksum does not match"
-        if record.id != sample or not np.array_equal(record.label, label.astype(np.float32)):
+        if record.id != sample + gap or not np.array_equal(record.label, label.astype(np.float32)):
             return "the record's label or number differs from the columns"
         return ""
 
