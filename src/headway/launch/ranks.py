@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple, final
 
 import numpy as np
@@ -40,6 +41,8 @@ from headway.launch.handover import LOG, HandoverResult, StateCarrier, hand_over
 from headway.launch.hosts import check_batch_covers_ranks
 from headway.model.batch_norm import list_running_statistics
 from headway.observe.rank_timings import RankTimings
+from headway.parallel.place import Place
+from headway.parallel.rows import Range, divide
 
 # Numbers that are summed with each step's gradients, besides the loss: damaged samples, a signal to stop, newcomers, a
 # callback that ends the run.
@@ -71,6 +74,7 @@ class Ranks:
         is_joining: True if this process was started to join ranks that already train.
         is_complete: set it to False if this process leaves before the end of the run.
         measures_noise: set it to True before the first `meet` to measure the gradient noise scale.
+        grid: rows and columns of the ranks that share each image, set before the first `meet`; None: none share one.
     """
 
     def __init__(self, recipe: CommRecipe, launched: LaunchedProcess, client: CoordinatorClient | None) -> None:
@@ -84,6 +88,7 @@ class Ranks:
         self.lost_workers: tuple[str, ...] = ()
         self.is_complete = True
         self.measures_noise = False
+        self.grid: tuple[int, int] | None = None
         self._generation: _JoinedGeneration | None = None
         self._measurements: RankMeasurements | None = None
         self._was_lead = False
@@ -126,6 +131,19 @@ class Ranks:
         """Step timings that the ranks of the current generation share."""
         assert self._generation is not None
         return self._generation.rank_timings
+
+    @property
+    def place(self) -> Place | None:
+        """The ranks that share images with this one in the current generation; None: it has images of its own."""
+        assert self._generation is not None
+        return self._generation.place
+
+    def divide_place(self, batch: int) -> list[Range]:
+        """Divides the samples of this rank's place in a step over its ranks, as the step divides `batch` samples."""
+        assert self.place is not None
+        sizes = [share.length for share in (divide(batch, self.world.size)[rank] for rank in self.place.ranks.ranks)]
+        ends = [0, *accumulate(sizes)]
+        return [Range(start, stop) for start, stop in pairwise(ends)]
 
     @property
     def local_rank(self) -> int:
@@ -329,7 +347,8 @@ class Ranks:
             has_reported_unused=self._has_reported_unused,
         )
         rank_timings = RankTimings(world.store, world.rank, world.size)
-        self._generation = _JoinedGeneration(world, communicator, reducer, watch, rank_timings)
+        place = None if self.grid is None else _join_place(world, self.grid)
+        self._generation = _JoinedGeneration(world, communicator, reducer, watch, rank_timings, place)
         if must_measure:
             for text in (*links.describe(world), chooser.describe([bucket.nbytes for bucket in reducer.buckets])):
                 LOG.info(text)
@@ -438,3 +457,11 @@ class _JoinedGeneration:
     reducer: Reducer
     watch: StallWatch | None
     rank_timings: RankTimings
+    place: Place | None
+
+
+def _join_place(world: World, grid: tuple[int, int]) -> Place:
+    """Joins the ranks that share images: neighbours in the ring, so that they lie on one host where they fit."""
+    ranks = grid[0] * grid[1]
+    first = world.ring_order.index(world.rank) // ranks * ranks
+    return Place.create(world, grid, world.ring_order[first : first + ranks])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headway.comm.batch_norm import normalise_batch, update_running_statistics
+from headway.comm.batch_norm import HALF_DTYPES, normalise_batch, update_running_statistics
 from headway.core.world import Group
 from headway.parallel.maps import SplitMap, expect_map, refuse
 
@@ -60,6 +60,8 @@ def _sum_over_ranks(x: Tensor, group: Group) -> Tensor:
 
 def _standardise(x: Tensor, count: int, eps: float, group: Group) -> Tensor:
     """Standardises each row of [rows, values], of which other ranks hold further values: `count` in all."""
+    # As autocast does: sums of 16-bit numbers would lose too much.
+    x = x.float() if x.dtype in HALF_DTYPES else x
     mean = _sum_over_ranks(x.sum(1), group)[:, None] / count
     far = x - mean
     # A second pass over the values: sums of squares alone would cancel.

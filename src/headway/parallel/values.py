@@ -17,6 +17,15 @@ def get_own(value: Any) -> Any:
     return value.own if isinstance(value, SplitMap) else value
 
 
+def cast_to_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """Casts tensors to the type in which autocast computes, if it is on. Gradients flow through."""
+    kind = next(one for one in tensors if one is not None).device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(None if one is None else one.to(dtype) for one in tensors)
+
+
 def apply_to_values(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Each value alone, or together with those of the same place in other parts of the same maps."""
     given = (*args, *kwargs.values())

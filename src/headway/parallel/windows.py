@@ -17,6 +17,7 @@ from headway.parallel.fetch import fetch_rows
 from headway.parallel.maps import Part, SplitMap, expect_map, refuse
 from headway.parallel.rows import Need, Pair, Range, TransposedWindow, Window, count_moved, make_pair
 from headway.parallel.split_convolution import SplitConvolution, convolve_split
+from headway.parallel.values import cast_to_autocast
 
 
 def _fetch(x: SplitMap, windows: Sequence[Window]) -> tuple[Tensor, tuple[Need, Need], Part]:
@@ -80,7 +81,8 @@ def convolve(
 ) -> SplitMap:
     x = expect_map(input, "torch.conv2d")
     kernels, strides, dilations = tuple(weight.shape[2:]), make_pair(stride), make_pair(dilation)
-    own = x.own
+    own, weight, bias = cast_to_autocast(x.own, weight, bias)
+    x = SplitMap(own, x.part)
     if isinstance(padding, str):
         reach = [d * (k - 1) for k, d in zip(kernels, dilations, strict=True)]
         if padding == "same" and any(one % 2 for one in reach):
@@ -169,10 +171,11 @@ def convolve_transposed(
 ) -> SplitMap:
     x = expect_map(input, "torch.conv_transpose2d")
     strides, dilations = make_pair(stride), make_pair(dilation)
+    own, weight, bias = cast_to_autocast(x.own, weight, bias)
     kernels = tuple(weight.shape[2:])
     settings = zip(kernels, strides, make_pair(padding), make_pair(output_padding), dilations, strict=True)
     windows = [TransposedWindow(*one) for one in settings]
-    place, lengths, own = x.part.place, x.part.lengths, x.own
+    place, lengths = x.part.place, x.part.lengths
     outputs = tuple(window.count_outputs(length) for window, length in zip(windows, lengths, strict=True))
     part = x.part.resize(*outputs)
     firsts = []

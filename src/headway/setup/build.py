@@ -30,6 +30,7 @@ from headway.observe.activations import ActivationPercentiles
 from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.optim.layer_decay import describe_layer_rates
+from headway.parallel.parallel_recipe import SpatialRecipe
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.device import resolve_device
@@ -380,6 +381,8 @@ class _SetupBuilder:
         if ranks is not None:
             # The ranks measure the noise scale in their all-reduce, so they must know before they meet.
             ranks.measures_noise = recipe.observe.noise_scale
+        if ranks is not None and isinstance(recipe.parallel, SpatialRecipe):
+            ranks.grid = recipe.parallel.shape
         if recipe.observe.noise_scale and recipe.precision == "fp16":
             what = "gradients in fp16 do not tell the noise scale, as the loss scale changes between steps"
             raise RecipeError(what, where="observe.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")

@@ -7,12 +7,13 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, suggest_nearest
+from headway.core.errors import DataError, HeadwayError, RecipeError, UsageError, UserCodeError, suggest_nearest
 from headway.core.recipe import LoadedRecipe
 from headway.data.data_recipe import SYNTHETIC, DataRecipe
 from headway.data.dataset import Dataset
 from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
 from headway.model.fake_tensors import use_fake_tensors
+from headway.parallel.parallel_recipe import AnyParallelRecipe, SpatialRecipe
 from headway.setup.metric_catalog import collect_set_metrics, compute_set_metrics
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
@@ -275,3 +276,12 @@ def describe_idle_ghost(recipe: TrainRecipe, ranks: int) -> str:
         return ""
     what = f"Batch norm sees at most {rank_batch} samples at once on each of {ranks} processes"
     return f"{what}, so that model.batch_norm.ghost {norm.ghost} divides nothing. Set it to less, or remove it."
+
+
+def check_places(parallel: AnyParallelRecipe, ranks: int) -> None:
+    """Raises UsageError if the processes do not form whole places of those that share an image."""
+    if not isinstance(parallel, SpatialRecipe) or ranks % parallel.ranks == 0:
+        return
+    what = f"{parallel.ranks} processes share each image, and there {'is' if ranks == 1 else 'are'} {ranks}"
+    fix = f"Start a multiple of {parallel.ranks}: headway train RECIPE --procs {parallel.ranks}."
+    raise UsageError(what, where="parallel.ranks", fix=fix)

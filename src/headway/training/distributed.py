@@ -15,6 +15,8 @@ from headway.core.recipe import read_recipe
 from headway.core.run_folder import RESUME_COMMAND, RunFolder
 from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
 from headway.launch.launcher import launch
+from headway.parallel.parallel_recipe import SpatialRecipe
+from headway.setup.checks import check_places
 from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
 from headway.training import runs
@@ -60,6 +62,7 @@ def train_on_ranks(
     else:
         raise UsageError("there is neither a recipe nor a run")
     check_batch_covers_ranks(tree.global_batch, num_ranks)
+    check_places(tree.parallel, num_ranks)
     command = ["-m", "headway", "train", *options]
     again = ["--resume", str(folder)]
 
@@ -85,6 +88,9 @@ def _resolve_on_rank_failure(recipe: TrainRecipe) -> Literal["continue", "restar
     """Resolves `comm.on_rank_failure: auto`."""
     if recipe.comm.on_rank_failure != "auto":
         return recipe.comm.on_rank_failure
+    # A lost process takes its part of each image with it.
+    if isinstance(recipe.parallel, SpatialRecipe):
+        return "restart"
     # On GPUs the ranks communicate through NCCL, which cannot continue after a loss.
     on_gpu = recipe.device.startswith("cuda") or (recipe.device == "auto" and torch.cuda.is_available())
     return "restart" if on_gpu else "continue"

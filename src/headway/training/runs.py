@@ -27,7 +27,7 @@ from headway.data.decode import resolve_backend
 from headway.launch.ranks import Ranks
 from headway.model import pretrained
 from headway.setup.build import RecordedData, TrainSetup, build_setup
-from headway.setup.checks import check_labels, list_set_warnings
+from headway.setup.checks import check_labels, check_places, list_set_warnings
 from headway.setup.inputs import open_dataset
 from headway.setup.rates import describe_batch, resolve_batch
 from headway.setup.recipe import TrainRecipe
@@ -79,6 +79,7 @@ def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, callbac
     """Trains a loaded recipe; see `train`. Args: callbacks: objects that are called after those of the recipe."""
     ranks = Ranks.from_environment(loaded.recipe.comm)
     if ranks is None:
+        check_places(loaded.recipe.parallel, 1)
         return _start_run(loaded, folder, callbacks=callbacks)
     if folder is None:
         fix = "Name it: headway train RECIPE --run-folder FOLDER."
@@ -86,6 +87,7 @@ def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, callbac
     with _join_ranks(ranks, RunFolder(folder)):
         # Refused here, before data are opened: a step needs one sample per rank at least.
         ranks.check_batch(resolve_batch(loaded, ranks.launched_size).recipe.global_batch)
+        check_places(loaded.recipe.parallel, ranks.launched_size)
         # A launcher that restarts all processes gives them the command line of the first start.
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if again and RunFolder(folder).recipe_path.exists():
@@ -128,6 +130,7 @@ def resume(folder: Path, callbacks: Sequence[Any] = (), overrides: Sequence[str]
     run = RunFolder.open(folder)
     loaded = reload_recipe(run)
     ranks = Ranks.from_environment(loaded.recipe.comm)
+    check_places(loaded.recipe.parallel, 1 if ranks is None else ranks.launched_size)
     if ranks is None:
         return _resume(run, None, callbacks, overrides)
     with _join_ranks(ranks, run):

@@ -23,6 +23,8 @@ from headway.data.upload import to_device
 from headway.launch.ranks import Ranks
 from headway.observe.host_syncs import HostSyncCounter
 from headway.optim import draw_gradient_noise, set_lr
+from headway.parallel.maps import to_parts
+from headway.parallel.strips import run_in_strips
 from headway.setup.build import TrainSetup
 from headway.setup.prepare import prepare_batch, split_micro_batches
 from headway.setup.task import is_better
@@ -191,7 +193,7 @@ class Trainer:
         self.accumulator.observer.begin_step(self.step + 1, parts, self._rank_and_world[1])
         for number, (part, part_labels, part_weights, part_noisy_weights) in enumerate(parts, 1):
             with setup.precision.autocast():
-                outputs = setup.forward(part)
+                outputs = self._forward(part)
             clock.lap("forward")
             # The loss is computed in fp32 in every precision.
             outputs = outputs.float()
@@ -205,6 +207,13 @@ class Trainer:
             losses = self.last_losses = losses.detach()
             self.accumulator.add_losses(losses * part_weights * len(self._sample_weights) if masked else losses)
         self.last_outputs = outputs.detach(), part_labels
+
+    def _forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Computes the outputs of this rank's images, together with the ranks that share images with it."""
+        if self.ranks is None or (place := self.ranks.place) is None:
+            return self.setup.forward(images)
+        samples = self.ranks.divide_place(len(self._sample_weights))
+        return run_in_strips(self.setup.model, to_parts(images, samples, place))
 
     def _weigh_samples(self, batch: Batch, samples: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """Returns the weight of each sample in the gradient, without and with gradient noise, and if some are masked.
