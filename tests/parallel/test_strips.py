@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
+import resource
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from headway import model
 from headway.comm.batch_norm import SyncBatchNorm
 from headway.core.errors import UsageError
 from headway.core.world import World
-from headway.parallel.maps import SplitMap, cut, to_parts, to_samples
+from headway.parallel.maps import Part, SplitMap, cut, to_parts, to_samples
 from headway.parallel.place import Place
 from headway.parallel.rows import Range, Window, divide
 from headway.parallel.strips import Strip, make_strip, run_in_strips
@@ -292,6 +295,36 @@ def share_of_saved_bytes(rank: Rank) -> float:
 def test_a_rank_keeps_its_share_and_the_rows_of_its_neighbours(ranks: int, most: float) -> None:
     """And no padded copies: with one for each convolution it would be 0.76 and 0.39."""
     assert max(run_ranks(ranks, share_of_saved_bytes)) <= most
+
+
+def step_under_limit(rank: Rank, budget_bytes: int) -> str:
+    """One training step on one large image, with so many bytes more than the process has. Returns what happened."""
+    torch.set_num_threads(1)
+    layers = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()) for _ in range(6)]
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    place = Place.create(rank.world, (rank.size, 1))
+    # The first, small step loads what every step needs.
+    for side in (16, 768):
+        part = Part(place, (side, side), place.divide_samples(1))
+        own = torch.zeros(1, 16, part.get_own(0).length, side)
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        held = re.search(r"VmData:\s+(\d+) kB", status)
+        assert held is not None
+        if side > 16:
+            resource.setrlimit(resource.RLIMIT_DATA, ((int(held[1]) << 10) + budget_bytes, resource.RLIM_INFINITY))
+        try:
+            run_in_strips(network, SplitMap(own, part)).sum().backward()
+        except RuntimeError as error:
+            return "no memory" if "memory" in str(error) else str(error)
+    return "trained"
+
+
+@pytest.mark.check
+def test_an_image_too_large_for_one_process_trains_on_two() -> None:
+    """A map has 37.7 MB. One process needs more than 14 of them, each of two less than 9; all get 11."""
+    budget = 11 * 16 * 768 * 768 * 4
+    assert run_ranks(1, step_under_limit, budget) == ["no memory"]
+    assert run_ranks(2, step_under_limit, budget) == ["trained", "trained"]
 
 
 REFUSED: dict[str, tuple[Layer, str]] = {
