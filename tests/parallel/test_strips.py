@@ -25,6 +25,7 @@ from headway.parallel.maps import Part, SplitMap, cut, to_parts, to_samples
 from headway.parallel.place import Place
 from headway.parallel.rows import Range, Window, divide
 from headway.parallel.strips import Strip, make_strip, run_in_strips
+from headway.plan.workloads import find_workload
 
 FORWARD, BACKWARD = 1e-13, 1e-11
 
@@ -295,6 +296,35 @@ def share_of_saved_bytes(rank: Rank) -> float:
 def test_a_rank_keeps_its_share_and_the_rows_of_its_neighbours(ranks: int, most: float) -> None:
     """And no padded copies: with one for each convolution it would be 0.76 and 0.39."""
     assert max(run_ranks(ranks, share_of_saved_bytes)) <= most
+
+
+def count_sent_bytes(rank: Rank, names: list[str]) -> dict[str, int]:
+    """Bytes of rows that this rank sends in the forward pass of one image of 256 pixels, network by network."""
+    place, found = Place.create(rank.world, (rank.size, 1)), {}
+    line = place.lines[0]
+    send, sent = line.all_to_all, list[int]()
+
+    def count(out: Tensor, into: Tensor, *splits: Any) -> Any:
+        sent.append(into.numel() * into.element_size())
+        return send(out, into, *splits)
+
+    line.all_to_all = count  # type: ignore[method-assign]
+    for name in names:
+        sent.clear()
+        with torch.no_grad():
+            run_in_strips(getattr(model, name)().eval(), cut(torch.zeros(1, 3, 256, 256), place))
+        found[name] = sum(sent)
+    return found
+
+
+def test_the_bytes_are_those_that_a_workload_counts() -> None:
+    """Where the ranks divide every height, as two do with 256 pixels; at 224 the last maps have 7 rows."""
+    counted = {name: sum(layer.halo_bytes for layer in find_workload(name).layers) for name in ("resnet18", "resnet50")}
+    assert counted == {"resnet18": 457_856, "resnet50": 500_864}
+    first, second = run_ranks(2, count_sent_bytes, list(counted))
+    for name, at_224 in counted.items():
+        # A halo grows with the width.
+        assert first[name] + second[name] == at_224 * 256 / 224
 
 
 def step_under_limit(rank: Rank, budget_bytes: int) -> str:

@@ -69,7 +69,7 @@ def test_more_devices_than_samples_share_images() -> None:
     found = one(asked, cluster(), 1024)
     assert found.strips == 2
     free = one(job(per_device=None, batch=4096.0), cluster(), 1024)
-    assert found.step.seconds == pytest.approx(free.step.seconds + 8 * (3.4e-6 + 1e6 / 120e9))
+    assert found.step.seconds == pytest.approx(free.step.seconds + 4 * (3.4e-6 + 0.5e6 / 120e9))
     assert one(asked, cluster(), 512).strips == 1
 
 

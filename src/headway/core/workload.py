@@ -46,6 +46,8 @@ class WorkloadLayer(JsonRecord):
     """Bytes of its output tensors."""
     saved_bytes: int = Field(ge=0)
     """Bytes that forward saves for backward; memory that several layers save counts for the first."""
+    halo_bytes: int = Field(default=0, ge=0)
+    """Bytes of its input that the upper and the lower half of an image exchange forward, if two devices share it."""
     saved_bytes_fixed: int = Field(ge=0)
     """Saved bytes that do not depend on the micro-batch, such as weights cast to low precision."""
 

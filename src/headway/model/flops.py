@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -43,6 +44,47 @@ FORMULAS = {
 }
 
 
+def _find_convolution_window(
+    images: Tensor,
+    weight: Tensor,
+    _b: Any,
+    stride: Sequence[int],
+    _p: Any,
+    dilation: Sequence[int],
+    *rest: Any,
+    **_: Any,
+) -> tuple[Tensor, int, int, int]:
+    transposed = rest[0]
+    # What a transposed convolution needs of the other half: rows that reach over the boundary.
+    return images, 1 if transposed else weight.shape[2], 1 if transposed else stride[0], dilation[0]
+
+
+def _find_pool_window(
+    images: Tensor, kernel: Sequence[int], stride: Sequence[int] = (), *rest: Any, **_: Any
+) -> tuple[Tensor, int, int, int]:
+    return images, kernel[0], (stride or kernel)[0], 1
+
+
+WINDOWS: dict[Any, Callable[..., tuple[Tensor, int, int, int]]] = {
+    aten.convolution: _find_convolution_window,
+    aten.max_pool2d_with_indices: _find_pool_window,
+    aten.avg_pool2d: _find_pool_window,
+}
+"""For each operation with windows: (input, kernel, stride, dilation) along the rows."""
+
+
+def _count_halo_bytes(images: Tensor, kernel: int, stride: int, dilation: int) -> int:
+    """Counts the bytes that two halves of the images exchange: the rows of windows that reach over the boundary.
+
+    With a stride, the windows of the next row begin later: that many rows fewer are needed.
+    """
+    rows = max(0, dilation * (kernel - 1) + 1 - stride)
+    # Sequences and vectors have no rows.
+    if images.dim() != 4 or images.shape[2] < 2:
+        return 0
+    return rows * images.element_size() * images.shape[0] * images.shape[1] * images.shape[3]
+
+
 @final
 class MultiplyAddCounter(TorchDispatchMode):
     """Counts the multiply-adds of convolutions, matrix products and attention within the block, forward and backward.
@@ -53,6 +95,7 @@ class MultiplyAddCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operations = 0
+        self.halo_bytes = 0
 
     @property
     def total(self) -> int:
@@ -72,4 +115,6 @@ class MultiplyAddCounter(TorchDispatchMode):
         result = func(*args, **kwargs)
         if formula is not None:
             self._operations += formula(*args, **kwargs, out_val=result)
+        if (window := WINDOWS.get(func._overloadpacket)) is not None:
+            self.halo_bytes += _count_halo_bytes(*window(*args, **kwargs))
         return result

@@ -9,7 +9,7 @@ from typing import Literal, final
 
 from headway.core.collectives import Algorithm
 from headway.core.errors import UsageError
-from headway.core.workload import Workload
+from headway.core.workload import Workload, WorkloadLayer
 from headway.plan.calibration import Vector
 from headway.plan.convergence import (
     ConvergencePoint,
@@ -68,8 +68,10 @@ class TrainingJob:
     parameters: float = 0.0
     # Size of all-reduce buckets; None: the planner chooses it for the links.
     bucket_bytes: int | None = None
-    # For each convolution, bytes of one row of its input: neighbours exchange it if they share an image.
+    # For each layer with windows, bytes of its input that neighbours exchange forward if they share an image.
     halo_bytes: tuple[float, ...] = ()
+    # For each batch norm, bytes of its statistics, which devices that share an image exchange too.
+    norm_bytes: tuple[float, ...] = ()
     # Epochs to the target as a function of the batch, or a constant.
     epochs: EpochsLaw | float
     # Samples of a device in one micro-batch. Exclusive with `batch`: global batch, whatever the devices.
@@ -175,6 +177,11 @@ def describe_growing_images(workload: Workload, basis: EstimateBasis) -> str:
     return f"{grow}, and a mean sample takes {compute_mean_work(workload):.0%} of one of the largest size"
 
 
+def is_batch_norm(layer: WorkloadLayer) -> bool:
+    """Returns True if a layer is a batch norm, by the name of its class."""
+    return "BatchNorm" in layer.kind
+
+
 def build_job(
     workload: Workload,
     estimate: ComputeEstimate,
@@ -205,9 +212,9 @@ def build_job(
     is_mean = estimate.basis == "runs"
     sample_s = estimate.compute.sample_s
     compute = replace(estimate.compute, sample_s=sample_s if is_mean else sample_s * mean_work)
-    # A halo is one row (channels x width) of the input of each layer, if the input has several rows.
-    shapes = [layer.input_shape for layer in workload.layers if layer.forward_multiply_adds]
-    rows = [shape[0] * shape[2] * step.value_bytes for shape in shapes if shape and len(shape) == 3 and shape[1] > 1]
+    halos = [float(layer.halo_bytes) for layer in workload.layers if layer.halo_bytes]
+    # Mean and squared deviation of each channel, in fp32.
+    norms = [8.0 * layer.input_shape[0] for layer in workload.layers if is_batch_norm(layer) and layer.input_shape]
     evaluation_s = estimate.evaluation_s
     if evaluation_s is None:
         # An evaluation has the largest size.
@@ -216,7 +223,7 @@ def build_job(
     return TrainingJob(
         samples=run.samples, encoded_bytes=workload.input.encoded_bytes, compute=compute, epochs=epochs,
         gradients=tuple(list_gradients(workload)), parameters=workload.parameters,
-        halo_bytes=tuple(map(float, rows)), backward=backward,
+        halo_bytes=tuple(halos), norm_bytes=tuple(norms), backward=backward,
         bucket_bytes=step.exchange.bucket_bytes, wire_ratio=step.exchange.wire_ratio,
         per_device=per_device, batch=batch, accumulate=accumulate or 1, micro_batch=micro_batch, spread=spread,
         evaluations=run.evaluations, evaluation_s=evaluation_s,

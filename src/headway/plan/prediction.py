@@ -76,7 +76,7 @@ def predict(job: TrainingJob, cluster: Cluster, nodes: int) -> Prediction:
     batch, network = each * devices * parts, cluster.build_network(nodes, spread=job.spread)
     step = predict_job_step(job, cluster, network, job.find_largest_share(devices))
     if strips > 1:
-        halo_s = parts * estimate_halo_s(job, cluster, each * strips)
+        halo_s = parts * estimate_halo_s(job, cluster, each * strips, strips)
         step = replace(step, exposed_s=step.exposed_s + halo_s)
     alone = batch / step.seconds
     # The slowest of devices, loaders and storage sets the pace; caches help from the second epoch on.
@@ -129,13 +129,17 @@ def choose_job_buckets(job: TrainingJob, cluster: Cluster, network: Network, sam
     )  # fmt: skip
 
 
-def estimate_halo_s(job: TrainingJob, cluster: Cluster, images: float) -> float:
-    """Estimates the seconds per micro-batch of the halo exchange between devices that share images.
+def estimate_halo_s(job: TrainingJob, cluster: Cluster, images: float, strips: int) -> float:
+    """Estimates the seconds per micro-batch of the exchanges between devices that share images in strips.
 
-    Each convolution needs one row from either neighbour, forward and backward, as a 3x3 kernel does.
+    Each layer with windows and each batch norm exchanges something forward and backward. The computation that runs
+    beside it does not count: the estimate is the most that it can take.
     """
     link = cluster.build_network(1).inside
-    return sum(4 * link.seconds(row * images) for row in job.halo_bytes)
+    # At a boundary, each side sends half of the halo; devices between two others have two boundaries.
+    boundaries = 0.5 if strips == 2 else 1.0
+    halos = sum(2 * link.seconds(boundaries * nbytes * images) for nbytes in job.halo_bytes)
+    return halos + sum(2 * link.seconds(nbytes) for nbytes in job.norm_bytes)
 
 
 def estimate_loader_rate(cluster: Cluster, nodes: int) -> float:

@@ -236,7 +236,10 @@ def simulate_prediction(
     known, compute, backward = prediction.input_images_s < float("inf"), job.compute, job.backward
     # The halo exchange between strips takes time in every micro-batch, during which no bucket fills.
     if prediction.strips > 1:
-        longer = replace(compute, fixed_s=compute.fixed_s + estimate_halo_s(job, cluster, each * prediction.strips))
+        longer = replace(
+            compute,
+            fixed_s=compute.fixed_s + estimate_halo_s(job, cluster, each * prediction.strips, prediction.strips),
+        )
         backward *= compute.seconds(each) / longer.seconds(each)
         compute = longer
     # Contention slows all of the compute time.

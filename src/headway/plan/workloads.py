@@ -54,7 +54,9 @@ def convert_precision(workload: Workload, precision: str) -> Workload:
     if precision == "fp32":
         return workload
     layers = tuple(
-        one.model_copy(update={"activation_bytes": one.activation_bytes // 2, "saved_bytes": one.saved_bytes // 2})
+        one.model_copy(
+            update={name: getattr(one, name) // 2 for name in ("activation_bytes", "saved_bytes", "halo_bytes")}
+        )
         for one in workload.layers
     )
     step = workload.step.model_copy(update={"precision": precision})
