@@ -9,7 +9,8 @@ an http server, which cannot be written to, serves a folder that was laid down b
 
 storage_read_bytes_s   bytes/s of all reads
 storage_opens_s        objects read per second
-storage_of_required    bytes/s of reads over those that the nodes need; at most 1 means the storage is too slow
+storage_of_required    bytes/s of reads over those that the nodes need: what this one client got. Run it on all nodes at
+                       once, each with --nodes 1 --seed N, and add their rates
 Files of a folder are dropped from the page cache after each read. A server caches as it likes: give it more objects
 than its memory holds.
 """
@@ -47,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     found.add_argument("--reads-per-write", type=int, default=READS_PER_WRITE, help="0: reads alone")
     found.add_argument("--streams", type=int, default=4, help="processes that read and write at once")
     found.add_argument("--seconds", type=float, default=20.0)
+    found.add_argument("--seed", type=int, default=0, help="of the order of reads: another one on each client")
     found.add_argument("--nodes", type=int, default=1, help="nodes whose need is compared")
     found.add_argument("--node", default="dgx-1", help="their type, by its name in the catalog of headway plan")
     return found
@@ -57,8 +59,9 @@ def run_load(load: Load, store: Store, streams: int, seconds: float) -> list[Cou
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(streams, mp_context=context) as pool:
         # The processes start before the clock of the first one does.
-        list(pool.map(run_stream, *zip(*[(load, store, stream, 0.0) for stream in range(streams)], strict=True)))
-        return list(pool.map(run_stream, *zip(*[(load, store, one, seconds) for one in range(streams)], strict=True)))
+        list(pool.map(run_stream, *zip(*[(load, store, one, streams, 0.0) for one in range(streams)], strict=True)))
+        work = [(load, store, one, streams, seconds) for one in range(streams)]
+        return list(pool.map(run_stream, *zip(*work, strict=True)))
 
 
 def main() -> None:
@@ -70,7 +73,7 @@ def main() -> None:
         store: Store = Address(options.target) if url else Folder(Path(options.target or name))
         load = Load(
             objects=200 if options.quick else options.objects, mean_bytes=options.mean_kb * 1e3,
-            variation=options.variation,
+            variation=options.variation, order_seed=options.seed,
             reads_per_write=None if store.is_read_only else options.reads_per_write or None,
         )  # fmt: skip
         print(f"{lay_objects(load, store):,} of {load.objects:,} objects laid down")

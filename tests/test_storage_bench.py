@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +35,28 @@ def test_one_of_91_operations_writes_and_each_object_is_read_once_an_epoch() -> 
     assert len(reads) == 900
     for epoch in range(30):
         assert sorted(reads[30 * epoch : 30 * epoch + 30]) == list(range(30))
-    assert reads != [number for is_write, number in itertools.islice(SMALL.list_operations(1), 910) if not is_write]
+    other = replace(SMALL, order_seed=1)
+    assert reads != [number for is_write, number in itertools.islice(other.list_operations(0), 910) if not is_write]
+
+
+def test_streams_share_an_epoch() -> None:
+    """Three of them read each of the 30 objects once, ten each, before any is read again."""
+    reads = list[list[int]]()
+    for epoch in range(3):
+        parts = []
+        for stream in range(3):
+            operations = (number for is_write, number in SMALL.list_operations(stream, 3) if not is_write)
+            parts.append(list(itertools.islice(operations, 10 * epoch, 10 * epoch + 10)))
+        assert sorted(itertools.chain.from_iterable(parts)) == list(range(30))
+        reads.append(parts[0])
+    assert reads[0] != reads[1]
 
 
 def test_a_stream_reads_what_it_counts(tmp_path: Path) -> None:
     store = Folder(tmp_path)
     assert lay_objects(SMALL, store) == 30
     assert lay_objects(SMALL, store) == 0
-    found = run_stream(SMALL, store, 0, seconds=1e9, operations=182)
+    found = run_stream(SMALL, store, 0, 1, seconds=1e9, operations=182)
     sizes = SMALL.draw_sizes()
     assert (found.reads, found.writes, len(found.taken)) == (180, 2, 180)
     # Six epochs of 30 objects.
@@ -58,8 +73,7 @@ def test_a_server_is_read(tmp_path: Path) -> None:
             lay_objects(load, address)
         lay_objects(load, Folder(tmp_path))
         assert lay_objects(load, address) == 0
-        found = run_stream(load, address, 0, seconds=1e9, operations=40)
-        address.close()
+        found = run_stream(load, address, 0, 1, seconds=1e9, operations=40)
     assert found.read_bytes == 2 * load.draw_sizes().sum()
 
 

@@ -24,6 +24,8 @@ class Load:
     # Reads for one write; None: nothing is written.
     reads_per_write: int | None
     seed: int = 0
+    # Of the order in which they are read; clients that read the same objects take different ones.
+    order_seed: int = 0
 
     def draw_sizes(self) -> NDArray[np.int64]:
         """Bytes of each object, log-normal: file sizes of images have a long tail above and none below 0."""
@@ -31,11 +33,15 @@ class Load:
         mu = np.log(self.mean_bytes) - sigma**2 / 2
         return np.maximum(1, np.random.default_rng(self.seed).lognormal(mu, sigma, self.objects)).astype(np.int64)
 
-    def list_operations(self, stream: int) -> Iterator[tuple[bool, int]]:
-        """(is a write, object) without end. Every object is read once before any is read again, as in an epoch."""
-        random, done = np.random.default_rng((self.seed, stream)), 0
+    def list_operations(self, stream: int, streams: int = 1) -> Iterator[tuple[bool, int]]:
+        """(is a write, object) of one of several streams, without end.
+
+        Together the streams read every object once before any is read again, as in an epoch.
+        """
+        order, random = np.random.default_rng(self.order_seed), np.random.default_rng((self.order_seed, stream))
+        done = 0
         while True:
-            for number in random.permutation(self.objects):
+            for number in order.permutation(self.objects)[stream::streams]:
                 if self.reads_per_write and done % (self.reads_per_write + 1) == self.reads_per_write:
                     yield True, int(random.integers(self.objects))
                     done += 1
@@ -77,12 +83,14 @@ def lay_objects(load: Load, store: Store) -> int:
     return len(missing)
 
 
-def run_stream(load: Load, store: Store, stream: int, seconds: float, operations: int | None = None) -> Count:
-    """Reads and writes for so many seconds, or so many operations if that is sooner."""
+def run_stream(
+    load: Load, store: Store, stream: int, streams: int, seconds: float, operations: int | None = None
+) -> Count:
+    """Reads and writes as one of several streams, for so many seconds, or so many operations if that is sooner."""
     sizes, found = load.draw_sizes(), Count()
     content = np.random.default_rng(load.seed).bytes(int(sizes.max()))
     started = time.perf_counter()
-    for done, (is_write, number) in enumerate(load.list_operations(stream)):
+    for done, (is_write, number) in enumerate(load.list_operations(stream, streams)):
         begun = time.perf_counter()
         if begun - started >= seconds or done == operations:
             break

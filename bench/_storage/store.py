@@ -92,11 +92,6 @@ class Address(Store):
 
         fsspec.core.url_to_fs(self.url)[0].pipe_file(f"{self.url}/{name}", content)
 
-    def close(self) -> None:
-        """Closes the connections of this process."""
-        if self._folder is not None:
-            self._folder.close()
-
     def _open(self) -> RemoteFolder:
         if self._folder is None:
             self._folder = RemoteFolder(self.url)

@@ -135,6 +135,48 @@ def test_ranks_without_a_common_folder_are_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "a").glob("step-*")) == []
 
 
+def test_ranks_that_never_had_a_common_folder_are_refused_later_too(tmp_path: Path) -> None:
+    """The first save has no pieces, and finds out that rank 0 writes alone."""
+    store, errors = HashStore(), ["", ""]
+
+    def run(rank: int) -> None:
+        saver = BackgroundSaver(Checkpoints(tmp_path / str(rank)), asynchronous=False)
+        saver.set_exchange(StoreExchange(store, rank, 2))
+        saver.save(1, {"w": torch.zeros(3)}, {})
+        # Rank 0 itself has none.
+        piece: State = {"w": Piece(torch.zeros(2, 2), (2, 2))} if rank else {}
+        try:
+            saver.save(2, piece, {})
+        except HeadwayError as error:
+            errors[rank] = str(error)
+        saver.save(3, {"w": torch.ones(3)}, {})
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all("each rank has to write its piece of a tensor" in error for error in errors), errors
+    assert [path.name for path in Checkpoints(tmp_path / "0").paths()] == ["step-00000003", "step-00000001"]
+
+
+def test_a_range_outside_of_a_tensor_is_refused(tmp_path: Path) -> None:
+    assert save([tmp_path] * 2, [one | {"common": torch.zeros(3)} for one in state((0, 2), (2, 4))]) == ["", ""]
+    tensors = load(tmp_path).tensors
+    assert isinstance(tensors, StoredTensors)
+    for name, axis, start, stop in (
+        ("w", 0, 0, 5),
+        ("w", 0, 3, 2),
+        ("w", 2, 0, 1),
+        ("w", 0, -1, 2),
+        ("common", 0, 0, 4),
+    ):
+        with pytest.raises(ValueError, match="has no entries"):
+            tensors.read_range(name, axis, start, stop)
+    with pytest.raises(KeyError):
+        tensors.read_range("another", 0, 0, 1)
+
+
 def forge(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Changes a manifest so that its checksum is right."""
     tree = json.loads((folder / MANIFEST).read_text())

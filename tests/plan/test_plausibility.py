@@ -28,7 +28,7 @@ def in_precision(found: Workload, precision: str) -> Workload:
         ("fp16", 11_105 / 8, None),
         ("fp16", 20_000, r"1x64:20000 is \d+ TFLOPS a device, and the peak of V100 SXM2 is 125. Check the devices"),
         ("fp32", 402, None),
-        ("fp32", 1_388, r"computes in fp32, and the peak of V100 SXM2 in fp32 is 15.7. .* --dry-run precision=fp16"),
+        ("fp32", 1_388, r"computes in fp32, and the peak of V100 SXM2 in fp32 is 15.7. .* add precision=fp16 after"),
         ("fp32", 20_000, "the peak of V100 SXM2 is 125"),
     ],
 )

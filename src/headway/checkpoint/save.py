@@ -142,6 +142,7 @@ class SaveJob:
             self._publish("draft", {"token": draft.token, "step": self._step, "layout": self._layout_digest})
             split_tensors: dict[str, SplitTensor] = {}
             if self.shared is False:
+                self._expect_no_pieces()
                 files = [self._write_tensors(draft, list(self._tensors))]
             else:
                 files, split_tensors = self._gather_files(draft, self._write_tensors(draft, self._own_names))
@@ -190,16 +191,28 @@ class SaveJob:
             what = f"{ranks} can no longer see the folder of checkpoints"
             raise HeadwayError(what, where=self._folder.shown, fix="Mount it there again.")
         if self._described_pieces or any(share.get("pieces") for share in shares):
-            what = f"{self._folder.shown} cannot be seen by {ranks}, and each rank has to write its piece of a tensor"
-            fix = "Set checkpoint.folder to a folder that all hosts share, or to an address such as s3://bucket/folder."
-            raise HeadwayError(what, fix=fix)
+            raise self._build_pieces_error(ranks)
         LOG.warning(f"{self._folder.shown} cannot be seen by {ranks}: rank 0 writes the checkpoints alone.")
         self.shared = False
         return [self._write_tensors(draft, list(self._tensors))], {}
 
+    def _expect_no_pieces(self) -> None:
+        """Raises HeadwayError if a rank has pieces, where rank 0 writes alone."""
+        shares = self._collect("share", self._follower_ranks)
+        self.exchange.forget(self._build_key("share"), self._follower_ranks)
+        if self._described_pieces or any(share["pieces"] for share in shares):
+            raise self._build_pieces_error("other ranks")
+
+    def _build_pieces_error(self, ranks: str) -> HeadwayError:
+        what = f"{self._folder.shown} cannot be seen by {ranks}, and each rank has to write its piece of a tensor"
+        fix = "Set checkpoint.folder to a folder that all hosts share, or to an address such as s3://bucket/folder."
+        return HeadwayError(what, fix=fix)
+
     def _run_follower(self) -> None:
-        # Where rank 0 writes alone, this rank only waits for the outcome.
-        if self.shared is not False:
+        # Where rank 0 writes alone, this rank only says if it has pieces, and waits for the outcome.
+        if self.shared is False:
+            self._publish("share", {"pieces": bool(self._described_pieces)})
+        else:
             try:
                 share = self._write_share(self._collect("draft", [0])[0])
             except Exception as error:

@@ -7,6 +7,7 @@ tensors that are in use. A file at a URL goes to a temporary file first.
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -52,7 +53,7 @@ def open_file(path: Location, file: FileEntry) -> Any:
         if (path / file.name).is_file():
             file.expect_length((path / file.name).stat().st_size, where)
         with open_regular(path / file.name) as opened:
-            _expect_room(file, where)
+            _expect_stored(opened, file, where)
             return _map(opened, file, where)
     # A temporary file without a name disappears with the process, even with kill -9.
     with tempfile.TemporaryFile(prefix="headway-") as copy:
@@ -63,10 +64,12 @@ def open_file(path: Location, file: FileEntry) -> Any:
         return _map(copy, file, where)
 
 
-def _expect_room(file: FileEntry, where: str) -> None:
-    # A sparse file can have any length: its sha256 would take hours.
-    if file.length > (free := read_free_memory_bytes()):
-        what = f"{file.name} has {file.length:,} bytes, more than memory is free for ({free:,})"
+def _expect_stored(opened: BinaryIO, file: FileEntry, where: str) -> None:
+    # A sparse file can have any length: its sha256 would take hours. A file system that compresses may store little of
+    # a good file too, so only what exceeds the memory is refused.
+    stored_bytes = os.fstat(opened.fileno()).st_blocks * 512
+    if stored_bytes < file.length > read_free_memory_bytes():
+        what = f"{file.name} is sparse: of its {file.length:,} bytes {stored_bytes:,} are on the disk"
         raise CheckpointError(what, where=where)
 
 
@@ -136,11 +139,20 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         tensor = self._split[name]
         return self.read_range(name, tensor.axis, 0, tensor.shape[tensor.axis])
 
+    def _get_shape(self, name: str) -> tuple[int, ...]:
+        if name in self._split:
+            return self._split[name].shape
+        return tuple(self._whole[name].get_slice(name).get_shape())
+
     def read_range(self, name: str, axis: int, start: int, stop: int) -> torch.Tensor:
         """Reads entries [start, stop) of a tensor along `axis`, and nothing else of it.
 
-        Raises KeyError if there is no such tensor.
+        Raises:
+            KeyError: there is no such tensor. ValueError: it has no such entries.
         """
+        shape = self._get_shape(name)
+        if not (0 <= axis < len(shape) and 0 <= start <= stop <= shape[axis]):
+            raise ValueError(f"{name!r} of shape {shape} has no entries {start} to {stop} in dimension {axis}")
         if name not in self._split:
             part: torch.Tensor = self._whole[name].get_slice(name)[(slice(None),) * axis + (slice(start, stop),)]
             return part

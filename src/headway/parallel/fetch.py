@@ -114,7 +114,7 @@ def exchange(
     """Sends a block of `x` to each rank, and puts the blocks that come into a tensor of `shape`, which they fill.
 
     Args:
-        sent: the block of `x` for each rank. got: where the block of each rank goes.
+        sent: the block of `x` for each rank; blocks may overlap. got: where the block of each rank goes.
     """
     out: Tensor = _Exchange.apply(x, tuple(sent), shape, tuple(got), group)  # type: ignore[no-untyped-call]
     return out
@@ -144,5 +144,6 @@ def _exchange_blocks(
     out = x.new_zeros(shape)
     shapes = [tuple(out[block].shape) for block in got]
     for block, piece in zip(got, exchange_pieces([x[block] for block in sent], shapes, x, group), strict=True):
-        out[block] = piece
+        # Blocks of a backward pass can overlap: what was sent to several ranks gets the sum of their gradients.
+        out[block] += piece
     return out

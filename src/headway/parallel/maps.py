@@ -71,6 +71,28 @@ class SplitMap:
             raise UsageError(what)
 
 
+@final
+@dataclass(frozen=True)
+class SampleValues:
+    """Values of this rank's samples, after the maps of the place have ended.
+
+    Attributes:
+        own: [own samples, ...].
+        part: of the maps that they came from.
+    """
+
+    own: Tensor
+    part: Part
+
+
+def gather_samples(x: SampleValues) -> Tensor:
+    """Gathers values of all samples of the place: [samples, ...]. A sample's gradient is the sum over the ranks."""
+    part, group = x.part, x.part.place.ranks
+    shape = (part.samples[-1].stop, *x.own.shape[1:])
+    got = [(slice(*one),) for one in part.samples]
+    return exchange(x.own, [(slice(None),)] * group.size, shape, got, group)
+
+
 def cut(maps: Tensor, place: Place) -> SplitMap:
     """Returns this rank's part of whole maps, which all ranks of the place have."""
     part = Part(place, (maps.shape[ROWS], maps.shape[COLUMNS]), place.divide_samples(len(maps)))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headway.parallel.fetch import exchange, fetch_rows
-from headway.parallel.maps import SplitMap, expect_map, refuse, to_samples
+from headway.parallel.maps import SampleValues, SplitMap, expect_map, refuse, to_samples
 from headway.parallel.rows import Range, make_pair
 
 
@@ -78,22 +78,22 @@ def _find_sources(
     return low, high, place - low
 
 
-def pool_adaptively(func: Any, input: Any, output_size: Any) -> Tensor:
+def pool_adaptively(func: Any, input: Any, output_size: Any) -> SampleValues:
     x = expect_map(input, "adaptive_avg_pool2d")
     sizes = output_size if isinstance(output_size, tuple | list) else (output_size, output_size)
     if tuple(sizes) == (1, 1):
         return _average(x, keep=True)
-    return F.adaptive_avg_pool2d(to_samples(x), output_size)
+    return SampleValues(F.adaptive_avg_pool2d(to_samples(x), output_size), x.part)
 
 
-def pool_maximum_adaptively(func: Any, input: Any, output_size: Any, return_indices: bool = False) -> Tensor:
+def pool_maximum_adaptively(func: Any, input: Any, output_size: Any, return_indices: bool = False) -> SampleValues:
     if return_indices:
         raise refuse("adaptive_max_pool2d with return_indices")
-    found: Tensor = F.adaptive_max_pool2d(to_samples(expect_map(input, "adaptive_max_pool2d")), output_size)
-    return found
+    x = expect_map(input, "adaptive_max_pool2d")
+    return SampleValues(F.adaptive_max_pool2d(to_samples(x), output_size), x.part)
 
 
-def average(func: Any, input: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
+def average(func: Any, input: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> SampleValues:
     x = expect_map(input, "mean")
     dims = sorted(one % 4 for one in ((dim,) if isinstance(dim, int) else tuple(dim or ())))
     if dims != [2, 3] or options:
@@ -101,7 +101,7 @@ def average(func: Any, input: Any, dim: Any = None, keepdim: bool = False, **opt
     return _average(x, keep=keepdim)
 
 
-def _average(x: SplitMap, keep: bool) -> Tensor:
+def _average(x: SplitMap, keep: bool) -> SampleValues:
     """Averages over the map, for this rank's samples: each rank sends its sums of a sample to the sample's rank."""
     part, own = x.part, x.own
     sums = own.sum((2, 3)) / (part.lengths[0] * part.lengths[1])
@@ -111,11 +111,11 @@ def _average(x: SplitMap, keep: bool) -> Tensor:
     got = [(slice(rank, rank + 1),) for rank in range(size)]
     parts = exchange(sums[None], sent, (size, mine.length, own.shape[1]), got, group)
     mean = parts.sum(0)
-    return mean[:, :, None, None] if keep else mean
+    return SampleValues(mean[:, :, None, None] if keep else mean, part)
 
 
-def flatten(func: Any, input: Any, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+def flatten(func: Any, input: Any, start_dim: int = 0, end_dim: int = -1) -> SampleValues:
     x = expect_map(input, "flatten")
     if start_dim % 4 == 0:
         raise refuse("flattening samples into one another")
-    return to_samples(x).flatten(start_dim, end_dim)
+    return SampleValues(to_samples(x).flatten(start_dim, end_dim), x.part)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from headway.comm.batch_norm import SyncBatchNorm
 from headway.core.errors import UsageError
-from headway.parallel.maps import SplitMap, refuse, to_samples
+from headway.parallel.maps import SampleValues, SplitMap, refuse, to_samples
 from headway.parallel.rules import load_rules
 from headway.parallel.values import describe_function
 
@@ -39,6 +39,36 @@ class Strip(Tensor):
         return _close(rule(func, *map(_open, args), **given))
 
 
+@final
+class Samples(Tensor):
+    """Values of this rank's samples, after the maps have ended. All functions work as on a plain tensor.
+
+    It knows its place, so that a gate for each channel meets the maps of all samples of the place.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(one, Strip) for one in types):
+            # The rule of strips decides.
+            return NotImplemented
+        out = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        part = next(one.__dict__["part"] for one in _list_samples((*args, *(kwargs or {}).values())))
+        for one in _list_samples(out if isinstance(out, tuple | list) else (out,)):
+            one.__dict__["part"] = part
+        return out
+
+
+def _list_samples(values: Any) -> Iterator[Samples]:
+    """Lists the tensors that know their place, also inside tuples and lists."""
+    for one in values:
+        if isinstance(one, Samples):
+            yield one
+        elif isinstance(one, tuple | list):
+            yield from _list_samples(one)
+
+
 def make_strip(x: SplitMap) -> Strip:
     """Returns a split map as a tensor. Gradients flow through."""
     strip = x.own.as_subclass(Strip)
@@ -51,6 +81,8 @@ def _open(value: Any) -> Any:
     """Returns the split map of a strip, also inside a tuple or list, and anything else unchanged."""
     if isinstance(value, Strip):
         return SplitMap(value.as_subclass(Tensor), value.__dict__["part"])
+    if isinstance(value, Samples):
+        return SampleValues(value.as_subclass(Tensor), value.__dict__["part"])
     return type(value)(map(_open, value)) if type(value) in (tuple, list) else value
 
 
@@ -58,6 +90,10 @@ def _close(value: Any) -> Any:
     """Returns the strip of a split map, also inside a tuple, and anything else unchanged."""
     if isinstance(value, SplitMap):
         return make_strip(value)
+    if isinstance(value, SampleValues):
+        samples = value.own.as_subclass(Samples)
+        samples.__dict__["part"] = value.part
+        return samples
     return tuple(map(_close, value)) if type(value) is tuple else value
 
 
@@ -78,7 +114,7 @@ def run_in_strips(network: nn.Module, x: SplitMap) -> Tensor:
         return to_samples(_open(out))
     if not isinstance(out, Tensor):
         raise UsageError(f"a network that is split gives one tensor, not {type(out).__name__}")
-    return out
+    return out.as_subclass(Tensor)
 
 
 @contextmanager

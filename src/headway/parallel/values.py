@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import UsageError
-from headway.parallel.maps import SplitMap, expect_map, refuse
+from headway.parallel.maps import SampleValues, SplitMap, expect_map, gather_samples, refuse
 
 
 def get_own(value: Any) -> Any:
@@ -28,16 +28,29 @@ def cast_to_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
 
 def apply_to_values(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Each value alone, or together with those of the same place in other parts of the same maps."""
+    args = tuple(map(_spread_gate, args))
     given = (*args, *kwargs.values())
     parts = [one.part for one in given if isinstance(one, SplitMap)]
     if any(part != parts[0] for part in parts):
         raise UsageError(f"{describe_function(func)} joins parts of different maps")
     for one in given:
         if isinstance(one, Tensor) and any(size > 1 for size in one.shape[-2:]):
-            # [C, 1, 1] and scalars are the same everywhere.
+            # Weights [C, 1, 1] and scalars are the same everywhere.
             raise refuse(f"{describe_function(func)} of a split map and a tensor with rows and columns of its own")
     out = func(*map(get_own, args), **{name: get_own(one) for name, one in kwargs.items()})
     return SplitMap(out, parts[0]) if isinstance(out, Tensor) else out
+
+
+def _spread_gate(value: Any) -> Any:
+    """Returns the gates of all samples of the place, where `value` has a gate for each channel of this rank's samples.
+
+    Squeeze-and-excitation multiplies maps by such gates.
+    """
+    if not isinstance(value, SampleValues):
+        return value
+    if value.own.dim() != 4 or value.own.shape[-2:] != (1, 1):
+        raise refuse("a split map together with values of samples that are no [samples, channels, 1, 1],")
+    return gather_samples(value)
 
 
 def apply_to_channels(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:

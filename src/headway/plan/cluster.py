@@ -43,6 +43,13 @@ class Device(ClusterPart):
     tflops: PeakTflops
     memory_gb: float = Field(gt=0)
     memory_gb_s: float = Field(gt=0)
+    bf16: bool | None = None
+    """Units for bf16; None: those with TF32 have them, as both came with the A100."""
+
+    @property
+    def has_bf16(self) -> bool:
+        """True if the device computes in bf16."""
+        return self.tflops.tf32 is not None if self.bf16 is None else self.bf16
 
     @property
     def memory_bytes(self) -> float:

@@ -244,8 +244,7 @@ def estimate_from_data_sheet(workload: Workload, device: Device) -> ComputeEstim
     warnings = [NO_PROFILE]
     if kind != "mixed" and sheet.mixed is not None:
         warning = f"The workload computes in fp32, and {device.title} has {sheet.mixed:g} TFLOPS in mixed precision: "
-        # TF32 and bf16 both came with the A100: a device without the one lacks the other.
-        kinds = "fp16" if sheet.tf32 is None else "bf16 (or fp16)"
+        kinds = "bf16 (or fp16)" if device.has_bf16 else "fp16"
         warnings.append(f"{warning}plan with precision={kinds} after the recipe, or after the name of a network.")
     return ComputeEstimate(
         ComputeTime(LAUNCH_S * LAUNCHES * len(workload.layers) + weights_s, time.seconds),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, final
@@ -150,8 +151,14 @@ def choose_epochs(
 
 def has_official_runs(workload: Workload) -> bool:
     """Returns True if official results exist for this job: ResNet-50 with LARS on a set of ImageNet's size."""
-    name, optimizer = workload.name.lower(), workload.step.update.optimizer.lower()
-    return "resnet50" in name and optimizer == "lars" and workload.run.samples in IMAGENET_SAMPLES
+    optimizer = workload.step.update.optimizer.lower()
+    return is_named(workload, "resnet50") and optimizer == "lars" and workload.run.samples in IMAGENET_SAMPLES
+
+
+def is_named(workload: Workload, network: str) -> bool:
+    """Returns True if the name of a workload ends with that of a network: `imagenet-resnet50`, and no `seresnet50`."""
+    name = workload.name.lower().replace("resnet-50", "resnet50")
+    return re.search(rf"(^|[^a-z0-9]){network}($|[^a-z0-9_])", name) is not None
 
 
 def compute_mean_work(workload: Workload) -> float:

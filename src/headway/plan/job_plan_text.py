@@ -106,7 +106,9 @@ def describe_input(plan: JobPlan) -> str:
     # An infinite rate is an unknown one. The first epoch may still be limited: caches are cold.
     free = best.input_images_s == math.inf
     if free and math.isclose(best.first_images_s, best.images_s, rel_tol=1e-9):
-        text = "loading and storage are unknown and taken not to limit"
+        known = far.node_gb_s or far.shared_gb_s
+        what = "loading is unknown and taken" if known else "loading and storage are unknown and taken"
+        text = f"{what} not to limit"
     elif free:
         text = f"{best.first_images_s:,.0f} images/s in the first epoch, no limit later"
     else:

@@ -54,7 +54,7 @@ def check_rates(runs: Sequence[MeasuredRun], workload: Workload, device: Device)
                 f"{text} is {reached:,.0f} TFLOPS a device, the workload computes in fp32, and the peak of"
                 f" {device.title} in fp32 is {full:g}"
             )
-            fix = "Write the workload in the precision of the runs: headway train RECIPE --dry-run precision=fp16."
+            fix = "Plan in the precision of the runs: add precision=fp16 after the recipe, or after the network's name."
             raise UsageError(problem, where="--runs", fix=fix)
 
 
@@ -77,14 +77,16 @@ def check_agreement(runs: Sequence[MeasuredRun], predicted_s: Sequence[float]) -
 def count_least_operations(workload: Workload) -> float:
     """Counts the operations per sample, forward and backward, that the fastest algorithms need."""
     return sum(
-        2 * (layer.forward_multiply_adds + layer.backward_multiply_adds) / (WINOGRAD if has_3x3_kernel(layer) else 1)
+        2 * (layer.forward_multiply_adds + layer.backward_multiply_adds) / (WINOGRAD if takes_winograd(layer) else 1)
         for layer in workload.layers
     )
 
 
-def has_3x3_kernel(layer: WorkloadLayer) -> bool:
-    """Returns True if the weights are nine for each pair of input and output channels, and perhaps a bias."""
+def takes_winograd(layer: WorkloadLayer) -> bool:
+    """Returns True for a 3x3 convolution of stride 1: nine weights for each pair of channels, and maps of one size."""
     if layer.input_shape is None or layer.output_shape is None or len(layer.input_shape) != 3:
+        return False
+    if layer.input_shape[1:] != layer.output_shape[1:]:
         return False
     pairs, outputs = layer.input_shape[0] * layer.output_shape[0], layer.output_shape[0]
     return layer.parameters in (9 * pairs, 9 * pairs + outputs)

@@ -11,7 +11,7 @@ from headway.core.text_format import align_table
 from headway.core.workload import Workload
 from headway.plan.catalogs import read_catalog
 from headway.plan.cluster import Cluster, load_devices
-from headway.plan.job import IMAGENET_SAMPLES, TrainingJob
+from headway.plan.job import IMAGENET_SAMPLES, TrainingJob, is_named
 from headway.plan.prediction import Prediction
 from headway.plan.scaling import predict_scaling
 from headway.plan.wording import format_hours, format_hours_range
@@ -38,7 +38,7 @@ class PublishedRun:
 @final
 @dataclass(frozen=True)
 class ComparedRun:
-    """A published run, and the prediction of a plan for it; None: it is of another device, or of other nodes."""
+    """A published run and a plan's prediction for it; None: its device, precision or number of nodes is another."""
 
     run: PublishedRun
     planned: Prediction | None
@@ -53,8 +53,7 @@ def find_network(workload: Workload) -> str:
     """Finds the name under which runs of a workload are published; empty if it is not trained on ImageNet."""
     if workload.run.samples not in IMAGENET_SAMPLES:
         return ""
-    name = workload.name.lower().replace("-", "").replace("_", "")
-    return next((known for known in read_catalog("published") if known in name), "")
+    return next((known for known in read_catalog("published") if is_named(workload, known)), "")
 
 
 def compare_published(
@@ -69,7 +68,11 @@ def compare_published(
     found = [one for one in list_published(find_network(workload)) if one.device == mine or one.devices in devices]
     # Those of the same device come first.
     chosen = sorted(found, key=lambda one: one.device != mine)[:MOST_RUNS]
-    return [ComparedRun(run, _predict_run(job, cluster, run) if run.device == mine else None) for run in chosen]
+    precision = "fp32" if workload.step.precision == "fp32" else "mixed"
+    return [
+        ComparedRun(run, _predict_run(job, cluster, run) if (run.device, run.precision) == (mine, precision) else None)
+        for run in chosen
+    ]
 
 
 def _predict_run(job: TrainingJob, cluster: Cluster, run: PublishedRun) -> Prediction | None:

@@ -12,7 +12,7 @@ from typing import final
 
 from headway.core.workload import Workload, WorkloadLayer
 from headway.plan.cluster import Device
-from headway.plan.plausibility import WINOGRAD, has_3x3_kernel
+from headway.plan.plausibility import WINOGRAD, takes_winograd
 
 # Shares of the peak and of the bandwidth that layers reach in training. Chosen on 35 published rates of one device in
 # bench/_plan/scaling.csv: ResNet-50 on K80, P100, V100, A100 and H100, AlexNet and VGG-16 on K80 and P100, BERT-large
@@ -72,12 +72,7 @@ def count_operations(layer: WorkloadLayer, kind: str) -> float:
     images/s, 1.5 times the operations of its peak.
     """
     operations = 2 * (layer.forward_multiply_adds + layer.backward_multiply_adds)
-    if kind != "fp32" or not has_3x3_kernel(layer):
-        return operations
-    # has_3x3_kernel knows both shapes; a stride makes them differ.
-    assert layer.input_shape is not None
-    assert layer.output_shape is not None
-    return operations / WINOGRAD if layer.input_shape[1:] == layer.output_shape[1:] else operations
+    return operations / WINOGRAD if kind == "fp32" and takes_winograd(layer) else operations
 
 
 def count_traffic_bytes(layer: WorkloadLayer, value_bytes: int) -> int:

@@ -12,15 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
 from headway.plan.facility import page
 from headway.plan.facility.catalog import load_nodes
-from headway.plan.facility.design import FacilityRequest, compute_airflow, plan_facility
+from headway.plan.facility.design import (
+    FacilityRequest,
+    build_facility_request,
+    compute_airflow,
+    plan_facility,
+)
 from headway.plan.facility.placement import PlacedJob, place_jobs
 from headway.plan.facility.text import format_facility
+from headway.plan.workloads import find_workload
 
 
 @pytest.mark.parametrize(
@@ -65,6 +71,32 @@ def test_more_nodes_never_take_less(nodes: int, node: str, kw: float) -> None:
     # Pods share no rack.
     assert one.racks == sum(math.ceil(pod / one.nodes_per_rack) for pod in one.pods)
     assert one.nodes_per_rack * (one.watts / nodes) <= wanted.rack_watts * (1 + 1e-9)
+
+
+@given(
+    nodes=st.integers(1, 20_000),
+    node=st.sampled_from(sorted(load_nodes())),
+    images_s=st.floats(1, 1e8),
+    image_bytes=st.floats(10, 1e9),
+)
+@example(nodes=8000, node="dgx-1", images_s=1e6, image_bytes=114_660.0)
+def test_every_facility_has_a_plan_or_a_sentence(nodes: int, node: str, images_s: float, image_bytes: float) -> None:
+    wanted = FacilityRequest(nodes=nodes, node=node, images_s=images_s, image_bytes=image_bytes, rack_watts=40_000)
+    try:
+        found = plan_facility(wanted)
+    except UsageError:
+        # Too many nodes for any switches; no other error.
+        return
+    assert format_facility(found)
+    assert all(one.used <= one.ports for one in found.switches)
+
+
+def test_a_facility_feeds_no_more_than_its_cpus_load() -> None:
+    """AlexNet in 16 bits would take 67,046 images/s of a DGX-1's devices; its CPUs load 10,986."""
+    workload = find_workload("alexnet", ("precision=fp16",))
+    found = plan_facility(build_facility_request(workload, nodes=36, node="dgx-1"))
+    assert found.feed.opens_s / 36 == pytest.approx(10_986, rel=1e-4)
+    assert "of alexnet, as its CPUs load" in format_facility(found)
 
 
 def test_racks_of_half_the_power_are_twice_as_many() -> None:

@@ -1,7 +1,7 @@
 """List of all cables of a facility: which port of what goes to which port of what.
 
-Names and ports do not depend on the size of the facility. So the cables of a finished pod, up to its panels, are among
-those of every larger facility; only patch cords change.
+Names and ports of pods do not depend on the size of the facility. So the cables of a finished pod, up to its panels,
+are among those of every larger facility. Patch cords, and cables of storage servers, change.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def format_cables(plan: FacilityPlan) -> str:
 
 
 def _list_fabric(plan: FacilityPlan) -> Iterator[Cable]:
+    """Lists the cables of the fabric, with those of storage servers that hang on it."""
     net, link = plan.fabric, plan.link_name
     switches = [
         *(f"pod {pod + 1} switch" for pod in range(net.pods)),
@@ -90,6 +91,7 @@ def _list_patch_cords(switches: list[str], up: int, name: str, cores: int) -> It
 
 
 def _list_storage(plan: FacilityPlan) -> Iterator[Cable]:
+    """Lists the cables of the storage network, if it is apart from the fabric."""
     net = plan.network
     if net.blocks is None:
         return
@@ -120,6 +122,7 @@ def _list_storage(plan: FacilityPlan) -> Iterator[Cable]:
 
 
 def _list_management(plan: FacilityPlan) -> Iterator[Cable]:
+    """Lists the cables of the management network."""
     net = plan.management
     for node in range(plan.wanted.nodes):
         block, place = net.blocks.locate(node)

@@ -25,7 +25,6 @@ class NodeSpec:
     # Ports of the storage network, and the fastest Ethernet that they run.
     storage_ports: int
     storage_gbit_s: float
-    management_ports: int
     tflops: float
     local_tb: float
     images_s: float

@@ -16,13 +16,14 @@ from typing import Any, final
 
 from headway.core.errors import UsageError
 from headway.core.workload import Workload
-from headway.plan.cluster import load_devices
+from headway.plan.cluster import load_clusters, load_devices
 from headway.plan.compute import estimate_from_data_sheet
 from headway.plan.facility.catalog import NodeSpec, find_node
 from headway.plan.facility.fabric import Fabric, design_fabric
 from headway.plan.facility.management import ManagementNetwork, size_management
 from headway.plan.facility.storage import StorageDemand, StorageNetwork, choose_network, estimate_demand
 from headway.plan.job import build_job
+from headway.plan.loading import complete_loading
 
 RACK_WATTS, RACK_UNITS = 19_200, 42
 # Mean size of an encoded ImageNet image (MLPerf Storage, its ResNet-50 workload).
@@ -204,9 +205,20 @@ def build_facility_request(workload: Workload | None, **values: Any) -> Facility
                 workload, estimate_from_data_sheet(workload, load_devices()[machine.device]), workload.run.epochs
             )
             each = job.split_batch(machine.gpus)
-            images_s = machine.gpus * each / job.compute.seconds(each)
-            given |= {"images_s": images_s, "images_from": f" of {workload.name}, by the data sheet"}
+            computed = machine.gpus * each / job.compute.seconds(each)
+            loaded = _find_loading(workload, given["node"])
+            limit = "by the data sheet" if computed <= loaded else "as its CPUs load"
+            given |= {"images_s": min(computed, loaded), "images_from": f" of {workload.name}, {limit}"}
     return FacilityRequest(**given)
+
+
+def _find_loading(workload: Workload, node: str) -> float:
+    """Finds the images/s that the CPUs of a node load, from the cluster of its name; infinite: unknown."""
+    cluster = load_clusters().get(node)
+    if cluster is None:
+        return math.inf
+    rate = complete_loading(workload, cluster)[0].node.images_s
+    return math.inf if rate is None else rate
 
 
 def plan_facility(request: FacilityRequest) -> FacilityPlan:

@@ -6,7 +6,7 @@ traffic that a pod's nodes can send is at most `oversubscription` times the traf
 node go to its pod.
 
 The links of a pod end on a patch panel. Patch cords join the panels of two pods, or those of more pods with core
-switches, as many links to one core as to any other. Growing changes patch cords alone.
+switches, as many links to one core as to any other. Growing changes patch cords and no cable of a finished pod.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ def design_fabric(
             f"{nodes:,} nodes with {ports_per_node} ports each do not fit under two levels of switches with {leaf} and"
             f" {core} ports at {oversubscription:g}:1"
         )
-        fix = f"Up to {most:,} do. Take larger switches, fewer ports per node, or more oversubscription."
+        larger = [one for one in RADIXES if one > leaf]
+        switches = f"larger switches (--leaf {larger[-1]})" if larger else "several facilities"
+        fix = f"Up to {most:,} do. Take {switches}, fewer ports per node, or more oversubscription."
         raise UsageError(problem, where="--facility", fix=fix)
     return Fabric(
         nodes, ports_per_node, leaf, core if cores else None, each, up, pods, cores, storage_links, storage_pods

@@ -178,14 +178,20 @@ def choose_network(demand: StorageDemand, machine: NodeSpec, design: FabricDesig
 
 
 def _size_what_ports_carry(machine: NodeSpec, fabric: Fabric) -> StorageNetwork:
-    """Sizes the node's own Ethernet for as much as it carries: half of the rest until it fits."""
+    """Sizes the node's own Ethernet for less than the nodes read: what its ports carry, or half of that, and so on.
+
+    Raises UsageError if the catalog's switches do not even join so many nodes.
+    """
     speed = max(one for one in ETHERNET if one <= machine.storage_gbit_s)
-    node_bytes_s = machine.storage_ports * _convert_rate(speed)
-    while True:
+    full = machine.storage_ports * _convert_rate(speed)
+    # A thousandth of what the ports carry would be no storage network any more.
+    for halvings in range(10):
         try:
-            return replace(_size_ethernet(speed, node_bytes_s, machine, fabric), carries=False)
+            return replace(_size_ethernet(speed, full / 2**halvings, machine, fabric), carries=False)
         except _TooSlowError:
-            node_bytes_s /= 2
+            continue
+    problem = f"no switches of the catalog join the storage ports of {fabric.nodes:,} nodes"
+    raise UsageError(problem, where="--facility", fix="Plan several facilities with fewer nodes each.")
 
 
 def _convert_rate(gbit_s: float, share: float = LINE_SHARE) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from headway.core.text_format import format_bytes, pluralise
 from headway.plan.facility.design import RACK_WATTS, FacilityPlan
-from headway.plan.facility.fabric import Fabric
+from headway.plan.facility.fabric import SMALL_RADIX, Fabric
 from headway.plan.facility.placement import Placement
-from headway.plan.facility.simulation import SimulationNeed
+from headway.plan.facility.simulation import MILES_PER_NODE_HOUR, SimulationNeed
 from headway.plan.facility.storage import STORAGE_NAMES, StorageNetwork
 from headway.plan.wording import format_hours
 
@@ -103,12 +103,16 @@ def describe_fabric(plan: FacilityPlan) -> list[str]:
 def _describe_growth(net: Fabric) -> str:
     """Describes what more nodes change."""
     pods = f"pods of {pluralise(net.nodes_per_pod, 'node')} replicate"
+    if net.leaf_ports == SMALL_RADIX and net.leaves <= 2:
+        room = pluralise(net.nodes_per_pod * 2, "node")
+        return f"room for {room} with two such switches; for more, plan the final number: their pods are larger"
     if net.leaves == 1:
         return f"{pods}: each keeps {net.up} links for others"
-    if net.is_direct:
-        return f"room for {pluralise(net.nodes_per_pod * 2, 'node')}; more need larger switches"
-    left = f", and {pluralise(net.links_left, 'port')} left at the top" if net.cores else ""
-    return f"{pods}: their links end on a panel, where more pods change patch cords only{left}"
+    text = f"{pods}: their links end on a panel, so that more pods change no cable of a finished one"
+    if not net.cores:
+        return text
+    left = pluralise(net.links_left, "port") if net.links_left >= net.up else ""
+    return f"{text}; {left} left at the top" if left else f"{text}; the next one needs another core switch"
 
 
 def describe_cables(plan: FacilityPlan) -> str:
@@ -161,8 +165,8 @@ def describe_network(plan: FacilityPlan) -> list[str]:
         lines.append(f"storage over InfiniBand, on the fabric, which carries {carried}")
     each = format_bytes(net.server_port_bytes_s * net.server_ports / net.servers)
     lines.append(
-        f"{pluralise(net.servers, 'storage server')} with {net.server_ports // net.servers} x {net.server_link} each:"
-        f" up to {each}/s of each"
+        f"{pluralise(net.servers, 'storage server')} with {net.server_ports // net.servers} x {net.server_link} each,"
+        f" by their ports: a server has to deliver up to {each}/s"
     )
     if net.with_cards:
         lines.append(f"{' or '.join(net.with_cards)} would do too, with other cards in the nodes")
@@ -190,7 +194,7 @@ def describe_simulation(need: SimulationNeed, nodes: int) -> list[str]:
     """Describes the hours and nodes of simulated driving."""
     lines = [
         f"{need.miles:,.0f} simulated miles take {format_hours(need.hours)} on {pluralise(nodes, 'node')}, at the rate"
-        " of SaturnV's nodes: 7,500 miles an hour each"
+        f" of SaturnV's nodes: {MILES_PER_NODE_HOUR:,.0f} miles an hour each"
     ]
     if need.nodes is not None and need.within_hours is not None:
         lines.append(f"in {format_hours(need.within_hours)}: {pluralise(need.nodes, 'node')}")
