@@ -146,7 +146,7 @@ def tabulate_grown(plan: JobPlan) -> list[str]:
     if not plan.grown:
         return []
     heading = f"With {plan.grown_per_device} samples on each device, the batch grows with the nodes:"
-    return [heading, *_tabulate_briefly("nodes", plan.grown), ""]
+    return [heading, *_tabulate_briefly(plan, "nodes", plan.grown), ""]
 
 
 def tabulate_within_node(plan: JobPlan) -> list[str]:
@@ -160,16 +160,19 @@ def tabulate_within_node(plan: JobPlan) -> list[str]:
         faster = next(one for one in plan.within_node if one.devices == best).hours / after.hours
         many = after.devices
         verdict = f"On one node {many} devices do not pay, take {best}: {many} are {faster:.2f} times as fast."
-    return ["On some of the devices of one node:", *_tabulate_briefly("devices", plan.within_node), verdict, ""]
+    return ["On some of the devices of one node:", *_tabulate_briefly(plan, "devices", plan.within_node), verdict, ""]
 
 
-def _tabulate_briefly(unit: Literal["nodes", "devices"], predictions: Sequence[Prediction]) -> list[str]:
+def _tabulate_briefly(plan: JobPlan, unit: Literal["nodes", "devices"], predictions: Sequence[Prediction]) -> list[str]:
     table: list[tuple[str, ...]] = [(unit, "batch", "images/s", "scaling", "epochs", "time", "90 %", "limit")]
     for one in predictions:
         hours = (format_hours(one.hours), format_hours_range(one.low_hours, one.high_hours))
+        # A step's micro-batches need no more memory than the largest of them.
+        parts = plan.job.count_micro_batches(one.devices)
+        room = "" if one.batch / one.devices / parts <= plan.memory.most_samples else ", no room"
         table.append(
             (f"{getattr(one, unit):,}", f"{one.batch:,.0f}", f"{one.images_s:,.0f}", f"{one.scaling:.0%}",
-             f"{one.epochs:.3g}", *hours, one.limit)
+             f"{one.epochs:.3g}", *hours, f"{one.limit}{room}")
         )  # fmt: skip
     return align_table(table, left=-1)
 
