@@ -346,34 +346,47 @@ def test_the_bytes_are_those_that_a_workload_counts() -> None:
         assert first[name] + second[name] == at_224 * 256 / 224
 
 
-def step_under_limit(rank: Rank, budget_bytes: int) -> str:
-    """One training step on one large image, with so many bytes more than the process has. Returns what happened."""
+def read_status(name: str) -> int:
+    """Bytes of an entry of this process's status, such as VmData."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def step_under_limit(rank: Rank, budget_bytes: int | None) -> int:
+    """One training step on one large image, with so many bytes more than the process has; None: any number.
+
+    Returns the bytes that it took; -1 if there were too few.
+    """
     torch.set_num_threads(1)
     layers = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()) for _ in range(6)]
     network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     place = Place.create(rank.world, (rank.size, 1))
+    held = 0
     # The first, small step loads what every step needs.
     for side in (16, 768):
         part = Part(place, (side, side), place.divide_samples(1))
         own = torch.zeros(1, 16, part.get_own(0).length, side)
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-        held = re.search(r"VmData:\s+(\d+) kB", status)
-        assert held is not None
-        if side > 16:
-            resource.setrlimit(resource.RLIMIT_DATA, ((int(held[1]) << 10) + budget_bytes, resource.RLIM_INFINITY))
+        if side > 16 and budget_bytes is not None:
+            limit = read_status("VmData") + budget_bytes
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+        held = read_status("VmSize")
         try:
             run_in_strips(network, SplitMap(own, part)).sum().backward()
         except RuntimeError as error:
-            return "no memory" if "memory" in str(error) else str(error)
-    return "trained"
+            if "memory" not in str(error):
+                raise
+            return -1
+    return read_status("VmPeak") - held
 
 
 @pytest.mark.check
 def test_an_image_too_large_for_one_process_trains_on_two() -> None:
-    """A map has 37.7 MB. One process needs more than 14 of them, each of two less than 9; all get 11."""
-    budget = 11 * 16 * 768 * 768 * 4
-    assert run_ranks(1, step_under_limit, budget) == ["no memory"]
-    assert run_ranks(2, step_under_limit, budget) == ["trained", "trained"]
+    """With three quarters of the memory that one process takes: it fails with that, and two of them do not."""
+    (needed,) = run_ranks(1, step_under_limit, None)
+    budget = needed * 3 // 4
+    assert run_ranks(1, step_under_limit, budget) == [-1]
+    assert min(run_ranks(2, step_under_limit, budget)) > 0
 
 
 REFUSED: dict[str, tuple[Layer, str]] = {
