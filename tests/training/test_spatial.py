@@ -96,6 +96,20 @@ def test_one_place_trains_as_one_process_does(folder: Path, alone: Path, procs: 
 
 
 @pytest.mark.check
+def test_a_batch_of_fewer_images_than_processes_is_trained(folder: Path) -> None:
+    """Of one image at a time: one rank has it, the other has half of its rows."""
+    short = ("batch=1", "epochs=0.05", "optimizer.lr=0.001", "data.eval=null", "log_every_steps=1")
+    said = finished("train", folder / "recipe.yaml", "--run", folder / "one", *short)
+    assert said.status == 0, said.err
+    run = train(folder, "one-shared", 2, SPATIAL, *short)
+    pairs = list(zip(records(folder / "one", "train"), records(run, "train"), strict=True))
+    assert len(pairs) > 10
+    for one, shared in pairs:
+        assert shared["loss"] == pytest.approx(one["loss"], rel=1e-3)
+        assert "accuracy" not in shared or shared["accuracy"] == one["accuracy"]
+
+
+@pytest.mark.check
 def test_two_places_of_two_are_data_parallel_between_them(folder: Path) -> None:
     """Without batch norm over samples of others there is no difference to two processes; here it is per place."""
     places = train(folder, "places", 4, SPATIAL)

@@ -34,11 +34,15 @@ class Host:
     is_local: bool
 
 
-def check_batch_covers_ranks(batch: int, num_ranks: int) -> None:
-    """Raises UsageError if a step has fewer samples than ranks."""
-    if num_ranks > batch:
+def check_batch_covers_ranks(batch: int, num_ranks: int, sharing: int = 1) -> None:
+    """Raises UsageError if a step has fewer samples than ranks, or than groups of ranks that share a sample.
+
+    Args:
+        sharing: ranks that share each sample.
+    """
+    if num_ranks > batch * sharing:
         what = f"a batch of {batch} cannot be shared by {num_ranks} processes"
-        fix = f"Set it to at least {num_ranks}, or start at most {batch} processes."
+        fix = f"Set it to at least {-(-num_ranks // sharing)}, or start at most {batch * sharing} processes."
         raise UsageError(what, where="batch", fix=fix)
 
 

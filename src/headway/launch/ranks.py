@@ -155,9 +155,9 @@ class Ranks:
         """Number of processes that the launcher started."""
         return self._launched.size
 
-    def check_batch(self, batch: int) -> None:
-        """Raises UsageError if a step has fewer samples than ranks."""
-        check_batch_covers_ranks(batch, self._launched.size)
+    def check_batch(self, batch: int, sharing: int = 1) -> None:
+        """Raises UsageError if a step has fewer samples than ranks, or than groups of ranks that share a sample."""
+        check_batch_covers_ranks(batch, self._launched.size, sharing)
 
     def meet(self, model: torch.nn.Module, device: torch.device, carrier: StateCarrier) -> HandoverResult:
         """Meets the other ranks, for the first time or in the next generation, and brings all to one state.

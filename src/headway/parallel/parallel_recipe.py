@@ -14,6 +14,11 @@ class DataParallelRecipe(RecipePart):
 
     strategy: Literal["data"] = "data"
 
+    @property
+    def sharing(self) -> int:
+        """Number of processes that share an image."""
+        return 1
+
 
 class SpatialRecipe(RecipePart):
     """Some processes share each image: each computes some of its rows and columns. For images, or maps, that are too
@@ -34,6 +39,11 @@ class SpatialRecipe(RecipePart):
                 " them equal"
             )
         return self
+
+    @property
+    def sharing(self) -> int:
+        """Number of processes that share an image."""
+        return self.ranks
 
     @property
     def shape(self) -> tuple[int, int]:

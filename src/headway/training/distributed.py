@@ -61,7 +61,7 @@ def train_on_ranks(
         verb = [str(recipe), *overrides, "--run", str(folder)]
     else:
         raise UsageError("there is neither a recipe nor a run")
-    check_batch_covers_ranks(tree.global_batch, num_ranks)
+    check_batch_covers_ranks(tree.global_batch, num_ranks, tree.parallel.sharing)
     check_places(tree.parallel, num_ranks)
     command = ["-m", "headway", "train", *options]
     again = ["--resume", str(folder)]

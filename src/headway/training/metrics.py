@@ -152,9 +152,9 @@ class MetricsAccumulator:
         spent = {stage: seconds - before.get(stage, 0.0) for stage, seconds in self._since[1].items()}
         elapsed = max(sum(spent.values()), 1e-9)
         position, last = plan.find_position(step), plan.find_position(step - 1)
-        # A rank that has just joined has no outputs yet.
+        # A rank that has just joined has no outputs yet; one that shares the images of others may have none of its own.
         with torch.no_grad():
-            metrics = setup.task.metrics(*outputs) if outputs is not None else {}
+            metrics = setup.task.metrics(*outputs) if outputs is not None and len(outputs[1]) else {}
         record = {
             "kind": "train",
             "step": step,

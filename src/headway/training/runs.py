@@ -86,7 +86,8 @@ def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, callbac
         raise UsageError("several processes need one run folder", where="--run-folder", fix=fix)
     with _join_ranks(ranks, RunFolder(folder)):
         # Refused here, before data are opened: a step needs one sample per rank at least.
-        ranks.check_batch(resolve_batch(loaded, ranks.launched_size).recipe.global_batch)
+        batch = resolve_batch(loaded, ranks.launched_size).recipe.global_batch
+        ranks.check_batch(batch, loaded.recipe.parallel.sharing)
         check_places(loaded.recipe.parallel, ranks.launched_size)
         # A launcher that restarts all processes gives them the command line of the first start.
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
