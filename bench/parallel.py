@@ -1,5 +1,7 @@
-"""Images that several processes share: what each keeps for the backward pass, and what the exchange costs.
+"""Images that several processes share: which operations are right, what is kept, and what the exchange costs.
 
+spatial_right           operations of 16 whose outputs and gradients on two ranks are those of one process
+dtensor_right           the same of PyTorch's DTensor
 spatial_saved_bytes_2   bytes that the backward pass of ResNet-50 needs on the worst of 2 ranks, over one process's
 spatial_saved_bytes_4   the same with 4 ranks; both are counted
 spatial_overlap         time of a 3 x 3 convolution of images that two hosts share, over that of the exchange followed
@@ -13,13 +15,28 @@ import argparse
 import signal
 import sys
 
+import torch
+
 from bench._common import Claim, arguments, median, report, table
 from bench._family import run_bench
 from bench._hosts import Hosts, why_not
 from bench._network.layout import Layout
 from bench._network.ranks import Ranks
+from bench._parallel.operations import HEIGHTS as HEIGHTS_TRIED
+from bench._parallel.operations import compare_operations
 from bench._parallel.overlap import HALO_BYTES, HEIGHTS
 from bench._parallel.saved import SIZE, measure_shares
+
+
+def compare_peers() -> list[Claim]:
+    found = compare_operations()
+    table([("operation", *found), *((name, *(found[way][name] for way in found)) for name in found["ours"])])
+    heights = " and ".join(map(str, HEIGHTS_TRIED))
+    how = f"of {len(found['ours'])} operations, maps of {heights} rows, torch {torch.__version__}"
+    return [
+        Claim(claim, sum(verdict == "right" for verdict in found[way].values()), "", how)
+        for claim, way in (("spatial_right", "ours"), ("dtensor_right", "DTensor"))
+    ]
 
 
 def measure_saved(options: argparse.Namespace) -> list[Claim]:
@@ -62,7 +79,7 @@ def measure_overlap(hosts: Hosts, rounds: int) -> Claim:
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    claims = measure_saved(options)
+    claims = compare_peers() + measure_saved(options)
     if reason := why_not():
         print(f"There can be no hosts here: {reason}.")
     else:
