@@ -1,5 +1,7 @@
 """Several hosts on one machine: one network namespace each, joined by a bridge, every port limited to a rate (tbf).
 
+A host can have several interfaces: eth0, eth1, ..., each with a subnet and a bridge of its own.
+
 Needs root and iproute2. All hosts have the same hostname. Traffic of a host to itself stays on its loopback.
 """
 
@@ -50,12 +52,13 @@ def why_not() -> str | None:
 
 @final
 class Hosts:
-    """Hosts 10.77.0.1, 10.77.0.2, ... A context: its end kills what runs on them and removes them.
+    """Hosts 10.77.0.1, 10.77.0.2, ... (10.77.1.1, ... on eth1). A context: its end kills what runs on them and removes
+    them.
 
     What a killed process left is removed by the next one that makes hosts.
 
     Args:
-        rate_bits_s: of every host's link, each way; None: as fast as the kernel is.
+        rate_bits_s: of every host's link, each way; None: as fast as the kernel is. A list: of each interface's link.
         congestion: the congestion control of TCP between them.
         burst_bytes: what passes a link at once after a pause. A real one lets nothing pass, and sums of small arrays
             show it; little is dear, since frames are no larger.
@@ -67,12 +70,13 @@ class Hosts:
     def __init__(
         self,
         count: int,
-        rate_bits_s: float | None = 200e6,
+        rate_bits_s: float | Sequence[float | None] | None = 200e6,
         congestion: str = "cubic",
         burst_bytes: int = BURST_BYTES,
     ) -> None:
         self.addresses = tuple(f"10.77.0.{host + 1}" for host in range(count))
-        self.rate_bits_s, self.congestion, self.burst_bytes = rate_bits_s, congestion, burst_bytes
+        self.rates_bits_s = tuple(rate_bits_s) if isinstance(rate_bits_s, Sequence) else (rate_bits_s,)
+        self.congestion, self.burst_bytes = congestion, burst_bytes
         self._prefix = f"hw{os.getpid():x}-{next(_serial)}"
         self._processes: list[subprocess.Popen[Any]] = []
         self._stack = ExitStack()
@@ -80,12 +84,12 @@ class Hosts:
     def __enter__(self) -> Hosts:
         _remove_leftovers()
         with ExitStack() as stack:
-            bridge = f"{self._prefix}b"
-            _ip("link", "add", bridge, "type", "bridge")
-            stack.callback(_ip, "link", "del", bridge, check=False)
-            _ip("link", "set", bridge, "up")
+            for rail in range(len(self.rates_bits_s)):
+                _ip("link", "add", self._bridge(rail), "type", "bridge")
+                stack.callback(_ip, "link", "del", self._bridge(rail), check=False)
+                _ip("link", "set", self._bridge(rail), "up")
             for host in range(len(self.addresses)):
-                self._add(host, bridge, stack)
+                self._add(host, stack)
             stack.callback(self._end)
             self._stack = stack.pop_all()
         return self
@@ -109,47 +113,67 @@ class Hosts:
         """The name that `ip netns` knows a host by."""
         return f"{self._prefix}n{host}"
 
-    def bytes_out(self, host: int) -> int:
-        """Bytes that a host has sent over its link so far, frames and all: its port of the bridge has received them."""
-        return self._counter(host, "rx_bytes")
+    def bytes_out(self, host: int, rail: int | None = None) -> int:
+        """Bytes that a host has sent so far, frames and all: its port of the bridge has received them.
 
-    def payload_out(self, host: int) -> int:
+        Args:
+            rail: number of the interface; None: all.
+        """
+        return sum(self._counter(host, one, "rx_bytes") for one in self._rails(rail))
+
+    def payload_out(self, host: int, rail: int | None = None) -> int:
         """The same without the headers of Ethernet, IPv4 and TCP: what a model of bytes speaks of."""
-        return self.bytes_out(host) - HEADER_BYTES * self._counter(host, "rx_packets")
+        packets = sum(self._counter(host, one, "rx_packets") for one in self._rails(rail))
+        return self.bytes_out(host, rail) - HEADER_BYTES * packets
 
-    def cut(self, host: int) -> None:
-        """Pulls a host's cable: nothing passes, and no connection is told."""
-        _ip("link", "set", self._port(host), "down")
+    def cut(self, host: int, rail: int | None = None) -> None:
+        """Pulls a host's cables: nothing passes, and no connection is told."""
+        for one in self._rails(rail):
+            _ip("link", "set", self._port(host, one), "down")
 
-    def restore(self, host: int) -> None:
-        """Plugs it in again."""
-        _ip("link", "set", self._port(host), "up")
+    def restore(self, host: int, rail: int | None = None) -> None:
+        """Plugs them in again."""
+        for one in self._rails(rail):
+            _ip("link", "set", self._port(host, one), "up")
 
-    def _add(self, host: int, bridge: str, stack: ExitStack) -> None:
-        name, port = self.namespace(host), self._port(host)
+    def _rails(self, rail: int | None) -> Sequence[int]:
+        return range(len(self.rates_bits_s)) if rail is None else (rail,)
+
+    def _add(self, host: int, stack: ExitStack) -> None:
+        name = self.namespace(host)
         _ip("netns", "add", name)
         stack.callback(_remove_namespace, name)
-        _ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("-n", name, "link", "set", "lo", "up")
+        for rail, rate_bits_s in enumerate(self.rates_bits_s):
+            self._connect(host, rail, rate_bits_s, stack)
+
+    def _connect(self, host: int, rail: int, rate_bits_s: float | None, stack: ExitStack) -> None:
+        name, port, link = self.namespace(host), self._port(host, rail), f"eth{rail}"
+        address = f"10.77.{rail}.{host + 1}"
+        _ip("link", "add", port, "type", "veth", "peer", "name", link, "netns", name)
         stack.callback(_ip, "link", "del", port, check=False)  # at once; a namespace takes its links away later
-        _ip("link", "set", port, "master", bridge, "up")
-        _ip("-n", name, "addr", "add", f"{self.addresses[host]}/24", "dev", "eth0")
-        for link in ("lo", "eth0"):
-            _ip("-n", name, "link", "set", link, "up")
-        if self.rate_bits_s is not None:
-            for where, device in ((["-n", name], "eth0"), ([], port)):
-                limit = limited(self.rate_bits_s, self.burst_bytes)
+        _ip("link", "set", port, "master", self._bridge(rail), "up")
+        _ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
+        _ip("-n", name, "link", "set", link, "up")
+        if rate_bits_s is not None:
+            for where, device in ((["-n", name], link), ([], port)):
+                limit = limited(rate_bits_s, self.burst_bytes)
                 _run("tc", *where, "qdisc", "add", "dev", device, "root", *limit)
                 if self.burst_bytes < BURST_BYTES:
                     _ip(*where, "link", "set", device, "gso_max_size", str(self.burst_bytes * 3 // 4))
         # Of the route: a namespace's own default may be any of tcp_allowed_congestion_control, which often lacks cubic.
-        net = ("10.77.0.0/24", "dev", "eth0", "proto", "kernel", "scope", "link", "src", self.addresses[host])
+        net = (f"10.77.{rail}.0/24", "dev", link, "proto", "kernel", "scope", "link", "src", address)
         _ip("-n", name, "route", "replace", *net, "congctl", self.congestion)
 
-    def _port(self, host: int) -> str:
-        return f"{self._prefix}v{host}"
+    def _bridge(self, rail: int) -> str:
+        return f"{self._prefix}b{rail}"
 
-    def _counter(self, host: int, name: str) -> int:
-        return int((LINKS / self._port(host) / "statistics" / name).read_text())
+    def _port(self, host: int, rail: int) -> str:
+        # One running number: the names of links have 15 letters at most.
+        return f"{self._prefix}v{host + rail * len(self.addresses)}"
+
+    def _counter(self, host: int, rail: int, name: str) -> int:
+        return int((LINKS / self._port(host, rail) / "statistics" / name).read_text())
 
     def _end(self) -> None:
         for host in range(len(self.addresses)):

@@ -8,8 +8,9 @@ from pathlib import Path
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
-from headway.setup.build import TrainSetup, build_setup
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
+from headway.setup.train_setup import TrainSetup
 from headway.training.display import Display
 from headway.training.trainer import Trainer
 

@@ -43,7 +43,7 @@ from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report, take_turns
 from bench._family import run_bench
 from headway.core.messages import show_messages
-from headway.setup.build import TrainSetup
+from headway.setup.train_setup import TrainSetup
 from headway.training.progress import SilentDisplay
 from headway.training.trainer import Trainer
 

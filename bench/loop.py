@@ -36,7 +36,7 @@ from headway.core.messages import show_messages
 from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
-from headway.setup.build import TrainSetup
+from headway.setup.train_setup import TrainSetup
 from headway.training.display import Display
 from headway.training.progress import ProgressBar
 from headway.training.trainer import Trainer

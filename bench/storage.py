@@ -4,8 +4,9 @@
     python -m bench.storage s3://bucket/folder --objects 100000 --streams 64
 
 Objects are read in random order, each once an epoch, and one is written for 90 that are read (NVIDIA's designs for
-DGX-1). Their sizes vary as those of ImageNet's files do. They are laid down first, except those that are there already:
-an http server, which cannot be written to, serves a folder that was laid down before, and is only read.
+DGX-1). Their sizes vary as those of ImageNet's files do. They are laid down first, in the folder headway-storage-bench
+below the target. Clients that run at once share them, and the last one removes the folder; with --keep it stays. An
+http server, which cannot be written to, serves a folder that was laid down with --keep before, and is only read.
 
 storage_read_bytes_s   bytes/s of all reads
 storage_opens_s        objects read per second
@@ -19,6 +20,8 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,11 +32,14 @@ import numpy as np
 from bench._common import Claim, parser, report
 from bench._family import run_bench
 from bench._storage.load import Count, Load, lay_objects, run_stream
-from bench._storage.store import Address, Folder, Store
-from headway.core.text_format import format_bytes
-from headway.plan.facility.design import IMAGE_BYTES, FacilityRequest, plan_facility
+from bench._storage.store import Folder, Store, open_store
+from bench._storage.visit import name_client, visit
+from headway.core.errors import HeadwayError, UsageError
+from headway.core.files import expect_writable
+from headway.core.text_format import format_bytes, pluralise
+from headway.plan.facility.design import plan_facility
+from headway.plan.facility.request import IMAGE_BYTES, FacilityRequest
 from headway.plan.facility.storage import READS_PER_WRITE
-from headway.storage.addresses import is_url
 
 # Standard deviation over mean of the sizes of 250 ImageNet files.
 VARIATION = 0.62
@@ -41,7 +47,8 @@ VARIATION = 0.62
 
 def build_parser() -> argparse.ArgumentParser:
     found = parser(__doc__ or "")
-    found.add_argument("target", nargs="?", help="folder or URL; default: a folder that is removed at the end")
+    found.add_argument("target", nargs="?", help="folder that exists, or URL; default: a temporary folder")
+    found.add_argument("--keep", action="store_true", help="leave the objects there, for an http server or another run")
     found.add_argument("--objects", type=int, default=5_000)
     found.add_argument("--mean-kb", type=float, default=IMAGE_BYTES / 1e3, help="mean size of an object")
     found.add_argument("--variation", type=float, default=VARIATION, help="standard deviation of the sizes over it")
@@ -64,20 +71,68 @@ def run_load(load: Load, store: Store, streams: int, seconds: float) -> list[Cou
         return list(pool.map(run_stream, *zip(*work, strict=True)))
 
 
+def check_options(options: argparse.Namespace) -> None:
+    """Raises UsageError if a number is impossible."""
+    smallest = {"objects": 1, "streams": 1, "nodes": 1, "reads_per_write": 0, "variation": 0, "seed": 0}
+    for name, least in smallest.items():
+        if not getattr(options, name) >= least:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is {getattr(options, name):g}", fix=f"Set it to {least} or more.")
+    for name, most in (("mean_kb", 1e6), ("seconds", 1e6)):
+        if not 0.01 <= getattr(options, name) <= most:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is {getattr(options, name):g}", fix=f"Set it to 0.01 to {most:,.0f}.")
+    if options.streams > options.objects:
+        what = f"{options.streams} streams have {pluralise(options.objects, 'object')}, and each needs one of its own"
+        raise UsageError(what, fix="Set --streams to less, or --objects to more.")
+    if options.keep and options.target is None:
+        raise UsageError("--keep is for a folder or a URL, and none is named", fix="Name one, or leave --keep out.")
+    expect_writable(options.json)
+
+
+def expect_space(path: Path, load: Load) -> None:
+    """Raises UsageError if a folder has no room for the objects, and as much again for what is written."""
+    needed, free = 2 * load.objects * load.mean_bytes, shutil.disk_usage(path).free
+    if free < needed:
+        what = f"{load.objects:,} objects and what is written need {format_bytes(needed)}"
+        what += f", and {format_bytes(free)} are free"
+        raise UsageError(what, where=str(path), fix="Free space there, or set --objects to less.")
+
+
 def main() -> None:
     options = build_parser().parse_args()
+    if options.quick:
+        options.objects, options.seconds = min(options.objects, 200), min(options.seconds, 1.0)
+    try:
+        measure_storage(options)
+    except HeadwayError as error:
+        print(f"bench.storage: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+    except OSError as error:
+        print(f"bench.storage: {error.filename or options.target}: {error.strerror}.", file=sys.stderr)
+        sys.exit(1)
+
+
+def measure_storage(options: argparse.Namespace) -> None:
+    """Lays the objects down, runs the load, and prints the rates. Raises UsageError or OSError, which name the cure."""
+    check_options(options)
     wanted = FacilityRequest(nodes=options.nodes, node=options.node, image_bytes=options.mean_kb * 1e3)
     feed = plan_facility(wanted).feed
-    url = options.target is not None and is_url(options.target)
     with tempfile.TemporaryDirectory() as name:
-        store: Store = Address(options.target) if url else Folder(Path(options.target or name))
+        store = open_store(options.target or name)
         load = Load(
-            objects=200 if options.quick else options.objects, mean_bytes=options.mean_kb * 1e3,
-            variation=options.variation, order_seed=options.seed,
+            objects=options.objects, mean_bytes=options.mean_kb * 1e3, variation=options.variation,
+            order_seed=options.seed, client=name_client(),
             reads_per_write=None if store.is_read_only else options.reads_per_write or None,
         )  # fmt: skip
-        print(f"{lay_objects(load, store):,} of {load.objects:,} objects laid down")
-        found = run_load(load, store, options.streams, 1.0 if options.quick else options.seconds)
+        if isinstance(store, Folder):
+            expect_space(store.path.parent, load)
+        with visit(store, load.client, keeps=options.keep):
+            print(f"{lay_objects(load, store):,} of {load.objects:,} objects laid down in {store.place}")
+            found = run_load(load, store, options.streams, options.seconds)
+    if not any(one.reads for one in found):
+        fix = f"Set --seconds to more than {options.seconds:g}."
+        raise UsageError("no object was read before the time was over", fix=fix)
     print_report(load, found, feed.bytes_s, feed.opens_s, feed.write_bytes_s, options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,3 +47,16 @@ class Scalars(TorchDispatchMode):
 def counted() -> Iterator[Counter[str]]:
     with Waits() as waits, Scalars(waits.found):
         yield waits.found
+
+
+@contextmanager
+def waits_refused() -> Iterator[None]:
+    """An operation that waits for the GPU raises an error here."""
+    try:
+        with warnings.catch_warnings():
+            # torch says once that this mode is a prototype; as an error it would leave the mode on.
+            warnings.simplefilter("ignore", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -51,7 +51,13 @@ def write_jpegs(folder: Path, per_class: int = 5, side: int = 32, classes: tuple
 def test_a_missing_or_empty_folder(tmp_path: Path, good: Path) -> None:
     for verb in (("init",), ("pack",)):
         more = (tmp_path / "dst",) if verb == ("pack",) else ()
-        assert "none: there is no such file or folder" in refused(*verb, tmp_path / "none", *more, status=2)
+        assert refused(*verb, tmp_path / "none", *more, status=2) == (
+            f"{tmp_path}/none: there is no such file or folder. Name a folder of images, a CSV or JSONL file of paths "
+            "and labels, or a packed folder."
+        )
+        assert refused(*verb, good / "dgits", *more, status=2) == (
+            f"{good}/dgits: there is no such file or folder. Did you mean 'digits'?"
+        )
         (tmp_path / "empty").mkdir(exist_ok=True)
         assert "empty: the folder is empty" in refused(*verb, tmp_path / "empty", *more, status=2)
     assert "there is no such file or folder. Pack one: headway pack SRC DST." in refused(
@@ -60,7 +66,8 @@ def test_a_missing_or_empty_folder(tmp_path: Path, good: Path) -> None:
     assert "there is no image in any of its 1 sub-folders" in refused(
         "train", good / "recipe.yaml", f"data.eval={tmp_path}", status=1
     )
-    assert "the folder does not exist" in refused("verify", tmp_path / "none", status=2)
+    assert "the folder does not exist. Pack one: headway" in refused("verify", tmp_path / "none", status=2)
+    assert refused("verify", good / "digits.pack", status=2).endswith(f"Did you mean '{good}/digits.packed'?")
     for verb in ("report", "evaluate"):
         assert "there is no such run folder. Start a run with headway train RECIPE." in refused(
             verb, tmp_path / "none", status=2
@@ -384,6 +391,7 @@ def test_a_full_disk_while_checkpointing(small_disk: Path, tmp_path: Path, what:
 
 FILLS = """
 import os
+import time
 from pathlib import Path
 
 calls = [0]
@@ -391,6 +399,9 @@ calls = [0]
 def fill(images, labels, keys):
     calls[0] += 1
     if calls[0] == 8:
+        # The thread that writes the first checkpoint may be behind.
+        while not Path(os.environ["LATEST"]).exists():
+            time.sleep(0.01)
         with open(os.environ["FILLER"], "wb", buffering=0) as file:
             try:
                 while file.write(bytes(4096)):
@@ -411,6 +422,7 @@ def test_a_disk_that_others_fill_while_metrics_are_written(
     headway("train", recipe, "--run", tmp_path / "whole", "checkpoint.keep=99")
     monkeypatch.setenv("FILLER", str(small_disk / "filler"))
     run = small_disk / "run"
+    monkeypatch.setenv("LATEST", str(run / "checkpoints/latest"))
     sentence = refused("train", recipe, "--run", run, "transform=fills.py:fill", status=1)
     assert "the disk is full" in sentence
     newest = Checkpoints(run / "checkpoints").newest()

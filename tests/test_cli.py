@@ -18,7 +18,7 @@ from tests._support import command, digits, finished, headway, packed_digits, re
 
 VERBS = (
     *("init", "pack", "verify", "train", "evaluate", "predict", "report", "landscape", "assess", "schedule"),
-    *("doctor", "tune", "plan", "bench-links"),
+    *("doctor", "tune", "plan", "bench-links", "replay"),
 )
 
 
@@ -97,7 +97,7 @@ def test_sentences_without_json(folder: Path, tmp_path: Path) -> None:
     assert headway("verify", tmp_path / "dst").out == "Every record (240 samples) is intact.\n"
     said = headway("pack", folder / "digits", tmp_path / "split", "--split", "0.2")
     assert said.out.endswith(" images/s: train 190, eval 50 images, 10 classes.\n")
-    assert headway("verify", tmp_path / "split").out == "Every record of 2 parts (190 + 50 samples) is intact.\n"
+    assert headway("verify", tmp_path / "split").out == "Every record of 2 sets (190 + 50 samples) is intact.\n"
     said = headway("train", folder / "recipe.yaml", "--run", tmp_path / "run")
     pattern = r"Trained \S+/run:  loss \d\.\d{4}  accuracy 0\.\d{4}  \d+\.\d s  [\d,]+ images/s\n"
     kept = r"Best: (the last epoch|epoch 1 of 2), loss \d\.\d{4}, accuracy (0\.\d{4}); its weights are kept\. "
@@ -224,4 +224,4 @@ def test_metrics_are_written_as_they_come(folder: Path, tmp_path: Path, monkeypa
 @pytest.mark.fresh
 def test_a_verb_says_nothing_else_from_a_real_process(folder: Path) -> None:
     said = finished("verify", folder / "digits.packed")
-    assert (said.status, said.out, said.err) == (0, "Every record of 2 parts (180 + 60 samples) is intact.\n", "")
+    assert (said.status, said.out, said.err) == (0, "Every record of 2 sets (180 + 60 samples) is intact.\n", "")

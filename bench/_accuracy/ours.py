@@ -16,8 +16,9 @@ from headway.core.messages import show_messages
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.run_folder import RunFolder
 from headway.data.resolution import compute_progressive_size
-from headway.setup.build import TrainSetup, build_setup
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
+from headway.setup.train_setup import TrainSetup
 from headway.training.evaluate import compute_outputs, evaluate
 from headway.training.progress import SilentDisplay
 from headway.training.trainer import Trainer

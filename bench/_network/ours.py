@@ -37,7 +37,7 @@ class Ours:
         )
         links = measure_links(world)
         self._network = links.build_network(world)
-        self._communicator = Communicator(world, rails=links.rails)
+        self._communicator = Communicator(world, rails=links.rails, rates_bytes_s=links.rates_bytes_s)
         self._trials = {wire: run_trials(self._communicator, self._network, wire=wire) for wire in WIRES}
         self.said = links.describe(world)
         self.reducers: dict[str, Reducer] = {}

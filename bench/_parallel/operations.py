@@ -1,4 +1,7 @@
-"""Operations on images that two processes share: ours and PyTorch's DTensor, each against one process."""
+"""Operations on images that two processes share: ours, PyTorch's DTensor, and LBANN's DistConv if it can be imported.
+
+Each is judged against one process.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor
+from torch.multiprocessing import ProcessExitedException
 from torch.nn import functional as F
 
 from headway.core.errors import HeadwayError
@@ -26,6 +31,7 @@ RANKS, TIMEOUT_S = 2, 20.0
 # Twelve rows divide evenly among strides and ranks; thirteen do not.
 SAMPLES, CHANNELS, HEIGHTS, WIDTH = 2, 4, (12, 13), 10
 RIGHT = 1e-10
+VERDICTS = ("right", "refused", "wrong", "killed")
 
 Operation = Callable[[Tensor, Any], Tensor]
 Judge = Callable[[Operation, Tensor | None, int], str]
@@ -61,28 +67,38 @@ def list_operations() -> dict[str, tuple[Operation, Tensor | None]]:
     }  # fmt: skip
 
 
-def compare_operations() -> dict[str, dict[str, str]]:
-    """What each way gives for each operation: `right`, `wrong`, or `refused`."""
-    found = {}
-    for way in ("ours", "DTensor"):
-        with tempfile.TemporaryDirectory() as name:
-            torch.multiprocessing.spawn(_run_rank, (way, name), nprocs=RANKS)
-            parts = [json.loads((Path(name) / str(rank)).read_text(encoding="utf-8")) for rank in range(RANKS)]
-        worst = ("right", "refused", "wrong")
-        found[way] = {key: max((part[key] for part in parts), key=worst.index) for key in parts[0]}
+def compare_operations() -> dict[str, dict[str, list[str]]]:
+    """What each way gives for each operation, by height: `right`, `wrong`, `refused`, or `killed` with its process."""
+    ways = ["ours", "DTensor"]
+    if find_spec("distconv") is not None:
+        ways.append("DistConv")
+    return {way: _judge_operations(way) for way in ways}
+
+
+def _judge_operations(way: str) -> dict[str, list[str]]:
+    cases = [(name, height) for name in list_operations() for height in HEIGHTS]
+    # What kills its process must not take the verdicts of the others with it.
+    together = [[case] for case in cases] if way == "DistConv" else [cases]
+    found: dict[str, list[str]] = {name: [] for name, _ in cases}
+    for some in together:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                torch.multiprocessing.spawn(_run_rank, (way, folder, some), nprocs=RANKS)
+                parts = [json.loads((Path(folder) / str(rank)).read_text(encoding="utf-8")) for rank in range(RANKS)]
+            except ProcessExitedException:
+                parts = [["killed"] * len(some)]
+        for (name, _), verdicts in zip(some, zip(*parts, strict=True), strict=True):
+            found[name].append(max(verdicts, key=VERDICTS.index))
     return found
 
 
-def _run_rank(rank: int, way: str, folder: str) -> None:
+def _run_rank(rank: int, way: str, folder: str, cases: list[tuple[str, int]]) -> None:
     torch.set_num_threads(1)
     # DTensor warns of each implicit step.
     warnings.simplefilter("ignore")
-    judge = _judge_ours(rank, folder) if way == "ours" else _judge_dtensor(rank, folder)
-    verdicts = {}
-    for name, (operation, weight) in list_operations().items():
-        # Right for all heights, or not right.
-        worst = [judge(operation, weight, height) for height in HEIGHTS]
-        verdicts[name] = max(worst, key=("right", "refused", "wrong").index)
+    judge = {"ours": _judge_ours, "DTensor": _judge_dtensor, "DistConv": _judge_distconv}[way](rank, folder)
+    operations = list_operations()
+    verdicts = [judge(*operations[name], height) for name, height in cases]
     (Path(folder) / str(rank)).write_text(json.dumps(verdicts), encoding="utf-8")
 
 
@@ -148,6 +164,33 @@ def _judge_dtensor(rank: int, folder: str) -> Judge:
             mine.square().sum().backward()
             assert images.grad is not None
             pairs = ((whole, out), (images.grad.full_tensor(), grad))
+        except Exception:
+            return "wrong"
+        return "right" if all(a.shape == b.shape and torch.allclose(a, b, 0, RIGHT) for a, b in pairs) else "wrong"
+
+    return judge
+
+
+def _judge_distconv(rank: int, folder: str) -> Judge:
+    from distconv import DCTensor, ParallelStrategy
+
+    store = dist.FileStore(f"{folder}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=TIMEOUT_S))
+    strategy = ParallelStrategy(num_shards=RANKS, shard_dim=2, device_type="cpu")
+
+    def judge(operation: Operation, weight: Tensor | None, height: int) -> str:
+        out, grad = run_whole(operation, weight, height)
+        images = DCTensor.distribute(make_images(height), strategy).requires_grad_()
+        try:
+            mine = operation(images, weight)
+        except Exception:
+            return "refused"
+        # As DTensor: without an error, everything counts.
+        try:
+            whole = mine.to_replicate().detach()
+            mine.square().sum().backward()
+            assert images.grad is not None
+            pairs = ((whole, out), (images.grad.to_replicate(), grad))
         except Exception:
             return "wrong"
         return "right" if all(a.shape == b.shape and torch.allclose(a, b, 0, RIGHT) for a, b in pairs) else "wrong"

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from bench._network.arm import Arm
+from headway.core.rows import Window, divide
 from headway.core.world import Membership, World
 from headway.parallel.fetch import fetch_rows
 from headway.parallel.maps import cut
 from headway.parallel.place import Place
-from headway.parallel.rows import Window, divide
 from headway.parallel.strips import make_strip
 
 # A row of 16 images with 64 channels is 459 kB in fp32: more than the 128 kB that a limited link lets pass at once.

@@ -26,6 +26,8 @@ class Load:
     seed: int = 0
     # Of the order in which they are read; clients that read the same objects take different ones.
     order_seed: int = 0
+    # The client that reads and writes; others have other names.
+    client: str = "alone"
 
     def draw_sizes(self) -> NDArray[np.int64]:
         """Bytes of each object, log-normal: file sizes of images have a long tail above and none below 0."""
@@ -64,23 +66,33 @@ class Count:
 
 def name_object(number: int) -> str:
     """Names an object; a thousand of them lie in one folder."""
-    return f"{number // 1000:06d}/{number % 1000:03d}"
+    return f"objects/{number // 1000:06d}/{number % 1000:03d}"
 
 
 def lay_objects(load: Load, store: Store) -> int:
-    """Writes the objects that are not there yet. Returns their number.
+    """Writes the objects that are not there yet. Returns how many this client has written.
+
+    Several clients that do it at once share the work: each goes its own way through the objects, and looks for each of
+    them just before it writes it.
 
     Raises UsageError if objects are missing where nothing can be written.
     """
-    sizes = load.draw_sizes()
-    missing = [number for number, size in enumerate(sizes) if store.measure(name_object(number)) != size]
-    if missing and store.is_read_only:
-        fix = "Lay them down first: run the bench on the folder that the server serves, with the same options."
-        raise UsageError(f"{len(missing):,} of {load.objects:,} objects are not on the server", fix=fix)
+    sizes, written, missing = load.draw_sizes(), 0, 0
     content = np.random.default_rng(load.seed).bytes(int(sizes.max()))
-    for number in missing:
-        store.write(name_object(number), content[: sizes[number]])
-    return len(missing)
+    way = np.random.default_rng(list(load.client.encode())).permutation(load.objects)
+    for number in way.tolist():
+        if store.measure(name_object(number)) == sizes[number]:
+            continue
+        missing += 1
+        if not store.is_read_only:
+            store.write(name_object(number), content[: sizes[number]])
+            written += 1
+    if missing > written:
+        fix = (
+            "Lay them down first: run the bench with --keep and the same options on the folder that the server serves."
+        )
+        raise UsageError(f"{missing:,} of {load.objects:,} objects are not on the server", where=store.place, fix=fix)
+    return written
 
 
 def run_stream(
@@ -96,7 +108,7 @@ def run_stream(
             break
         if is_write:
             # Results go beside the objects, each stream's to its own place, as checkpoints and logs do.
-            store.write(f"written-{stream}/{number % 1000:03d}", content[: sizes[number]])
+            store.write(f"written/{load.client}/{stream}/{number % 1000:03d}", content[: sizes[number]])
             found.writes += 1
             found.written_bytes += int(sizes[number])
             continue

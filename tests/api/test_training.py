@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
+from tests._support import collect_messages, packed_digits, refused, write_recipe
 from tests._support import headway as command
-from tests._support import packed_digits, write_recipe
 from torch import nn
 
 import headway
@@ -50,6 +51,72 @@ def test_a_stopped_run_is_resumed(folder: Path, tmp_path: Path) -> None:
     given = headway.train(folder / "recipe.yaml", model=model, run=tmp_path / "given")
     assert given.summary["steps"] == whole.summary["steps"]
     assert headway.resume(given, model=model).finished
+
+
+def test_what_is_about_the_network_of_the_factory_is_left_out(folder: Path, tmp_path: Path) -> None:
+    """`headway init` writes such keys; they would fail with another network, or change its weights."""
+    changes = {
+        "model": {"factory": "headway.model:resnet18", "zero_init": True, "args": {"width": 3}, "freeze": ["^layer1"]},
+        "optimizer": {"groups": [{"match": "^1\\.bias", "weight_decay": 0}, {"match": "downsample"}, {"match": ".*"}]},
+        "epochs": 1,
+    }
+    recipe = write_recipe(folder / "for_another.yaml", **changes)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with collect_messages() as said:
+        run = headway.train(recipe, model=model, run=tmp_path / "a")
+    assert said[0] == (
+        "Your network takes the place of headway.model:resnet18. Left out, because the recipe says it about that one: "
+        "model.args, model.freeze, model.zero_init, optimizer.groups with match 'downsample'. Give in the overrides "
+        "what is meant for yours."
+    )
+    assert run.recipe["model"]["zero_init"] is False
+    assert run.recipe["model"]["args"] == {}
+    assert [group["match"] for group in run.recipe["optimizer"]["groups"]] == ["^1\\.bias", ".*"]
+    # What the caller gives is meant for this network.
+    with pytest.raises(HeadwayError, match=r"model\.zero_init: the network has no residual block"):
+        headway.train(recipe, {"model.zero_init": True}, model=model, run=tmp_path / "b")
+    mine = {"model.freeze": ["^1.weight"], "optimizer.groups": []}
+    run = headway.train(recipe, mine, model=model, run=tmp_path / "c")
+    assert run.recipe["model"]["freeze"] == ["^1.weight"]
+    # So is what a recipe without a factory says, and that of a run which was given its network too.
+    mapping = yaml.safe_load(recipe.read_text()) | {
+        "model": {"freeze": ["^1.weight"]},
+        "optimizer": {"name": "sgd", "lr": 1},
+    }
+    mapping["data"] |= {key: str(folder / mapping["data"][key]) for key in ("train", "eval")}
+    for one in (mapping, tmp_path / "c/recipe.yaml"):
+        with collect_messages() as said:
+            again = headway.train(one, model=model, run=tmp_path / f"d{type(one).__name__}")
+        assert again.recipe["model"]["freeze"] == ["^1.weight"]
+        assert not any("takes the place" in line for line in said)
+
+
+def test_messages_speak_python(folder: Path, tmp_path: Path) -> None:
+    """Options of commands are named to the command line alone."""
+    recipe, out = folder / "recipe.yaml", tmp_path / "a"
+    run = headway.train(recipe, {"epochs": 1, "data.eval": None}, run=out)
+    known = f"{out}: this run folder exists. "
+    with pytest.raises(HeadwayError) as caught:
+        headway.train(recipe, run=out)
+    assert str(caught.value) == f"{known}Resume it: headway.resume({str(out)!r}). Or name another one with run=."
+    said = refused("train", recipe, "--run", out, status=2)
+    assert said == f"{known}Resume it: headway train --resume {out}. Or name another one with --run."
+    for call, message in (
+        (lambda: headway.train(recipe, {"epoch": 3}), r"^overrides: there is no key 'epoch'\. Did you mean 'epochs'"),
+        (lambda: headway.train(recipe, {"epochs": "no"}), "^overrides: epochs must be a number, not 'no'"),
+        (lambda: headway.resume(run, {"seed": 3}), r'headway\.train\(RECIPE, \{"model\.weights": '),
+        (lambda: run.evaluate(), r"Name one as --data or data=\."),
+        (lambda: run.predict(recipe), r"not an image\. Leave it out of the images\."),
+        (
+            lambda: headway.train(str(recipe), epochs=3, seed=1),  # type: ignore[arg-type]
+            r"headway\.train has no argument 'epochs'\. Values of the recipe go into a mapping: "
+            r"headway\.train\('.*recipe\.yaml', \{\"epochs\": 3, \"seed\": 1\}\)\.",
+        ),
+        (lambda: headway.train(recipe, modle=3), r"has no argument 'modle'\. Did you mean 'model'\?$"),  # type: ignore[arg-type]
+        (lambda: headway.resume(run, epochs=9), r"headway\.resume\('.*a', \{\"epochs\": 9\}\)"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(HeadwayError, match=message):
+            call()
 
 
 @pytest.mark.parametrize(

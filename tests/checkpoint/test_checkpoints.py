@@ -135,8 +135,11 @@ def test_where_all_are_damaged_nothing_is_touched(run: Path, tmp_path: Path) -> 
         (path / TENSORS).write_bytes(b"")
     before = (copy / "metrics.jsonl").read_bytes()
     said = headway("train", "--resume", copy, status=1)
-    assert all(path.name in said.err for path in paths)
-    assert "every checkpoint is damaged. Start the run anew." in said.err
+    assert "every checkpoint is damaged (" in said.err
+    assert all(f"{path.name}: {TENSORS} is torn: 0 of " in said.err for path in paths)
+    assert said.err.endswith("Copy one of them here again if you have it elsewhere, or start the run anew.\n")
+    # There is none before the last one.
+    assert said.err.count("The one before it is used.") == len(paths) - 1
     assert (copy / "metrics.jsonl").read_bytes() == before
     with pytest.raises(CheckpointError, match="every checkpoint is damaged"):
         Checkpoints(copy / "checkpoints").newest([])

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from headway.comm.batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from headway.core.errors import UsageError
-from headway.core.world import Group, World
+from headway.core.group import Group
+from headway.core.world import World
 
 CPU = torch.device("cpu")
 KINDS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {

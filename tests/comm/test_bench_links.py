@@ -91,6 +91,8 @@ def test_without_company_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyP
     for procs in (1, 0, -1):
         with pytest.raises(UsageError, match=rf"--procs is {procs}\. Links connect processes: set 2 or more"):
             run_bench_links(procs, 1)
+    with pytest.raises(UsageError, match=r"--interface has no effect between processes of one host"):
+        run_bench_links(2, 1, ["lo"])
     for seconds in (0, -1, float("nan"), float("inf")):
         with pytest.raises(UsageError, match=rf"--seconds is {seconds:g}\. Set the time for all"):
             run_bench_links(2, seconds)

@@ -14,7 +14,7 @@ from _ranks import Rank, run_ranks
 
 from headway.comm.communicator import ALGORITHMS, Communicator
 from headway.comm.wire_codec import WireCodec
-from headway.core.errors import CommunicationError, UsageError
+from headway.core.errors import CommunicationError, GenerationEndedError, UsageError
 from headway.core.world import World
 
 LAYOUTS = [(0, 0), (0, 1), (0, 1, 1), (0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1, 1, 1)]
@@ -184,3 +184,24 @@ def test_what_is_flushed_to_zero_is_counted() -> None:
     assert codec.num_flushed == 2
     codec.decode(message, out, add=True)
     assert out.tolist() == [2, 0, 0, 0]
+
+
+def sum_in_part(rank: Rank) -> tuple[float, tuple[tuple[int, ...], ...], str]:
+    """Of four ranks, those of equal parity; they count as on the hosts of ranks 0 and 2."""
+    world = rank.world
+    part = world.create_part([world.rank % 2, world.rank % 2 + 2], name="part", on_hosts_of=(0, 2))
+    buffer = torch.full((3,), float(world.rank))
+    communicator = Communicator(part)
+    communicator.all_reduce(buffer).wait()
+    communicator.close()
+    world.abort("the test is over")
+    with pytest.raises(GenerationEndedError) as seen:
+        part.create_group(name="later")
+    return float(buffer[0]), part.hosts, str(seen.value)
+
+
+def test_a_part_of_a_world_sums_alone_and_ends_with_it() -> None:
+    found = run_ranks(4, sum_in_part, hosts=(0, 0, 0, 1))
+    assert [one[0] for one in found] == [2, 4, 2, 4]
+    assert {one[1] for one in found} == {((0, 1),)}
+    assert all("the test is over" in one[2] for one in found)

@@ -19,7 +19,7 @@ from tests._support import collect_messages
 from headway.comm.buckets import LAST_BUCKET_DIVISOR, GradientBucket, plan_buckets
 from headway.comm.communicator import Communicator
 from headway.comm.reducer import BucketPlan, Reducer
-from headway.core.errors import CommunicationError, TrainingError
+from headway.core.errors import CommunicationError
 from headway.core.world import World
 
 BATCH = 11
@@ -323,10 +323,22 @@ def test_a_wire_that_loses_too_much_is_given_up() -> None:
         assert said[0].startswith("fp16 between hosts lost")
 
 
-def test_a_network_without_parameters_is_refused() -> None:
+def without_parameters(rank: Rank) -> list[tuple[float, tuple[float, ...]]]:
+    reducer = Reducer([], Communicator(rank.world), num_flags=1)
+    sums = []
+    for _ in range(2):
+        reducer.prepare_for_backward()
+        reduction = reducer.finish(1.5, (float(rank.rank),))
+        sums.append((reduction.loss, reduction.flags))
+    return sums
+
+
+def test_without_parameters_the_numbers_are_summed_alone() -> None:
+    assert run_ranks(2, without_parameters) == [[(3.0, (1.0,))] * 2] * 2
+
+
+def test_missing_flags_are_refused() -> None:
     communicator = Communicator(World.create_single(torch.device("cpu")))
-    with pytest.raises(TrainingError, match="no parameter"):
-        Reducer([], communicator)
     with pytest.raises(ValueError, match="1 flags"):
         Reducer([("a", nn.Parameter(torch.ones(2)))], communicator).finish(0.0, (1.0,))
 

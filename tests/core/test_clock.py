@@ -6,6 +6,7 @@ import pytest
 
 from headway.core import clock
 from headway.core.clock import Clock
+from headway.core.exchange_waits import ExchangeWaits, describe_exchanges
 
 
 def test_every_nanosecond_between_marks_goes_to_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +47,29 @@ def test_spans_are_kept_from_when_they_are_asked_for(monkeypatch: pytest.MonkeyP
     stages.lap("log")  # 61
     assert kept == [("step", 10, 17), ("load", 17, 40), ("step", 45, 50)]
     assert stages.seconds == {"load": 28e-9, "step": 12e-9, "log": 11e-9}
+
+
+def test_exchanges_are_taken_out_of_the_stages_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No nanosecond is lost or counts twice. What an evaluation waits for stays a part of it."""
+    times = [0, 100, 250, 300, 1000]
+    monkeypatch.setattr(clock, "perf_counter_ns", iter(times).__next__)
+    stages = Clock(waits=ExchangeWaits())  # 0
+    assert stages.waits is not None
+    stages.waits.add("halos", 30)
+    stages.waits.add("statistics", 5)
+    stages.waits.add("halos", 10)
+    stages.lap("forward")  # 100
+    stages.lap("loss")  # 250
+    stages.waits.add("halos", 20)
+    stages.lap("backward")  # 300
+    stages.waits.add("halos", 400)
+    stages.lap("evaluate")  # 1000
+    ns = {stage: round(1e9 * seconds) for stage, seconds in stages.seconds.items()}
+    assert ns == {"halos": 60, "statistics": 5, "forward": 55, "loss": 150, "backward": 30, "evaluate": 700}
+    told = describe_exchanges(stages.seconds, 1e-6)
+    assert told["exchange"] == pytest.approx({"halos": 0.06, "statistics": 0.005})
+    assert told["exchange_share"] == sum(told["exchange"].values())
+    assert describe_exchanges({"forward": 1.0, "halos": 0.0}, 1.0) == {}
 
 
 def test_a_clock_never_runs_backwards() -> None:

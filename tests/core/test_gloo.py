@@ -177,3 +177,19 @@ def test_more_addresses_than_a_filter_holds_admit_all() -> None:
     port = FilteredPort("lo")
     port.admit([f"10.{high}.{low}.1" for high in range(40) for low in range(40)])
     assert let_in(port.addresses[0], 60)
+
+
+def two_orders(rank: Rank) -> list[int]:
+    """The first ranks of two groups of all ranks in two orders."""
+    found = []
+    for order in ((0, 1), (1, 0)):
+        # Rank 0 comes first, and must not take what rank 1 published for the group before.
+        time.sleep(0.2 * rank.world.rank)
+        group, value = rank.world.create_group(order, name="either"), torch.tensor([float(rank.world.rank)])
+        group.broadcast(value).wait()
+        found.append(int(value))
+    return found
+
+
+def test_all_ranks_in_another_order_are_another_group() -> None:
+    assert run_ranks(2, two_orders) == [[0, 1]] * 2

@@ -190,8 +190,17 @@ def test_what_is_no_recipe_is_refused_with_its_line(recipe: Path, text: str, sai
 def test_a_recipe_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"nowhere\.yaml: the recipe cannot be read \(.*No such file"):
         read_recipe(tmp_path / "nowhere.yaml", [], Tree)
-    with pytest.raises(RecipeError, match="the recipe cannot be read"):
+    with pytest.raises(RecipeError, match=r"the recipe cannot be read \(Is a directory\)\. headway init IMAGES writes"):
         read_recipe(tmp_path, [], Tree)
+    (tmp_path / "photos.yaml").touch()
+    (tmp_path / "photos").mkdir()
+    for name in ("foto.yaml", "PHOTOS.yml", "photos"):
+        with pytest.raises(RecipeError) as caught:
+            read_recipe(tmp_path / name, [], Tree)
+        assert caught.value.fix == f"Did you mean '{tmp_path}/photos.yaml'?"
+    # Of a name, the suffix says nothing.
+    with pytest.raises(RecipeError, match=r"headway init IMAGES writes a recipe\.$"):
+        read_recipe(tmp_path / "mine.yaml", [], Tree)
     (tmp_path / "latin.yaml").write_bytes("name: caf\u00e9".encode("latin-1"))
     with pytest.raises(RecipeError, match=r"the recipe cannot be read \('utf-8' codec"):
         read_recipe(tmp_path / "latin.yaml", [], Tree)

@@ -78,11 +78,19 @@ def test_create_takes_over_what_was_killed_before_its_recipe_was_written(tmp_pat
         RunFolder.create(folder)
 
 
-def test_open_says_what_is_missing(tmp_path: Path) -> None:
+def test_open_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         UsageError, match=r"nowhere: there is no such run folder\. Start a run with headway train RECIPE\."
     ):
         RunFolder.open(tmp_path / "nowhere")
+    (tmp_path / "runs/photos").mkdir(parents=True)
+    (tmp_path / "runs/photo").mkdir()
+    (tmp_path / "runs/photos/recipe.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    # Only what is a run; also if its folder was left out.
+    for name in ("runs/photoz", "phots", "photos"):
+        with pytest.raises(UsageError, match=r"no such run folder\. Did you mean 'runs/photos'\?$"):
+            RunFolder.open(Path(name))
 
 
 def test_a_free_name_counts_up(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""Byte counts as text."""
+"""Counts and bytes as text."""
 
 from __future__ import annotations
 
 import pytest
 
-from headway.core.text_format import format_bytes
+from headway.core.text_format import format_bytes, format_count
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,14 @@ from headway.core.text_format import format_bytes
 )
 def test_bytes_as_text(number: float, digits: int, said: str) -> None:
     assert format_bytes(number, digits) == said
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (0, "0"), (999_499, "999,499"), (999_600, "1 million"), (66_980_638, "67 million"), (2_409_725, "2.41 million"),
+        (999_400_000, "999 million"), (999_960_000, "1 billion"), (1.5e12, "1,500 billion"),
+    ],
+)  # fmt: skip
+def test_large_counts_are_rounded_as_people_say_them(number: float, said: str) -> None:
+    assert format_count(number) == said

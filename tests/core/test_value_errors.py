@@ -137,8 +137,9 @@ def test_no_words_of_pydantic_reach_the_user(value: Any) -> None:
 def test_the_name_of_a_key_elsewhere_leads_to_a_key_of_ours() -> None:
     known = set(walk_keys(TrainRecipe))
     names = {key.rpartition(".")[2] for key in known}
-    # Their meaning elsewhere differs from ours: timm's smoothing is label smoothing, Lightning's strategy a backend.
-    other = {"classes", "shift", "smoothing", "metric", "nesterov", "strategy", "warmup"}
+    # Their meaning elsewhere differs from ours: timm's smoothing is label smoothing, Lightning's strategy a backend,
+    # and decay that of weights, where ours is of a mean square.
+    other = {"classes", "decay", "shift", "smoothing", "metric", "nesterov", "strategy", "warmup"}
     assert names & KEY_SYNONYMS.keys() <= other | {
         key.rpartition(".")[2] for one in KEY_SYNONYMS.values() for key in one.keys
     }

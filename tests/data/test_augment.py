@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests._waits import counted
+from tests._waits import counted, waits_refused
 
 from headway.core.errors import UsageError
 from headway.core.random_keys import UInt64, draw_uniform, make_keys
@@ -312,11 +312,8 @@ def test_a_gpu_gives_the_same_without_a_wait(name: str) -> None:
     images = some(60, 24, 20)
     there, augment = images.cuda(), augment_of(EVERY[name], device="cuda")
     called(augment, there)  # libraries set themselves up
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_refused():
         out, labels = called(augment, there)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     expected, expected_labels = called(augment_of(EVERY[name]), images)
     torch.testing.assert_close(out.cpu(), expected)
     torch.testing.assert_close(labels.cpu(), expected_labels)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
-from tests._waits import counted
+from tests._waits import counted, waits_refused
 
 from headway.core.errors import UsageError
 from headway.core.random_keys import make_keys
@@ -255,9 +255,6 @@ def test_a_gpu_gives_the_same_pixels_without_a_wait(channels: int) -> None:
     drawn = draw_rand_augment(key, (40, 29), n=3)
     there, fill = images.cuda(), fill_of(images).cuda()
     apply_operations(there, *drawn, fill)  # libraries set themselves up
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_refused():
         out = apply_operations(there, *drawn, fill)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert (out.cpu() == apply_operations(images, *drawn, fill.cpu())).all()

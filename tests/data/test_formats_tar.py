@@ -270,7 +270,7 @@ def test_shards_by_pattern_and_by_folder(tmp_path: Path, cache: Path) -> None:
     same(opening.open(f"{folder}/val"), PICTURES[:1], LABELS[:1])
     same(opening.open(f"{folder}/train"), PICTURES)
     assert said(folder / "test", UsageError) == (
-        f"{folder}/test: there is no such file or folder, nor such a part of {folder} (it has: train, val). "
+        f"{folder}/test: there is no such file or folder, nor such a set in {folder} (it has: train, val). "
         "Name one that is there."
     )
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
-from tests._waits import counted
+from tests._waits import counted, waits_refused
 
 from headway.core.errors import UsageError
 from headway.core.random_keys import UInt64, draw_integers, draw_uniform, make_keys
@@ -42,6 +42,7 @@ from headway.data.ops.mix import apply_cutmix, apply_mixup, mix_labels
 from headway.data.ops.move import flip_and_translate, warp
 from headway.data.ops.rotate import rotate
 from headway.data.ops.tone import autocontrast, equalize, posterize, solarize
+from headway.data.upload import to_device
 
 quick = settings(deadline=None, max_examples=60)
 seeds = st.integers(0, 2**32)
@@ -50,7 +51,7 @@ Op = Callable[[torch.Tensor, UInt64], torch.Tensor]
 
 
 def fill_of(images: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([120, 110, 100, 90, 80][: images.shape[3]], dtype=images.dtype, device=images.device)
+    return to_device(np.array([120, 110, 100, 90, 80][: images.shape[3]], np.uint8), images.device).to(images.dtype)
 
 
 def size_of(images: torch.Tensor) -> tuple[int, int]:
@@ -173,11 +174,8 @@ def test_a_gpu_gives_the_same_without_a_wait(name: str, channels: int) -> None:
     images, key = some(33, 40, 29, channels), make_keys(4, 0, np.arange(33))
     there = images.cuda()
     EVERY[name](there, key)  # libraries set themselves up
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_refused():
         out = EVERY[name](there, key)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     if out.dtype == torch.uint8:
         assert (out.cpu() == EVERY[name](images, key)).all()
     else:

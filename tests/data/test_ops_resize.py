@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests._waits import waits_refused
 
 from headway.data import native
 from headway.data.crops import MOST_DEVICE_SCALE
@@ -95,9 +96,6 @@ def test_a_gpu_gives_the_same_bytes_without_a_wait() -> None:
     images = random.integers(0, 256, (16, 96, 130, 3), np.uint8)
     boxes = draw_boxes(random, 16, (96, 130), (64, 48), True)
     plan, there = plan_resize(boxes, (96, 130), (64, 48)), torch.from_numpy(images).cuda()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_refused():
         found = crop_and_resize(there, plan)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(found.cpu(), crop_and_resize(torch.from_numpy(images), plan))

@@ -195,8 +195,13 @@ def test_ragged_samples_take_a_collate_of_ones_own() -> None:
         with opened(ragged, collate=list, workers=workers) as loader:
             for batch in loader:
                 assert [len(one) for one in batch] == batch.samples.tolist()
-        with opened(ragged, workers=workers) as loader, pytest.raises(UserCodeError, match="collating samples"):
+        with opened(ragged, workers=workers) as loader, pytest.raises(UserCodeError) as caught:
             list(loader)
+        # Shuffled samples are named as they are, and not as a range.
+        first = Order(len(ragged), seed=SEED)(np.arange(7))[1].tolist()
+        assert f"collating samples {', '.join(map(str, first))} (positions 0 to 6) of your" in str(caught.value)
+    with pytest.raises(UserCodeError, match="collating samples 0 to 6 of your data set failed"):
+        list(Loader(ragged, batch=7, workers=0))
 
 
 LARGE = 20_000

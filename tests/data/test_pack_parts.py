@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests._support import headway, refused
+from tests._support import headway, refused, write_recipe
 from tests.data._packs import contents, folder, names_of, read_records
+from tests.data.tiers._server import serving
 
 from headway.core.errors import DataError, HeadwayError, UsageError
 from headway.data import opening
+from headway.data.loader import Loader
 from headway.data.pack import PackResult, pack
 from headway.data.pack_join import join_pack
 from headway.data.pack_part import PART_FILE
@@ -44,7 +46,7 @@ def expect_same(joined: Path, whole: Path) -> None:
         np.testing.assert_array_equal(getattr(one, column), getattr(other, column), err_msg=column)
     for fact in ("pack_id", "format", "mode", "label_kind", "classes", "class_counts", "channels", "common_size"):
         assert getattr(one.description, fact) == getattr(other.description, fact), fact
-    assert one.description.parts == other.description.parts
+    assert one.description.sets == other.description.sets
     everything = np.arange(len(one))
     assert [bytes(data) for data in one.read(everything)] == [bytes(data) for data in other.read(everything)]
     one.close(), other.close()
@@ -157,6 +159,13 @@ def refusal(dst: Path, **options: Any) -> str:
     return str(caught.value)
 
 
+def pack_apart(src: Path, dst: Path, part: tuple[int, int], **options: Any) -> None:
+    """Packs a part on another machine, which sees no other part, and copies it to the others."""
+    pack(src, dst.parent / "elsewhere" / dst.name, part=part, **options)
+    for packed in (dst.parent / "elsewhere" / f"{dst.name}.parts").iterdir():
+        packed.rename(Path(f"{dst}.parts") / packed.name)
+
+
 def test_parts_that_are_missing_or_there_twice(pets: Path, tmp_path: Path) -> None:
     dst = tmp_path / "dst"
     assert refusal(dst) == (
@@ -164,44 +173,73 @@ def test_parts_that_are_missing_or_there_twice(pets: Path, tmp_path: Path) -> No
         f"headway pack SRC {dst} --part 1/16, and so on."
     )
     for index in (2, 4):
-        pack(pets, dst, part=(index, 5))
+        pack(pets, dst, part=(index, 5), seed=3)
     assert refusal(dst) == (
-        f"{dst}.parts: of 5 parts, parts 1, 3, 5 are missing. Pack what is missing: headway pack SRC {dst} --part 1/5."
+        f"{dst}.parts: of 5 parts, parts 1, 3, 5 are missing. Pack what is missing, with the same options: "
+        f"headway pack {pets} {dst} --part 1/5 --seed 3."
     )
     for index in (1, 3):
-        pack(pets, dst, part=(index, 5))
-    assert "of 5 parts, part 5 is missing. Pack what is missing:" in refusal(dst)
+        pack(pets, dst, part=(index, 5), seed=3)
+    assert "of 5 parts, part 5 is missing. Pack what is missing, with" in refusal(dst)
     shutil.copytree(f"{dst}.parts/part-3-of-5", f"{dst}.parts/part-3-of-5.copy")
     assert refusal(dst) == (
         f"{dst}.parts: part 3/5 is there twice, as part-3-of-5 and part-3-of-5.copy. Remove one of them."
     )
-    pack(pets, dst, part=(1, 2))
-    assert "part-1-of-2 is one of 2 parts, and part-1-of-5 of 5. Remove those that do not belong" in refusal(dst)
+    pack_apart(pets, dst, (1, 2), seed=3)
+    assert "part-1-of-2 is one of 2, and part-1-of-5 is one of 5. Remove those that do not belong" in refusal(dst)
     with pytest.raises(UsageError, match=r"part-3-of-5: this part is packed already\. Pack another part, join them"):
-        pack(pets, dst, part=(3, 5))
-    pack(pets, dst, part=(3, 5), overwrite=True)
+        pack(pets, dst, part=(3, 5), seed=3)
+    shutil.rmtree(f"{dst}.parts/part-1-of-2")
+    pack(pets, dst, part=(3, 5), seed=3, overwrite=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"seed": 1}, "their images, seeds, splits or options differ"),
-        ({"mode": "keep"}, "their modes are seekable and keep"),
-        ({"format": "tar"}, "their formats are recordio and tar"),
-        ({"split": 0.2}, "only one of them has an evaluation set"),
-        ({"src": {"cat": 20, "dog": 12, "fox": 8}}, "their classes differ"),
-        ({"src": {"cat": 20, "dog": 12, "eel": 9}}, "their numbers of images are 40 and 41"),
-        ({"src": {"dog": 8, "cat": 20, "eel": 12}}, "their images, seeds, splits or options differ"),
-    ],
-)
-def test_parts_of_different_packs(pets: Path, tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
-    pack(pets, tmp_path / "dst", part=(1, 2))
+DIFFERENCES: list[tuple[dict[str, Any], str]] = [
+    ({"seed": 1}, "--seed is not given in {0}, and 1 in {1}"),
+    ({"mode": "keep"}, "--mode is not given in {0}, and keep in {1}"),
+    ({"format": "tar"}, "--format is not given in {0}, and tar in {1}"),
+    ({"split": 0.2}, "--split is not given in {0}, and 0.2 in {1}"),
+    ({"mode": "quality=90", "orient": True}, "--mode is not given in {0}, and quality=90 in {1}"),
+    ({"src": {"cat": 20, "dog": 12, "fox": 8}}, "their classes differ"),
+    ({"src": {"cat": 20, "dog": 12, "eel": 9}}, "there are 40 images in {0}, and 41 in {1}"),
+    ({"src": {"dog": 8, "cat": 20, "eel": 12}}, "the names, labels or sizes of their images differ"),
+]
+
+
+@pytest.mark.parametrize(("options", "difference"), DIFFERENCES)
+def test_parts_of_different_packs(pets: Path, tmp_path: Path, options: dict[str, Any], difference: str) -> None:
+    """The join names the first difference; a part that is packed beside another one is refused before."""
+    dst = tmp_path / "dst"
+    pack(pets, dst, part=(1, 2))
+    options = dict(options)
     other = folder(tmp_path / "other", options.pop("src")) if "src" in options else pets
-    pack(other, tmp_path / "dst", part=(2, 2), **options)
-    assert refusal(tmp_path / "dst") == (
-        f"{tmp_path}/dst.parts: part-1-of-2 and part-2-of-2 are of different packs: {sentence}. "
-        "Pack each part from the same images with the same options."
+    with pytest.raises(UsageError) as caught:
+        pack(other, dst, part=(2, 2), **options)
+    if "not given" in difference:
+        # Seen from the other side.
+        what, _, value = difference.partition(" is not given in {0}, and ")
+        here = f"{what} is {value.format('', 'this part')}, and not given in part-1-of-2"
+    else:
+        here = difference.replace("40", "41").replace("and 41", "and 40").format("this part", "part-1-of-2")
+    assert str(caught.value) == (
+        f"{dst}.parts: this part and part-1-of-2 would be of different packs: {here}. Give all parts the same images "
+        f"and options: headway pack {pets} {dst} --part 2/2\nTo begin anew, remove the folder."
     )
+    pack_apart(other, dst, (2, 2), **options)
+    assert refusal(dst) == (
+        f"{dst}.parts: part-1-of-2 and part-2-of-2 are of different packs: "
+        f"{difference.format('part-1-of-2', 'part-2-of-2')}. Give all parts the same images and options, and pack one "
+        f"of them again, for example: headway pack {pets} {dst} --part 2/2 --overwrite."
+    )
+
+
+def test_sets_of_parts_with_different_splits(pets: Path, tmp_path: Path) -> None:
+    """The numbers of training images differ too, and the message names the option."""
+    dst = tmp_path / "dst"
+    pack(pets, dst, part=(1, 2), split=0.2)
+    pack_apart(pets, dst, (2, 2), split=0.3)
+    assert "--split is 0.2 in part-1-of-2, and 0.3 in part-2-of-2" in refusal(dst)
+    with pytest.raises(UsageError, match="this part is one of 3, and part-1-of-2 is one of 2"):
+        pack(pets, dst, part=(1, 3), split=0.2)
 
 
 @pytest.mark.parametrize("part", [(0, 16), (17, 16), (1, 0), (-1, 4), (1, 100_000)])
@@ -220,7 +258,10 @@ def test_a_destination_that_exists(pets: Path, tmp_path: Path) -> None:
         pack(pets, dst, part=(1, 3))
     assert join_pack(dst, overwrite=True).mode == "seekable"
     assert opening.open(dst).description.mode == "seekable"
-    assert "no finished parts are there" in refusal(dst)
+    assert refusal(dst) == (
+        f"{dst}: this is a whole pack, and no parts lie beside it: they are joined already. "
+        f"Check it with headway verify {dst}."
+    )
 
 
 def test_damaged_parts(pets: Path, tmp_path: Path) -> None:
@@ -229,9 +270,15 @@ def test_damaged_parts(pets: Path, tmp_path: Path) -> None:
     parts = Path(f"{dst}.parts")
     (parts / "notes.txt").touch()
     (parts / "part-1-of-2/shard-1-00000.rec").rename(tmp_path / "away")
-    assert "shard-1-00000.rec: a shard is missing" in refusal(dst)
+    again = f"Copy this part here again, or pack it again: headway pack {pets} {dst} --part 1/2 --overwrite."
+    shard = f"{parts}/part-1-of-2: shard-1-00000.rec of part 1 of 2"
+    assert refusal(dst) == f"{shard}: a shard is missing. {again}"
     assert not dst.exists()
     (tmp_path / "away").rename(parts / "part-1-of-2/shard-1-00000.rec")
+    whole = (parts / "part-1-of-2/shard-1-00000.rec").read_bytes()
+    (parts / "part-1-of-2/shard-1-00000.rec").write_bytes(whole[:-100])
+    assert refusal(dst).endswith(f"bytes and should have {len(whole)}. {again}")
+    pack(pets, dst, part=(1, 2), overwrite=True)
     (parts / "part-2-of-2" / PART_FILE).rename(tmp_path / "away")
     assert f"{parts}/part-2-of-2: train/{PART_FILE} is missing in it, so it is no finished part" in refusal(dst)
     (parts / "part-2-of-2" / PART_FILE).write_bytes((tmp_path / "away").read_bytes().replace(b"planned", b"plained"))
@@ -240,6 +287,58 @@ def test_damaged_parts(pets: Path, tmp_path: Path) -> None:
     assert "the columns file is damaged" in refusal(dst)
     (tmp_path / "away").rename(parts / "part-2-of-2" / PART_FILE)
     join_pack(dst)
+
+
+# Parts that are not joined
+
+
+@pytest.mark.parametrize("split", [0.0, 0.2])
+def test_a_part_is_called_a_part_everywhere(pets: Path, tmp_path: Path, split: float) -> None:
+    """Its shards alone would be a foreign data set, with classes 0, 1 and 2."""
+    dst = tmp_path / "dst"
+    pack_parts(pets, dst, 2, split=split)
+    part = Path(f"{dst}.parts/part-1-of-2")
+    set_folder = part / "train" if split else part
+    known = f"this is part 1 of 2 of a pack that is not joined yet. Join the parts: headway pack --join {dst}."
+    for path in (set_folder, part, set_folder / "shard-1-00000.rec", set_folder / "shard-*.rec"):
+        with pytest.raises(UsageError) as caught:
+            opening.open(path)
+        assert str(caught.value) == f"{path}: {known}"
+        with pytest.raises(UsageError, match="this is part 1 of 2 of a pack"):
+            Loader(path, batch=2, seed=1)
+        for verb in (["verify", path], ["init", path, "--out", tmp_path / "r.yaml"], ["pack", path, tmp_path / "no"]):
+            assert refused(*verb, status=2).endswith(known)
+    parts = Path(f"{dst}.parts")
+    known = f"these are parts of a pack that are not joined yet. Join the parts: headway pack --join {dst}."
+    for verb in (["verify", parts], ["init", parts, "--out", tmp_path / "r.yaml"], ["pack", parts, tmp_path / "no"]):
+        assert refused(*verb, status=2) == f"{parts}: {known}"
+    # What a killed join has moved.
+    (parts / "joined").mkdir()
+    (set_folder / "shard-1-00000.rec").rename(parts / "joined/shard-1-00000.rec")
+    with pytest.raises(UsageError, match="these are parts of a pack that are not joined yet"):
+        opening.open(parts / "joined")
+    with pytest.raises(UsageError, match=r"no such file or folder\. Its parts are packed: headway pack --join"):
+        opening.open(dst / "train")
+    part.rename(tmp_path / "away")
+    with pytest.raises(UsageError, match=r"Lay it beside the other parts in DST\.parts, and join them: headway pack"):
+        opening.open(tmp_path / "away" / ("train" if split else ""))
+
+
+def test_a_part_at_an_address_is_called_a_part(pets: Path, tmp_path: Path) -> None:
+    pack(pets, tmp_path / "dst", part=(1, 2), split=0.2)
+    with serving(tmp_path / "dst.parts") as server:
+        for path in ("part-1-of-2", "part-1-of-2/train"):
+            with pytest.raises(
+                UsageError, match=r"part of a pack that is not joined yet\. Join the parts on a local disk"
+            ):
+                opening.open(f"{server.uri}/{path}")
+
+
+def test_a_part_does_not_train(pets: Path, tmp_path: Path) -> None:
+    pack_parts(pets, tmp_path / "dst", 2)
+    recipe = write_recipe(tmp_path / "r.yaml", data={"train": "dst.parts/part-1-of-2", "eval": None})
+    assert "this is part 1 of 2 of a pack that is not joined yet" in refused("train", recipe, status=2)
+    assert "Its parts are packed: headway pack --join" in refused("train", recipe, "data.train=dst", status=2)
 
 
 # Crashes
@@ -357,12 +456,30 @@ def test_the_commands(pets: Path, tmp_path: Path) -> None:
     said = headway("pack", pets, dst, "--part", "1/2", "--split", "0.2")
     assert said.out.startswith("Packed 20 images (")
     assert f"{dst}.parts/part-1-of-2/train" in said.out
-    assert "Pack the other parts, then join them: headway pack --join" in said.out
-    assert headway("pack", pets, dst, "--part", "2/2", "--split", "0.2", "--json").json()["samples"] == 20
-    assert headway("pack", "--join", dst).out.startswith("Joined 40 images (")
+    assert f"Of 2 parts, part 2 is not in {dst}.parts yet. Once all are: headway pack --join {dst}\n" in said.out
+    said = headway("pack", pets, dst, "--part", "2/2", "--split", "0.2", "--overwrite")
+    assert said.out.endswith(f"\nAll parts are there. Join them: headway pack --join {dst}\n")
+    said = headway("pack", pets, dst, "--part", "2/2", "--split", "0.2", "--overwrite", "--json")
+    assert said.json()["samples"] == 20
+    # Both orders of a source and a destination that the verb does not take, and the folder of the parts.
+    for wrong in ((pets, dst), (dst, pets), (f"{dst}.parts", pets)):
+        assert refused("pack", "--join", *wrong, status=2) == (
+            "--join takes the folder to create, and no other option than --overwrite. "
+            f"Write headway pack --join {dst}: the parts know the rest."
+        )
+    for wrong_folder in (f"{dst}.parts", f"{dst}.parts/part-1-of-2"):
+        assert f"takes the folder to create. Write headway pack --join {dst}" in refused(
+            "pack", "--join", wrong_folder, status=2
+        )
+    joined = headway("pack", "--join", dst).out
+    assert joined.startswith("Joined 40 images (")
+    assert "images/s" not in joined
     assert headway("verify", dst, "--json").json()["damaged"] == []
     for part, sentence in (("3", "'3' is not a part"), ("a/b", "'a/b' is not a part"), ("0/4", "no part 0 of 4")):
         assert sentence in refused("pack", pets, tmp_path / "no", "--part", part, status=2)
     assert "no finished parts are there" in refused("pack", "--join", tmp_path / "no", status=2)
-    assert "--join takes no other option than --overwrite" in refused("pack", pets, "--join", dst, status=2)
+    assert "Write headway pack --join DST" in refused("pack", pets, "--join", tmp_path / "no", status=2)
+    lone = headway("pack", pets, tmp_path / "lone", "--part", "1/1")
+    assert "All parts are there. Join them:" in lone.out
+    assert "There is no evaluation set" in lone.err
     assert "headway pack SRC DST" in refused("pack", pets, status=2)

@@ -128,7 +128,7 @@ def test_a_shard_of_another_pack_is_named(copy: Path, tmp_path: Path) -> None:
     assert damage.reason.startswith("the shard belongs to another pack; its ")
 
 
-def test_both_parts_of_a_split_pack_are_checked(packed: Path, tmp_path: Path) -> None:
+def test_both_sets_of_a_split_pack_are_checked(packed: Path, tmp_path: Path) -> None:
     pack(packed.parent / "src", tmp_path / "dst", split=0.3)
     calls: list[tuple[int, int]] = []
     assert verify(tmp_path / "dst", lambda done, total: calls.append((done, total))).damages == []
@@ -147,14 +147,14 @@ def test_both_parts_of_a_split_pack_are_checked(packed: Path, tmp_path: Path) ->
         verify(tmp_path / "nowhere")
 
 
-def test_a_lost_part_is_damage(packed: Path, tmp_path: Path) -> None:
+def test_a_lost_set_is_damage(packed: Path, tmp_path: Path) -> None:
     dst = tmp_path / "dst"
     pack(packed.parent / "src", dst, split=0.3)
     for lost, whole in (("train", "eval"), ("eval", "train")):
-        assert opening.open(dst / whole).description.parts == ("train", "eval")
-        part = dst / lost
+        assert opening.open(dst / whole).description.sets == ("train", "eval")
+        one = dst / lost
         for file in ("shard-00000.rec", "columns.safetensors", "shard-00000.idx"):
-            (part / file).rename(tmp_path / file)
+            (one / file).rename(tmp_path / file)
             if file == "shard-00000.rec":
                 continue
             found = verify(dst)
@@ -162,28 +162,28 @@ def test_a_lost_part_is_damage(packed: Path, tmp_path: Path) -> None:
             assert [str(damage) for damage in found.damages] == [
                 f"{lost}/columns.safetensors: the columns are missing; its samples are lost"
             ]
-        part.rmdir()
+        one.rmdir()
         assert [str(damage) for damage in verify(dst).damages] == [
-            f"{lost}/: the whole part is missing; its samples are lost"
+            f"{lost}/: the whole set is missing; its samples are lost"
         ]
         assert verify(dst / whole).damages == []  # it may be copied alone
-        part.mkdir()
+        one.mkdir()
         for file in ("shard-00000.rec", "columns.safetensors", "shard-00000.idx"):
-            (tmp_path / file).rename(part / file)
-    for part in ("train", "eval"):
-        (dst / part / "columns.safetensors").unlink()
+            (tmp_path / file).rename(one / file)
+    for name in ("train", "eval"):
+        (dst / name / "columns.safetensors").unlink()
     assert len(verify(dst).damages) == 2
     assert verify(dst).samples == {}
 
 
-def test_a_pack_without_a_word_of_its_parts_still_opens(packed: Path, tmp_path: Path) -> None:
+def test_a_pack_without_a_word_of_its_sets_still_opens(packed: Path, tmp_path: Path) -> None:
     pack(packed.parent / "src", tmp_path / "dst", split=0.3)
-    for part in ("train", "eval"):
-        path = tmp_path / "dst" / part / COLUMNS_FILE
+    for name in ("train", "eval"):
+        path = tmp_path / "dst" / name / COLUMNS_FILE
         fields = json.loads(opening.open(path.parent).description.to_metadata()["headway"])
         del fields["parts"]
         save_file(load_file(path), path, metadata={"headway": json.dumps(fields)})
-        assert opening.open(path.parent).description.parts == ()
+        assert opening.open(path.parent).description.sets == ()
     assert verify(tmp_path / "dst").damages == []
     (tmp_path / "dst/train" / COLUMNS_FILE).unlink()
     assert len(verify(tmp_path / "dst").damages) == 1

@@ -99,6 +99,28 @@ def test_ranks_that_are_alike_and_no_exchange_give_their_sum() -> None:
     assert found.find_ceiling("reduce").seconds == pytest.approx(0, abs=1e-9)  # type: ignore[union-attr]
 
 
+def test_waits_inside_of_the_network_are_told_apart_from_sums_of_gradients() -> None:
+    """Of 30 ms that no rank takes alone 18 are waited for halos and statistics and 2 for gradients: the other 10 are
+    the work in parts. Together they are what they were."""
+    now = JointRate(rate(500), 9, {"halos": 0.012, "statistics": 0.006, "reduce": 0.002})
+    found = join_profiles([profile(1e-3), profile(1e-3)], now, joint(500), "cpu", between=False, strategy="spatial")
+    took = {one.stage: one.seconds * 10 for one in found.ceilings}
+    assert {stage: took[stage] for stage in ("exchange", "sharing", "reduce")} == pytest.approx(
+        {"exchange": 0.018, "sharing": 0.010, "reduce": 0.002}
+    )
+    assert found.predicted == pytest.approx(500)
+    assert found.find_ceiling("exchange").how.startswith("45% of a step")  # type: ignore[union-attr]
+    assert (found.verdict.kind, found.verdict.stage) == ("communication limited", "exchange")
+    assert "waiting for values of other ranks takes 45% of its time" in found.verdict.sentence
+    assert "a larger batch, parallel.until, fewer processes or parallel={strategy: data}" in found.verdict.sentence
+    (knob,) = found.knobs
+    assert (knob.override, knob.images_s) == ("parallel={strategy: data}", pytest.approx(2 * 10 / 0.012))
+    # Synchronised batch norm of data parallel ranks: what is not waited for in it is waited for elsewhere.
+    found = join_profiles([profile(1e-3), profile(1e-3)], now, joint(500), "cpu", between=False)
+    assert found.find_ceiling("sharing") is None
+    assert found.find_ceiling("reduce").seconds * 10 == pytest.approx(0.012)  # type: ignore[union-attr]
+
+
 def test_what_nobody_takes_alone_is_the_exchange() -> None:
     found = join_profiles([profile(1e-3), profile(1e-3)], joint(500), joint(500), "cpu", between=True)
     assert found.verdict.kind == "communication limited"

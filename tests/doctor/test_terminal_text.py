@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.doctor._profile import ceilings, knobs, profile, runs
 
 from headway.core.profile import UNCONFIRMED, EnvironmentFinding, PipelineSide, Profile, StageCeiling, Verdict
+from headway.doctor import knob_search
 from headway.doctor.terminal_text import (
     BLOCKS,
     COLUMNS,
@@ -138,6 +139,37 @@ def test_every_override_can_be_copied() -> None:
     assert "knob 3" in cut
     assert "knob 4" not in cut
     assert "No other setting of the recipe is known to help." in format_profile(profile(knobs=()))
+
+
+def test_no_sentence_of_the_doctor_is_cut() -> None:
+    """Neither the costs of all changes, nor a verdict with a line of the user's code that no run confirmed."""
+    costs = [cost for name, cost in vars(knob_search).items() if name.endswith("_COST")]
+    assert len(costs) > 5
+    for cost in costs:
+        knob = knobs()[0].model_copy(update={"cost": cost, "exact": False})
+        said = " ".join(format_profile(profile(knobs=(knob,))).split())
+        assert f"It changes the recipe's mathematics. It costs: {cost}." in said
+    sentence = (
+        "The run is host/IO limited: the fixed time of forward and backward (sleep at my_networks/attention.py:241 in "
+        "forward_with_cached_keys: 71% of it) takes 39% of its time. Without that it would give at most 1.65 times the "
+        f"images/s, and crop, flip and shift while decoding would limit it.{UNCONFIRMED}"
+    )
+    unexplained = (
+        "23% of the whole job's time is not explained by its stages, not even with loader and loop at once; the fixed "
+        "time of forward and backward takes 1.4 times as long there as alone."
+    )
+    verdict = profile().verdict.model_copy(update={"sentence": sentence, "unexplained": unexplained})
+    said = " ".join(format_profile(profile(verdict=verdict)).split())
+    assert " ".join(sentence.split()) in said
+    assert unexplained in said
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_only_a_gpu_has_kernel_launches(device: str) -> None:
+    model = ThroughputModel({"input": {}, "loop": {"launch": 2.0, "compute": 1.0}, "stall": {}}, 1.0, 1.0)
+    sentence = conclude_verdict(model, device, None).sentence
+    assert "launch limited: the fixed time of forward and backward" in sentence
+    assert ("(kernel launches)" in sentence) == (device == "cuda")
 
 
 def test_faults_stand_with_their_cures_and_the_rest_is_counted() -> None:

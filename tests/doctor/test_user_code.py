@@ -234,7 +234,7 @@ def test_the_lines_of_a_transform_beside_the_loop_are_found(
     folder: Path, overrides: tuple[str, ...], what: str, line: str
 ) -> None:
     with closing(MeasurementJob.from_recipe(load_recipe(folder / "plain.yaml", overrides))) as job:
-        first, *_ = find_transform_lines(job, stage_s=1.0, limit_s=0.1)
+        first, *_ = find_transform_lines(job, stage_s=1.0, limit_s=0.3)
     assert (Path(first.file).name, first.line, first.within, first.what) == (
         "holders.py",
         line_of(line),
@@ -280,7 +280,7 @@ def test_a_sampler_leaves_the_interpreter_as_it_was() -> None:
 
     before = state()
     with StackSampler() as seen:
-        time.sleep(0.2)
+        time.sleep(0.6)
     assert state() == before
     place = max(seen.seconds, key=lambda one: seen.seconds[one])
     assert Path(place.file).name == Path(__file__).name

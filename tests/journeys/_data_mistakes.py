@@ -40,7 +40,7 @@ DATA_MISTAKES = [
         command="pack photso out",
         what="there is no such file or folder",
         where="photso: ",
-        fix="headway pack SRC DST",
+        fix="Name a folder of images",
     ),
     pack_photos(
         "images without class folders",

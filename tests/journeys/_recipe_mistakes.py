@@ -87,7 +87,7 @@ RECIPE_MISTAKES = [
         command="train recpe.yaml",
         what="the recipe cannot be read (No such file",
         where="recpe.yaml: ",
-        fix="headway init IMAGES writes a recipe",
+        fix="Did you mean 'recipe.yaml'?",
     ),
     set_key(
         "the data are not there",

@@ -44,6 +44,21 @@ def test_it_is_the_mean_with_weights_that_halve(half_life: float, every: int) ->
         assert torch.equal(value, now[name])
 
 
+def test_an_update_after_several_steps_is_one_after_each_of_them() -> None:
+    """If the weights stay the same over these steps, as the common weights of local training do."""
+    model = net()
+    each, once = Ema(model, half_life_steps=3.0), Ema(model, half_life_steps=3.0)
+    step = 0
+    for since in (1, 1, 4, 2, 7):
+        change(model, step)
+        for number in range(step + 1, step + since + 1):
+            each.update(number)
+        step += since
+        once.update(step, since)
+    for name, value in each.state().items():
+        torch.testing.assert_close(once.state()[name], value, rtol=1e-5, atol=1e-6)
+
+
 def test_before_the_first_update_the_network_is_itself() -> None:
     model = net()
     ema = Ema(model, half_life_steps=2, every_steps=3)

@@ -14,16 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.comm._ranks import Rank, run_ranks
+from tests.parallel.test_until import Tail
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headway import model
 from headway.comm.batch_norm import SyncBatchNorm
 from headway.core.errors import UsageError
+from headway.core.rows import Range, Window, divide
 from headway.core.world import World
 from headway.parallel.maps import Part, SplitMap, cut, to_parts, to_samples
 from headway.parallel.place import Place
-from headway.parallel.rows import Range, Window, divide
 from headway.parallel.strips import Strip, make_strip, run_in_strips
 from headway.plan.workloads import find_workload
 
@@ -207,14 +208,16 @@ def test_operations_are_exact(grid: tuple[int, int]) -> None:
     assert run_ranks(grid[0] * grid[1], run_operations, grid) == [[]] * (grid[0] * grid[1])
 
 
-def train(network: nn.Module, x: Tensor, labels: Tensor, place: Place | None) -> tuple[Tensor, dict[str, Tensor]]:
+def train(
+    network: nn.Module, x: Tensor, labels: Tensor, place: Place | None, until: str | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of one step, and the buffers after it; of the place's sum over its ranks."""
     if place is None:
         loss = F.cross_entropy(network(x), labels, reduction="sum")
         loss.backward()
     else:
         mine = slice(*place.divide_samples(len(x))[place.ranks.rank])
-        out = run_in_strips(network, to_parts(x[mine], place.divide_samples(len(x)), place))
+        out = run_in_strips(network, to_parts(x[mine], place.divide_samples(len(x)), place), until)
         loss = F.cross_entropy(out, labels[mine], reduction="sum")
         loss.backward()
     total = loss.detach().clone().view(1)
@@ -229,11 +232,13 @@ def train(network: nn.Module, x: Tensor, labels: Tensor, place: Place | None) ->
     return total, found | {name: buffer.clone() for name, buffer in network.named_buffers()}
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int]]] = {
-    "resnet18": (lambda: model.resnet18(num_classes=5), (75, 64)),
-    "resnet50": (lambda: model.resnet50(num_classes=5), (64, 45)),
-    "cifar_net": (lambda: model.cifar_net(num_classes=5), (32, 32)),
-    "alexnet": (lambda: without_dropout(model.alexnet(num_classes=5)), (227, 227)),
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], str | None]] = {
+    "resnet18": (lambda: model.resnet18(num_classes=5), (75, 64), None),
+    "resnet50": (lambda: model.resnet50(num_classes=5), (64, 45), None),
+    "cifar_net": (lambda: model.cifar_net(num_classes=5), (32, 32), None),
+    "alexnet": (lambda: without_dropout(model.alexnet(num_classes=5)), (227, 227), None),
+    "resnet18 in part": (lambda: model.resnet18(num_classes=5), (75, 64), "layer3"),
+    "tail": (Tail, (30, 21), "tail"),
 }
 
 
@@ -248,13 +253,13 @@ def without_dropout(network: nn.Module) -> nn.Module:
 def run_network(rank: Rank, name: str, grid: tuple[int, int]) -> list[str]:
     """What differs by more than rounding between one process and the ranks of a place."""
     torch.manual_seed(0)
-    make, size = NETWORKS[name]
+    make, size, until = NETWORKS[name]
     network = make().double()
     x, labels = draw(5, 3, *size), torch.arange(5)
     reference, split = copy.deepcopy(network), copy.deepcopy(network)
     loss, expected = train(reference, x, labels, None)
     place = Place.create(rank.world, grid)
-    own_loss, found = train(split, x, labels, place)
+    own_loss, found = train(split, x, labels, place, until)
     wrong = [] if abs(float(own_loss - loss)) <= 1e-12 * float(loss) else [f"loss {own_loss} and {loss}"]
     for key, value in expected.items():
         off = largest((found[key] - value).double()) / max(1.0, float(value.double().abs().max()))
@@ -268,6 +273,7 @@ def run_network(rank: Rank, name: str, grid: tuple[int, int]) -> list[str]:
     [
         ("resnet18", (2, 1)),
         ("cifar_net", (2, 1)),
+        ("tail", (2, 1)),
         *(pytest.param(name, grid, marks=pytest.mark.check) for name in NETWORKS for grid in ((3, 1), (2, 2))),
     ],
 )
@@ -317,8 +323,9 @@ def test_a_rank_keeps_its_share_and_the_rows_of_its_neighbours(name: str, ranks:
     assert max(run_ranks(ranks, share_of_saved_bytes, name)) <= most
 
 
-def count_sent_bytes(rank: Rank, names: list[str]) -> dict[str, int]:
-    """Bytes of rows that this rank sends in the forward pass of one image of 256 pixels, network by network."""
+def count_sent_bytes(rank: Rank, names: list[str]) -> dict[str, tuple[int, int]]:
+    """Bytes of rows that this rank sends for one image, (forward, backward), network by network."""
+    torch.set_num_threads(1)
     place, found = Place.create(rank.world, (rank.size, 1)), {}
     line = place.lines[0]
     send, sent = line.all_to_all, list[int]()
@@ -329,21 +336,30 @@ def count_sent_bytes(rank: Rank, names: list[str]) -> dict[str, int]:
 
     line.all_to_all = count  # type: ignore[method-assign]
     for name in names:
+        size = find_workload(name).input.height
         sent.clear()
-        with torch.no_grad():
-            run_in_strips(getattr(model, name)().eval(), cut(torch.zeros(1, 3, 256, 256), place))
-        found[name] = sum(sent)
+        # The heads of all samples but the first one are empty.
+        loss = run_in_strips(getattr(model, name)().eval(), cut(torch.zeros(1, 3, size, size), place)).sum()
+        forward = sum(sent)
+        loss.backward()
+        found[name] = (forward, sum(sent) - forward)
     return found
 
 
-def test_the_bytes_are_those_that_a_workload_counts() -> None:
-    """Where the ranks divide every height, as two do with 256 pixels; at 224 the last maps have 7 rows."""
-    counted = {name: sum(layer.halo_bytes for layer in find_workload(name).layers) for name in ("resnet18", "resnet50")}
-    assert counted == {"resnet18": 457_856, "resnet50": 500_864}
-    first, second = run_ranks(2, count_sent_bytes, list(counted))
-    for name, at_224 in counted.items():
-        # A halo grows with the width.
-        assert first[name] + second[name] == at_224 * 256 / 224
+@pytest.mark.parametrize(
+    ("ranks", "names"),
+    [(2, ["resnet18", "alexnet"]), pytest.param(3, ["resnet50", "alexnet"], marks=pytest.mark.check)],
+)
+def test_the_bytes_are_those_that_a_workload_counts(ranks: int, names: list[str]) -> None:
+    """To the byte, and of each rank, also where it has a row more than others: the last maps have 7 rows."""
+    found = run_ranks(ranks, count_sent_bytes, names)
+    for name in names:
+        windows = [window for layer in find_workload(name).layers for window in layer.windows]
+        for rank in range(ranks):
+            sent = sum(window.count_exchanged_bytes(ranks)[rank][0] for window in windows)
+            # Gradients go back the way that rows came.
+            back = sum(window.count_exchanged_bytes(ranks)[rank][1] for window in windows if window.needs_gradient)
+            assert found[rank][name] == (sent, back), name
 
 
 def read_status(name: str) -> int:
@@ -447,11 +463,6 @@ def test_batch_norms_over_ranks_are_refused() -> None:
     network = nn.Sequential(SyncBatchNorm(3, group=world.control))
     with pytest.raises(UsageError, match="0 is a batch norm over ranks"):
         run_in_strips(network, cut(torch.randn(2, 3, 4, 4), Place.create(world, (1, 1))))
-
-
-def test_a_grid_has_as_many_ranks_as_its_place() -> None:
-    with pytest.raises(UsageError, match="a grid of 2 x 1 needs 2 ranks, and there are 1"):
-        Place.create(World.create_single(torch.device("cpu")), (2, 1))
 
 
 @given(

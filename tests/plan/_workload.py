@@ -11,16 +11,25 @@ from headway.core.workload import (
     WorkloadRun,
     WorkloadStep,
     WorkloadUpdate,
+    WorkloadWindow,
 )
+
+WINDOW = WorkloadWindow(rows=28, row_bytes=256 * 28 * 4, kernel=3, padding=1)
 
 
 def layer(
-    name: str, kind: str, parameters: int, adds: int, ready: int, shape: tuple[int, ...], halo: int = 0
+    name: str,
+    kind: str,
+    parameters: int,
+    adds: int,
+    ready: int,
+    shape: tuple[int, ...],
+    windows: tuple[WorkloadWindow, ...] = (),
 ) -> WorkloadLayer:
     return WorkloadLayer(
         name=name, kind=kind, parameters=parameters, weight_bytes=4 * parameters, gradient_bytes=4 * parameters,
         ready=ready, input_shape=shape, output_shape=shape, forward_multiply_adds=adds,
-        backward_multiply_adds=2 * adds, activation_bytes=1000, saved_bytes=10**6, saved_bytes_fixed=0, halo_bytes=halo,
+        backward_multiply_adds=2 * adds, activation_bytes=1000, saved_bytes=10**6, saved_bytes_fixed=0, windows=windows,
     )  # fmt: skip
 
 
@@ -28,7 +37,7 @@ def workload(*, dense: int = 1_000_000, convolutions: int = 10, name: str = "pho
     """Ten convolutions of 2 million weights and 0.4 G multiply-adds each, and a fully connected layer; 100,000 images,
     32 a step, 10 epochs."""
     layers = [
-        layer(f"features.{at}", "Conv2d", 2_000_000, 400_000_000, convolutions - at, (256, 28, 28), 2 * 256 * 28 * 4)
+        layer(f"features.{at}", "Conv2d", 2_000_000, 400_000_000, convolutions - at, (256, 28, 28), (WINDOW,))
         for at in range(convolutions)
     ]
     layers.append(layer("head", "Linear", dense, dense, 0, (1000,)))

@@ -232,7 +232,7 @@ def test_a_job_is_the_workload() -> None:
     assert job.batch is None
     assert job.backward == pytest.approx(2 / 3)
     assert list(job.gradients) == list_gradients(workload())
-    assert len(job.halo_bytes) == 10
+    assert len(job.split.windows) == 10
     assert build_job(workload(), sheet, 10.0, batch=512).per_device is None
 
 

@@ -1,4 +1,4 @@
-"""Bytes of gradients that a plan exchanges, beside those that two real ranks sum in a step."""
+"""Bytes that a plan exchanges, beside those that real ranks exchange in a step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from torch import nn
 
 from headway.comm.communicator import Communicator
 from headway.comm.reducer import BucketPlan, Reducer
+from headway.model import alexnet, small_net
 from headway.model.layer_profile import profile_layers
+from headway.parallel.maps import to_parts
+from headway.parallel.place import Place
+from headway.parallel.strips import run_in_strips
 from headway.plan.step import list_gradients
+from headway.plan.strips import count_split_bytes, describe_split
+from headway.plan.tower_layers import find_towers
 
 # The last bucket carries a digest and a few numbers beside the gradients, in 4 bytes each.
 MOST_BESIDE = 4 * 200
@@ -54,3 +60,84 @@ def test_a_plan_exchanges_what_two_ranks_exchange(precision: Literal["fp32", "bf
     assert planned == 4 * sum(value.numel() for value in build_network().parameters())
     for sent in run_ranks(2, sum_gradients, precision):
         assert planned <= sent <= planned + MOST_BESIDE
+
+
+def build_windows() -> nn.Module:
+    """Windows of every kind: strides, dilation, an even kernel, a pooling that rounds up, a transposed convolution."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 5, stride=2, padding=2),
+        nn.BatchNorm2d(4),
+        nn.Conv2d(4, 4, 3, padding=2, dilation=2),
+        nn.MaxPool2d(3, stride=2, ceil_mode=True),
+        nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1),
+        nn.Conv2d(4, 4, 4, padding=1),
+        nn.AvgPool2d(2, stride=1, ceil_mode=True),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+    )
+
+
+SIDE = 26
+NETWORKS = {"windows": build_windows, "small_net": lambda: small_net(3)}
+
+
+def build_split(name: str) -> nn.Module:
+    network = NETWORKS[name]()
+    # Gives the lazy layer its weights.
+    network(torch.zeros(2, 3, SIDE, SIDE))
+    return network
+
+
+def send_strips(rank: Rank, name: str, images: int) -> float:
+    """Trains a step of so many images in strips; returns the bytes that this rank has sent."""
+    torch.manual_seed(0)
+    network, place, sent = build_split(name), Place.create(rank.world, (rank.size, 1)), list[float]()
+
+    # Which argument is sent, and how often each byte of it leaves the rank.
+    arguments = {
+        "all_to_all": (1, 1.0),
+        "all_gather": (1, rank.size - 1.0),
+        "all_reduce": (0, 2 * (rank.size - 1) / rank.size),
+    }
+
+    def listen(group: Any, method: str, at: int, times: float) -> None:
+        call = getattr(group, method)
+
+        def count(*given: Any) -> Any:
+            sent.append(times * given[at].numel() * given[at].element_size())
+            return call(*given)
+
+        setattr(group, method, count)
+
+    for group in {id(one): one for one in (place.ranks, place.lines[0])}.values():
+        for method, (at, times) in arguments.items():
+            listen(group, method, at, times)
+    samples = place.divide_samples(images)
+    own = torch.randn(samples[rank.rank].length, 3, SIDE, SIDE)
+    run_in_strips(network, to_parts(own, samples, place)).sum().backward()
+    return sum(sent)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("windows", 2), ("windows", 3), ("small_net", 2)])
+def test_a_plan_of_strips_exchanges_what_ranks_exchange(name: str, ranks: int) -> None:
+    """Images, rows, statistics, and the ends of the maps, forward and backward, to the byte."""
+    layers = profile_layers(build_split(name), torch.zeros(3, 3, SIDE, SIDE), nullcontext)
+    planned = workload().model_copy(update={"layers": layers})
+    image = planned.input.model_copy(update={"height": SIDE, "width": SIDE})
+    split = describe_split(planned.model_copy(update={"input": image}))
+    images = 2 * ranks
+    assert count_split_bytes(split, images, ranks) == pytest.approx(max(run_ranks(ranks, send_strips, name, images)))
+
+
+def test_a_plan_exchanges_what_two_towers_of_alexnet_exchange() -> None:
+    """`bench.parallel` counts these bytes on the wire: 128 x 13 x 13 channels, their gradients, and 128 x 6 x 6."""
+    with torch.device("meta"):
+        network, images = alexnet(1000, two_towers=True), torch.ones(2, 3, 227, 227)
+    towers = find_towers(workload().model_copy(update={"layers": profile_layers(network, images, nullcontext)}))
+    assert towers is not None
+    assert 4 * sum(towers.list_exchanged_values()) == 4 * (2 * 128 * 13 * 13 + 128 * 6 * 6)
+    assert {name.split(".")[1] for name in towers.elsewhere} == {"1"}
+
+
+def test_a_network_without_towers_has_none() -> None:
+    assert find_towers(workload()) is None

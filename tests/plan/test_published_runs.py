@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -60,13 +61,35 @@ def test_runs_of_the_device_come_first_and_others_of_as_many_devices_follow() ->
     assert all(one.planned is None and one.run.devices in (8, 1024) for one in plan.published[len(own) :])
     said = headway("plan", "resnet50", "--cluster", "dgx-1-p100", "--nodes", "1,128").out
     assert "Published runs of this network, and this plan at their devices and batch:" in said
+    assert re.search(r"1,024 P40 .* mixed +other device +- +Jia", said)
     assert "Published" not in headway("plan", "vgg16", "--cluster", "dgx-1-p100", "--nodes", "1").out
+
+
+@pytest.mark.parametrize(
+    ("cluster", "precision", "reason"),
+    [
+        ("dgx-1", "fp32", "not in fp32"), ("dgx-1", "bf16", "not in bf16"), ("dgx-1-p100", "fp16", "not in fp16"),
+        ("dgx-1", "fp16", ""), ("dgx-a100", "bf16", ""),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_not_planned_has_its_reason(cluster: str, precision: str, reason: str) -> None:
+    """bf16 on a V100 is emulated, and no run in fp16 compares with that."""
+    known = find_workload("resnet50", (f"precision={precision}",))
+    plan = plan_job(known, PlanRequest(cluster=cluster, nodes="1"))
+    mine = [one for one in plan.published if one.run.device == load_clusters()[cluster].device]
+    assert {one.reason for one in mine} == {reason}
+    assert all((one.planned is None) == bool(one.reason) for one in plan.published)
 
 
 def test_a_cluster_that_cannot_have_a_run_plans_none_of_it() -> None:
     known = find_workload("resnet50")
     small = load_clusters()["dgx-1-p100"].model_copy(update={"nodes": 4, "devices": 3})
     plan = plan_job(known, PlanRequest(cluster="dgx-1-p100", nodes="1"))
-    assert [one.planned for one in compare_published(known, plan.job, small, ())] == [None] * 4
+    found = compare_published(known, plan.job, small, ())
+    assert [one.planned for one in found] == [None] * 4
+    assert {one.reason for one in found} == {"not nodes of 3"}
+    few = load_clusters()["dgx-1-p100"].model_copy(update={"nodes": 4})
+    reasons = [one.reason for one in compare_published(known, plan.job, few, ())]
+    assert reasons == ["", "too many nodes", "too many nodes", "too many nodes"]
     assert all(isinstance(one, PublishedRun) and one.minutes > 0 for one in list_published("alexnet"))
     assert {"p40", "p100", "v100", "h100"} < {one.device for one in list_published("resnet50")} & set(load_devices())

@@ -17,8 +17,9 @@ from headway.plan.workloads import find_workload
 VGG = find_workload("vgg16")
 
 
-def build_device(fp32: float, memory_gb_s: float, mixed: float | None = None) -> Device:
-    return Device(title="x", tflops=PeakTflops(fp32=fp32, mixed=mixed), memory_gb=16, memory_gb_s=memory_gb_s)
+def build_device(fp32: float, memory_gb_s: float, mixed: float | None = None, *, bf16: bool | None = None) -> Device:
+    tflops = PeakTflops(fp32=fp32, mixed=mixed)
+    return Device(title="x", tflops=tflops, memory_gb=16, memory_gb_s=memory_gb_s, bf16=bf16)
 
 
 def estimate_s(workload: Workload, device: Device) -> float:
@@ -26,7 +27,7 @@ def estimate_s(workload: Workload, device: Device) -> float:
 
 
 def test_the_limits_are_arithmetic_alone_and_memory_alone() -> None:
-    mixed = find_workload("resnet50", ("precision=bf16",))
+    mixed = find_workload("resnet50", ("precision=fp16",))
     computing = estimate_sample_time(mixed, build_device(1, 1e9, mixed=100))
     assert computing.seconds == pytest.approx(mixed.operations / (100e12 * PEAK_SHARE["tensor cores"]), rel=1e-4)
     assert computing.memory_share < 1e-3
@@ -34,6 +35,22 @@ def test_the_limits_are_arithmetic_alone_and_memory_alone() -> None:
     traffic = sum(count_traffic_bytes(layer, 2) for layer in mixed.layers)
     assert moving.seconds == pytest.approx(traffic / (100e9 * MEMORY_SHARE))
     assert moving.memory_share == pytest.approx(1)
+
+
+def test_a_device_without_units_for_bf16_computes_it_at_its_rate_in_fp32() -> None:
+    """Tensor cores of a V100 take fp16 alone; memory moves 16 bits in both."""
+    bf16, fp16 = (find_workload("resnet50", (f"precision={name}",)) for name in ("bf16", "fp16"))
+    old, new = build_device(1, 1e9, mixed=100), build_device(1, 1e9, mixed=100, bf16=True)
+    assert estimate_s(bf16, old) == pytest.approx(estimate_s(bf16, build_device(1, 1e9)))
+    assert estimate_s(bf16, new) == pytest.approx(estimate_s(fp16, new)) == pytest.approx(estimate_s(fp16, old))
+    warned = estimate_from_data_sheet(bf16, load_devices()["v100"]).warnings[1]
+    assert warned == (
+        "V100 SXM2 has no units for bf16, so this plan computes at its rate in fp32. Plan with precision=fp16, in which"
+        " it has 125 TFLOPS."
+    )
+    assert "If it has them, write bf16: true in your file." in estimate_from_data_sheet(bf16, old).warnings[1]
+    for workload, name in ((bf16, "a100"), (fp16, "v100")):
+        assert estimate_from_data_sheet(workload, load_devices()[name]).warnings[1:] == ()
 
 
 def test_more_of_either_never_takes_longer_and_twice_both_takes_half() -> None:

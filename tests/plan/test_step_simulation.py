@@ -14,13 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
+from headway.core.workload import WorkloadWindow
 from headway.plan.cluster import load_clusters
 from headway.plan.job import TrainingJob
 from headway.plan.losses import StepLosses
 from headway.plan.scaling import predict_scaling
 from headway.plan.step import ComputeTime, predict_step
 from headway.plan.step_simulation import TRACED_RANKS, StepScenario, simulate_prediction, simulate_steps
+from headway.plan.strips import SplitNetwork, SplitWindow
 
+# Four ranks that share an image exchange rows of 100 MB twice.
+WINDOW = WorkloadWindow(rows=8, row_bytes=10**8, kernel=3, padding=1)
+SPLIT = SplitNetwork((SplitWindow(WINDOW), SplitWindow(WINDOW)))
 COMPUTE, BUCKETS = ComputeTime(0.015, 6e-4), tuple(make_even_buckets(51e6))
 
 
@@ -115,7 +120,7 @@ def test_a_plan_is_simulated_as_it_is_planned() -> None:
         {"wire_ratio": 0.5, "backward": 0.4},
         {"per_device": None, "batch": 8192.0},
         {"per_device": None, "batch": 1000.0, "gradients": BUCKETS},  # some devices have three samples, others two
-        {"per_device": None, "batch": 120.0, "halo_bytes": (1e8, 1e8)},  # four devices share an image
+        {"per_device": None, "batch": 120.0, "split": SPLIT},  # four devices share an image
     ):
         values: dict[str, Any] = {"per_device": 52.0, "gradients": tuple(make_even_buckets(4e9)), **changes}
         job = TrainingJob(

@@ -68,7 +68,20 @@ def test_other_names_and_values_are_refused() -> None:
     with pytest.raises(UsageError, match="vgg61: there is no such file, and no such workload") as caught:
         find_workload("vgg61")
     assert "Did you mean 'vgg16'?" in caught.value.fix
-    with pytest.raises(UsageError, match="'batch=3' cannot be overridden"):
-        find_workload("vgg16", ("batch=3",))
-    with pytest.raises(UsageError, match="'precision=int8' cannot"):
-        find_workload("vgg16", ("precision=int8",))
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("batch=512", "Write --batch 512 for all devices together, or --per-device N for each of them."),
+        ("batch_size=", "Write --batch 512 for"),
+        ("precision=bf61", "Did you mean 'bf16'?"),
+        ("precision=int8", "Known here: bf16, fp16, fp32."),
+        ("precison=bf16", "Did you mean 'precision'? It takes precision=fp32|bf16|fp16 alone;"),
+        ("-", "It takes precision=fp32|bf16|fp16 alone; a recipe takes every value."),
+    ],
+)
+def test_an_override_that_a_network_does_not_take_is_refused_with_what_to_write(override: str, fix: str) -> None:
+    with pytest.raises(UsageError, match=f"'{override}' cannot be overridden in a network of the catalog") as caught:
+        find_workload("vgg16", (override,))
+    assert caught.value.fix.startswith(fix)

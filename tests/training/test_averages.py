@@ -19,8 +19,9 @@ from headway.core.run_folder import RunFolder
 from headway.data.decode import build_decoder
 from headway.launch.ranks import Ranks
 from headway.setup import micro_batch
-from headway.setup.build import TrainSetup, build_setup
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
+from headway.setup.train_setup import TrainSetup
 from headway.training.evaluate import build_views, compute_outputs, evaluate
 from headway.training.predict import list_image_files, read_pixels
 from headway.training.progress import SilentDisplay

@@ -343,7 +343,6 @@ def test_of_very_many_epochs_some_rates_are_kept(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--dry-run", "--run", "r"), "cannot be combined with --dry-run"),
         (("--dry-run", "--repeat", "2"), "cannot be combined with --dry-run"),
         (("--samples", "5"), "only work with --dry-run"),
         (("--dry-run", "--classes", "5"), "go with --samples"),
@@ -353,6 +352,15 @@ def test_of_very_many_epochs_some_rates_are_kept(folder: Path) -> None:
 )
 def test_what_does_not_go_together_is_refused(folder: Path, arguments: tuple[str, ...], said: str) -> None:
     assert said in refused("train", folder / "recipe.yaml", *arguments, status=2)
+
+
+def test_the_command_of_the_run_is_tried_as_it_is(folder: Path, tmp_path: Path) -> None:
+    """--run may stay: the folder is checked, and not made."""
+    options = ("--run", tmp_path / "run", "--dry-run", "--out", tmp_path / "workload.json")
+    headway("train", folder / "recipe.yaml", *options)
+    assert [path.name for path in tmp_path.iterdir()] == ["workload.json"]
+    said = refused("train", folder / "recipe.yaml", "--dry-run", "--run", tmp_path, status=2)
+    assert said == f"{tmp_path}: this folder is not empty. Name another one with --run."
 
 
 def test_the_page_in_words(folder: Path) -> None:

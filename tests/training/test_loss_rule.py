@@ -18,10 +18,11 @@ from headway.data.augment import Augment
 from headway.data.augment_recipe import AugmentRecipe
 from headway.data.loader import Loader
 from headway.data.order import Order
-from headway.setup.build import TrainSetup, build_setup
+from headway.setup.build import build_setup
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import Classification, Regression, TargetSpec, Task, is_better
+from headway.setup.train_setup import TrainSetup
 from headway.training.progress import SilentDisplay
 from headway.training.trainer import Trainer
 

@@ -42,6 +42,8 @@ def test_records_name_a_slowest_rank(folder: Path, said: Said) -> None:
     """Of the interval that all ranks had told of by then, each once."""
     assert said.status == 0, said.err
     train = records(folder / "run", "train")
+    # Data parallel ranks exchange gradients alone.
+    assert not any("exchange" in record or "exchange_share" in record for record in train)
     found = [record["slowest"] for record in train if "slowest" in record]
     assert found
     assert all(one.keys() == {"rank", "stage", "seconds", "share", "step"} for one in found)

@@ -12,6 +12,7 @@ import pytest
 from tests._support import headway, packed_digits, write_recipe
 from tests.data._packs import picture
 
+from headway.core.errors import UsageError
 from headway.core.recipe import read_recipe
 from headway.data.decode import build_decoder
 from headway.data.pack import pack
@@ -97,3 +98,15 @@ def test_bad_files_are_refused_or_left_out(tmp_path: Path) -> None:
     said = headway("predict", run, *bad, "--skip-bad", "--out", out, status=1)
     assert "of 5 files none is an image that can be read" in said.err
     assert not out.exists()
+
+
+def test_the_nearest_folder_or_image_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/cat.jpg").touch()
+    (tmp_path / "photo.txt").touch()
+    with pytest.raises(UsageError, match=r"no such file or folder\. Did you mean '.*/photos'\?$"):
+        list_image_files([tmp_path / "phots"])
+    with pytest.raises(UsageError, match=r"Did you mean '.*/photos/cat\.jpg'\?$"):
+        list_image_files([tmp_path / "photos/Cta.jpg"])
+    with pytest.raises(UsageError, match=r"Name image files, or folders with images\.$"):
+        list_image_files([tmp_path / "mine"])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from tests._support import finished, packed_digits, records, refused, write_recipe
+import yaml
+from tests._support import finished, headway, packed_digits, records, refused, write_recipe
+from tests.training._runs import cut_back, weights
 from tests.training.test_ranks import rows_of
+
+from headway.page.panel import Panel
 
 NET = """
 from torch import nn
@@ -65,20 +68,38 @@ def alone(folder: Path) -> Path:
     return folder / "alone"
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "weights.safetensors")
-
-
 def train(folder: Path, name: str, procs: int, *options: str) -> Path:
     said = finished("train", folder / "recipe.yaml", "--procs", str(procs), "--run", folder / name, *options)
     assert said.status == 0, said.err
     return folder / name
 
 
+def expect_exchanges(run: Path) -> None:
+    """Each record says how long it waited for what, and so do summary and report."""
+    told = [*records(run, "train"), json.loads((run / "summary.json").read_text())]
+    for one in told:
+        assert one["exchange"].keys() == {"halos", "samples of a place", "statistics"}
+        assert one["exchange_share"] == pytest.approx(sum(one["exchange"].values()))
+        assert 0 < one["exchange_share"] < 1
+    headway("report", run)
+    cards, waits, stages, ranks = (
+        Panel.from_json((run / f"panels/{name}.json").read_text()).data
+        for name in ("result", "curve-wait", "stage-table", "ranks")
+    )
+    shown = {card["label"]: card["value"] for card in cards["cards"]}
+    assert shown["waiting for other processes"] == f"{told[-1]['exchange_share']:.1%}"
+    assert waits["series"][1]["y"] == pytest.approx([100 * one["exchange_share"] for one in told[:-1]])
+    assert {row[0] for row in stages["rows"]} >= told[-1]["exchange"].keys()
+    assert "exchange" in {stack["name"] for stack in ranks["stacks"]}
+    assert "curve-exchange_share" not in {path.stem for path in (run / "panels").iterdir()}
+
+
 @pytest.mark.parametrize(
     ("procs", "parallel"),
     [
         (2, SPATIAL),
+        # Layer 3 halves the four rows of a process.
+        (2, "parallel={strategy: spatial, ranks: 2, until: auto}"),
         pytest.param(2, "parallel={strategy: spatial, ranks: 2, grid: [1, 2]}", marks=pytest.mark.check),
         pytest.param(4, "parallel={strategy: spatial, ranks: 4, grid: [2, 2]}", marks=pytest.mark.check),
         pytest.param(3, "parallel={strategy: spatial, ranks: 3}", marks=pytest.mark.check),
@@ -88,6 +109,10 @@ def test_one_place_trains_as_one_process_does(folder: Path, alone: Path, procs: 
     """Batch norm has the statistics of all samples; each position is served once, to one rank."""
     run = train(folder, f"run-{procs}-{len(parallel)}", procs, parallel)
     assert (rows_of(run) == rows_of(alone)).all()
+    if parallel == SPATIAL:
+        expect_exchanges(run)
+    chosen = yaml.safe_load((run / "recipe.yaml").read_text())["parallel"]["until"]
+    assert chosen == ("3" if "auto" in parallel else None)
     for kind in ("train", "evaluate"):
         for one, several in zip(records(alone, kind), records(run, kind), strict=True):
             assert several["loss"] == pytest.approx(one["loss"], rel=1e-3)
@@ -123,11 +148,7 @@ def test_two_places_of_two_are_data_parallel_between_them(folder: Path) -> None:
 def test_resumed_is_uninterrupted_bit_for_bit(folder: Path, tmp_path: Path, precision: str) -> None:
     options = (SPATIAL, f"precision={precision}", "checkpoint={every_steps: 4, keep: 9}")
     whole = train(folder, f"whole-{precision}", 2, *options)
-    cut = tmp_path / "cut"
-    shutil.copytree(whole, cut)
-    for step in sorted((cut / "checkpoints").glob("step-*"))[1:]:
-        shutil.rmtree(step)
-    (cut / "checkpoints/latest").write_text("step-00000004\n")
+    cut = cut_back(whole, tmp_path / "cut")
     said = finished("train", "--resume", cut, "--procs", "2")
     assert said.status == 0, said.err
     assert all(torch.equal(value, weights(cut)[name]) for name, value in weights(whole).items())
@@ -143,7 +164,10 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "a grid of 2 x 2 is one of 4",
     ),
     "one rank": (("parallel={strategy: spatial, ranks: 1}",), "parallel.ranks must be at least 2, not 1"),
-    "another strategy": (("parallel={strategy: rows}",), "must be 'data' or 'spatial', not 'rows'"),
+    "another strategy": (
+        ("parallel={strategy: rows}",),
+        "not 'rows'. Did you mean 'towers'?",
+    ),
     "ranks of data": (("parallel={strategy: data, ranks: 2}",), "'parallel.ranks'"),
     "compiled": ((SPATIAL, "compile=true"), "parallel.strategy spatial does not work with compile"),
     "micro-batches": ((SPATIAL, "micro_batch=4"), "does not work with micro_batch"),
@@ -164,14 +188,20 @@ def test_three_processes_are_no_places_of_two(folder: Path) -> None:
     assert "2 processes share each image, and there are 3. Start a multiple of 2" in said.err
 
 
-def test_a_function_without_a_rule_ends_the_run_with_its_layer(folder: Path) -> None:
-    said = finished(
-        "train", folder / "recipe.yaml", "--procs", "2", "--run", folder / "unknown", SPATIAL,
-        "model.factory=net.py:unknown",
-    )  # fmt: skip
-    assert said.status != 0
-    assert "Tensor.cumsum has no rule for images that are split over ranks" in said.err
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ((SPATIAL, "model.factory=net.py:unknown"), "Unknown: Tensor.cumsum has no rule for images that are split"),
+        (("parallel={strategy: spatial, until: fc}",), "parallel.until: 'fc' is no layer of the network"),
+    ],
+)
+def test_a_network_that_cannot_be_split_is_refused(folder: Path, options: tuple[str, ...], what: str) -> None:
+    """Before the first step: the network is tried on shapes."""
+    said = finished("train", folder / "recipe.yaml", "--procs", "2", "--run", folder / "unknown", *options)
+    assert said.status == 2, said.err
+    assert what in said.err
     assert "Traceback" not in said.err
+    assert not (folder / "unknown").exists()
 
 
 def test_each_rank_decodes_its_own_samples(folder: Path, alone: Path) -> None:

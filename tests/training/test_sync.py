@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests._support import damage, free_port, packed_digits, write_recipe
-from tests._waits import counted
+from tests._waits import counted, waits_refused
 from tests.comm._ranks import Rank, run_ranks
 
 from headway.core.launcher_environment import LaunchedProcess
@@ -153,7 +153,7 @@ def test_masked_samples_make_no_wait(tmp_path: Path) -> None:
         trainer.run(LOG_EVERY - 2)  # more than an epoch, so the damaged sample has been served
         assert found == {}
         trainer.run(1)
-    assert trainer.damaged > 0
+    assert trainer.accumulator.damaged > 0
 
 
 RANKS: dict[str, tuple[str, ...]] = {
@@ -202,11 +202,8 @@ def test_ranks_on_a_cpu_read_the_verdict_and_nothing_else(folder: Path, tmp_path
 def runs_on_a_gpu(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port: int) -> int:
     with trainer_of_ranks(rank, folder, run, (*overrides, "device=cuda"), port) as trainer:
         trainer.run(LOG_EVERY)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waits_refused():
             trainer.run(LOG_EVERY - 1)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         return trainer.step
 
 
@@ -228,9 +225,6 @@ def test_no_wait_on_a_gpu(folder: Path, tmp_path: Path, case: str) -> None:
         overrides += ("half_weights=true",)
     with trainer_of(folder, tmp_path / "run", (*overrides, "device=cuda")) as trainer:
         trainer.run(LOG_EVERY)  # libraries set themselves up in the first steps
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waits_refused():
             trainer.run(LOG_EVERY - 1)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert trainer.step == 2 * LOG_EVERY - 1

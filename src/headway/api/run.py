@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from headway.core.interface import use_python_names
 from headway.core.run_folder import RunFolder
 from headway.core.user_code import GIVEN, give_objects
-from headway.setup.build import TrainSetup
+from headway.setup.train_setup import TrainSetup
 from headway.training import runs
 from headway.training.predict import ImageSource, check_top, list_image_files
 from headway.training.predict import predict as predict_rows
@@ -127,6 +128,7 @@ class Run:
         """Normalises uint8 images [b, H, W, C] as in training; returns float [b, C, H, W] on the run's device."""
         return self._setup.augment.normalise(images.to(self._setup.device))
 
+    @use_python_names()
     def predict(self, images: Any, *, batch: int = 64, top: int | None = None) -> list[dict[str, Any]]:
         """Predicts images with the best weights; returns one row an image, with the columns of `headway predict`.
 
@@ -141,6 +143,7 @@ class Run:
         check_top(self._setup, top)
         return list(predict_rows(self._setup, list(_list_sources(images)), batch, top=top))
 
+    @use_python_names()
     def evaluate(self, data: str | os.PathLike[str] | None = None) -> dict[str, float]:
         """Evaluates the best weights on the run's evaluation set, or on another packed folder; returns the metrics."""
         # It builds the network anew, so the factory must be found here too.

@@ -8,23 +8,24 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import torch
 import yaml
 
+from headway.api.given_model import MODEL_KEY, leave_out_network_keys, name_model
 from headway.api.run import Run
-from headway.core.errors import RecipeError
+from headway.core.errors import RecipeError, UsageError, suggest_nearest
+from headway.core.interface import use_python_names
 from headway.core.messages import show_messages
 from headway.core.recipe import LoadedRecipe, build_recipe
-from headway.core.user_code import GIVEN, give_objects
+from headway.core.user_code import give_objects
 from headway.setup.recipe import TrainRecipe
 from headway.training import runs
 from headway.training.progress import hide_progress
 
-MODEL_KEY = "model.factory"
 
-
+@use_python_names()
 def train(
     recipe: str | os.PathLike[str] | Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
@@ -33,6 +34,7 @@ def train(
     callbacks: Sequence[Any] = (),
     run: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
+    **unknown: Never,
 ) -> Run:
     """Trains a recipe into a new run folder, as `headway train` does.
 
@@ -41,7 +43,8 @@ def train(
     Args:
         recipe: path of a YAML recipe, or a mapping of the same form.
         overrides: values by dotted key, such as `{"optimizer.lr": 0.1}`.
-        model: your network, on the CPU, in place of `model.factory`. It is trained in place.
+        model: your network, on the CPU, in place of `model.factory`. It is trained in place. What the recipe says about
+            the network of its factory, such as `model.weights`, is left out, unless `overrides` has it.
         callbacks: objects with some of `on_start`, `on_step`, `on_evaluate`, `on_epoch` and `on_end`, which are called
             after those of the recipe.
         run: run folder to create; None: runs/NAME.
@@ -50,12 +53,14 @@ def train(
     Raises:
         HeadwayError: recipe, data or network cannot be used, or the run failed; the message says how to fix it.
     """
-    loaded = _load_recipe(recipe, overrides or {}, model)
+    _refuse_keywords(unknown, "train", recipe, ("overrides", "model", "callbacks", "run", "progress"))
     with _give_model(model), _show_progress(progress):
+        loaded = _load_recipe(recipe, overrides or {}, model)
         result = runs.train_recipe(loaded, None if run is None else Path(run), callbacks)
     return Run(result.run.folder, model=model)
 
 
+@use_python_names()
 def resume(
     run: str | os.PathLike[str] | Run,
     overrides: Mapping[str, Any] | None = None,
@@ -63,6 +68,7 @@ def resume(
     model: torch.nn.Module | None = None,
     callbacks: Sequence[Any] = (),
     progress: bool | None = None,
+    **unknown: Never,
 ) -> Run:
     """Continues a run from its newest good checkpoint, as `headway train --resume` does; returns the run.
 
@@ -77,6 +83,7 @@ def resume(
         UsageError: there is no such run. CheckpointError: every checkpoint is damaged.
     """
     folder = run.folder if isinstance(run, Run) else Path(run)
+    _refuse_keywords(unknown, "resume", str(folder), ("overrides", "model", "callbacks", "progress"))
     # Building the setup calls the factory, so the network must be given until the run has ended.
     with _give_model(model), _show_progress(progress):
         runs.resume(folder, callbacks, _format_overrides(overrides or {}))
@@ -92,14 +99,27 @@ def _load_recipe(
         _expect(model, torch.nn.Module, "a network is a torch.nn.Module", "Or name its factory in the recipe.")
         # The recipe names the network by a path that no import finds, because recipe.yaml must hold plain values. So a
         # run without its network says that it was given by a program.
-        changes[MODEL_KEY] = _name_model(model)
+        changes[MODEL_KEY] = name_model(model)
     # As texts of the command line, so that both are read by the same rules.
     texts = _format_overrides(changes)
     if isinstance(recipe, Mapping):
-        return build_recipe(recipe, texts, TrainRecipe)
-    example = 'Give for example "photos.yaml", or {"data": {...}, "model": {...}, ...}.'
-    _expect(recipe, (str, os.PathLike), "a recipe is a path or a mapping", example)
-    return runs.load_recipe(Path(recipe), texts)
+        loaded = build_recipe(recipe, texts, TrainRecipe)
+    else:
+        example = 'Give for example "photos.yaml", or {"data": {...}, "model": {...}, ...}.'
+        _expect(recipe, (str, os.PathLike), "a recipe is a path or a mapping", example)
+        loaded = runs.load_recipe(Path(recipe), texts)
+    return loaded if model is None else leave_out_network_keys(loaded, recipe, model)
+
+
+def _refuse_keywords(unknown: Mapping[str, Any], function: str, first: Any, names: Sequence[str]) -> None:
+    """Raises UsageError if there are keyword arguments that a function does not have: mostly keys of the recipe."""
+    if not unknown:
+        return
+    key, values = next(iter(unknown)), ", ".join(f'"{key}": {value!r}' for key, value in unknown.items())
+    path = repr(os.fspath(first)) if isinstance(first, str | os.PathLike) else "recipe"
+    fix = suggest_nearest(key, names, only_close=True)
+    fix = fix or f"Values of the recipe go into a mapping: headway.{function}({path}, {{{values}}})."
+    raise UsageError(f"headway.{function} has no argument {key!r}", fix=fix)
 
 
 def _expect(value: object, kinds: type | tuple[type, ...], what: str, fix: str) -> None:
@@ -119,14 +139,10 @@ def _format_value(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=1 << 20).removesuffix("\n").removesuffix("\n...")
 
 
-def _name_model(model: torch.nn.Module) -> str:
-    return f"{GIVEN}{type(model).__module__}.{type(model).__qualname__}"
-
-
 @contextmanager
 def _give_model(model: torch.nn.Module | None) -> Iterator[None]:
     """Lets the recipe's factory return the network of the program, inside the block."""
-    with give_objects({} if model is None else {_name_model(model): lambda: model}):
+    with give_objects({} if model is None else {name_model(model): lambda: model}):
         yield
 
 

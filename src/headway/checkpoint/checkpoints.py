@@ -112,8 +112,8 @@ class Checkpoints:
         Raises:
             CheckpointError: there are checkpoints, and all are damaged.
         """
-        damaged_names: set[str] = set()
-        while candidates := [path for path in self.paths() if path.name not in damaged_names]:
+        damaged: dict[str, CheckpointError] = {}
+        while candidates := [path for path in self.paths() if path.name not in damaged]:
             newest = candidates[0]
             # A save in this process keeps what is being read. If another process removes it, a newer one exists.
             with hold(newest):
@@ -122,11 +122,15 @@ class Checkpoints:
                 except CheckpointError as error:
                     # A checkpoint that another process has just removed is not damaged.
                     if newest.name in (path.name for path in self.paths()):
-                        damaged_names.add(newest.name)
-                        tell = LOG.warning if warnings is None else warnings.append
-                        tell(f"{error} The one before it is used.")
-        if damaged_names:
-            raise CheckpointError("every checkpoint is damaged", where=self.folder.shown, fix="Start the run anew.")
+                        damaged[newest.name] = error
+                        # The error below names them all if none is left.
+                        if len(candidates) > 1:
+                            tell = LOG.warning if warnings is None else warnings.append
+                            tell(f"{error} The one before it is used.")
+        if damaged:
+            reasons = "; ".join(f"{name}: {error.what}" for name, error in damaged.items())
+            fix = "Copy one of them here again if you have it elsewhere, or start the run anew."
+            raise CheckpointError(f"every checkpoint is damaged ({reasons})", where=self.folder.shown, fix=fix)
         return None
 
 

@@ -23,7 +23,8 @@ MAX_DIMENSIONS, MAX_SIZE, MAX_PIECES = 64, 1 << 53, 1 << 20
 class Piece:
     """Part of a tensor that this rank holds; other ranks hold the rest.
 
-    A piece can be the whole tensor: one that other ranks do not have.
+    A piece can be the whole tensor: one that other ranks do not have. A single number, without dimensions, counts as
+    one entry of dimension 0.
 
     Attributes:
         tensor: entries [start, start + tensor.shape[axis]) of the whole tensor along `axis`.
@@ -38,15 +39,15 @@ class Piece:
 
     def __post_init__(self) -> None:
         mine = tuple(self.tensor.shape)
-        fits = len(mine) == len(self.shape) and 0 <= self.axis < len(mine)
-        fits = fits and 0 <= self.start <= self.shape[self.axis] - mine[self.axis]
-        if not fits or _replace(self.shape, self.axis, mine[self.axis]) != mine:
+        fits = len(mine) == len(self.shape) and 0 <= self.axis < max(1, len(mine))
+        fits = fits and 0 <= self.start <= _count_entries(self.shape, self.axis) - _count_entries(mine, self.axis)
+        if not fits or _replace(self.shape, self.axis, _count_entries(mine, self.axis)) != mine:
             what = f"a piece of shape {mine} from {self.start} on does not lie in dimension {self.axis} of {self.shape}"
             raise ValueError(what)
 
     def describe(self) -> dict[str, Any]:
         """Returns all but the values, as JSON."""
-        stop = self.start + self.tensor.shape[self.axis]
+        stop = self.start + _count_entries(self.tensor.shape, self.axis)
         form = {"dtype": get_dtype_name(self.tensor.dtype), "shape": list(self.shape), "axis": self.axis}
         return {**form, "start": self.start, "stop": stop}
 
@@ -93,7 +94,7 @@ _ENTRIES: Checks = {
     "shape": (
         lambda value: (
             isinstance(value, list)
-            and 0 < len(value) <= MAX_DIMENSIONS
+            and len(value) <= MAX_DIMENSIONS
             and all(is_whole_number(size, 0, MAX_SIZE) for size in value)
             and math.prod(value) <= MAX_SIZE
         ),
@@ -166,11 +167,12 @@ def _get_range(piece: StoredPiece) -> tuple[int, int]:
 
 def _find_fault(tensor: SplitTensor) -> str:
     """Returns what is wrong with the pieces of a tensor, or an empty string."""
-    if tensor.axis >= len(tensor.shape):
+    if tensor.axis >= max(1, len(tensor.shape)):
         return f"a tensor of {len(tensor.shape)} dimensions has no dimension {tensor.axis}"
     if len({piece.file for piece in tensor.pieces}) < len(tensor.pieces):
         return "a file holds two of them"
-    ends = [0, *itertools.chain.from_iterable(map(_get_range, tensor.pieces)), tensor.shape[tensor.axis]]
+    entries = _count_entries(tensor.shape, tensor.axis)
+    ends = [0, *itertools.chain.from_iterable(map(_get_range, tensor.pieces)), entries]
     # Each piece begins where the one before ends, and the last one ends where the tensor does.
     for end, start in zip(ends[::2], ends[1::2], strict=True):
         if start != end:
@@ -180,6 +182,11 @@ def _find_fault(tensor: SplitTensor) -> str:
     return ""
 
 
+def _count_entries(shape: Sequence[int], axis: int) -> int:
+    """Returns the size of a dimension; 1 for a tensor without any."""
+    return shape[axis] if shape else 1
+
+
 def _replace(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
-    """Returns a shape with another size in one dimension."""
-    return (*shape[:axis], size, *shape[axis + 1 :])
+    """Returns a shape with another size in one dimension, if it has any."""
+    return (*shape[:axis], size, *shape[axis + 1 :]) if shape else ()

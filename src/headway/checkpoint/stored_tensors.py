@@ -137,9 +137,13 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             whole: torch.Tensor = self._whole[name].get_tensor(name)
             return whole
         tensor = self._split[name]
+        if len(tensor.pieces) == 1:
+            only: torch.Tensor = self._files[tensor.pieces[0].file].get_tensor(name)
+            return only
         return self.read_range(name, tensor.axis, 0, tensor.shape[tensor.axis])
 
-    def _get_shape(self, name: str) -> tuple[int, ...]:
+    def get_shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a whole tensor without reading it. Raises KeyError if there is none."""
         if name in self._split:
             return self._split[name].shape
         return tuple(self._whole[name].get_slice(name).get_shape())
@@ -150,7 +154,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         Raises:
             KeyError: there is no such tensor. ValueError: it has no such entries.
         """
-        shape = self._get_shape(name)
+        shape = self.get_shape(name)
         if not (0 <= axis < len(shape) and 0 <= start <= stop <= shape[axis]):
             raise ValueError(f"{name!r} of shape {shape} has no entries {start} to {stop} in dimension {axis}")
         if name not in self._split:

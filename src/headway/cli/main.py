@@ -132,18 +132,19 @@ def pack(
     """Pack images into shards with columns."""
     # Imports stand inside the verbs: torch takes seconds to load, and --help must not.
     if join is not None:
-        from headway.data.pack_join import join_pack
+        from headway.data.pack_join import join_pack, suggest_join
 
         given = [src, dst, form, mode, transform, columns, threads, part]
         if orient or split or seed or skip_bad or any(value is not None for value in given):
-            fix = f"Write headway pack --join {shlex.quote(join)}: the parts know the rest."
-            raise UsageError("--join takes no other option than --overwrite", fix=fix)
+            what = "--join takes the folder to create, and no other option than --overwrite"
+            raise UsageError(what, fix=suggest_join(join, src, dst))
         _print_pack(join_pack(join, overwrite=overwrite), as_json, "Joined")
         return
     if src is None or dst is None:
         raise UsageError("the images or the folder to create are missing", fix="Write headway pack SRC DST.")
     from headway.core.sample_progress import SampleProgress
     from headway.data.pack import pack as pack_images
+    from headway.data.pack_parts import describe_next_step
     from headway.data.pack_plan import PackPart
 
     pack_part = PackPart.parse(part) if part is not None else None
@@ -164,8 +165,7 @@ def pack(
             part=(pack_part.index, pack_part.count) if pack_part else None,
             progress=progress,
         )
-    hint = f"Pack the other parts, then join them: headway pack --join {shlex.quote(dst)}" if part else ""
-    _print_pack(pack_result, as_json, "Packed", hint)
+    _print_pack(pack_result, as_json, "Packed", describe_next_step(dst, pack_part) if pack_part else "")
 
 
 def _print_pack(pack_result: PackResult, as_json: bool, verb: str, hint: str = "") -> None:
@@ -192,15 +192,16 @@ def _print_pack(pack_result: PackResult, as_json: bool, verb: str, hint: str = "
 def _describe_pack(result: PackResult, verb: str) -> str:
     """Describes the result of a pack, for the terminal."""
     folders = ", ".join(str(folder) for folder in result.folders)
-    rate = result.samples / max(result.seconds, 1e-9)
+    # A join copies no image, so it has no rate.
+    rate = f" at {result.samples / max(result.seconds, 1e-9):,.0f} images/s" if verb == "Packed" else ""
     size = f"{format_bytes(result.bytes)}, format {result.format}, mode {result.mode}"
     # Only a transform leaves samples out; bad images are counted apart, below.
     if result.left_out:
         size += f"; the transform left out {result.left_out:,}"
-    text = f"{verb} {result.samples:,} images ({size}) into {folders} at {rate:,.0f} images/s"
+    text = f"{verb} {result.samples:,} images ({size}) into {folders}{rate}"
     if len(result.folders) > 1:
-        parts = ", ".join(f"{path.name} {n:,}" for path, n in zip(result.folders, result.counts, strict=True))
-        text += f": {parts} images" + (f", {len(result.classes):,} classes" if result.classes else "")
+        sets = ", ".join(f"{path.name} {n:,}" for path, n in zip(result.folders, result.counts, strict=True))
+        text += f": {sets} images" + (f", {len(result.classes):,} classes" if result.classes else "")
     text += "."
     if result.skipped:
         images = "image was left out; it is" if len(result.skipped) == 1 else "images were left out; they are"
@@ -221,7 +222,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
         verification = verify_folder(folder, progress)
     damages = verification.damages
     counts = [f"{count:,}" for count in verification.samples.values()]
-    scope = f" of {len(counts)} parts" if len(counts) > 1 else ""
+    scope = f" of {len(counts)} sets" if len(counts) > 1 else ""
     lines = [
         *map(str, damages),
         f"{pluralise(len(damages), 'damaged place')}: pack the data again."
@@ -331,6 +332,7 @@ def report(
 
 app.command()(study.landscape)
 app.command()(study.assess)
+app.command()(study.replay)
 app.command()(examine.doctor)
 app.command()(examine.tune)
 app.command()(planning.plan)
@@ -378,6 +380,9 @@ def bench_links(
         int | None, typer.Option(help="Processes to start on this host, at least 2. Leave it out under a launcher.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time for the all-reduces of all sizes.")] = 60.0,
+    interface: Annotated[
+        str | None, typer.Option(help="Network interface between hosts, or several that share messages: eth0,eth1.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the links between ranks.
@@ -386,7 +391,7 @@ def bench_links(
     """
     from headway.comm.bench_links import run_bench_links
 
-    measurement = run_bench_links(procs, seconds)
+    measurement = run_bench_links(procs, seconds, interface.split(",") if interface else ())
     # Under a launcher every rank runs this verb, and only rank 0 gets the result.
     if measurement is not None:
         print_result(asdict(measurement), as_json, measurement.to_text())

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # Gradients of a job in a facility for which no workload is given: ResNet-50's 25.6 million weights in fp32.
 DEFAULT_GRADIENT_MB = 102.2
 
+# In place of any name of the catalog: asks for the catalog.
+LIST = "list"
+
 WORKLOAD_HELP = (
     "A recipe, the workload that headway train RECIPE --dry-run wrote, or the name of a network: resnet18, resnet50,"
     " alexnet, vgg11, vgg16, googlenet, bert-large."
@@ -50,9 +53,9 @@ def _job_option(help_text: str, *names: str, **limits: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel="A job on a cluster", **limits)
 
 
-def _facility_option(help_text: str) -> Any:
+def _facility_option(help_text: str, **looks: Any) -> Any:
     """Declares an option of a facility."""
-    return typer.Option(help=help_text, rich_help_panel="A facility")
+    return typer.Option(help=help_text, rich_help_panel="A facility", **looks)
 
 
 # typer reads the options of a verb from its signature: there is no other place for 38 of them. The body passes them on
@@ -61,12 +64,17 @@ def plan(
     context: typer.Context,
     workload: Annotated[Path | None, typer.Argument(metavar="RECIPE|WORKLOAD.json|NETWORK", help=WORKLOAD_HELP)] = None,
     overrides: Overrides = None,
-    cluster: Annotated[str | None, _job_option("A cluster of the catalog, or a YAML file.")] = None,
+    cluster: Annotated[
+        str | None, _job_option("A cluster of the catalog, or a YAML file. `list` prints the catalog.")
+    ] = None,
     nodes: Annotated[str | None, _job_option("Node counts: 1..64 (doubling) or 1,2,4. Default: up to 64.")] = None,
     profile: Annotated[list[Path] | None, _job_option(PROFILE_HELP)] = None,
     runs: Annotated[str | None, _job_option("Runs measured on such a cluster: DEVICESxSAMPLES:IMAGES_S,...")] = None,
     per_device: Annotated[float | None, _job_option("Samples per device: the batch grows with the nodes.")] = None,
-    batch: Annotated[float | None, _job_option("Global batch for every node count. Default: the recipe's.")] = None,
+    batch: Annotated[
+        float | None,
+        _job_option("Global batch for every node count. Default: the recipe's; networks by name have one per device."),
+    ] = None,
     accumulate: Annotated[int | None, _job_option("Micro-batches per step.", min=1)] = None,
     spread: Annotated[bool, _job_option("Spread the nodes over all groups of the cluster.", "--spread")] = False,
     epochs_at: Annotated[str | None, _job_option("Epochs to the target by batch: BATCH:EPOCHS,...")] = None,
@@ -83,8 +91,12 @@ def plan(
         float | None, _job_option("Find the training set for this error, from --errors-at alone.")
     ] = None,
     trace: Annotated[Path | None, _job_option("Simulate the largest node count; write a Perfetto trace.")] = None,
-    facility: Annotated[int | None, _facility_option("Plan a facility for this many nodes, instead of a job.")] = None,
-    node: Annotated[str, _facility_option("Node type, by its name in the catalog.")] = "dgx-1",
+    facility: Annotated[
+        str | None, _facility_option("Plan a facility for this many nodes, instead of a job.", metavar="NODES")
+    ] = None,
+    node: Annotated[
+        str, _facility_option("Node type: a cluster of the catalog, or a YAML file. `list` prints the catalog.")
+    ] = "dgx-1",
     node_kw: Annotated[float | None, _facility_option("Power of a node in kW. Default: the catalog's.")] = None,
     rack_kw: Annotated[float, _facility_option("Power and cooling of a rack, in kW.")] = 19.2,
     ports: Annotated[int | None, _facility_option("Ports of a node in the fabric. Default: all.")] = None,
@@ -113,8 +125,14 @@ def plan(
 
     Predict a job on a cluster. With --facility, plan the racks, the fabric and the storage of a facility instead.
     """
+    if LIST in (cluster, node, facility) or (workload == Path(LIST) and not workload.exists()):
+        from headway.plan.catalog_text import describe_catalog, format_catalog
+
+        print_result(describe_catalog(), as_json, format_catalog())
+        return
     expect_writable(page, trace, cables)
     # The planner imports numpy: not needed for the help of other verbs.
+    from headway.plan.parsing import parse_facility
     from headway.plan.request import PlanRequest, plan_job
 
     # Only options on the command line count: a default must not look like a choice.
@@ -124,9 +142,9 @@ def plan(
         cluster=cluster, nodes=nodes, profile=tuple(profile or ()), runs=runs, per_device=per_device, batch=batch,
         accumulate=accumulate, spread=spread, epochs_at=epochs_at, noise_scale=noise_scale, deadline=deadline,
         price=price, errors_at=errors_at, sizes_at=sizes_at, error_target=error_target, image_kb=image_kb,
-        facility=facility, node=node, node_kw=node_kw, rack_kw=rack_kw, ports=ports,
-        oversubscription=oversubscription, leaf=leaf, core=core, images_s=images_s, data_gb=data_gb, pue=pue,
-        air_rise=air_rise, miles=miles, hours=hours,
+        facility=None if facility is None else parse_facility(facility), node=node, node_kw=node_kw, rack_kw=rack_kw,
+        ports=ports, oversubscription=oversubscription, leaf=leaf, core=core, images_s=images_s, data_gb=data_gb,
+        pue=pue, air_rise=air_rise, miles=miles, hours=hours,
     )  # fmt: skip
     if facility is not None:
         _refuse_options(given_options & JOB_OPTIONS, "plans a job on a cluster, and --facility plans a room")

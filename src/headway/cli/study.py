@@ -1,4 +1,4 @@
-"""The verbs `landscape`, which draws a minimum, and `assess`, which checks the accuracies of a script."""
+"""The verbs `landscape`, which draws a minimum, `assess`, which checks the accuracies of a script, and `replay`."""
 
 from __future__ import annotations
 
@@ -120,4 +120,20 @@ def assess(
     print_result(assessment.to_json(), as_json, format_assessment(assessment))
     # Exit status 1 lets a shell script or CI react to a failed assessment.
     if not assessment.passed:
+        raise typer.Exit(1)
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(help="Folder of a run with `parallel: {strategy: async}`.")],
+    as_json: Json = False,
+) -> None:
+    """Repeat an asynchronous run from its log, in one process.
+
+    Compare the result with its checkpoints, bit for bit.
+    """
+    from headway.training.replay_run import replay_run
+
+    result = replay_run(run)
+    print_result(result.to_json(), as_json, result.describe())
+    if result.first_difference:
         raise typer.Exit(1)

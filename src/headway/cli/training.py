@@ -51,9 +51,9 @@ class TrainOptions:
 
     def check_dry_run(self) -> None:
         """Raises UsageError if --dry-run cannot be combined with an option, or a recipe is missing."""
-        if self.resume is not None or self.folder is not None or self.repeat > 1 or self.respawn is not None:
+        if self.resume is not None or self.repeat > 1 or self.respawn is not None:
             fix = "headway train RECIPE --dry-run [--procs N] [--hosts a:4,b:4] [--samples N --classes K] [--out FILE]"
-            raise UsageError("--run, --resume, --repeat and --respawn cannot be combined with --dry-run", fix=fix)
+            raise UsageError("--resume, --repeat and --respawn cannot be combined with --dry-run", fix=fix)
         if self.recipe is None:
             raise UsageError("train needs a recipe", fix="headway train RECIPE --dry-run.")
 
@@ -202,12 +202,16 @@ def _print_repeats(results: Sequence[RunResult], as_json: bool) -> None:
 
 def _dry_run(options: TrainOptions, out: Path | None, as_json: bool, **sizes: Any) -> None:
     """Prints cost and memory of a run, and writes its workload."""
+    from headway.core.run_folder import RunFolder
     from headway.report.dry_run_text import format_dry_run
     from headway.training.dry_run import dry_run
 
     assert options.recipe is not None
-    # A dry run of a large network takes seconds: a path that cannot be written is refused first.
+    # A dry run of a large network takes seconds: a path that cannot be written is refused first, and so is a run folder
+    # that the run itself would refuse.
     expect_writable(out)
+    if options.folder is not None:
+        RunFolder.expect_free(options.folder)
     found = dry_run(options.recipe, options.overrides, procs=options.procs, hosts=options.hosts, **sizes)
     out = out or Path(f"{found.workload.name}.workload.json")
     found.workload.write(out)

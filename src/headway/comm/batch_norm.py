@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from headway.core.errors import UsageError
+from headway.core.group import Group
 from headway.core.modules import replace_modules
-from headway.core.world import Group
 
 # Statistics per rank are the default (torch's own BatchNorm): they cost no communication, and their extra noise
 # regularises (ghost batches: Hoffer et al. 2017, "Train longer, generalize better"). Statistics over all ranks pay off
@@ -146,7 +146,7 @@ class _SyncBatchNormFunction(torch.autograd.Function):
         grad_weight, grad_bias = (None if weight is None else row.to(weight.dtype, copy=True) for row in sums)
         if not ctx.needs_input_grad[0]:
             return None, grad_weight, grad_bias, None, None
-        ctx.group.all_reduce(sums.view(-1)).wait()
+        ctx.group.all_reduce(sums.view(-1)).wait("statistics")
         mean_dy_xhat, mean_dy = sums / count.clamp(min=1)
         # dx = w / sigma * (dy - mean(dy) - xhat * mean(dy * xhat)), as one linear function of dy and x per channel.
         shape = (1, -1) + (1,) * (x.dim() - 2)
@@ -170,7 +170,7 @@ def _compute_local_statistics(x: Tensor) -> Tensor:
 def _combine_statistics(local_stats: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
     """Returns mean [C], biased variance [C] and count over the group, by one all-gather of `local_stats`."""
     all_stats = local_stats.new_empty(group.size, len(local_stats))
-    group.all_gather(all_stats.view(-1), local_stats).wait()
+    group.all_gather(all_stats.view(-1), local_stats).wait("statistics")
     channels = len(local_stats) // 2
     # Means and squared deviations do not cancel as raw squares would (Chan, Golub and LeVeque 1979, "Updating Formulae
     # and a Pairwise Algorithm", eq. 2.1).

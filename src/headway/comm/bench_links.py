@@ -120,12 +120,13 @@ class BenchLinksResult:
         return BenchLinksResult(**{**data, "rows": [AlgorithmTiming(**row) for row in data["rows"]]})
 
 
-def run_bench_links(procs: int | None, seconds: float) -> BenchLinksResult | None:
+def run_bench_links(procs: int | None, seconds: float, interfaces: Sequence[str] = ()) -> BenchLinksResult | None:
     """Measures the world of the launcher that started this process, or of `procs` new processes on this host.
 
     Args:
         procs: number of processes to start; None if a launcher started this process.
         seconds: approximate time for the all-reduces of all sizes together.
+        interfaces: network interfaces between hosts; empty: the one that leads to the host of rank 0.
 
     Returns:
         The result; None on ranks other than 0.
@@ -144,6 +145,9 @@ def run_bench_links(procs: int | None, seconds: float) -> BenchLinksResult | Non
             raise UsageError(f"this process was started by a launcher ({launched.launcher}) and cannot be one", fix=fix)
         if procs < 2:
             raise UsageError(f"--procs is {procs}", fix="Links connect processes: set 2 or more.")
+        if interfaces:
+            fix = "Omit --interface, or start the command on several hosts with a launcher."
+            raise UsageError("--interface has no effect between processes of one host", fix=fix)
         return _run_processes(procs, seconds)
     if launched is None or launched.size == 1:
         fix = "Run headway bench-links --procs N, or torchrun ... -m headway bench-links."
@@ -153,7 +157,7 @@ def run_bench_links(procs: int | None, seconds: float) -> BenchLinksResult | Non
     if local_rank is not None and (launched.local_size or local_rank + 1) <= torch.cuda.device_count():
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    world = World.join(launched, device)
+    world = World.join(launched, device, interface=interfaces)
     try:
         return _measure_world(world, seconds)
     finally:
@@ -163,7 +167,7 @@ def run_bench_links(procs: int | None, seconds: float) -> BenchLinksResult | Non
 def _measure_world(world: World, seconds: float) -> BenchLinksResult | None:
     links = measure_links(world)
     network = links.build_network(world)
-    communicator = Communicator(world, rails=links.rails)
+    communicator = Communicator(world, rails=links.rails, rates_bytes_s=links.rates_bytes_s)
     try:
         # All ranks take part in the trials, though only the lead needs their result.
         chooser = AlgorithmChooser(network, run_trials(communicator, network), 0, phased=False)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import final
+from typing import Protocol, final
 
 import torch
+
+from headway.comm.comm_recipe import Algorithm, Wire
+from headway.comm.communicator import Communicator, PendingOperation
 
 # Many small all-reduces cost their latency each; one that is too large starts, and ends, late.
 
@@ -56,6 +59,45 @@ def _split_bucket(indices: list[int], sizes_bytes: Sequence[int], max_tail_bytes
     return [indices[:start], indices[start:]] if start else [indices]
 
 
+NamedParameter = tuple[str, torch.nn.Parameter]
+
+
+class Bucket(Protocol):
+    """The gradients of some parameters, which the ranks add up together.
+
+    Attributes:
+        names, parameters: the parameters in the order of the bucket.
+        num_missing: number of gradients that are not ready yet in this step.
+    """
+
+    names: list[str]
+    parameters: list[torch.nn.Parameter]
+    num_missing: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its gradients."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements that travel."""
+
+    def describe(self) -> str:
+        """Returns a name for error messages."""
+
+    def fill(self) -> list[torch.Tensor]:
+        """Takes the gradients, zeros where there are none; returns what it took."""
+
+    def clear(self) -> None:
+        """Takes zeros for all, for a rank that has nothing to add."""
+
+    def start_sum(self, communicator: Communicator, *, algorithm: Algorithm, wire: Wire, tag: str) -> PendingOperation:
+        """Begins to add up what the ranks have taken."""
+
+    def take_sums(self) -> list[tuple[str, torch.nn.Parameter, torch.Tensor]]:
+        """Returns the sums that this rank gets, once they are complete."""
+
+
 @final
 class GradientBucket:
     """The gradients of some parameters in one flat tensor.
@@ -75,7 +117,7 @@ class GradientBucket:
 
     def __init__(
         self,
-        parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        parameters: Iterable[NamedParameter],
         *,
         ranks: int,
         tail: int = 0,
@@ -92,7 +134,7 @@ class GradientBucket:
         self.flat = torch.zeros(-(-numel // multiple) * multiple, dtype=like.dtype, device=like.device)
         self.views, offset = [], 0
         for parameter in self.parameters:
-            self.views.append(_view_like(self.flat[offset : offset + parameter.numel()], parameter))
+            self.views.append(view_like(self.flat[offset : offset + parameter.numel()], parameter))
             offset += parameter.numel()
         self.tail = self.flat[offset : offset + tail]
         self.num_missing = len(self.parameters)
@@ -101,13 +143,14 @@ class GradientBucket:
     def nbytes(self) -> int:
         return self.flat.numel() * self.flat.element_size()
 
-    def describe(self) -> str:
-        """Returns the names of its first and last parameter, for error messages."""
-        if not self.names:
-            return "votes"
-        return self.names[0] if len(self.names) == 1 else f"{self.names[0]} ... {self.names[-1]}"
+    @property
+    def numel(self) -> int:
+        return self.flat.numel()
 
-    def fill(self) -> None:
+    def describe(self) -> str:
+        return describe_names(self.names) or "votes"
+
+    def fill(self) -> list[torch.Tensor]:
         """Copies the gradients in; parameters without a gradient become zeros."""
         views, grads = [], []
         for view, parameter in zip(self.views, self.parameters, strict=True):
@@ -119,18 +162,37 @@ class GradientBucket:
                 grads.append(parameter.grad)
         if views:
             torch._foreach_copy_(views, grads)
+        return self.views
 
     def clear(self) -> None:
         """Sets everything to zero, for a rank that has nothing to add."""
         self.flat.zero_()
 
+    def start_sum(self, communicator: Communicator, *, algorithm: Algorithm, wire: Wire, tag: str) -> PendingOperation:
+        return communicator.all_reduce(self.flat, algorithm=algorithm, wire=wire, tag=tag)
 
-def _view_like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    def take_sums(self) -> list[tuple[str, torch.nn.Parameter, torch.Tensor]]:
+        return list(zip(self.names, self.parameters, self.views, strict=True))
+
+
+def describe_names(names: Sequence[str]) -> str:
+    """Returns the first and the last of some names; empty if there is none."""
+    return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}" if names else ""
+
+
+def view_like(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """Views a flat tensor in the parameter's shape, and in its strides if these leave no gaps."""
     # Autograd lays gradients out in the same way: those of channels-last filters are channels-last.
-    expected_stride = 1
-    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
-        if size != 1 and stride != expected_stride:
-            return flat.view(parameter.shape)
-        expected_stride *= size
+    if not is_gapless(parameter):
+        return flat.view(parameter.shape)
     return flat.as_strided(parameter.shape, parameter.stride())
+
+
+def is_gapless(tensor: torch.Tensor) -> bool:
+    """Returns True if the elements of a tensor, in some order of its dimensions, lie in memory without gaps."""
+    expected_stride = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected_stride:
+            return False
+        expected_stride *= size
+    return True

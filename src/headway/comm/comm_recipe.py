@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from headway.core.recipe import RecipePart
 
@@ -22,12 +22,14 @@ class CommRecipe(RecipePart):
     bucket_mb: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = "auto"
     """Size of a gradient bucket in MB (10^6 bytes). auto: chosen for the measured links and the size of the network."""
     rails: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
-    """Number of parallel connections that share a large bucket. auto: the number that was fastest when measured."""
+    """Number of parallel connections on each network interface that share a large bucket. auto: the number that was
+    fastest when measured."""
     batch_norm: Literal["per_rank", "sync"] = "per_rank"
     """Statistics of batch norm over the samples of each rank, or (`sync`) over those of all ranks, with one more
     collective per layer."""
-    interface: str | None = None
-    """Network interface for traffic between hosts. Unset: the one that leads to the host of rank 0."""
+    interface: str | tuple[str, ...] | None = None
+    """Network interface for traffic between hosts, or a list of them on CPUs: large messages are shared by all. Unset:
+    the one that leads to the host of rank 0."""
     timeout_s: float = Field(default=10.0, ge=0.5, allow_inf_nan=False)
     """Seconds without a heartbeat after which the launcher declares a process lost."""
     stall_s: float = Field(default=300.0, ge=1, allow_inf_nan=False)
@@ -36,6 +38,15 @@ class CommRecipe(RecipePart):
     on_rank_failure: Literal["auto", "continue", "restart"] = "auto"
     """Reaction to a lost process: the others `continue` without it, or all `restart` from the last checkpoint. auto:
     continue on CPUs, restart on GPUs."""
+
+    @field_validator("interface")
+    @classmethod
+    def _check_interface(cls, interface: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if isinstance(interface, str) and "," in interface:
+            raise ValueError(f"write a list of network interfaces as [{', '.join(interface.split(','))}]")
+        if isinstance(interface, tuple) and not (0 < len(set(interface)) == len(interface) and all(interface)):
+            raise ValueError("name one or more network interfaces, each once, such as [eth0, eth1]")
+        return interface
 
     @model_validator(mode="after")
     def _check_timeouts(self) -> CommRecipe:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import final, get_args
 from zlib import crc32
@@ -21,16 +23,14 @@ import torch
 
 from headway.comm.comm_recipe import Algorithm, Wire
 from headway.comm.phase_thread import PhaseThread
+from headway.comm.rails import StripedGroup, StripedWork
 from headway.comm.wire_codec import WireCodec
 from headway.core.errors import UsageError
-from headway.core.world import CollectiveWork, Group, World
+from headway.core.world import World
 
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 MAX_LOG_ENTRIES = 64
-
-# Smaller operations use one rail: a second one costs about 0.2 ms of software on either side.
-MIN_STRIPED_BYTES = 1 << 20
 
 DIGEST_BITS = 24
 
@@ -55,14 +55,14 @@ class LoggedOperation:
 
 
 @final
-class PendingAllReduce:
-    """An all-reduce under way."""
+class PendingOperation:
+    """An operation under way."""
 
     def __init__(self, entry: LoggedOperation) -> None:
         self._entry, self._done_event = entry, threading.Event()
         self._error: BaseException | None = None
         self._cuda_event: torch.cuda.Event | None = None
-        self._callbacks: list[Callable[[PendingAllReduce], None]] = []
+        self._callbacks: list[Callable[[PendingOperation], None]] = []
         self._lock = threading.Lock()
 
     def wait(self) -> None:
@@ -78,7 +78,7 @@ class PendingAllReduce:
         if self._cuda_event is not None:
             torch.cuda.current_stream().wait_event(self._cuda_event)
 
-    def add_done_callback(self, callback: Callable[[PendingAllReduce], None]) -> None:
+    def add_done_callback(self, callback: Callable[[PendingOperation], None]) -> None:
         """Calls `callback` on completion, from any thread; at once if it has completed already."""
         with self._lock:
             if not self._done_event.is_set():
@@ -101,17 +101,24 @@ class _AllReduceJob:
 
     Attributes:
         shard: part of the buffer that this rank reduces between hosts.
-        works: collectives under way.
+        work: collective under way.
     """
 
-    __slots__ = ("algorithm", "buffer", "codec", "pending", "shard", "works")
+    __slots__ = ("algorithm", "buffer", "codec", "pending", "shard", "work")
 
     def __init__(
-        self, buffer: torch.Tensor, algorithm: Algorithm, codec: WireCodec | None, pending: PendingAllReduce
+        self, buffer: torch.Tensor, algorithm: Algorithm, codec: WireCodec | None, pending: PendingOperation
     ) -> None:
         self.buffer, self.algorithm, self.codec, self.pending = buffer, algorithm, codec, pending
         self.shard = buffer
-        self.works: list[CollectiveWork] = []
+        self.work: StripedWork | None = None
+
+
+@final
+@dataclass(frozen=True)
+class _OtherJob:
+    run: Callable[[], None]
+    pending: PendingOperation
 
 
 @final
@@ -120,7 +127,8 @@ class Communicator:
 
     Args:
         world: its `journal` is set to the log of this object.
-        rails: number of groups over which large operations between hosts are striped.
+        rails: groups on each network interface over which large operations between hosts are striped.
+        rates_bytes_s: measured rate of each interface of the world, see `links.measure_rates`; empty: equal.
 
     Attributes:
         algorithms: algorithms that this world supports.
@@ -128,15 +136,14 @@ class Communicator:
         log: the newest operations, oldest first.
     """
 
-    def __init__(self, world: World, *, rails: int = 1) -> None:
-        if rails < 1:
-            raise UsageError(f"{rails} rails", fix="Set 1 or more.")
+    def __init__(self, world: World, *, rails: int = 1, rates_bytes_s: Sequence[float] = ()) -> None:
         self.world = world
         self.digest = self._seq = 0
         self.log: deque[LoggedOperation] = deque(maxlen=MAX_LOG_ENTRIES)
         world.journal = self._log_operation
         self._codecs: dict[str, WireCodec] = {}
         self._phases: list[PhaseThread[_AllReduceJob]] = []
+        self._other_phase: PhaseThread[_OtherJob] | None = None
         host_ranks, leader_ranks = world.hosts[world.host], [ranks[0] for ranks in world.hosts]
         # `two_dimensional` sums a shard over the ranks of one local rank, which every host has to have.
         has_equal_hosts = len({len(ranks) for ranks in world.hosts}) == 1
@@ -146,29 +153,30 @@ class Communicator:
         # collectives of one shape in different orders would sum the wrong tensors without any error. So each phase of
         # an algorithm has a group and a thread of its own, and hands over in order; several buckets are in different
         # phases at the same time.
-        self._ring_groups = [world.create_group(name="ring") for _ in range(rails)]
-        self._stepwise_group = world.create_group(name="steps")
+        create = partial(StripedGroup.create, world, rates_bytes_s=rates_bytes_s)
+        self._ring_group = create(name="ring", connections=rails)
+        self._stepwise_group = create(name="steps")
         self._scatter_group = world.create_group(host_ranks, name="down")
         self._gather_group = world.create_group(host_ranks, name="up")
-        self._inter_host_groups: list[Group] = []
-        self._leader_groups: list[Group] = []
+        self._inter_host_group: StripedGroup | None = None
+        self._leader_group: StripedGroup | None = None
         if has_equal_hosts:
             same_local_rank = [ranks[world.local_rank] for ranks in world.hosts]
-            self._inter_host_groups = [world.create_group(same_local_rank, name="across") for _ in range(rails)]
+            self._inter_host_group = create(same_local_rank, name="across", connections=rails)
         if world.rank in leader_ranks:
-            self._leader_groups = [world.create_group(leader_ranks, name="leaders") for _ in range(rails)]
+            self._leader_group = create(leader_ranks, name="leaders", connections=rails)
         self._stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None
         if self._stream is None and world.size > 1:
             gather_phase = _build_phase("gather", self._all_gather_intra_host)
             cross_phase = _build_phase("cross", self._all_reduce_inter_host, gather_phase)
             self._scatter_phase = _build_phase("scatter", self._reduce_scatter_intra_host, cross_phase)
             self._stepwise_phase = _build_phase("flat", self._run_stepwise)
-            self._ring_phase = _build_phase("ring", self._wait_for_works)
+            self._ring_phase = _build_phase("ring", self._wait_for_work)
             self._phases = [self._scatter_phase, cross_phase, gather_phase, self._stepwise_phase, self._ring_phase]
 
     def all_reduce(
         self, buffer: torch.Tensor, *, algorithm: Algorithm = "ring", wire: Wire = "fp32", tag: str = ""
-    ) -> PendingAllReduce:
+    ) -> PendingOperation:
         """Begins to sum a tensor over all ranks, in place. Every rank gets the same bits.
 
         Args:
@@ -191,27 +199,64 @@ class Communicator:
             what = "an all-reduce works in place, and this tensor is not contiguous"
             raise UsageError(what, fix="Pass tensor.contiguous() and copy the result back.")
         flat = buffer.view(-1)
-        entry = self._log_operation(tag, flat.numel() * flat.element_size(), algorithm)
-        # Any difference between ranks in order, size, dtype, algorithm or wire changes the digest.
-        signature = f"{tag}|{flat.numel()}|{flat.dtype}|{algorithm}|{wire}".encode()
-        self.digest = crc32(signature, self.digest) & ((1 << DIGEST_BITS) - 1)
-        codec = None
-        if wire != "fp32" and flat.dtype == torch.float32:
-            codec = self._codecs.get(wire) or self._codecs.setdefault(wire, WireCodec(wire, self.world.device))
-        job = _AllReduceJob(flat, algorithm, codec, PendingAllReduce(entry))
+        pending = self._begin(tag, flat, algorithm, wire)
+        job = _AllReduceJob(flat, algorithm, self.get_codec(wire, flat.dtype), pending)
         if self.world.size == 1:
             job.pending._complete()
         elif self._stream is not None:
             self._run_on_stream(job, self._stream)
         elif algorithm in ("leader", "two_dimensional"):
             self._scatter_phase.put(job)
-        elif algorithm == "ring" and codec is None:
+        elif algorithm == "ring" and job.codec is None:
             # Issued by the caller itself, so that Gloo begins at once; the thread only waits.
-            job.works = _start_striped_all_reduce(self._ring_groups, job.buffer)
+            job.work = self._ring_group.all_reduce(job.buffer)
             self._ring_phase.put(job)
         else:
             self._stepwise_phase.put(job)
         return job.pending
+
+    def run_in_order(
+        self, run: Callable[[], None], like: torch.Tensor, *, kind: str, wire: Wire = "fp32", tag: str = ""
+    ) -> PendingOperation:
+        """Begins another operation of all ranks: a function that is called behind those that were begun before.
+
+        On a CPU a thread calls it, on CUDA this one does with the side stream as the current one.
+
+        Args:
+            run: uses groups that nothing else uses meanwhile.
+            like: a tensor of the same size and type on all ranks, for the log of operations.
+            kind, wire, tag: what it is, for the digest and errors.
+        """
+        pending = self._begin(tag, like, kind, wire)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.world.device))
+            with torch.cuda.stream(self._stream):
+                run()
+                pending._cuda_event = self._stream.record_event()
+            pending._complete()
+            return pending
+        if self._other_phase is None:
+            self._other_phase = PhaseThread(
+                "other",
+                lambda job: job.run(),
+                on_done=lambda job: job.pending._complete(),
+                on_error=lambda job, error: job.pending._complete(error),
+            )
+        self._other_phase.put(_OtherJob(run, pending))
+        return pending
+
+    def get_codec(self, wire: Wire, dtype: torch.dtype) -> WireCodec | None:
+        """Returns the codec for tensors of a dtype; None if they are sent as they are."""
+        if wire == "fp32" or dtype != torch.float32:
+            return None
+        return self._codecs.get(wire) or self._codecs.setdefault(wire, WireCodec(wire, self.world.device))
+
+    def _begin(self, tag: str, tensor: torch.Tensor, kind: str, wire: Wire) -> PendingOperation:
+        entry = self._log_operation(tag, tensor.numel() * tensor.element_size(), kind)
+        # Any difference between ranks in order, size, dtype, algorithm or wire changes the digest.
+        signature = f"{tag}|{tensor.numel()}|{tensor.dtype}|{kind}|{wire}".encode()
+        self.digest = crc32(signature, self.digest) & ((1 << DIGEST_BITS) - 1)
+        return PendingOperation(entry)
 
     def _log_operation(self, tag: str, nbytes: int, algorithm: str = "bytes") -> LoggedOperation:
         self._seq += 1
@@ -232,6 +277,9 @@ class Communicator:
         for phase in self._phases:
             phase.close()
         self._phases = []
+        if self._other_phase is not None:
+            self._other_phase.close()
+            self._other_phase = None
 
     def _reduce_scatter_intra_host(self, job: _AllReduceJob) -> None:
         """Phase 1: each rank gets its host's sum of one shard; for `leader` the first rank gets the whole sum."""
@@ -254,9 +302,9 @@ class Communicator:
 
     def _all_reduce_inter_host(self, job: _AllReduceJob) -> None:
         """Phase 2: sums the shard over the hosts; for `leader` the whole buffer over their first ranks."""
-        groups = self._leader_groups if job.algorithm == "leader" else self._inter_host_groups
-        if groups and groups[0].size > 1:
-            self._all_reduce_encoded(groups, job.shard, job.codec)
+        group = self._leader_group if job.algorithm == "leader" else self._inter_host_group
+        if group and group.size > 1:
+            self._all_reduce_encoded(group, job.shard, job.codec)
 
     def _all_gather_intra_host(self, job: _AllReduceJob) -> None:
         """Phase 3: every rank of the host gets the whole sum."""
@@ -274,13 +322,11 @@ class Communicator:
         if padded is not buffer:
             buffer.copy_(padded[: buffer.numel()])
 
-    def _all_reduce_encoded(self, groups: list[Group], values: torch.Tensor, codec: WireCodec | None) -> None:
+    def _all_reduce_encoded(self, group: StripedGroup, values: torch.Tensor, codec: WireCodec | None) -> None:
         if codec is None:
-            for work in _start_striped_all_reduce(groups, values):
-                work.wait()
+            group.all_reduce(values).wait()
             return
         # With 16-bit messages each rank sums one shard in fp32: the library would sum in 16 bits.
-        group = groups[0]
         padded = _pad_to_multiple(values, group.size)
         shards = padded.view(group.size, padded.numel() // group.size)
         sent = torch.empty(group.size, shards.shape[1] + 1, dtype=codec.dtype, device=values.device)
@@ -299,9 +345,9 @@ class Communicator:
         if padded is not values:
             values.copy_(padded[: values.numel()])
 
-    def _wait_for_works(self, job: _AllReduceJob) -> None:
-        for work in job.works:
-            work.wait()
+    def _wait_for_work(self, job: _AllReduceJob) -> None:
+        assert job.work is not None
+        job.work.wait()
 
     def _run_stepwise(self, job: _AllReduceJob) -> None:
         """Runs an algorithm of several steps over all ranks: the tree, or the ring of 16-bit numbers."""
@@ -359,8 +405,7 @@ class Communicator:
                 self._all_reduce_inter_host(job)
                 self._all_gather_intra_host(job)
             elif job.algorithm == "ring" and job.codec is None:
-                job.works = _start_striped_all_reduce(self._ring_groups, job.buffer)
-                self._wait_for_works(job)
+                self._ring_group.all_reduce(job.buffer).wait()
             else:
                 self._run_stepwise(job)
             # The caching allocator must not reuse the buffer while the side stream works on it.
@@ -376,13 +421,6 @@ def _build_phase(
     return PhaseThread(
         f"comm-{name}", run_phase, on_done=on_done, on_error=lambda job, error: job.pending._complete(error)
     )
-
-
-def _start_striped_all_reduce(groups: list[Group], values: torch.Tensor) -> list[CollectiveWork]:
-    """Starts an all-reduce of `values`, in place; a large one is split over all groups."""
-    if len(groups) == 1 or values.numel() * values.element_size() < MIN_STRIPED_BYTES:
-        return [groups[0].all_reduce(values)]
-    return [group.all_reduce(part) for group, part in zip(groups, values.tensor_split(len(groups)), strict=True)]
 
 
 def _pad_to_multiple(values: torch.Tensor, divisor: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import os
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -175,7 +175,7 @@ class CoordinatorClient:
         *,
         abort_reason: str,
         timeout_s: float,
-        interface: str | None,
+        interface: str | Sequence[str] | None,
         connect_s: float = WORLD_CONNECT_S,
     ) -> World:
         """Builds the world of a generation. It is aborted when the generation is over, also while ranks still connect.
@@ -206,6 +206,13 @@ class CoordinatorClient:
             self._update_has_changed()
         # The generation may be over already: the thread then calls `on_change` at once.
         self._wake_sender.send(b"\0")
+
+    def list_members(self) -> tuple[str, ...]:
+        """Returns the ids of the workers of the newest generation that was announced; none if this process is out."""
+        with self._condition:
+            if self._announced is None or self._final_error is not None:
+                return ()
+            return tuple(worker for worker, _, _ in self._announced["members"])
 
     def check(self) -> None:
         """Raises if the generation is over. Reads one attribute while nothing has happened.

@@ -4,7 +4,7 @@ DDP reads the annotations of a hook as objects, so this file does not use postpo
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final, get_args
 
@@ -15,6 +15,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from headway.comm.algorithm_choice import AlgorithmChooser
 from headway.comm.comm_recipe import Algorithm, Wire
 from headway.comm.communicator import Communicator
+from headway.comm.links import measure_rates
 from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
 from headway.core.hosts import ANYWHERE, find_own_address, identify_host
@@ -49,6 +50,7 @@ def build_communicator(
     device: torch.device | None = None,
     timeout_s: float = DDP_TIMEOUT_S,
     rails: int = 1,
+    interface: str | Sequence[str] | None = None,
 ) -> Communicator:
     """Builds a Communicator over the ranks of an existing process group, with connections of its own.
 
@@ -58,10 +60,13 @@ def build_communicator(
         process_group: default: that of torch.distributed.init_process_group.
         device: device of the gradients; default: the current CUDA device if the group uses NCCL, else the CPU.
         timeout_s: time limit of every operation.
-        rails: number of groups over which large operations between hosts are striped.
+        rails: groups on each network interface over which large operations between hosts are striped.
+        interface: network interface between hosts; or, on a CPU, several. Their rates are then measured, which takes
+            about a second.
 
     Raises:
-        UsageError: there is no process group, this rank is not in it, or HEADWAY_SECRET is set on some ranks only.
+        UsageError: there is no process group, this rank is not in it, HEADWAY_SECRET is set on some ranks only, or the
+            interfaces cannot be used.
         CommunicationError: a rank did not come.
     """
     if not (dist.is_available() and dist.is_initialized()):
@@ -98,9 +103,10 @@ def build_communicator(
         master=address,
         timeout_s=timeout_s,
         secret=client.secret,
+        interface=interface,
     )
     world.rendezvous = Rendezvous(server, client, 0)
-    return Communicator(world, rails=rails)
+    return Communicator(world, rails=rails, rates_bytes_s=measure_rates(world))
 
 
 def build_hook(

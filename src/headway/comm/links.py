@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, Literal, final
@@ -13,10 +14,12 @@ from typing import Any, Literal, final
 import torch
 
 from headway.comm.hardware import capture_nccl_log, list_gpu_links, list_nics, summarise_nccl_log
+from headway.comm.rails import StripedGroup
 from headway.core.collectives import Link, Network
+from headway.core.group import Group
 from headway.core.line_fit import FASTER, SHORTEST_S, fit_line
 from headway.core.text_format import align_table, pluralise
-from headway.core.world import Group, World
+from headway.core.world import World
 
 # Everything is measured in rings, as in the algorithms themselves: each rank sends to the next one and receives from
 # the one before at the same time. The slowest rank gives the time of a step; the fastest of several rounds counts,
@@ -34,6 +37,9 @@ MAX_MESSAGE_BYTES = 64 << 20
 SIZE_DIVISORS = (1, 2, 4, 16, 64, 256, 1024)
 
 MIN_LINK_ROUNDS, MAX_LINK_ROUNDS = 3, 12
+
+# Sums over each network interface, of which the median counts.
+RATE_ROUNDS = 5
 
 # More rails have to be 10 % faster: each costs a connection to every rank, and threads.
 RAIL_COUNTS = (1, 2, 4)
@@ -101,9 +107,10 @@ class MeasuredLinks:
         alone: between hosts, one rank of each; None on one host.
         together: between hosts, all ranks at once, with the bandwidth of one rank; None if a host has one rank only.
         reduce_bytes_s: speed of adding one array to another.
-        rails: number of groups over which large operations are striped.
+        rails: number of groups on each network interface over which large operations are striped.
         rails_s: measured seconds by number of rails; empty if that number was not measured.
         notes: NICs and GPUs of rank 0's host, and NCCL's choices.
+        rates_bytes_s: bandwidth of each network interface alone; empty if hosts are joined by one.
     """
 
     inside: LinkFit | None
@@ -113,6 +120,7 @@ class MeasuredLinks:
     rails: int
     rails_s: dict[int, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    rates_bytes_s: tuple[float, ...] = ()
 
     def build_network(self, world: World) -> Network:
         """Builds the cost model's network, for this world or a later generation, which may have lost a host."""
@@ -144,7 +152,12 @@ class MeasuredLinks:
         rails = f", {self.rails} rails" if self.rails > 1 else ""
         rails += f" (a sum takes {trials} rails)" if trials else ""
         rows = align_table(self.build_rows())
-        return [f"{hosts} with {ranks}, {world.backend} over {world.interface}{rails}", *rows, *self.notes]
+        # After a loss one host may be left, with one interface.
+        over = world.interface
+        if len(self.rates_bytes_s) == len(world.interfaces):
+            rates = zip(world.interfaces, self.rates_bytes_s, strict=True)
+            over = " and ".join(f"{interface} ({rate / 1e6:,.0f} MB/s)" for interface, rate in rates)
+        return [f"{hosts} with {ranks}, {world.backend} over {over}{rails}", *rows, *self.notes]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as a JSON object; `from_json` reads it."""
@@ -161,7 +174,8 @@ class MeasuredLinks:
 
         fits = {name: read_fit(data[name]) for name in ("inside", "alone", "together")}
         rails_s = {int(rails): seconds for rails, seconds in data["rails_s"].items()}
-        return MeasuredLinks(**{**data, **fits, "rails_s": rails_s, "notes": tuple(data["notes"])})
+        tuples = {name: tuple(data[name]) for name in ("rates_bytes_s", "notes")}
+        return MeasuredLinks(**{**data, **fits, "rails_s": rails_s, **tuples})
 
 
 def broadcast_links(world: World, links: MeasuredLinks | None) -> MeasuredLinks:
@@ -190,36 +204,100 @@ def measure_links(
         fields = _measure_all(world, rails, budget_s)
         notes: list[str] = []
         if world.is_lead:
-            notes = [*list_nics(world.interface, infiniband=world.backend == "nccl"), *list_gpu_links()]
+            nics = [list_nics(interface, infiniband=world.backend == "nccl") for interface in world.interfaces]
+            notes = [*(line for lines in nics for line in lines), *list_gpu_links()]
         if world.backend == "nccl" and world.is_lead:
             notes.append(summarise_nccl_log(read_log()))
     return broadcast_links(world, MeasuredLinks(**fields, notes=tuple(notes)))
 
 
+def measure_rates(world: World, budget_s: float = LINKS_BUDGET_S / 2) -> tuple[float, ...]:
+    """Measures the bandwidth of each network interface between hosts, in bytes/s. Every rank calls it.
+
+    Returns:
+        rank 0's numbers on every rank, in the order of `world.interfaces`; empty if there is only one.
+
+    Raises:
+        GenerationEndedError, CommunicationError: as in `measure_links`; the message names the interface.
+    """
+    if len(world.interfaces) == 1:
+        return ()
+    ranks = _list_first_ranks(world)
+    create = partial(world.create_group, ranks, name="rates")
+    groups = [create(interface=interface) for interface in world.interfaces] if ranks else []
+    values = torch.zeros(MAX_MESSAGE_BYTES if ranks else 0, dtype=torch.uint8)
+
+    def time_sums(nbytes: int) -> list[float]:
+        times = [0.0] * len(world.interfaces)
+        for number, group in enumerate(groups):
+            # Not counted: it uses up the burst that a traffic shaper lets pass.
+            group.all_reduce(values[:TRUSTED_MESSAGE_BYTES]).wait()
+            start_s = perf_counter()
+            group.all_reduce(values[:nbytes]).wait()
+            times[number] = perf_counter() - start_s
+        return reduce_max(world, times)
+
+    # One large sum over each in turn, not the slope over many sizes: the ratio of the rates is what counts, and on a
+    # busy machine, or behind a traffic shaper that lets bursts pass, a slope may be wrong by several times.
+    nbytes = TRUSTED_MESSAGE_BYTES
+    # The first sum opens connections: it does not count.
+    time_sums(nbytes)
+    limit_s = budget_s / (2 * RATE_ROUNDS)
+    # Two: one alone may be late for another reason.
+    while nbytes < MAX_MESSAGE_BYTES and 2 * min(sum(time_sums(nbytes)) for _ in range(2)) < limit_s:
+        nbytes *= 2
+    # The median: a rank that begins late finds its data there already, and looks fast.
+    seconds = [median(times) for times in zip(*(time_sums(nbytes) for _ in range(RATE_ROUNDS)), strict=True)]
+    for group in groups:
+        group.close()
+    # Bytes that each rank of a ring sends and receives.
+    num_hosts = len(world.hosts)
+    rates = [2 * (num_hosts - 1) / num_hosts * nbytes / step_s for step_s in seconds]
+    # Ranks cut messages at the same places only if their numbers are the same to the last bit.
+    return tuple(json.loads(world.control.broadcast_bytes(json.dumps(rates).encode())))
+
+
+def _list_first_ranks(world: World) -> list[int] | None:
+    """Returns one rank of each host, if this process is one of them; else None."""
+    first_ranks = [ranks[0] for ranks in world.hosts]
+    return first_ranks if world.rank in first_ranks else None
+
+
 def _measure_all(world: World, rails: int | Literal["auto"], budget_s: float) -> dict[str, Any]:
     """Returns the fields of MeasuredLinks, except `notes`."""
     # Inside hosts all ranks measure at once; between hosts first one rank of each, then all, since the ranks of a host
-    # share its link. Each of the four measurements gets a quarter of the time.
+    # share its link. Each of the four measurements gets a quarter of the time; the rates of interfaces come on top.
     hosts, host_ranks = world.hosts, world.hosts[world.host]
     min_host_size, max_host_size = min(map(len, hosts)), max(map(len, hosts))
     inside = alone = together = None
     if max_host_size > 1:
         inside = _measure_ring(world, host_ranks if len(host_ranks) > 1 else None, budget_s / 4)
+    rates_bytes_s = measure_rates(world, budget_s / 2)
     if len(hosts) > 1:
-        first_ranks = [ranks[0] for ranks in hosts]
-        alone = _measure_ring(world, first_ranks if world.rank in first_ranks else None, budget_s / 4)
+        # What crosses between hosts shares all interfaces, as in a run.
+        group = StripedGroup.create(world, name="links", rates_bytes_s=rates_bytes_s) if rates_bytes_s else None
+        alone = _measure_ring(world, _list_first_ranks(world), budget_s / 4, group)
         if min_host_size > 1:
             index = world.local_rank
             peers = [ranks[index] for ranks in hosts] if index < min_host_size else None
-            together = _measure_ring(world, peers, budget_s / 4)
+            together = _measure_ring(world, peers, budget_s / 4, group)
+        if group is not None:
+            group.close()
     rails_s: dict[int, float] = {}
     if rails == "auto":
         rails = 1
         is_saturated = alone and together and _is_saturated_by_one(alone, together, min_host_size)
         if alone and world.backend == "gloo" and not is_saturated:
-            rails, rails_s = _measure_rails(world, alone.link, budget_s / 4)
-    fits = {"inside": inside, "alone": alone, "together": together}
-    return {**fits, "reduce_bytes_s": _measure_reduce_speed(world), "rails": rails, "rails_s": rails_s}
+            rails, rails_s = _measure_rails(world, alone.link, rates_bytes_s, budget_s / 4)
+    return {
+        "inside": inside,
+        "alone": alone,
+        "together": together,
+        "reduce_bytes_s": _measure_reduce_speed(world),
+        "rails": rails,
+        "rails_s": rails_s,
+        "rates_bytes_s": rates_bytes_s,
+    }
 
 
 def _is_saturated_by_one(alone: LinkFit, together: LinkFit, num_ranks: int) -> bool:
@@ -229,17 +307,22 @@ def _is_saturated_by_one(alone: LinkFit, together: LinkFit, num_ranks: int) -> b
 
 @final
 class _LinkRing:
-    """A ring of ranks, each of which sends to the next one and receives from the one before."""
+    """A ring of ranks, each of which sends to the next one and receives from the one before.
 
-    def __init__(self, world: World, ranks: Sequence[int]) -> None:
-        self._world, index = world, ranks.index(world.rank)
+    Args:
+        ranks: the ring.
+        group: group of all ranks that carries the messages; on NCCL the ring has a group of its own.
+    """
+
+    def __init__(self, world: World, ranks: Sequence[int], group: Group | StripedGroup) -> None:
+        self._world, self._group, index = world, group, ranks.index(world.rank)
         self._nccl_group: Group | None = None
         # A group of its own on NCCL: its sends in the world's group would open a connection per pair of ranks.
         if world.backend == "nccl":
             self._nccl_group = world.create_group(ranks, name="links", backend="nccl")
             self._destination, self._source = (index + 1) % len(ranks), (index - 1) % len(ranks)
         else:
-            order = world.control.ranks
+            order = group.ranks
             self._destination, self._source = (order.index(ranks[(index + step) % len(ranks)]) for step in (1, -1))
         self._buffers: dict[int, torch.Tensor] = {}
 
@@ -258,8 +341,8 @@ class _LinkRing:
         else:
             # Receive first: Gloo's word that a receiver is ready would queue behind what this rank sends, and the two
             # directions would take turns.
-            receive_work = self._world.control.recv(receive_buffer, self._source)
-            self._world.control.send(send_buffer, self._destination).wait()
+            receive_work = self._group.recv(receive_buffer, self._source)
+            self._group.send(send_buffer, self._destination).wait()
             receive_work.wait()
         return perf_counter() - start_s
 
@@ -276,9 +359,14 @@ def reduce_max(world: World, numbers: Sequence[float]) -> list[float]:
     return maxima
 
 
-def _measure_ring(world: World, ranks: Sequence[int] | None, budget_s: float) -> LinkFit:
-    """Measures a ring of `ranks`. A rank without a ring (None) takes part in the maxima over all ranks."""
-    ring = None if ranks is None else _LinkRing(world, ranks)
+def _measure_ring(
+    world: World, ranks: Sequence[int] | None, budget_s: float, group: Group | StripedGroup | None = None
+) -> LinkFit:
+    """Measures a ring of `ranks`, over a group of all ranks (default: `world.control`).
+
+    A rank without a ring (None) takes part in the maxima over all ranks.
+    """
+    ring = None if ranks is None else _LinkRing(world, ranks, group or world.control)
     start_s = perf_counter()
 
     def time_steps(sizes: Sequence[int]) -> list[float]:
@@ -309,8 +397,10 @@ def _measure_ring(world: World, ranks: Sequence[int] | None, budget_s: float) ->
     return fit_link(sizes, [min(times) for times in zip(*rounds, strict=True)])
 
 
-def _measure_rails(world: World, link: Link, budget_s: float) -> tuple[int, dict[int, float]]:
-    """Times all-reduces over one rank of some hosts, striped over 1, 2 and 4 groups in turn.
+def _measure_rails(
+    world: World, link: Link, rates_bytes_s: Sequence[float], budget_s: float
+) -> tuple[int, dict[int, float]]:
+    """Times all-reduces over one rank of some hosts, striped over 1, 2 and 4 groups on each interface in turn.
 
     Returns:
         the best number of rails, and the median seconds by number of rails.
@@ -318,20 +408,24 @@ def _measure_rails(world: World, link: Link, budget_s: float) -> tuple[int, dict
     ranks = [ranks[0] for ranks in world.hosts[:MAX_RAIL_HOSTS]]
     nbytes = min(max(budget_s / 16 * link.bandwidth_bytes_s, TRUSTED_MESSAGE_BYTES), 16 << 20)
     is_member = world.rank in ranks
-    groups = [world.create_group(ranks, name="rails") for _ in range(max(RAIL_COUNTS))] if is_member else []
+    groups: dict[int, StripedGroup] = {}
+    if is_member:
+        most = StripedGroup.create(
+            world, ranks, name="rails", connections=max(RAIL_COUNTS), rates_bytes_s=rates_bytes_s
+        )
+        groups = {count: most.take(count * len(world.interfaces)) for count in RAIL_COUNTS}
     values = torch.zeros(int(nbytes) // 4 if is_member else 0, device=world.device)
     rounds: list[list[float]] = []
     for _ in range(MIN_LINK_ROUNDS + 1):
         times = []
         for count in RAIL_COUNTS:
             start_s = perf_counter()
-            parts = zip(groups[:count], values.tensor_split(count), strict=True) if is_member else ()
-            for work in [group.all_reduce(part) for group, part in parts]:
-                work.wait()
+            if is_member:
+                groups[count].all_reduce(values).wait()
             times.append(perf_counter() - start_s)
         rounds.append(reduce_max(world, times))
-    for group in groups:
-        group.close()
+    if groups:
+        groups[max(RAIL_COUNTS)].close()
     # The first round opens connections: it does not count.
     seconds = list(zip(*rounds[1:], strict=True))
     return choose_rails(seconds), {count: median(times) for count, times in zip(RAIL_COUNTS, seconds, strict=True)}

@@ -6,16 +6,17 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import final
 
 import torch
 
-from headway.comm.buckets import GradientBucket, plan_buckets
+from headway.comm.buckets import Bucket, GradientBucket, NamedParameter, plan_buckets
 from headway.comm.comm_recipe import Algorithm, Wire
-from headway.comm.communicator import DIGEST_BITS, Communicator, PendingAllReduce
+from headway.comm.communicator import DIGEST_BITS, Communicator, PendingOperation
 from headway.comm.gradient_noise import compute_local_term, compute_squared_norm
-from headway.core.errors import CommunicationError, TrainingError
+from headway.core.errors import CommunicationError
+from headway.core.group import Group
 
 LOG = logging.getLogger("headway.comm")
 
@@ -97,6 +98,15 @@ class StepReduction:
         """Sum of each flag."""
         return tuple(self._numbers[_FIXED_LENGTH:])
 
+    def sum_over(self, group: Group) -> StepReduction:
+        """Returns these numbers summed over the ranks of a group, each of which has summed them over other ranks."""
+        tail = self._tail.clone()
+        group.all_reduce(tail).wait()
+        total = StepReduction(tail)
+        # Digests of different sums differ.
+        total.is_checked = True
+        return total
+
     def has_one_digest(self, num_ranks: int) -> bool:
         """Returns True if all ranks had issued the same operations."""
         # Cauchy and Schwarz: N times the sum of squares is the square of the sum only if all numbers are equal.
@@ -113,7 +123,8 @@ class Reducer:
     hooks on the parameters start the all-reduces. After `finish` each `grad` is a view of a bucket.
 
     Args:
-        parameters: (name, parameter); only trained ones count. One that is frozen later has no gradient then.
+        parameters: (name, parameter); only trained ones count. One that is frozen later has no gradient then. Without
+            any, what `finish` gets is summed alone.
         communicator: sums over the ranks.
         plan: layout of the buckets, and algorithms.
         buffers: floating-point tensors that become their mean over the ranks in each step: running statistics.
@@ -122,14 +133,12 @@ class Reducer:
         uneven: if True, ranks may run out of data at different steps; on CUDA the host then waits in each step.
         measures_noise: if True, measures the norms for the gradient noise scale: two passes over the gradients.
         has_reported_unused: True if an earlier Reducer of this process has reported the parameters without a gradient.
+        build_bucket: builds buckets that give each rank the sums of some parameters only; default: of all parameters.
 
     Attributes:
         order: parameter names in the order of the buckets; None until it is known.
         wire, has_reported_unused: present values; both may change in a step.
         bucket_bytes: largest size of a bucket.
-
-    Raises:
-        TrainingError: no parameter is trained.
     """
 
     def __init__(
@@ -144,16 +153,16 @@ class Reducer:
         uneven: bool = False,
         measures_noise: bool = False,
         has_reported_unused: bool = False,
+        build_bucket: Callable[[Sequence[NamedParameter]], Bucket] | None = None,
     ) -> None:
         plan = plan or BucketPlan()
         self._communicator, self._world = communicator, communicator.world
         self._parameters = {name: parameter for name, parameter in parameters if parameter.requires_grad}
-        if not self._parameters:
-            raise TrainingError("there is no parameter to train", fix="Freeze less.")
         self._buffers, self.bucket_bytes = list(buffers), plan.bucket_bytes
         self._choose_algorithm = plan.choose_algorithm
         self.wire: Wire = plan.wire
         self._num_flags, self._average = num_flags, average
+        self._build_bucket = build_bucket
         # On CPU the sums are on the host anyway. On CUDA only uneven ranks force a host-device sync per step.
         self._host_waits = uneven or self._world.device.type != "cuda"
         self.order: tuple[str, ...] | None = None if plan.order is None else tuple(plan.order)
@@ -173,7 +182,7 @@ class Reducer:
         ]
 
     @property
-    def buckets(self) -> list[GradientBucket]:
+    def buckets(self) -> list[Bucket]:
         """The buckets in the order in which they are summed."""
         return self._buckets
 
@@ -192,10 +201,11 @@ class Reducer:
         """
         self._is_prepared = True
         self._next_bucket = 0
+        self._used_names = set[str]()
         self._sample_share = sample_share
         self._local_sq = torch.zeros((), device=self._world.device)
         self._ready_names.clear()
-        self._pending: list[PendingAllReduce] = []
+        self._pending: list[PendingOperation] = []
         for bucket in self._buckets:
             bucket.num_missing = len(bucket.parameters)
 
@@ -222,29 +232,29 @@ class Reducer:
         if not self._is_prepared or not contributes:
             self.prepare_for_backward()
         self._is_prepared = False
-        if contributes:
-            self._report_unused()
         for bucket in self._buckets[self._next_bucket :]:
             self._fill(bucket) if contributes else bucket.clear()
             if bucket is self._buckets[-1]:
-                self._fill_tail(bucket.tail, loss, flags, contributes)
+                self._fill_tail(loss, flags, contributes)
             self._send(bucket)
+        if contributes:
+            self._report_unused()
         for pending in self._pending:
             pending.wait()
         self._step += 1
-        views = [view for bucket in self._buckets for view in bucket.views]
-        reduced_sq = compute_squared_norm(views) if self._measures_noise else None
+        sums = [one for bucket in self._buckets for one in bucket.take_sums()]
+        reduced_sq = self._measure_reduced([total for _, _, total in sums]) if self._measures_noise else None
         # A copy of the tail: its bucket is filled again in the next step.
         reduction = StepReduction(self._fixed_tail.clone(), reduced_sq)
         if not self._host_waits:
             # Only the first step reads which parameters are used: later ones avoid the host-device sync.
             if self._used_counts_in_first_step is None:
                 self._used_counts_in_first_step = self._used_counts.tolist()
-            self._assign_gradients(self._used_counts_in_first_step)
+            self._assign_gradients(sums, self._used_counts_in_first_step)
             return reduction
         self.check(reduction)
         if reduction.live_ranks:
-            self._assign_gradients(self._used_counts.tolist())
+            self._assign_gradients(sums, self._used_counts.tolist())
         if self.order is None:
             self._reorder_buckets()
         return reduction
@@ -278,16 +288,20 @@ class Reducer:
         groups = [[named[i] for i in indices] for indices in plan_buckets(sizes_bytes, kinds, self.bucket_bytes)]
         # The tail needs full precision: a last bucket of half-precision gradients cannot carry it.
         tail_dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in self._buffers) else torch.float32
-        last_group = groups.pop() if groups[-1][0][1].dtype in (tail_dtype, torch.float64) else []
+        # A bucket of another kind does not give all ranks all numbers.
+        has_room = self._build_bucket is None and groups and groups[-1][0][1].dtype in (tail_dtype, torch.float64)
+        last_group = groups.pop() if has_room else []
         buffer_sizes = [buffer.numel() for buffer in self._buffers]
         tail_sizes = [_FIXED_LENGTH + self._num_flags, len(named), sum(buffer_sizes)]
         ranks = self._world.local_size
-        self._buckets = [GradientBucket(group, ranks=ranks) for group in groups]
-        like = torch.empty(0, dtype=tail_dtype, device=named[0][1].device)
-        self._buckets.append(GradientBucket(last_group, ranks=ranks, tail=sum(tail_sizes), like=like))
+        build = self._build_bucket or partial(GradientBucket, ranks=ranks)
+        like = torch.empty(0, dtype=tail_dtype, device=self._world.device)
+        last = GradientBucket(last_group, ranks=ranks, tail=sum(tail_sizes), like=like)
+        self._buckets: list[Bucket] = [*map(build, groups), last]
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.names}
         self._next_bucket, self._pending = 0, []
-        self._fixed_tail, self._used_counts, means = self._buckets[-1].tail.split(tail_sizes)
+        self._tail = last.tail
+        self._fixed_tail, self._used_counts, means = self._tail.split(tail_sizes)
         parts = zip(means.split(buffer_sizes), self._buffers, strict=True)
         self._buffer_means = [mean.view(buffer.shape) for mean, buffer in parts]
 
@@ -306,21 +320,30 @@ class Reducer:
 
         return on_gradient
 
-    def _fill(self, bucket: GradientBucket) -> None:
-        bucket.fill()
-        if self._measures_noise and bucket.views:
-            self._local_sq = self._local_sq + compute_local_term(bucket.views, self._sample_share)
+    def _fill(self, bucket: Bucket) -> None:
+        # A bucket may keep the gradients that it takes.
+        named = zip(bucket.names, bucket.parameters, strict=True)
+        self._used_names.update(name for name, parameter in named if parameter.grad is not None)
+        gradients = bucket.fill()
+        if self._measures_noise and gradients:
+            self._local_sq = self._local_sq + compute_local_term(gradients, self._sample_share)
 
-    def _send(self, bucket: GradientBucket) -> None:
+    def _measure_reduced(self, sums: list[torch.Tensor]) -> torch.Tensor:
+        """Returns the squared norm of the summed gradient, of which this rank may have a part."""
+        total = compute_squared_norm(sums)
+        if self._build_bucket is not None:
+            total = total.to(self._world.device, torch.float32).reshape(1)
+            self._communicator.all_reduce(total, tag=f"step {self._step}, norm of the gradient").wait()
+        return total.reshape(())
+
+    def _send(self, bucket: Bucket) -> None:
         tag = f"step {self._step + 1}, bucket {self._next_bucket}: {bucket.describe()}"
         wire: Wire = "fp32" if bucket is self._buckets[-1] else self.wire
         algorithm = self._choose_algorithm(bucket.nbytes)
-        self._pending.append(self._communicator.all_reduce(bucket.flat, algorithm=algorithm, wire=wire, tag=tag))
+        self._pending.append(bucket.start_sum(self._communicator, algorithm=algorithm, wire=wire, tag=tag))
         self._next_bucket += 1
 
-    def _fill_tail(
-        self, tail: torch.Tensor, loss: torch.Tensor | float, flags: Sequence[torch.Tensor | float], contributes: bool
-    ) -> None:
+    def _fill_tail(self, loss: torch.Tensor | float, flags: Sequence[torch.Tensor | float], contributes: bool) -> None:
         if len(flags) != self._num_flags:
             raise ValueError(f"{len(flags)} flags for a Reducer of {self._num_flags}")
         digest = self._communicator.digest
@@ -329,7 +352,8 @@ class Reducer:
         # In the order of `_LIVE_RANKS` and the others; the number of flushed values is set below.
         fixed = [contributes, loss, 0.0, local_sq, *nibbles, *(nibble * nibble for nibble in nibbles), *flags]
         # A parameter that any rank has used gets a gradient on all ranks; the others keep none.
-        is_used = [contributes and self._parameters[name].grad is not None for name in self._names]
+        is_used = [name in self._used_names for name in self._names]
+        tail = self._tail
         numbers = [0.0 if isinstance(value, torch.Tensor) else float(value) for value in fixed] + is_used
         # Pinned on CUDA: a copy from pageable memory would wait for the device.
         on_cuda = tail.device.type == "cuda"
@@ -344,24 +368,26 @@ class Reducer:
         if self._buffers and contributes:
             torch._foreach_copy_(self._buffer_means, self._buffers)
 
-    def _assign_gradients(self, used_counts: Sequence[float]) -> None:
-        """Makes gradients views of the buckets, without a copy; `used_counts`: ranks that used each parameter."""
+    def _assign_gradients(
+        self, sums: Sequence[tuple[str, torch.nn.Parameter, torch.Tensor]], used_counts: Sequence[float]
+    ) -> None:
+        """Makes the sums the gradients, without a copy; `used_counts`: ranks that used each parameter."""
         live_ranks = self._fixed_tail[_LIVE_RANKS].clone()
         if self._buffers:
             torch._foreach_div_(self._buffer_means, live_ranks)
             torch._foreach_copy_(self._buffers, self._buffer_means)
         used_count_by_name = dict(zip(self._names, used_counts, strict=True))
-        for bucket in self._buckets:
-            if self._average:
-                torch._foreach_div_(bucket.views, live_ranks)
-            for name, parameter, view in zip(bucket.names, bucket.parameters, bucket.views, strict=True):
-                parameter.grad = view if used_count_by_name[name] and parameter.requires_grad else None
+        if self._average:
+            torch._foreach_div_([total for _, _, total in sums], live_ranks)
+        for name, parameter, total in sums:
+            parameter.grad = total if used_count_by_name[name] and parameter.requires_grad else None
 
     def _report_unused(self) -> None:
         if self.has_reported_unused:
             return
         self.has_reported_unused = True
-        unused = [name for name, value in self._parameters.items() if value.grad is None and value.requires_grad]
+        trained = (name for name, value in self._parameters.items() if value.requires_grad)
+        unused = [name for name in trained if name not in self._used_names]
         if unused:
             more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
             LOG.warning(f"Without a gradient in the first step, counted as zero: {', '.join(unused[:5])}{more}.")
@@ -381,7 +407,7 @@ class Reducer:
         flushed_in_step = total - self._num_flushed
         self._num_flushed = total
         # Twice: each number is sent, and so is its sum.
-        sent_in_step = sum(bucket.flat.numel() for bucket in self._buckets) * 2
+        sent_in_step = sum(bucket.numel for bucket in self._buckets) * 2
         if self.wire != "fp32" and flushed_in_step > MAX_FLUSHED_SHARE * sent_in_step:
             lost = f"{self.wire} between hosts lost {flushed_in_step / sent_in_step:.1%} of a step's numbers"
             LOG.warning(f"{lost}: gradients are sent as fp32 from now on.")

@@ -70,6 +70,51 @@ def gather_json(value: Any, group: Any = None) -> list[Any]:
     return [json.loads(row[: int(one)].cpu().numpy().tobytes()) for row, one in zip(rows, lengths, strict=True)]
 
 
+def gather_values(
+    store: Any,
+    rank: int,
+    members: Sequence[int],
+    what: str,
+    value: Any,
+    *,
+    until_s: float,
+    check_not_ended: Callable[[], None],
+    grace_s: float = ATTEMPT_S,
+) -> list[Any]:
+    """Publishes a value under the key `what` of a store and returns those of all members, in their order.
+
+    Args:
+        value: any JSON value.
+        until_s: time (`monotonic`) at which it gives up.
+        check_not_ended: called while waiting; an exception from it ends the wait.
+        grace_s: time beyond `until_s`, for steps in which all members are known to be present.
+
+    Raises:
+        RuntimeError: a member did not come, or the store is lost.
+    """
+    store.set(f"{what}/{rank}", json.dumps(value))
+    keys = [f"{what}/{other}" for other in members]
+    while True:
+        check_not_ended()
+        left_s = until_s + grace_s - monotonic()
+        try:
+            wait_s = max(0.01, min(SLICE_S, left_s))
+            # Headway's store waits and answers in one request, torch's needs two.
+            if hasattr(store, "open_prefix"):
+                values = store.multi_get(keys, wait_s)
+            else:
+                store.wait(keys, timedelta(seconds=wait_s))
+                values = store.multi_get(keys)
+            return [json.loads(text) for text in values]
+        except RuntimeError as error:
+            # Any other error means that the store is lost.
+            if "timeout" not in str(error).lower():
+                raise
+            if left_s <= 0:
+                missing = [str(other) for other, key in zip(members, keys, strict=True) if not store.check([key])]
+                raise RuntimeError(f"rank {', '.join(missing) or 'unknown'} did not come in time") from None
+
+
 @final
 class GlooGroups:
     """Builds the Gloo groups of one rank of a world.
@@ -109,12 +154,12 @@ class GlooGroups:
             # Each attempt has its own keys: values of a failed one must not be read again.
             part = add_prefix(store, str(attempt))
             talk = partial(
-                _gather_values, part, self._rank, members, until_s=until_s, check_not_ended=self._check_not_ended
+                gather_values, part, self._rank, members, until_s=until_s, check_not_ended=self._check_not_ended
             )
             # 1. Every rank publishes its port and addresses.
             if self._door is None:
                 self._door = FilteredPort(self._interface)
-            answers = talk("listens", [self._door.addresses, list_own_addresses()])
+            answers = talk("listens", [self._door.addresses, list_own_addresses()], grace_s=0)
             with _BUILDING:
                 made, sockets, why = self._try_build(part, members, answers, talk, is_exact=attempt > 0)
             # All ranks take the same decision: one mismatch anywhere means that all of them retry.
@@ -241,40 +286,6 @@ class _PortExchange:
                 if theirs != admitted:
                     admitted = theirs
                     self._door.admit(sorted(theirs))
-
-
-def _gather_values(
-    store: Any,
-    rank: int,
-    members: Sequence[int],
-    what: str,
-    value: Any,
-    *,
-    until_s: float,
-    check_not_ended: Callable[[], None],
-) -> list[Any]:
-    """Publishes a value under the step `what` and returns those of all members, in their order."""
-    store.set(f"{what}/{rank}", json.dumps(value))
-    keys = [f"{what}/{other}" for other in members]
-    while True:
-        check_not_ended()
-        left_s = until_s + ATTEMPT_S * (what != "listens") - monotonic()
-        try:
-            wait_s = max(0.01, min(SLICE_S, left_s))
-            # Headway's store waits and answers in one request, torch's needs two.
-            if hasattr(store, "open_prefix"):
-                values = store.multi_get(keys, wait_s)
-            else:
-                store.wait(keys, timedelta(seconds=wait_s))
-                values = store.multi_get(keys)
-            return [json.loads(text) for text in values]
-        except RuntimeError as error:
-            # Any other error means that the store is lost.
-            if "timeout" not in str(error).lower():
-                raise
-            if left_s <= 0:
-                missing = [str(other) for other, key in zip(members, keys, strict=True) if not store.check([key])]
-                raise RuntimeError(f"rank {', '.join(missing) or 'unknown'} did not come in time") from None
 
 
 def _find_stranger(came: Sequence[ProcessSocket], made: Sequence[Any], listens: Sequence[Address]) -> str:

@@ -76,7 +76,7 @@ class StageCeiling(JsonRecord):
     stage: str
     """Name. In the loader: storage, decode, augment, collate, copy. In the loop: normalise, transform, launch, compute,
     optimizer, log, other; python, sync, sleep, lock, file and gc for the user's own lines outside the transform; with
-    several ranks also reduce and slow rank. Stalls: evaluate, checkpoint."""
+    several ranks also exchange, sharing, reduce and slow rank. Stalls: evaluate, checkpoint."""
     side: PipelineSide
     resource: StageResource
     seconds: float = Field(ge=0)

@@ -13,6 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from headway.core.errors import RecipeError
 from headway.core.files import describe_os_error, read_text
+from headway.core.interface import choose_wording
+from headway.core.path_suggestions import suggest_path
 from headway.core.recipe_errors import explain_errors, find_unknown_key
 from headway.core.recipe_yaml import RecipeDumper, parse_override, parse_recipe, set_value
 
@@ -50,7 +52,8 @@ class LoadedRecipe(Generic[P]):
 
     Attributes:
         recipe: the validated tree.
-        origins: `default`, `FILE:LINE`, `command line` or `auto: reason` by dotted key of each leaf.
+        origins: `default`, `FILE:LINE`, `command line`, `overrides` (in Python) or `auto: reason` by dotted key of each
+            leaf.
         base: folder that the recipe's relative paths start from.
         path: file of the recipe; None: Python gave its values.
     """
@@ -114,8 +117,12 @@ def read_recipe(
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         what = f"the {kind} cannot be read ({describe_os_error(error)})"
-        known = isinstance(error, FileNotFoundError | IsADirectoryError)
-        raise RecipeError(what, where=str(path), fix=fix if known else "") from None
+        if isinstance(error, FileNotFoundError | IsADirectoryError):
+            # A folder was named, or a name without its extension: the recipe that `headway init` wrote for it.
+            beside = path.with_name(f"{path.name}.yaml") if path.name else path
+            hint = f"Did you mean {str(beside)!r}?" if beside.is_file() else suggest_path(path, Path.is_file)
+            raise RecipeError(what, where=str(path), fix=hint or fix) from None
+        raise RecipeError(what, where=str(path)) from None
     tree, lines = parse_recipe(text, str(path), kind)
     loaded = _validate(tree, {key: f"{path.name}:{line}" for key, line in lines.items()}, overrides, model, path)
     return replace(loaded, path=path.resolve())
@@ -148,6 +155,7 @@ def _simplify(value: Any) -> Any:
 def _validate(
     tree: dict[str, Any], origins: dict[str, str], overrides: Sequence[str], model: type[P], path: Path
 ) -> LoadedRecipe[P]:
+    given = choose_wording(command="command line", python="overrides")
     # Overrides edit the tree before validation, so that they pass the same checks as the file.
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -158,16 +166,16 @@ def _validate(
         except RecipeError:
             # A key that the recipe does not have is the likelier mistake: `data.batch=128` over `data: FOLDER`.
             if (unknown := find_unknown_key(key.split("."), model)) is not None:
-                raise RecipeError(unknown, where="command line") from None
+                raise RecipeError(unknown, where=given) from None
             raise
         # The override replaces what the file said there and below.
         origins = {k: v for k, v in origins.items() if k != key and not k.startswith(f"{key}.")}
-        origins[key] = "command line"
+        origins[key] = given
     try:
         recipe = model.model_validate(tree)
     except ValidationError as error:
         raise RecipeError(explain_errors(error, tree, model, path, origins)) from None
-    return LoadedRecipe(recipe, _origins_of_leaves(recipe, origins), path.resolve().parent)
+    return LoadedRecipe(recipe, _origins_of_leaves(recipe, origins, given), path.resolve().parent)
 
 
 def validate_part(values: Mapping[str, Any], model: type[P], name: str) -> P:
@@ -199,26 +207,24 @@ def flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def _origins_of_leaves(recipe: RecipePart, origins: Mapping[str, str]) -> dict[str, str]:
+def _origins_of_leaves(recipe: RecipePart, origins: Mapping[str, str], given: str) -> dict[str, str]:
     """Returns the origin of each leaf.
 
-    It is the leaf's own, or the command line if an entry below it came from there; else that of the nearest key above
-    it that was given as a whole (`data: synthetic`, `augment={flip: true}`).
+    It is the leaf's own, or the overrides (`given`) if an entry below it came from there; else that of the nearest key
+    above it that was given as a whole (`data: synthetic`, `augment={flip: true}`).
     """
 
     def origin(leaf: str) -> str:
         # A leaf may have entries of its own: a list, or a mapping such as `model.args`.
         own = [key for key in origins if key == leaf or key.startswith(f"{leaf}.")]
-        if any(origins[key] == "command line" for key in own):
-            return "command line"
+        if any(origins[key] == given for key in own):
+            return given
         if own:
             return origins[min(own, key=len)]
         # A key above counts only if it was given as a whole: `data.train` in the file says nothing about `data.eval`.
         above = [key for key in origins if leaf.startswith(f"{key}.")]
         whole = [
-            key
-            for key in above
-            if origins[key] == "command line" or not any(other.startswith(f"{key}.") for other in origins)
+            key for key in above if origins[key] == given or not any(other.startswith(f"{key}.") for other in origins)
         ]
         return origins[max(whole, key=len)] if whole else "default"
 

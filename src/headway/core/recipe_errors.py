@@ -35,7 +35,7 @@ def explain_errors(
 
     Args:
         tree: the recipe as it was read, with the overrides.
-        origins: file and line, or `command line`, by dotted key.
+        origins: file and line, `command line` or `overrides`, by dotted key.
     """
     out: list[str] = []
     # A value that may be of several kinds has one error for each kind: they become one sentence.

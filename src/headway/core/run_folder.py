@@ -1,9 +1,9 @@
 """The folder of one training run. No other file knows its layout.
 
 recipe.yaml (resolved), provenance.json, metrics.jsonl, quarantine.jsonl, ids.bin (with `log_ids`), layers.rows and
-activations.rows (if the recipe observes them), host.rows, gpu.rows, ranks.rows, trace-RANK.json, panels/*.json,
-checkpoints/step-*/, weights.safetensors (the best), report.html, summary.json. With several processes, each writes an
-ids-NAME.bin of its own.
+activations.rows (if the recipe observes them), updates.bin (of asynchronous training), host.rows, gpu.rows, ranks.rows,
+trace-RANK.json, panels/*.json, checkpoints/step-*/, weights.safetensors (the best), report.html, summary.json. With
+several processes, each writes an ids-NAME.bin of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ import numpy as np
 from headway.core import row_file
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import describe_os_error, open_regular, read_text, write_atomically
+from headway.core.interface import choose_wording
+from headway.core.path_suggestions import suggest_path
 from headway.core.recipe_yaml import parse_recipe
 from headway.core.untrusted_json import JsonError, describe_kind, is_whole_number, parse_object
 
@@ -37,10 +39,27 @@ IDS_BYTES = 24
 # Limit of one line of a .jsonl file.
 MOST_LINE_BYTES = 16 << 20
 
-ANOTHER = "Name another one with --run."
-
 # Environment variable in which a launcher passes the command that resumes the run to its processes.
 RESUME_COMMAND = "HEADWAY_GO_ON"
+
+RUNS = Path("runs")
+"""Folder of the runs that no --run names."""
+
+
+def describe_resume(folder: Path) -> str:
+    """Returns the command, or the Python function, that resumes the run in a folder."""
+    command = f"headway train --resume {shlex.quote(str(folder))}"
+    return choose_wording(command=command, python=f"headway.resume({str(folder)!r})")
+
+
+def describe_naming() -> str:
+    """Returns how to name the run folder. torchrun takes `--run` for its own, so the long form stands here."""
+    return choose_wording(command="Name it: headway train RECIPE --run-folder FOLDER", python="Name it with run=")
+
+
+def get_run_option() -> str:
+    """Returns the option, or the argument, that names the run folder."""
+    return choose_wording(command="--run", python="run=")
 
 
 class RunFolder:
@@ -52,6 +71,7 @@ class RunFolder:
         self.metrics_path = folder / "metrics.jsonl"
         self.quarantine_path = folder / "quarantine.jsonl"
         self.ids_path = folder / "ids.bin"
+        self.updates_path = folder / "updates.bin"
         self.weights_path = folder / "weights.safetensors"
         self.report_path = folder / "report.html"
         self.panels = folder / "panels"
@@ -80,13 +100,15 @@ class RunFolder:
                 raise UsageError(
                     "this run folder exists",
                     where=str(folder),
-                    fix=f"Resume it: headway train --resume {folder}. Or name another one with --run.",
+                    fix=f"Resume it: {describe_resume(folder)}. Or name another one with {get_run_option()}",
                 )
             if folder.exists() and not folder.is_dir():
                 raise UsageError("this is a file, not a folder", where=str(folder))
             # Never write beside files of other programs, nor beside a half-deleted run.
             if folder.is_dir() and not run._is_unborn():
-                raise UsageError("this folder is not empty", where=str(folder), fix=ANOTHER)
+                raise UsageError(
+                    "this folder is not empty", where=str(folder), fix=f"Name another one with {get_run_option()}"
+                )
 
     def _is_unborn(self) -> bool:
         """Returns True if the folder has only files that are written before the recipe, complete or not."""
@@ -98,7 +120,7 @@ class RunFolder:
     @property
     def resume_command(self) -> str:
         """The command that resumes this run, with as many processes as before."""
-        return os.environ.get(RESUME_COMMAND) or f"headway train --resume {shlex.quote(str(self.folder))}"
+        return os.environ.get(RESUME_COMMAND) or describe_resume(self.folder)
 
     def rows_path(self, kind: str) -> Path:
         """Returns the path of the numbers per layer, rank or device; see `headway.core.row_file`."""
@@ -118,10 +140,12 @@ class RunFolder:
         run = RunFolder(folder)
         if not run.recipe_path.is_file():
             # A folder is a run from the moment its recipe.yaml exists; see `create`.
-            what = "there is no such run folder"
+            what, fix = "there is no such run folder", "Start a run with headway train RECIPE."
             if folder.exists():
                 what = f"this is not a run folder ({'it has no recipe.yaml' if folder.is_dir() else 'it is a file'})"
-            raise UsageError(what, where=str(folder), fix="Start a run with headway train RECIPE.")
+            else:
+                fix = suggest_path(folder, lambda path: RunFolder(path).recipe_path.is_file(), folders=[RUNS]) or fix
+            raise UsageError(what, where=str(folder), fix=fix)
         return run
 
     @staticmethod
@@ -237,6 +261,20 @@ class RunFolder:
         if path.exists():
             write_atomically(path, path.read_bytes()[: _count_id_bytes(path, position)])
 
+    def keep_ids(self, name: str, start: int, positions: Collection[int]) -> None:
+        """Removes those samples of a lost process from position `start` on whose step was made by another one.
+
+        Args:
+            positions: the positions of the steps that the process did complete.
+        """
+        path = self.process_ids_path(name)
+        if path.exists():
+            content = path.read_bytes()
+            rows = np.frombuffer(content[: len(content) // IDS_BYTES * IDS_BYTES], "<i8").reshape(-1, IDS_BYTES // 8)
+            kept = (rows[:, 0] < start) | np.isin(rows[:, 0], list(positions))
+            # A new file, as in `seal_ids`.
+            write_atomically(path, rows[kept].tobytes())
+
     def seal_all_ids(self, position: int, besides: Collection[str]) -> None:
         """Seals the ids of all processes that wrote some from `position` on, except those that continue to train."""
         for path in self.folder.glob("ids-*.bin"):
@@ -260,7 +298,7 @@ def _explain_folder_errors(folder: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         what = f"this folder cannot be created or used ({describe_os_error(error)})"
-        raise UsageError(what, where=str(folder), fix=ANOTHER) from error
+        raise UsageError(what, where=str(folder), fix=f"Name another one with {get_run_option()}") from error
 
 
 def _count_id_bytes(path: Path, position: int) -> int:

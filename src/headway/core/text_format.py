@@ -23,6 +23,15 @@ def format_bytes(nbytes: float, digits: int = 3) -> str:
     return f"{nbytes:.0f} bytes"
 
 
+def format_count(number: float) -> str:
+    """Returns a large count as people say it, for example `67.0 million`; below a million all of its digits."""
+    for unit, name in ((1e9, "billion"), (1e6, "million")):
+        # 999,960,000 has three digits as 1.00 billion, not as 1000 million.
+        if number >= unit * 0.9995:
+            return f"{number / unit:,.3g} {name}" if number < 1e3 * unit else f"{number / unit:,.0f} {name}"
+    return f"{number:,.0f}"
+
+
 def align_table(rows: Sequence[Sequence[str]], *, left: int = 0) -> list[str]:
     """Aligns rows of cells as lines of text: column `left` to the left, all others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -12,6 +12,62 @@ from typing import Literal
 from pydantic import Field
 
 from headway.core.json_record import JsonRecord, read_record
+from headway.core.rows import Range, TransposedWindow, Window, divide, list_pieces
+
+
+class WorkloadWindow(JsonRecord):
+    """One call of a convolution or a pooling, along the rows of its input.
+
+    Ranks that share an image exchange the rows that the windows of their outputs need of others. Interpolations need
+    some too, and do not count.
+    """
+
+    rows: int = Field(ge=1)
+    """Rows of its input."""
+    row_bytes: int = Field(ge=1)
+    """Bytes of one of them, of one sample."""
+    # As in PyTorch.
+    kernel: int = Field(ge=1)
+    stride: int = Field(default=1, ge=1)
+    padding: int = Field(default=0, ge=0)
+    dilation: int = Field(default=1, ge=1)
+    ceil_mode: bool = False
+    is_transposed: bool = False
+    output_padding: int = Field(default=0, ge=0)
+    is_convolution: bool = True
+    """False: a pooling."""
+    needs_gradient: bool = True
+    """False: its input is the image, so that no gradients go back."""
+
+    def count_exchanged_bytes(self, ranks: int) -> list[tuple[int, int]]:
+        """Counts the bytes that each of the ranks that share a sample (sends, receives) in the forward pass.
+
+        The backward pass sends the gradients of what was received, if the input has any.
+        """
+        owned = divide(self.rows, ranks)
+        needed = [self._find_rows(one) for one in divide(self._count_outputs(), ranks)]
+        counts = []
+        for rank in range(ranks):
+            # Whatever a rank owns itself is in both lists.
+            kept = owned[rank].intersect(needed[rank]).length
+            moved = [sum(one.length for one in pieces) - kept for pieces in list_pieces(owned, needed, rank)]
+            counts.append((moved[0] * self.row_bytes, moved[1] * self.row_bytes))
+        return counts
+
+    def _count_outputs(self) -> int:
+        return self._window.count_outputs(self.rows)
+
+    def _find_rows(self, outputs: Range) -> Range:
+        window = self._window
+        if isinstance(window, TransposedWindow):
+            return window.find_rows(outputs, self.rows)
+        return window.find_need(outputs, self.rows).rows
+
+    @property
+    def _window(self) -> Window | TransposedWindow:
+        if self.is_transposed:
+            return TransposedWindow(self.kernel, self.stride, self.padding, self.output_padding, self.dilation)
+        return Window(self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
 class WorkloadLayer(JsonRecord):
@@ -46,8 +102,8 @@ class WorkloadLayer(JsonRecord):
     """Bytes of its output tensors."""
     saved_bytes: int = Field(ge=0)
     """Bytes that forward saves for backward; memory that several layers save counts for the first."""
-    halo_bytes: int = Field(default=0, ge=0)
-    """Bytes of its input that the upper and the lower half of an image exchange forward, if two devices share it."""
+    windows: tuple[WorkloadWindow, ...] = ()
+    """Its convolutions and poolings over rows, in the order of their calls."""
     saved_bytes_fixed: int = Field(ge=0)
     """Saved bytes that do not depend on the micro-batch, such as weights cast to low precision."""
 
@@ -168,6 +224,11 @@ class Workload(JsonRecord):
     input: WorkloadInput
     step: WorkloadStep
     run: WorkloadRun
+
+    @property
+    def sample_name(self) -> str:
+        """Noun for its samples: `images`, or `sequences` if they have a single row."""
+        return "images" if self.input.height > 1 else "sequences"
 
     @property
     def parameters(self) -> int:

@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Protocol, final
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from headway.core.errors import CollectiveTimeoutError, CommunicationError, GenerationEndedError, UsageError
-from headway.core.gloo import GlooGroups, add_prefix
+from headway.core.exchange_waits import Exchange, ExchangeWaits
+from headway.core.gloo import GlooGroups, add_prefix, gather_values
+from headway.core.group import Group, JournalEntry
 from headway.core.hosts import find_interface_to, identify_host
+from headway.core.interfaces import check_interfaces, normalise_interfaces
 from headway.core.launcher_environment import LaunchedProcess
 from headway.core.process_sockets import ProcessSocket
 from headway.core.rendezvous import Rendezvous, join_rendezvous
@@ -24,182 +29,10 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-Op = Literal["sum", "min", "max", "product"]
 Backend = Literal["gloo", "nccl"]
 
 # Default time-out of joining a world and of its collectives.
 CONNECT_S = 300.0
-
-
-@final
-class CollectiveWork:
-    """An asynchronous collective."""
-
-    def __init__(self, world: World, works: Sequence[Any], timeout_s: float | None = None) -> None:
-        self._world, self._works = world, works
-        self._wait = () if timeout_s is None else (timedelta(seconds=timeout_s),)
-
-    def wait(self) -> None:
-        """Waits for its completion; on CUDA only the current stream waits.
-
-        Raises:
-            GenerationEndedError: the generation has ended.
-            CommunicationError: it failed or timed out.
-        """
-        try:
-            for work in self._works:
-                work.wait(*self._wait)
-        except RuntimeError as error:
-            raise self._world.build_error(error) from error
-
-
-class JournalEntry(Protocol):
-    """An entry in the log of operations; `done` is set once the operation has completed."""
-
-    done: bool
-
-
-@final
-class _NullEntry:
-    done = False
-
-
-@final
-class Group:
-    """A process group: some ranks of a world, in an order of their own. Use `World.create_group` to create one.
-
-    Tensors that are split into pieces are flat and contiguous. In a group of one rank every operation is immediate.
-
-    Attributes:
-        rank, size: this process's rank in the group, and its size.
-        ranks: the world's ranks, in this group's order.
-    """
-
-    def __init__(self, world: World, ranks: Sequence[int], backend: Any, sockets: list[ProcessSocket]) -> None:
-        self.ranks = tuple(ranks)
-        self.rank, self.size = self.ranks.index(world.rank), len(self.ranks)
-        self._world, self._backend, self._sockets = world, backend, sockets
-
-    def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> CollectiveWork:
-        """Reduces a tensor over all ranks, in place."""
-        if self.size == 1:
-            return CollectiveWork(self._world, ())
-        # torch names the enum's members in capitals: ReduceOp.SUM.
-        options = load_c10d().AllreduceOptions()
-        options.reduceOp = getattr(load_c10d().ReduceOp, op.upper())
-        return self._work(lambda backend: backend.allreduce([tensor], options))
-
-    def all_to_all(
-        self,
-        out: torch.Tensor,
-        into: torch.Tensor,
-        out_splits: Sequence[int] | None = None,
-        in_splits: Sequence[int] | None = None,
-    ) -> CollectiveWork:
-        """Sends piece r of `into` to rank r and receives piece r of `out` from it.
-
-        Args:
-            out, into: flat tensors.
-            out_splits, in_splits: elements of each piece; default: equal pieces.
-        """
-        # Without splits, torch divides the tensors equally.
-        if self.size == 1:
-            out.copy_(into)
-            return CollectiveWork(self._world, ())
-        splits, options = (list(out_splits or ()), list(in_splits or ())), load_c10d().AllToAllOptions()
-        return self._work(lambda backend: backend.alltoall_base(out, into, *splits, options))
-
-    def all_gather(self, out: torch.Tensor, piece: torch.Tensor) -> CollectiveWork:
-        """Fills `out` with the pieces of all ranks in their order; all have the same length."""
-        if self.size == 1:
-            out.copy_(piece)
-            return CollectiveWork(self._world, ())
-        return self._work(lambda backend: backend._allgather_base(out, piece))
-
-    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> CollectiveWork:
-        """Broadcasts a tensor from rank `root` of the group, in place."""
-        if self.size == 1:
-            return CollectiveWork(self._world, ())
-        options = load_c10d().BroadcastOptions()
-        options.rootRank, options.rootTensor = root, 0
-        return self._work(lambda backend: backend.broadcast([tensor], options))
-
-    def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> CollectiveWork:
-        """Sends a tensor to rank `to` of the group; NCCL ignores tags."""
-        return self._work(lambda backend: backend.send([tensor], to, tag), single=True)
-
-    def recv(self, tensor: torch.Tensor, source: int, tag: int = 0) -> CollectiveWork:
-        """Receives a tensor from rank `source` of the group; NCCL ignores tags."""
-        return self._work(lambda backend: backend.recv([tensor], source, tag), single=True)
-
-    def barrier(self) -> None:
-        """Waits until all ranks of the group have reached this call."""
-        self.gather_bytes(b"")
-
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Gathers byte strings of any length from all ranks of a Gloo group, on every rank."""
-        import torch
-
-        if self.size == 1:
-            return [data]
-        noted = self._record("gathering", len(data))
-        # Lengths first, then the padded bytes: all_gather needs pieces of one length.
-        lengths = torch.empty(self.size, dtype=torch.int64)
-        self.all_gather(lengths, torch.tensor([len(data)])).wait()
-        longest = max(1, int(lengths.max()))
-        mine, out = torch.zeros(longest, dtype=torch.uint8), torch.empty(self.size * longest, dtype=torch.uint8)
-        mine[: len(data)] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)]
-        self.all_gather(out, mine).wait()
-        noted.done = True
-        return [row[:length].numpy().tobytes() for row, length in zip(out.view(self.size, -1), lengths, strict=True)]
-
-    def broadcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
-        """Returns the bytes of rank `root` of a Gloo group on every rank; other ranks' `data` are ignored."""
-        import torch
-
-        if self.rank == root and data is None:
-            raise UsageError("the root of a broadcast has nothing to send")
-        noted = self._record("broadcast", 0)
-        # The other ranks learn the length first, to allocate the tensor that they receive into.
-        length = torch.tensor([len(data) if self.rank == root and data is not None else 0])
-        self.broadcast(length, root).wait()
-        content = torch.empty(int(length), dtype=torch.uint8)
-        if self.rank == root and data:
-            content.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        # An empty string needs no second collective.
-        if len(content):
-            self.broadcast(content, root).wait()
-        noted.done = True
-        return content.numpy().tobytes()
-
-    def abort(self) -> None:
-        """Makes pending operations fail at once, on this rank and on the ranks that wait for it."""
-        # Only NCCL can abort; Gloo's connections are shut down instead.
-        if self.size > 1 and not self._sockets and self._backend is not None:
-            self._backend.abort()
-        for end in self._sockets:
-            end.shut_down()
-
-    def close(self) -> None:
-        """Releases its connections. No operation may be pending."""
-        self._backend = None
-        self._sockets = []
-
-    def _record(self, what: str, nbytes: int) -> JournalEntry:
-        # Only operations of all ranks are recorded: the ranks compare their logs to find a different order.
-        journal = self._world.journal
-        whole = journal is not None and self.size == self._world.size
-        return journal(what, nbytes) if journal is not None and whole else _NullEntry()
-
-    def _work(self, issue: Callable[[Any], Any], *, single: bool = False) -> CollectiveWork:
-        if self._backend is None:
-            raise self._world.build_error(RuntimeError("the group is closed"))
-        try:
-            # Gloo's send and recv use the time-out that the group was built with, not that of its collectives.
-            given = self._world.timeout_s if single and self._world.backend == "gloo" else None
-            return CollectiveWork(self._world, (issue(self._backend),), given)
-        except RuntimeError as error:
-            raise self._world.build_error(error) from error
 
 
 @final
@@ -230,7 +63,8 @@ class World:
         hosts: ranks of each host; hosts are ordered by their lowest rank.
         generation: 0, plus 1 whenever members were lost or joined.
         backend: `gloo` on a CPU, `nccl` on CUDA.
-        interface: network interface of its groups.
+        interface: network interface of its groups, unless a group is created on another one.
+        interfaces: `interface`, and those that the user names besides it.
         timeout_s: time-out of every operation.
         control: group of all ranks on Gloo, for bytes between the programs.
         store: this generation's part of the key-value store; None in a world of one rank.
@@ -238,6 +72,7 @@ class World:
         rendezvous: holder of the store if another launcher started the ranks, else None.
         explain: returns which rank is behind, for messages of failed collectives; empty if unknown.
         journal: records an exchange of bytes among all ranks in the log of operations, if there is one.
+        waits: time that this rank waits for exchanges.
     """
 
     def __init__(
@@ -248,7 +83,7 @@ class World:
         *,
         store: Store | None,
         generation: int,
-        interface: str,
+        interface: str | Sequence[str],
         timeout_s: float,
         connect_s: float = CONNECT_S,
         on_created: Callable[[World], None] = lambda world: None,
@@ -257,25 +92,29 @@ class World:
         self.rank, self.hosts = rank, tuple(tuple(ranks) for ranks in hosts)
         self.size = sum(len(ranks) for ranks in self.hosts)
         # `hosts` lists ranks by host: rank 2 may be alone on host 1, so local ranks are places in these lists.
-        self.host = next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
+        self.host = self.find_host(rank)
         self.local_rank, self.local_size = self.hosts[self.host].index(rank), len(self.hosts[self.host])
         self.device, self.store, self.generation, self.secret = device, store, generation, secret
         self.rendezvous: Rendezvous | None = None
         self.backend: Backend = "nccl" if device.type == "cuda" else "gloo"
-        self.interface, self.timeout_s = interface, timeout_s
+        self.interfaces, self.timeout_s = normalise_interfaces(interface), timeout_s
+        self.interface = self.interfaces[0]
         self.explain: Callable[[], str] = lambda: ""
         self.journal: Callable[[str, int], JournalEntry] | None = None
+        self.waits = ExchangeWaits()
         self._groups: list[Group] = []
+        self._parts: list[World] = []
+        self._connect_s = connect_s
         self._names: dict[tuple[str, tuple[int, ...]], int] = {}
         # Set once by `abort`, from any thread; every later operation raises it.
         self._end_reason: str | None = None
-        self._gloo_groups = GlooGroups(
-            rank, interface, connect_s=connect_s, timeout_s=timeout_s, check_not_ended=self._check_not_ended
-        )
+        build = partial(GlooGroups, connect_s=connect_s, timeout_s=timeout_s, check_not_ended=self._check_not_ended)
+        self._gloo_groups = {name: build(rank, name) for name in self.interfaces}
         # Before the first group: connecting waits for other ranks, and another thread must be able to end that.
         on_created(self)
         try:
             self.control = self.create_group(name="control", backend="gloo")
+            self._check_gpus()
         except BaseException:
             self.close()
             raise
@@ -290,12 +129,19 @@ class World:
 
     @staticmethod
     def join(
-        launched: LaunchedProcess, device: torch.device, *, timeout_s: float = CONNECT_S, interface: str | None = None
+        launched: LaunchedProcess,
+        device: torch.device,
+        *,
+        timeout_s: float = CONNECT_S,
+        interface: str | Sequence[str] | None = None,
     ) -> World:
         """Joins the other processes of a launcher at its rendezvous, for which rank 0 serves the store.
 
+        Args:
+            interface: see `World.create`.
+
         Raises:
-            UsageError: the launcher gave no address.
+            UsageError: the launcher gave no address, or the interfaces cannot be used.
             CommunicationError: the others did not join within CONNECT_S.
         """
         if launched.size == 1:
@@ -303,7 +149,7 @@ class World:
         if launched.address is None or launched.port is None:
             fix = "Set MASTER_ADDR to the address of rank 0's host, and MASTER_PORT to a free port there."
             raise UsageError(f"{launched.launcher} gives no address of rank 0", fix=fix)
-        rendezvous = join_rendezvous(launched, interface)
+        rendezvous = join_rendezvous(launched, next(iter(normalise_interfaces(interface)), None))
         world = World.create(
             rendezvous.store,
             Membership(launched.rank, launched.size, generation=rendezvous.attempt),
@@ -326,7 +172,7 @@ class World:
         master: str,
         secret: bytes,
         timeout_s: float = CONNECT_S,
-        interface: str | None = None,
+        interface: str | Sequence[str] | None = None,
         connect_s: float = CONNECT_S,
         on_created: Callable[[World], None] = lambda world: None,
     ) -> World:
@@ -336,13 +182,20 @@ class World:
             membership: the place of this rank.
             master: address of the host that serves the store; the route to it gives the default interface.
             secret: the run's secret.
+            interface: network interface between hosts; or, on a CPU, several, which share large sums.
             connect_s: time-out for building a group.
             on_created: called with the world before its first group is built, so that another thread can abort it.
 
         Raises:
+            UsageError: the interfaces cannot be used.
             CommunicationError: some rank did not join.
         """
         rank, generation, identities = membership.rank, membership.generation, membership.identities
+        named = normalise_interfaces(interface)
+        if len(named) > 1 and device.type == "cuda":
+            what = f"several network interfaces ({', '.join(named)}) are for CPUs: on GPUs, NCCL opens the connections"
+            fix = f"Name one interface, and set NCCL_SOCKET_IFNAME={','.join(named)}: NCCL uses all of these by itself."
+            raise UsageError(what, fix=fix)
         mine = add_prefix(store, f"headway/{generation}")
         try:
             if identities is None:
@@ -353,23 +206,32 @@ class World:
             for other, identity in enumerate(identities):
                 hosts.setdefault(identity, []).append(other)
             # Gloo connects over one interface. On a single host that is the loopback, whatever the network.
-            if interface is None:
-                interface = "lo" if len(hosts) == 1 else find_interface_to(master)
+            interfaces = named or ("lo" if len(hosts) == 1 else find_interface_to(master),)
+            # Traffic inside a host passes no network, so a single host has nothing to share over several interfaces.
+            if len(hosts) == 1:
+                interfaces = interfaces[:1]
+
+            def begin(world: World) -> None:
+                on_created(world)
+                if named and len(identities) > 1:
+                    world._check_interfaces(named, mine, connect_s)
+
             return World(
                 rank,
                 list(hosts.values()),
                 device,
                 store=mine,
                 generation=generation,
-                interface=interface,
+                interface=interfaces,
                 timeout_s=timeout_s,
                 connect_s=connect_s,
-                on_created=on_created,
+                on_created=begin,
                 secret=secret,
             )
         except RuntimeError as error:
             what = f"rank {rank} of {membership.size} could not meet the others: {summarise_error(error)}"
-            fix = f"Do all processes run, and can they reach each other through the interface {interface or 'chosen'}?"
+            through = f"through the interface {', '.join(named) or 'chosen'}"
+            fix = f"Do all processes run, and can they reach each other {through}?"
             raise CommunicationError(what, where=f"generation {generation}", fix=fix) from error
 
     @property
@@ -382,12 +244,22 @@ class World:
         """All ranks, host by host: a ring in this order crosses each host's link once."""
         return tuple(rank for ranks in self.hosts for rank in ranks)
 
-    def create_group(self, ranks: Iterable[int] | None = None, *, name: str, backend: Backend | None = None) -> Group:
+    def create_group(
+        self,
+        ranks: Iterable[int] | None = None,
+        *,
+        name: str,
+        backend: Backend | None = None,
+        interface: str | None = None,
+        exchange: Exchange | None = None,
+    ) -> Group:
         """Creates a process group; each of its ranks has to call this, in the same order for equal names.
 
         Args:
             ranks: ranks in the group's order; default: all, host by host.
             backend: default: the world's backend.
+            interface: one of `interfaces`, for a group on Gloo; default: the first.
+            exchange: what it is for, if this rank's steps wait for it: the waits are added to `waits`.
 
         Raises:
             GenerationEndedError, CommunicationError: it could not be built.
@@ -399,18 +271,20 @@ class World:
             return Group(self, members, object(), [])
         self._check_not_ended()
         assert self.store is not None
-        # `number` tells groups of one name and the same members apart, for example after one was closed.
-        key = f"{name}/{number}/{'-'.join(map(str, members)) if len(members) < self.size else 'all'}"
+        # `number` tells groups of one name and the same members apart, for example after one was closed. All ranks in
+        # another order are another group.
+        key = f"{name}/{number}/{'all' if members == self.ring_order else '-'.join(map(str, members))}"
         store = add_prefix(self.store, key)
         made: list[ProcessSocket] = []
+        via = None if (backend or self.backend) == "nccl" else interface or self.interface
         try:
-            if (backend or self.backend) == "nccl":
+            if via is None:
                 raw = self._create_nccl(store, members)
             else:
-                raw, made = self._gloo_groups.build(store, members)
+                raw, made = self._gloo_groups[via].build(store, members)
         except RuntimeError as error:
-            raise self.build_error(error) from error
-        group = Group(self, members, raw, made)
+            raise self.build_error(error, via) from error
+        group = Group(self, members, raw, made, store, via, exchange)
         self._groups.append(group)
         try:
             self._check_not_ended()
@@ -420,14 +294,80 @@ class World:
             raise
         return group
 
+    def find_host(self, rank: int) -> int:
+        """Returns the number of a rank's host in `hosts`."""
+        return next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
+
+    def create_part(self, ranks: Iterable[int], *, name: str, on_hosts_of: Iterable[int] | None = None) -> World:
+        """Creates a world of some ranks on the same store; each of these ranks has to call this.
+
+        It ends, and is closed, with this world.
+
+        Args:
+            ranks: ranks of this world, which are numbered anew in this order.
+            name: tells parts of one world apart.
+            on_hosts_of: ranks whose hosts count as those of `ranks`; default: their own.
+
+        Raises:
+            GenerationEndedError, CommunicationError: it could not be built.
+        """
+        members = tuple(ranks)
+        hosts: dict[int, list[int]] = {}
+        for number, rank in enumerate(members if on_hosts_of is None else on_hosts_of):
+            hosts.setdefault(self.find_host(rank), []).append(number)
+        key = f"{name}/{'-'.join(map(str, members))}"
+
+        # Before its first group: connecting waits for other ranks, and another thread must be able to end that.
+        def begin(part: World) -> None:
+            self._parts.append(part)
+            part.explain = lambda: self.explain()
+            part.waits = self.waits
+            if self._end_reason is not None:
+                part.abort(self._end_reason)
+
+        return World(
+            members.index(self.rank),
+            list(hosts.values()),
+            self.device,
+            store=None if self.store is None else add_prefix(self.store, key),
+            generation=self.generation,
+            interface=self.interfaces,
+            timeout_s=self.timeout_s,
+            connect_s=self._connect_s,
+            on_created=begin,
+            secret=self.secret,
+        )
+
     def _create_nccl(self, store: Store, members: Sequence[int]) -> Any:
         options = load_c10d().ProcessGroupNCCL.Options()
         # NCCL connects on the first collective, so building the group does not wait for the other ranks.
         options._timeout = timedelta(seconds=self.timeout_s)
         return load_c10d().ProcessGroupNCCL(store, members.index(self.rank), len(members), options)
 
-    def build_error(self, error: BaseException) -> CommunicationError:
-        """Returns the error to raise for a failed operation: GenerationEndedError once the world was aborted."""
+    def _check_interfaces(self, names: Sequence[str], store: Store, connect_s: float) -> None:
+        ranks, until_s = range(self.size), monotonic() + connect_s
+        gather = partial(gather_values, store, self.rank, ranks, until_s=until_s, check_not_ended=self._check_not_ended)
+        check_interfaces(names, self.hosts, self.rank, gather)
+
+    def _check_gpus(self) -> None:
+        """Raises UsageError if two ranks share a GPU, where NCCL would hang or fail at its first collective."""
+        import torch
+
+        if self.backend != "nccl" or self.size == 1:
+            return
+        uuid = str(torch.cuda.get_device_properties(self.device).uuid)
+        uuids = self.control.gather_bytes(uuid.encode())
+        ranks: dict[bytes, int] = {}
+        for rank, its in zip(self.control.ranks, uuids, strict=True):
+            if (other := ranks.setdefault(its, rank)) != rank:
+                what = f"ranks {other} and {rank} use the same GPU, and NCCL needs one for each"
+                raise UsageError(what, fix="Start one process for each GPU, or set device to cpu.")
+
+    def build_error(self, error: BaseException, interface: str | None = None) -> CommunicationError:
+        """Returns the error to raise for a failed operation: GenerationEndedError once the world was aborted.
+
+        With several interfaces it names the one that the operation used.
+        """
         if self._end_reason is not None:
             return GenerationEndedError(self._end_reason)
         # torch raises RuntimeError for everything; only the text tells a time-out.
@@ -435,7 +375,11 @@ class World:
         kind = CollectiveTimeoutError if "Timed out" in summary else CommunicationError
         who = self.explain()
         what = f"a collective failed: {summary}"
-        return kind(f"{what}. {who}" if who else what, where=f"rank {self.rank} of {self.size}")
+        over = fix = ""
+        if interface and len(self.interfaces) > 1:
+            over, others = f", interface {interface}", [name for name in self.interfaces if name != interface]
+            fix = f"If {interface} is down on a host, use {', '.join(others)} only."
+        return kind(f"{what}. {who}" if who else what, where=f"rank {self.rank} of {self.size}{over}", fix=fix)
 
     def _check_not_ended(self) -> None:
         if self._end_reason is not None:
@@ -448,12 +392,18 @@ class World:
             self._end_reason = why
         for group in tuple(self._groups):
             group.abort()
+        for part in tuple(self._parts):
+            part.abort(why)
 
     def close(self) -> None:
-        """Closes all groups and leaves the rendezvous."""
+        """Closes all groups and parts, and leaves the rendezvous."""
+        for part in self._parts:
+            part.close()
+        self._parts.clear()
         for group in self._groups:
             group.close()
         self._groups.clear()
-        self._gloo_groups.close()
+        for builder in self._gloo_groups.values():
+            builder.close()
         if self.rendezvous is not None:
             self.rendezvous.close()

@@ -105,8 +105,8 @@ class DatasetDescription:
     shards: tuple[Shard, ...]
     source: str
     """The source of the pack, as the user named it."""
-    parts: tuple[str, ...] = ()
-    """Names of all parts that were packed together, this one included; empty if it was packed alone."""
+    sets: tuple[str, ...] = ()
+    """Names of all sets that were packed together, this one included; empty if it was packed alone."""
     record_gaps: tuple[int, ...] = ()
     """For each shard, how much larger the numbers of its records are than their samples': bad images that the machines
     before left out. Empty if there are no gaps."""
@@ -114,6 +114,8 @@ class DatasetDescription:
     def to_metadata(self) -> dict[str, str]:
         """Returns the metadata of the columns file, as `from_metadata` reads it."""
         fields = asdict(self)
+        # The name that the file has had from the beginning.
+        fields["parts"] = fields.pop("sets")
         # Few packs have gaps; the files of the others stay as they are.
         if not self.record_gaps:
             del fields["record_gaps"]
@@ -132,7 +134,8 @@ class DatasetDescription:
             raise JsonError("it has more or fewer record_gaps than shards")
         # JSON has no tuples.
         fields["shards"] = tuple(Shard(name=shard["name"], size=shard["size"]) for shard in fields["shards"])
-        for name in ("classes", "class_counts", "parts", "record_gaps"):
+        fields["sets"] = fields.pop("parts", ())
+        for name in ("classes", "class_counts", "sets", "record_gaps"):
             fields[name] = tuple(fields.get(name, ()))
         fields["common_size"] = tuple(fields["common_size"]) if fields["common_size"] else None
         return DatasetDescription(**fields)

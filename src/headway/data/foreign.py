@@ -43,7 +43,7 @@ class _ForeignPath:
     """Absolute: a file, a folder, or a pattern."""
     files: tuple[Path, ...]
     """`path` alone, or the files that the pattern expands to."""
-    part: str
+    set_name: str
     """Name of the data set in a folder or an archive with several; empty for the only one."""
     label_kind: str
     """One of LABEL_KINDS."""
@@ -55,7 +55,7 @@ class _ForeignPath:
 
     def list_columns_files(self) -> Iterator[Path]:
         """Yields the files that may hold the columns, the preferred one first."""
-        extra = [self.part] if self.part else []
+        extra = [self.set_name] if self.set_name else []
         extra += [self.label_kind] if self.label_kind != LABEL_KINDS[0] else []
         yield self.path.parent / ".".join(["", self.path.name, *extra, "columns.safetensors"])
         digest = hashlib.sha256("\n".join([os.fspath(self.path), *extra]).encode("utf-8", "surrogateescape"))
@@ -68,7 +68,7 @@ def open_foreign(uri: str, *, mapped: bool | None, progress: ScanProgress | None
     for file in location.list_columns_files():
         if (dataset := _load_cached_dataset(file, location, mapped)) is not None:
             return dataset
-    records = read_foreign_records(location.path, location.files, location.part, location.label_kind)
+    records = read_foreign_records(location.path, location.files, location.set_name, location.label_kind)
     # Read before the scan: a file that changes meanwhile makes the columns out of date.
     file_states = _describe_files(location, {*records.files, *records.watched})
     # A file truncated during the scan must not get wrong checksums; files truncated earlier are not part of this data.
@@ -120,11 +120,11 @@ def _parse_path(uri: str) -> _ForeignPath:
             uri, label_kind = name, value
     path = Path(os.path.abspath(uri))
     if path.exists():
-        return _ForeignPath(path=path, files=(path,), part="", label_kind=label_kind)
-    # The last component may be the name of a part, such as `mnist/train`.
+        return _ForeignPath(path=path, files=(path,), set_name="", label_kind=label_kind)
+    # The last component may be the name of a set, such as `mnist/train`.
     if path.parent.exists() and not set(path.name) & set("{*?["):
-        return _ForeignPath(path=path.parent, files=(path.parent,), part=path.name, label_kind=label_kind)
+        return _ForeignPath(path=path.parent, files=(path.parent,), set_name=path.name, label_kind=label_kind)
     files = expand_pattern(path)
     if not files:
         raise build_missing_error(path)
-    return _ForeignPath(path=path, files=files, part="", label_kind=label_kind)
+    return _ForeignPath(path=path, files=files, set_name="", label_kind=label_kind)

@@ -141,6 +141,14 @@ class Loader(Generic[AnyBatch]):
         self._stream = None
         self._cursor.load_state_dict(state)
 
+    def read_step(self, position: int) -> AnyBatch:
+        """Reads the batch of the step that begins at a position. The position of iterations stays."""
+        stream = self._source.serve(position, position + 1)
+        try:
+            return next(stream)
+        finally:
+            stream.close()
+
     def stats(self) -> LoaderStats:
         """Returns the measurements of all iterations so far."""
         return self._source.make_stats()

@@ -27,6 +27,7 @@ from headway.data.formats.pack_source import (
     list_entries,
 )
 from headway.data.tiers.remote_dataset import open_remote
+from headway.data.unjoined import expect_joined
 from headway.storage.addresses import is_url
 
 
@@ -66,22 +67,24 @@ def open(
     root = Path(text)
     path = root / COLUMNS_FILE
     if not path.is_file():
-        pack_names = [part for part in ("train", "eval") if (root / part / COLUMNS_FILE).is_file()]
+        pack_names = [name for name in ("train", "eval") if (root / name / COLUMNS_FILE).is_file()]
         if pack_names:
             raise UsageError(
                 "this folder holds several packs", where=str(root), fix=f"Name one: {root / pack_names[0]}."
             )
+        expect_joined(root)
         return open_foreign(text, mapped=mapped, progress=progress)
     # Only the columns of a pack are read, so the time does not depend on its size.
     columns, description, _ = load_columns(path)
     if description.format not in PACK_FORMATS:
         raise DataError(f"the pack format {description.format!r} is not known", where=str(path), fix=PACK_AGAIN)
     for shard in description.shards:
-        _check_shard(root / shard.name, shard, description)
+        check_shard(root / shard.name, shard, description)
     return Dataset(root, columns, description, mapped=mapped)
 
 
-def _check_shard(path: Path, shard: Shard, description: DatasetDescription) -> None:
+def check_shard(path: Path, shard: Shard, description: DatasetDescription) -> None:
+    """Raises DataError unless the file of a shard is there, whole, and of the pack that is described."""
     fix = "Copy the folder again, or pack again."
     try:
         status = path.stat()
@@ -117,30 +120,39 @@ def open_source(src: Path, columns: ColumnNames | None = None) -> PackSource:
     if columns is not None:
         what = "only a CSV or JSONL file has columns, and this is none"
         raise UsageError(what, where=str(src), fix="Leave --columns out.")
+    expect_joined(src)
     # Image files are listed, not scanned: packing reads each of them anyway.
     if src.is_dir() and not (src / COLUMNS_FILE).is_file() and detect.is_image_folder(src):
         return list_image_folder(src)
-    return build_pack_source(open(src))
+    try:
+        return build_pack_source(open(src))
+    except UsageError as error:
+        if not error.fix.endswith(detect.PACK_FIX):
+            raise
+        # The images are to be packed or looked at, so packing them is no advice.
+        fix = error.fix.removesuffix(detect.PACK_FIX).rstrip()
+        fix = fix or "Name a folder of images, a CSV or JSONL file of paths and labels, or a packed folder."
+        raise UsageError(error.what, where=error.where, fix=fix) from None
 
 
 def open_split(src: str | os.PathLike[str], columns: ColumnNames | None = None) -> tuple[PackSource, PackSource | None]:
-    """Lists the training images and, if `src` has two parts (train and one of EVAL_NAMES), the evaluation images.
+    """Lists the training images and, if `src` has two sets (train and one of EVAL_NAMES), the evaluation images.
 
-    The parts are folders of images, packs or foreign data; or parts of one file or folder of foreign data, such as
+    The sets are folders of images, packs or foreign data; or sets in one file or folder of foreign data, such as
     CIFAR-10's train and test. A URL holds one pack. Raises as `open_source`.
     """
     if is_url(src) and columns is None:
         return build_pack_source(open(src), remote=True), None
     src = Path(src)
-    # Folders of two sets first; then archives such as CIFAR-10, whose parts are inside.
-    parts = None if columns is not None else _find_split_folders(src) or _find_foreign_parts(src)
-    if parts is None:
+    # Folders of two sets first; then archives such as CIFAR-10, whose sets are inside.
+    paths = None if columns is not None else _find_split_folders(src) or _find_foreign_sets(src)
+    if paths is None:
         return open_source(src, columns), None
-    note = (f"not packed: {', '.join(parts.unused)}",) if parts.unused else ()
-    train, evaluation = open_source(parts.train), open_source(parts.evaluation)
+    note = (f"not packed: {', '.join(paths.unused)}",) if paths.unused else ()
+    train, evaluation = open_source(paths.train), open_source(paths.evaluation)
     return (
-        replace(train, notes=train.notes + note, root=str(parts.train)),
-        replace(evaluation, root=str(parts.evaluation)),
+        replace(train, notes=train.notes + note, root=str(paths.train)),
+        replace(evaluation, root=str(paths.evaluation)),
     )
 
 
@@ -184,10 +196,10 @@ def _is_dataset_folder(folder: Path) -> bool:
     return bool(folders) and not any(map(is_image, files))
 
 
-def _find_foreign_parts(src: Path) -> _SplitPaths | None:
-    """Returns the parts of foreign data, such as CIFAR-10's train and test.
+def _find_foreign_sets(src: Path) -> _SplitPaths | None:
+    """Returns the sets of foreign data, such as CIFAR-10's train and test.
 
-    A query such as that of `cifar-100-python?labels=coarse` is appended to the path of each part.
+    A query such as that of `cifar-100-python?labels=coarse` is appended to the path of each set.
     """
     path, question_mark, query = (str(src), "", "") if src.exists() else str(src).partition("?")
     # A listing and a folder of images are single sets, which `open_source` handles.
@@ -195,7 +207,7 @@ def _find_foreign_parts(src: Path) -> _SplitPaths | None:
     if not os.path.exists(path) or is_listing or (os.path.isdir(path) and detect.is_image_folder(Path(path))):
         return None
     # The original test set serves as the evaluation set.
-    names = detect.list_parts(Path(path))
+    names = detect.list_sets(Path(path))
     evaluation = next((name for name in EVAL_NAMES if name in names), None)
     if "train" not in names or evaluation is None:
         return None

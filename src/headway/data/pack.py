@@ -23,6 +23,7 @@ from headway.data.formats.writers import WRITERS
 from headway.data.opening import open as open_pack
 from headway.data.opening import open_split
 from headway.data.pack_mode import ImageEncoder, PackMode, Transform, open_header, summarise_notes
+from headway.data.pack_parts import expect_same_pack, get_parts_folder
 from headway.data.pack_plan import PackJob, PackPart, plan_sets
 from headway.data.pack_set import SetResult, pack_set, use_strict_pillow
 from headway.data.reference import GRAY_MODES
@@ -138,6 +139,7 @@ def pack(  # noqa: PLR0913
     # A pack to the same place that was killed may have moved the old data set away: restore it first.
     clear_leftovers(dst)
     check_target(dst, overwrite)
+    pack_folder = dst
     if pack_part:
         dst = get_parts_folder(dst) / pack_part.folder_name
         clear_leftovers(dst)
@@ -145,25 +147,37 @@ def pack(  # noqa: PLR0913
     transform_function = _import_transform(transform) if isinstance(transform, str) else transform
     train, evaluation = open_split(src, parse_columns(columns) if columns is not None else None)
     has_pixels = train.images.raw_channels > 0
-    chosen_format, chosen_mode = _choose_format_and_mode(
-        format, requested_mode, has_raw_pixels=has_pixels, has_transform=transform_function is not None
-    )
+    has_transform = transform_function is not None
+    chosen_format, chosen_mode = _choose_format_and_mode(format, requested_mode, has_pixels, has_transform)
     encoder, encoder_notes = build_encoder(
         chosen_mode, transform_function, orient, [train, evaluation] if evaluation else [train]
     )
     plans = plan_sets(source_name, train, evaluation, split, seed)
+    transform_name = transform if isinstance(transform, str) else _get_transform_name(transform)
+    usual_format, usual_mode = _choose_format_and_mode(None, None, has_pixels, has_transform)
+    options = {
+        "--format": chosen_format if chosen_format != usual_format else None,
+        "--mode": str(chosen_mode) if chosen_mode != usual_mode else None,
+        "--transform": transform_name or None,
+        "--columns": columns,
+        "--orient": "" if orient else None,
+        "--split": f"{split:g}" if split else None,
+        "--seed": f"{seed}" if seed else None,
+    }
     job = PackJob(
         source=source_name,
         format=chosen_format,
         encoder=encoder,
-        transform=transform if isinstance(transform, str) else _get_transform_name(transform),
+        transform=transform_name,
         threads=threads or count_usable_cores(),
         shard_bytes=shard_bytes,
         skip_bad=skip_bad,
-        parts=tuple(plan.name for plan in plans if plan.name),
+        sets=tuple(plan.name for plan in plans if plan.name),
         part=pack_part,
+        options={option: text for option, text in options.items() if text is not None},
     )
     if pack_part:
+        expect_same_pack(pack_folder, plans, job)
         plans = [plan.take_part(pack_part) for plan in plans]
     # Progress counts images over both sets.
     total = sum(len(plan.ids) for plan in plans)
@@ -190,8 +204,9 @@ def pack(  # noqa: PLR0913
             raise _build_bad_files_error(bad_images, total, source_name)
         if bad_images:
             write_and_sync(staging / SKIPPED_FILE, format_skipped(bad_images))
+    folders = tuple(dst / plan.name for plan in plans)
     return PackResult(
-        folders=tuple(dst / plan.name for plan in plans),
+        folders=folders,
         format=chosen_format,
         mode=str(encoder.mode),
         samples=sum(result.samples for result in results),
@@ -210,20 +225,13 @@ def pack(  # noqa: PLR0913
                 names_by_note, can_orient=transform_function is not None or encoder.mode.kind in ("encode", "raw")
             ),
         ),
-        # What can be said of a whole set only is said by the join.
-        warnings=()
-        if pack_part
-        else (
+        warnings=(
             *list_class_warnings(train.label_kind, plans[0].source.classes),
-            *list_set_warnings([dst / plan.name for plan in plans], is_one_of_two(source_name)),
+            # Only the join has both sets whole, and compares their images.
+            *(() if pack_part and len(plans) == 2 else list_set_warnings(folders, is_one_of_two(source_name))),
         ),
         seconds=time.perf_counter() - start_time,
     )
-
-
-def get_parts_folder(dst: Path) -> Path:
-    """Returns the folder that holds the finished parts of a pack until they are joined."""
-    return dst.with_name(f"{dst.name}.parts")
 
 
 def list_set_warnings(folders: Sequence[Path], may_be_half: bool) -> tuple[str, ...]:
@@ -326,7 +334,7 @@ def _are_all_gray(source: PackSource) -> bool:
 
 
 def _choose_format_and_mode(
-    format: str | None, mode: PackMode | None, *, has_raw_pixels: bool, has_transform: bool
+    format: str | None, mode: PackMode | None, has_raw_pixels: bool, has_transform: bool
 ) -> tuple[str, PackMode]:
     """Returns format and mode, with defaults for those that are None. Raises UsageError if they do not match."""
     if format is not None and format not in WRITERS:
@@ -388,7 +396,7 @@ def check_target(dst: Path, overwrite: bool) -> None:
     """Raises UsageError if something is at `dst` that must not be replaced."""
     if not dst.exists() or (dst.is_dir() and not any(dst.iterdir())):
         return
-    if not dst.is_dir() or not any((dst / part / COLUMNS_FILE).is_file() for part in ("", "train")):
+    if not dst.is_dir() or not any((dst / name / COLUMNS_FILE).is_file() for name in ("", "train")):
         raise UsageError(
             "the destination exists and is not a packed data set", where=str(dst), fix="Choose another destination."
         )

@@ -8,6 +8,7 @@ the next one goes on.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -28,29 +29,31 @@ from headway.data.columns import (
     count_classes,
     find_common_size,
 )
-from headway.data.opening import open as open_pack
+from headway.data.opening import check_shard
 from headway.data.pack import (
     SKIPPED_FILE,
     PackResult,
     check_target,
     format_skipped,
-    get_parts_folder,
     is_one_of_two,
     list_set_warnings,
 )
-from headway.data.pack_part import PART_FILE, PartSet, load_part_set
+from headway.data.pack_identity import find_difference, identify_finished
+from headway.data.pack_part import PART_FILE, PartSet
+from headway.data.pack_parts import (
+    JOINED,
+    PARTS_SUFFIX,
+    SAME_IMAGES,
+    FinishedPart,
+    get_parts_folder,
+    list_missing_parts,
+    load_finished_parts,
+)
 from headway.data.pack_plan import PackPart
 from headway.data.pack_set import MAX_SHARDS
 from headway.data.set_warnings import list_class_warnings
 from headway.data.staging import clear_leftovers, move_into_place
 from headway.storage.addresses import parse_local_path
-
-_JOINED = "joined"
-_SET_NAMES = ("train", "eval")
-_MAX_LISTED_PARTS = 20
-
-Part = dict[str, PartSet]
-"""The sets of one part by name: train and eval, or one without a name."""
 
 
 def join_pack(dst: str | os.PathLike[str], *, overwrite: bool = False) -> PackResult:
@@ -67,16 +70,19 @@ def join_pack(dst: str | os.PathLike[str], *, overwrite: bool = False) -> PackRe
         the result of the whole pack.
 
     Raises:
-        UsageError: there are no parts; `dst` exists.
+        UsageError: there are no parts, or they are joined already; `dst` exists.
         DataError: parts are missing, there twice, damaged, or of different packs; no image of a class is left.
         HeadwayError: a folder cannot be written.
     """
     start_time = time.perf_counter()
     dst = parse_local_path(dst, "Join the parts in a local folder, then copy it there.").resolve()
+    _expect_destination(dst)
     clear_leftovers(dst)
     parts_folder = get_parts_folder(dst)
     try:
-        parts = _load_parts(parts_folder, dst)
+        parts = load_finished_parts(parts_folder)
+        if not parts:
+            raise _build_no_parts_error(parts_folder, dst)
         # A join that was killed at its very end has left parts without shards beside the finished pack.
         if not _is_finished(parts, dst):
             check_target(dst, overwrite)
@@ -89,105 +95,97 @@ def join_pack(dst: str | os.PathLike[str], *, overwrite: bool = False) -> PackRe
     return _describe_result(parts, dst, time.perf_counter() - start_time)
 
 
-def _load_parts(parts_folder: Path, dst: Path) -> list[Part]:
-    """Loads all finished parts, sorted by number."""
-    parts = []
-    for entry in sorted(os.listdir(parts_folder)) if parts_folder.is_dir() else []:
-        folder = parts_folder / entry
-        # A hidden folder is of a pack that runs, or was killed.
-        if entry.startswith(".") or entry == _JOINED or not folder.is_dir():
-            continue
-        names = ("",) if (folder / PART_FILE).is_file() else _SET_NAMES
-        if lacking := [name for name in names if not (folder / name / PART_FILE).is_file()]:
-            what = f"{os.path.join(lacking[0], PART_FILE)} is missing in it, so it is no finished part"
-            raise DataError(what, where=str(folder), fix="Copy the folder again, or pack this part again.")
-        parts.append({name: load_part_set(folder / name) for name in names})
-    if not parts:
-        fix = f"Pack them first, each on a machine of its own: headway pack SRC {dst} --part 1/16, and so on."
-        raise UsageError("no finished parts are there", where=str(parts_folder), fix=fix)
-    return sorted(parts, key=lambda part: _first_set(part).facts.index)
+def suggest_join(*paths: str | os.PathLike[str] | None) -> str:
+    """Returns the command that joins the parts of the first of these paths that has parts beside it."""
+    for path in [one for one in paths if one is not None]:
+        dst = Path(os.fspath(path).rstrip("/").removesuffix(PARTS_SUFFIX))
+        if dst.name and get_parts_folder(dst).is_dir():
+            return f"Write headway pack --join {shlex.quote(str(dst))}: the parts know the rest."
+    return "Write headway pack --join DST, where DST is the folder that the parts were packed for."
 
 
-def _first_set(part: Part) -> PartSet:
-    return next(iter(part.values()))
+def _expect_destination(dst: Path) -> None:
+    """Raises UsageError if the user named the folder of the parts, or a part, in place of the folder to create."""
+    for folder in (dst, dst.parent):
+        if folder.name.endswith(PARTS_SUFFIX) and folder.is_dir():
+            what = "this holds the parts, and --join takes the folder to create"
+            raise UsageError(what, where=str(folder), fix=suggest_join(folder))
 
 
-def _is_finished(parts: Sequence[Part], dst: Path) -> bool:
+def _build_no_parts_error(parts_folder: Path, dst: Path) -> UsageError:
+    if any((dst / name / COLUMNS_FILE).is_file() for name in ("", "train")):
+        what = "this is a whole pack, and no parts lie beside it: they are joined already"
+        return UsageError(what, where=str(dst), fix=f"Check it with headway verify {shlex.quote(str(dst))}")
+    fix = f"Pack them first, each on a machine of its own: headway pack SRC {dst} --part 1/16, and so on."
+    return UsageError("no finished parts are there", where=str(parts_folder), fix=fix)
+
+
+def _is_finished(parts: Sequence[FinishedPart], dst: Path) -> bool:
     """Returns True if `dst` is the pack of these parts, and holds all of their shards."""
     moved = True
     for part in parts:
-        for name, part_set in part.items():
+        for name, part_set in part.sets.items():
             if not (dst / name / COLUMNS_FILE).is_file():
                 return False
             for shard in part_set.description.shards:
                 is_moved = not (part_set.folder / shard.name).exists() and (dst / name / shard.name).is_file()
                 moved = moved and is_moved
-    return moved and any(part_set.description.shards for part in parts for part_set in part.values())
+    return moved and any(part_set.description.shards for part in parts for part_set in part.sets.values())
 
 
-def _check_parts(parts: Sequence[Part], parts_folder: Path, dst: Path) -> tuple[str, ...]:
-    """Checks that these are all parts of one pack, and returns the names of its sets."""
-    first = parts[0]
+def _check_parts(parts: Sequence[FinishedPart], parts_folder: Path, dst: Path) -> tuple[str, ...]:
+    """Checks that these are all parts of one pack, and whole. Returns the names of its sets."""
+    first, identity = parts[0], identify_finished(parts[0].sets)
     by_index: dict[int, Path] = {}
     for part in parts:
-        facts, folder = _first_set(part).facts, _get_folder(part)
-        if facts.count != _first_set(first).facts.count:
-            what = f"{_get_folder(first).name} is one of {_first_set(first).facts.count} parts, and {folder.name} of "
-            raise DataError(
-                f"{what}{facts.count}", where=str(parts_folder), fix="Remove those that do not belong to this pack."
-            )
-        if facts.index in by_index:
-            what = f"part {facts.index}/{facts.count} is there twice, as {by_index[facts.index].name} and {folder.name}"
+        name, index = part.folder.name, part.facts.index
+        difference = find_difference(first.folder.name, identity, name, identify_finished(part.sets))
+        if part.facts.count != first.facts.count:
+            fix = "Remove those that do not belong to this pack."
+            raise DataError(difference, where=str(parts_folder), fix=fix)
+        if index in by_index:
+            what = f"part {index}/{part.facts.count} is there twice, as {by_index[index].name} and {name}"
             raise DataError(what, where=str(parts_folder), fix="Remove one of them.")
-        by_index[facts.index] = folder
-        if difference := _find_difference(first, part):
-            what = f"{_get_folder(first).name} and {folder.name} are of different packs: {difference}"
-            fix = "Pack each part from the same images with the same options."
-            raise DataError(what, where=str(parts_folder), fix=fix)
-    count = _first_set(first).facts.count
-    if missing := [index for index in range(1, count + 1) if index not in by_index]:
-        listed = ", ".join(map(str, missing[:_MAX_LISTED_PARTS]))
-        more = f" and {len(missing) - _MAX_LISTED_PARTS:,} more" if len(missing) > _MAX_LISTED_PARTS else ""
-        which = f"part {listed} is" if len(missing) == 1 else f"parts {listed}{more} are"
-        fix = f"Pack what is missing: headway pack SRC {dst} --part {missing[0]}/{count}"
-        raise DataError(f"of {count} parts, {which} missing", where=str(parts_folder), fix=fix)
-    for name in first:
-        if sum(len(part[name].description.shards) for part in parts) > MAX_SHARDS:
+        by_index[index] = part.folder
+        if difference:
+            what = f"{first.folder.name} and {name} are of different packs: {difference}"
+            fix = f"{SAME_IMAGES}, and pack one of them again, for example: "
+            raise DataError(what, where=str(parts_folder), fix=f"{fix}{first.format_command(dst, index)} --overwrite")
+    count = first.facts.count
+    if missing := list_missing_parts(list(by_index), count):
+        next_index = next(index for index in range(1, count + 1) if index not in by_index)
+        fix = f"Pack what is missing, with the same options: {first.format_command(dst, next_index)}"
+        raise DataError(f"of {count} parts, {missing} missing", where=str(parts_folder), fix=fix)
+    for name in first.sets:
+        if sum(len(part.sets[name].description.shards) for part in parts) > MAX_SHARDS:
             raise DataError("they have too many shards", where=str(parts_folder), fix="Pack them with larger shards.")
         _check_images_left(name, parts)
-    return tuple(first)
+    # Before anything is moved, so that a damaged part can be packed again.
+    for part in parts:
+        _check_shards(part, parts_folder, dst)
+    return tuple(first.sets)
 
 
-def _get_folder(part: Part) -> Path:
-    name, part_set = next(iter(part.items()))
-    return part_set.folder.parent if name else part_set.folder
+def _check_shards(part: FinishedPart, parts_folder: Path, dst: Path) -> None:
+    """Checks that each shard of a part is there, whole, and of this pack: in its part, or moved by a killed join."""
+    for name, part_set in part.sets.items():
+        for shard in part_set.description.shards:
+            moved = parts_folder / JOINED / name / shard.name
+            path = part_set.folder / shard.name
+            try:
+                check_shard(path if path.exists() or not moved.exists() else moved, shard, part_set.description)
+            except DataError as error:
+                command = part.format_command(dst, part.facts.index)
+                raise DataError(
+                    f"{os.path.join(name, shard.name)} of part {part.facts.index} of {part.facts.count}: {error.what}",
+                    where=str(part.folder),
+                    fix=f"Copy this part here again, or pack it again: {command} --overwrite",
+                ) from error
 
 
-def _find_difference(one: Part, other: Part) -> str:
-    """Describes the first difference of two parts' packs; empty if they are of one."""
-    if one.keys() != other.keys():
-        return "only one of them has an evaluation set"
-    for name, part_set in one.items():
-        a, b = part_set.description, other[name].description
-        for what, values in {
-            "modes": (a.mode, b.mode),
-            "formats": (a.format, b.format),
-            "numbers of images": (f"{part_set.facts.planned:,}", f"{other[name].facts.planned:,}"),
-            "kinds of label": (a.label_kind, b.label_kind),
-        }.items():
-            if values[0] != values[1]:
-                return f"their {what} are {values[0]} and {values[1]}"
-        if a.classes != b.classes:
-            return "their classes differ"
-        # The number is a hash of names, labels and sizes in their order, and of all options.
-        if a.pack_id != b.pack_id:
-            return "their images, seeds, splits or options differ"
-    return ""
-
-
-def _check_images_left(name: str, parts: Sequence[Part]) -> None:
+def _check_images_left(name: str, parts: Sequence[FinishedPart]) -> None:
     """Raises DataError unless an image of each class is left, as a pack by one machine does."""
-    sets = [part[name] for part in parts]
+    sets = [part.sets[name] for part in parts]
     description, which = sets[0].description, f" of {name}" if name else ""
     labels = np.concatenate([part_set.columns["label"] for part_set in sets])
     if labels.size:
@@ -200,12 +198,12 @@ def _check_images_left(name: str, parts: Sequence[Part]) -> None:
     raise DataError(f"no image is left{which}", where=description.source, fix=fix)
 
 
-def _join(parts: Sequence[Part], names: Sequence[str], parts_folder: Path, dst: Path, overwrite: bool) -> None:
-    joined = parts_folder / _JOINED
+def _join(parts: Sequence[FinishedPart], names: Sequence[str], parts_folder: Path, dst: Path, overwrite: bool) -> None:
+    joined = parts_folder / JOINED
     joined.mkdir(exist_ok=True)
     for name in names:
         (joined / name).mkdir(exist_ok=True)
-        sets = [part[name] for part in parts]
+        sets = [part.sets[name] for part in parts]
         # Nothing there may open while shards are moved.
         (joined / name / COLUMNS_FILE).unlink(missing_ok=True)
         for part_set in sets:
@@ -214,15 +212,13 @@ def _join(parts: Sequence[Part], names: Sequence[str], parts_folder: Path, dst: 
                 if file != PART_FILE and not file.startswith("."):
                     os.rename(part_set.folder / file, joined / name / file)
         sync_folder(joined / name)
-    skipped = [line for name in names for part in parts for line in part[name].facts.skipped]
+    skipped = [line for name in names for part in parts for line in part.sets[name].facts.skipped]
     if skipped:
         write_and_sync(joined / SKIPPED_FILE, format_skipped(skipped))
     for name in names:
-        columns, description = _join_columns([part[name] for part in parts])
+        columns, description = _join_columns([part.sets[name] for part in parts])
         write_and_sync(joined / name / COLUMNS_FILE, save(columns, metadata=description.to_metadata()))
         sync_folder(joined / name)
-        # Checks that each shard is there, whole, and of this pack.
-        open_pack(joined / name).close()
     sync_folder(joined)
     move_into_place(joined, dst, overwrite)
 
@@ -268,14 +264,13 @@ def _remove_parts(parts_folder: Path, dst: Path) -> None:
     shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _describe_result(parts: Sequence[Part], dst: Path, seconds: float) -> PackResult:
-    first = _first_set(parts[0])
-    names = tuple(parts[0])
-    sets = {name: [part[name] for part in parts] for name in names}
+def _describe_result(parts: Sequence[FinishedPart], dst: Path, seconds: float) -> PackResult:
+    names = tuple(parts[0].sets)
+    sets = {name: [part.sets[name] for part in parts] for name in names}
     folders = tuple(dst / name for name in names)
     counts = tuple(sum(len(part_set.columns["label"]) for part_set in sets[name]) for name in names)
     skipped = [pair for name in names for part_set in sets[name] for pair in part_set.facts.skipped]
-    description = first.description
+    description = sets[names[0]][0].description
     classes = description.classes if description.label_kind != "value" else ()
     return PackResult(
         folders=folders,

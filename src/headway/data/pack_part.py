@@ -1,6 +1,6 @@
 """The file of a finished part of a pack: its columns, and what the join has to know besides.
 
-It is not called as the columns of a pack are: a part cannot be opened.
+It is not named as the columns of a pack are: a part cannot be opened.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class PartFacts:
     """Samples that the transform left out."""
     skipped: tuple[tuple[str, str], ...]
     """(name, reason) of each bad image."""
+    options: Mapping[str, str]
+    """Options of `headway pack` that all parts share, and the text of each; see `PackJob`."""
 
     def to_metadata(self) -> dict[str, str]:
         """Returns an entry for the metadata of the columns."""
@@ -63,6 +65,10 @@ _ENTRIES: Checks = {
     ),
     "left_out": (lambda value: is_whole_number(value, 0, _MAX_SAMPLES), "a number of samples"),
     "skipped": (_is_list_of_pairs, "a list of names and reasons"),
+    "options": (
+        lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
+        "options and their texts",
+    ),
 }
 
 

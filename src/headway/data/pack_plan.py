@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -72,10 +73,13 @@ class PackJob:
     threads: int
     shard_bytes: int
     skip_bad: bool
-    parts: tuple[str, ...]
+    sets: tuple[str, ...]
     """Names of the sets if there are two, else empty."""
     part: PackPart | None
     """The part of each set that is packed; None is all of it."""
+    options: Mapping[str, str]
+    """Options of `headway pack` that shape the data and are not the default ones, such as `--split`, and the text of
+    each; a flag has an empty one."""
 
 
 @final
@@ -143,10 +147,10 @@ def plan_sets(
     if evaluation is None and eval_fraction == 0:
         return [_build_plan("", train, order)]
     if evaluation is None:
-        # Both parts keep the hashed order, so each stretch of a shard is a fair mixture.
+        # Both sets keep the hashed order, so each stretch of a shard is a fair mixture.
         is_evaluation = _choose_evaluation(train, order, eval_fraction, src)
         return [_build_plan("train", train, order[~is_evaluation]), _build_plan("eval", train, order[is_evaluation])]
-    names = [os.path.basename(part.root) for part in (train, evaluation)]
+    names = [os.path.basename(one.root) for one in (train, evaluation)]
     if eval_fraction > 0:
         fix = f"Leave --split out, or pack {train.root} alone."
         raise UsageError(f"the source already has an evaluation set, {names[1]}", where=src, fix=fix)

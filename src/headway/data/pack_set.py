@@ -88,7 +88,7 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
         UserCodeError: the transform failed.
         OSError: the file system refuses a write.
     """
-    # The temporary folder of the pack, or a part of it.
+    # The temporary folder of the pack, or one of its sets in it.
     folder.mkdir(exist_ok=True)
     columns: Columns = {name: np.zeros(len(plan.ids), NUMPY_TYPES[kind]) for name, kind in COLUMN_TYPES.items()}
     # Python numbers for scalars: indexing an array would box each label anew.
@@ -146,7 +146,7 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
             common_size=find_common_size(columns) if kept_indices else None,
             shards=shards_written,
             source=job.source,
-            parts=job.parts,
+            sets=job.sets,
         )
         # Shards are on the disk before the columns, whose presence makes the folder a pack.
         sync_folder(folder)
@@ -161,6 +161,7 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
                 planned_classes=tuple(np.unique(plan.labels).tolist()) if plan.source.label_kind == "class" else (),
                 left_out=len(left_out_indices),
                 skipped=tuple(bad_images),
+                options=job.options,
             )
             write_and_sync(folder / PART_FILE, save(columns, metadata=metadata | facts.to_metadata()))
         sync_folder(folder)

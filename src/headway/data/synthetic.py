@@ -54,7 +54,13 @@ class SyntheticLoader:
         self._world = world
 
     def __iter__(self) -> Iterator[Batch]:
-        position = self._start
+        return self._serve(self._start)
+
+    def read_step(self, position: int) -> Batch:
+        """Returns the batch of the step that begins at a position."""
+        return next(self._serve(position))
+
+    def _serve(self, position: int) -> Iterator[Batch]:
         size = 0
         while True:
             # Copied again only if the batch grows: the steps of one size share their tensors.

@@ -18,14 +18,17 @@ from crc32c import crc32c
 
 from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import DataError, UsageError
+from headway.core.path_suggestions import suggest_path
 from headway.core.printable import escape_controls
 from headway.data.columns import COLUMNS_FILE, FLAG_SPLIT, Shard, compute_fingerprint, decode_name, load_columns
 from headway.data.formats import recordio, trailer
 from headway.data.formats.byte_ranges import map_path
+from headway.data.formats.detect import PACK_FIX
+from headway.data.unjoined import expect_joined
 from headway.storage.addresses import parse_local_path
 
 _CHUNK_RECORDS = 1024
-_PART_NAMES = ("", "train", "eval")
+_SET_NAMES = ("", "train", "eval")
 
 
 @final
@@ -56,30 +59,33 @@ class VerifyResult:
     """Number of records checked, and the damage found."""
 
     samples: dict[str, int]
-    """Number of records of each part; an unsplit pack is one part, whose name is empty."""
+    """Number of records of each set; an unsplit pack is one set, whose name is empty."""
     damages: list[Damage]
 
 
 def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> VerifyResult:
-    """Checks a packed folder, or both parts of a split one: files, records, labels and image checksums.
+    """Checks a packed folder, or both sets of a split one: files, records, labels and image checksums.
 
-    A part without columns counts as damaged if its shards or its folder exist, or the other part names it.
+    A set without columns counts as damaged if its shards or its folder exist, or the other set names it.
 
     Args:
         folder: a local path.
         progress: called with (samples done, samples in all).
 
     Raises:
-        UsageError: the folder is not a packed data set, or is a URL.
+        UsageError: the folder is not a packed data set, is a part of one, or is a URL.
         DataError: a columns file is too damaged to check anything with it.
     """
     root = parse_local_path(folder, "Verify the folder before it is copied there, or a local copy.")
-    # A split pack has a columns file in each part, an unsplit one in the folder itself.
-    checkers = [_PackChecker(root / part, part) for part in _PART_NAMES if (root / part / COLUMNS_FILE).is_file()]
-    damages = _find_missing_parts(root, checkers)
+    # A split pack has a columns file in each set, an unsplit one in the folder itself.
+    checkers = [_PackChecker(root / name, name) for name in _SET_NAMES if (root / name / COLUMNS_FILE).is_file()]
+    if not checkers:
+        expect_joined(root)
+    damages = _find_missing_sets(root, checkers)
     if not checkers and not damages:
         what = "this is not a packed data set" if root.exists() else "the folder does not exist"
-        raise UsageError(what, where=str(root), fix="Pack one: headway pack SRC DST.")
+        hint = "" if root.exists() else suggest_path(root, _is_packed)
+        raise UsageError(what, where=str(root), fix=hint or PACK_FIX)
     num_total = sum(checker.samples for checker in checkers)
     num_done = 0
     with ThreadPoolExecutor(count_usable_cores(), thread_name_prefix="verify") as pool:
@@ -95,21 +101,25 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] 
                 num_done += len(chunk)
                 if progress:
                     progress(num_done, num_total)
-    return VerifyResult(samples={checker.part: checker.samples for checker in checkers}, damages=damages)
+    return VerifyResult(samples={checker.set_name: checker.samples for checker in checkers}, damages=damages)
 
 
-def _find_missing_parts(root: Path, checkers: list[_PackChecker]) -> list[Damage]:
-    """Returns one damage for each part whose columns are missing."""
-    present_parts = {checker.part for checker in checkers}
-    expected_parts = {part for checker in checkers if checker.part for part in checker.parts}
+def _is_packed(folder: Path) -> bool:
+    return any((folder / name / COLUMNS_FILE).is_file() for name in _SET_NAMES)
+
+
+def _find_missing_sets(root: Path, checkers: list[_PackChecker]) -> list[Damage]:
+    """Returns one damage for each set whose columns are missing."""
+    present_sets = {checker.set_name for checker in checkers}
+    expected_sets = {name for checker in checkers if checker.set_name for name in checker.sets}
     damages = []
-    for part in _PART_NAMES:
-        folder = root / part
-        # A part without columns is lost only if there is evidence that it existed.
-        has_sibling = bool(present_parts - {""}) and part != "" and folder.is_dir()
-        if part not in present_parts and (part in expected_parts or has_sibling or any(folder.glob("shard-[0-9]*"))):
-            what = "the columns are missing" if folder.is_dir() else "the whole part is missing"
-            file = os.path.join(part, COLUMNS_FILE if folder.is_dir() else "")
+    for name in _SET_NAMES:
+        folder = root / name
+        # A set without columns is lost only if there is evidence that it existed.
+        has_sibling = bool(present_sets - {""}) and name != "" and folder.is_dir()
+        if name not in present_sets and (name in expected_sets or has_sibling or any(folder.glob("shard-[0-9]*"))):
+            what = "the columns are missing" if folder.is_dir() else "the whole set is missing"
+            file = os.path.join(name, COLUMNS_FILE if folder.is_dir() else "")
             damages.append(Damage(index=None, name="", shard=file, offset=0, reason=f"{what}; its samples are lost"))
     return damages
 
@@ -118,11 +128,11 @@ def _find_missing_parts(root: Path, checkers: list[_PackChecker]) -> list[Damage
 class _PackChecker:
     """Checks one packed folder. `opening.open` is not used, as it raises for the damage to be reported here."""
 
-    def __init__(self, folder: Path, part: str) -> None:
+    def __init__(self, folder: Path, set_name: str) -> None:
         self._folder = folder
-        self.part = part
+        self.set_name = set_name
         self._columns, self._description, _ = load_columns(folder / COLUMNS_FILE)
-        self.parts = self._description.parts
+        self.sets = self._description.sets
         self._label = self._columns["label"]
         self._views: list[memoryview | None] = []
         self.samples = len(self._label)
@@ -211,10 +221,10 @@ class _PackChecker:
 
     def _build_damage(self, sample: int, shard: str, offset: int, reason: str) -> Damage:
         name = decode_name(self._columns, sample)
-        return Damage(index=sample, name=name, shard=os.path.join(self.part, shard), offset=offset, reason=reason)
+        return Damage(index=sample, name=name, shard=os.path.join(self.set_name, shard), offset=offset, reason=reason)
 
     def _build_file_damage(self, file: str, reason: str) -> Damage:
-        return Damage(index=None, name="", shard=os.path.join(self.part, file), offset=0, reason=reason)
+        return Damage(index=None, name="", shard=os.path.join(self.set_name, file), offset=0, reason=reason)
 
 
 def _read_first_pack_id(view: memoryview) -> int | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from headway.core.cgroups import read_quota_cores
 from headway.core.cpu_count import list_usable_cpus
+from headway.core.interfaces import normalise_interfaces
 from headway.core.mounts import find_mount
 from headway.core.nvml import load_nvml
 from headway.core.profile import EnvironmentFinding
@@ -41,7 +42,7 @@ def examine_environment(
     recipe: TrainRecipe,
     device: torch.device,
     dataset: Dataset | None,
-    interface: str | None = None,
+    interface: str | Sequence[str] | None = None,
     *,
     root: Path = Path("/"),
     environ: Mapping[str, str] = os.environ,
@@ -52,7 +53,7 @@ def examine_environment(
         recipe: the recipe whose run the faults would slow down.
         device: the device that trains.
         dataset: the training set; None if the images are synthetic.
-        interface: the network interface between hosts. Default: the recipe's, if it names one.
+        interface: the network interfaces between hosts. Default: the recipe's, if it names some.
         root: folder that contains the kernel's files (proc, sys, dev).
         environ: environment variables of this process.
     """
@@ -75,7 +76,8 @@ def examine_environment(
             *check_decoder(host, recipe, dataset),
             *check_storage(host, recipe, dataset),
         ]
-    findings += check_network(host, interface or recipe.comm.interface)
+    names = normalise_interfaces(interface or recipe.comm.interface)
+    findings += [finding for name in names for finding in check_network(host, name, names)]
     if host.unknown:
         findings.append(report_fine(f"Not known here: {', '.join(host.unknown)}."))
     return tuple(findings)

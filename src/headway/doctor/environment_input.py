@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -152,9 +153,8 @@ def _describe_records(place: StorageLocation) -> str:
     return f"{format_bytes(place.bytes)}{files}, records of {format_bytes(place.record_bytes)}{share}"
 
 
-def check_network(host: HostFiles, interface: str | None) -> Findings:
-    if interface is None:
-        return
+def check_network(host: HostFiles, interface: str, interfaces: Sequence[str]) -> Findings:
+    """Checks one of the network interfaces that the ranks use."""
     folder = "sys/class/net"
     speed = host.read_number(f"{folder}/{interface}/speed")
     if interface == "lo":
@@ -174,7 +174,7 @@ def check_network(host: HostFiles, interface: str | None) -> Findings:
         others = [
             (host.read_number(path / "speed"), path.name)
             for path in host.root.glob(f"{folder}/*")
-            if host.read_text(path / "operstate") == "up"
+            if host.read_text(path / "operstate") == "up" and path.name not in interfaces
         ]
         faster = max((one for one in others if one[0] > speed), default=None)
         what = f"Ranks communicate over {interface} ({speed:g} Mbit/s)"

@@ -44,7 +44,7 @@ from headway.doctor.verdict import AUGMENT_NOTE, conclude_verdict
 from headway.doctor.whole_job import MOST_STEPS, WholeJobRun, run_whole_job
 from headway.observe.host_load import OtherLoadMeter
 from headway.setup.augment_place import has_place
-from headway.setup.build import TrainSetup
+from headway.setup.train_setup import TrainSetup
 from headway.training.runs import load_recipe
 
 # Least number of steps of a short run and of a first-epoch run; if they do not fit into the time, the run is left out.

@@ -19,8 +19,9 @@ from headway.core.messages import mute_messages
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
-from headway.setup.build import TrainSetup, build_setup
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
+from headway.setup.train_setup import TrainSetup
 from headway.training.display import Display
 from headway.training.progress import SilentDisplay
 from headway.training.trainer import Trainer

@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ import torch
 
 from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import CommunicationError, UsageError
+from headway.core.exchange_waits import select_exchanges
 from headway.core.launcher_environment import read_launcher_environment
 from headway.core.messages import mute_messages, show_messages
 from headway.core.profile import EnvironmentFinding, Knob, Profile, ShortRun, StageCeiling, Throughput
@@ -66,6 +67,8 @@ SLOWER = 1.1
 WORTH = 0.02
 # Seconds for trying them.
 TRIES_S = 10.0
+# Strategies in which ranks exchange values inside of the network.
+SHARING = ("spatial", "hybrid", "experts", "towers")
 NARROW_COST = "gradients cross between hosts in 16 bits; sums stay in fp32"
 
 
@@ -166,7 +169,15 @@ def main(asked: dict[str, Any]) -> None:
                     narrow = len(ranks.world.hosts) > 1 and loaded.recipe.comm.wire == "fp32"
                     device = setup.device.type
                     profile = join_profiles(
-                        profiles, now, whole, device, between=narrow, single=single, alone=alone, others=others
+                        profiles,
+                        now,
+                        whole,
+                        device,
+                        between=narrow,
+                        single=single,
+                        alone=alone,
+                        others=others,
+                        strategy=loaded.recipe.parallel.strategy,
                     )
                     missing = (f"{one}: not tried, no time left." for one in late)
                     more = {"seconds": perf_counter() - begun, "not_measured": (*profile.not_measured, *missing)}
@@ -181,7 +192,7 @@ def examine_surroundings(
     """Returns the environment that one process found; with several hosts, including the network between them."""
     if len(world.hosts) == 1:
         return tuple(alone)
-    return environment.examine_environment(job.loaded.recipe, job.setup.device, job.setup.train, world.interface)
+    return environment.examine_environment(job.loaded.recipe, job.setup.device, job.setup.train, world.interfaces)
 
 
 def split_wall_time(quick: bool, begun: float) -> tuple[Budget, WallTime]:
@@ -251,6 +262,7 @@ def join_profiles(
     single: float = 0.0,
     alone: ExchangeMeasurement | None = None,
     others: Sequence[CommTrial] = (),
+    strategy: str = "data",
 ) -> Profile:
     """Builds one profile of all ranks: the stages of the median rank, and the cost of the others.
 
@@ -260,10 +272,17 @@ def join_profiles(
         between: gradients cross between hosts in fp32.
         single: images/s of one process with all cores of its host; 0: not measured.
         alone: the exchange with nothing else running. others: other buckets and algorithms that were faster.
+        strategy: of the recipe's `parallel`.
     """
     count, steps = len(profiles), _StepTimes.from_profiles(profiles, now.rate)
     base = profiles[steps.alone.index(steps.middle)]
     slowest, exposed = steps.alone.index(max(steps.alone)), steps.exposed
+    exchanges = select_exchanges(now.waits)
+    inside = min(exposed, sum(exchanges.values()))
+    exposed -= inside
+    # Ranks alone compute whole images with the whole network. Parts of them take longer, and that is no exchange.
+    sharing = max(0.0, exposed - now.waits.get("reduce", 0.0)) if strategy in SHARING else 0.0
+    exposed -= sharing
     more = [
         StageCeiling(
             stage="slow rank",
@@ -281,6 +300,13 @@ def join_profiles(
             how=_describe_exchange(exposed, alone),
         ),
     ]
+    if exchanges:
+        seconds, how = inside / base.batch, _describe_waits(exchanges, steps.step)
+        more.append(StageCeiling(stage="exchange", side="loop", resource="links", seconds=seconds, how=how))
+    if sharing:
+        how = "extra time of a step of all ranks that is spent in no exchange"
+        seconds = sharing / base.batch
+        more.append(StageCeiling(stage="sharing", side="loop", resource="device", seconds=seconds, how=how))
     ceilings = (*base.ceilings, *more)
     model = ThroughputModel.from_ceilings(ceilings, base.together)
     predicted, steady = count * model.predict_images_s(), count * model.predict_images_s(stalls=False)
@@ -292,6 +318,7 @@ def join_profiles(
     measured = 1 / (1 / whole.rate.value + model.sum_seconds("stall") / count)
     facts = base.facts | {f"rank {rank} seconds a step": seconds for rank, seconds in enumerate(steps.alone)}
     facts["exchange seconds a step"] = exposed
+    facts |= {f"waiting for {name}, seconds a step": seconds for name, seconds in exchanges.items()}
     if alone is not None:
         facts["exchange alone seconds a step"] = alone.seconds
         facts["exchange bytes a step"] = float(alone.bytes)
@@ -302,11 +329,18 @@ def join_profiles(
     knobs += [
         knob for one in others if (knob := _build_comm_knob(one, model, count, steps.step / base.batch)).gain >= GAIN
     ]
+    if strategy == "spatial":
+        knobs.append(_suggest_data_parallel(model, count))
     if single:
         facts["one process images/s"] = single
         alone_s = 1 / (1 / single + model.sum_seconds("stall"))
         if alone_s > predicted:
             knobs.append(_suggest_one_process(alone_s, predicted))
+    # The laps of one rank say nothing about all ranks, so none are given.
+    verdict = conclude_verdict(model, device, warm, (), ceilings)
+    if verdict.stage in ("exchange", "sharing"):
+        sentence = f"{verdict.sentence} To have less of it: {_list_cures(strategy)}."
+        verdict = verdict.model_copy(update={"sentence": sentence})
     return base.model_copy(
         update={
             "ranks": count,
@@ -315,8 +349,7 @@ def join_profiles(
             "runs": (*runs, warm),
             "predicted": predicted,
             "measured": measured,
-            # The laps of one rank say nothing about all ranks, so none are given.
-            "verdict": conclude_verdict(model, device, warm, (), ceilings),
+            "verdict": verdict,
             "knobs": tuple(sorted(knobs, key=lambda one: -one.images_s)),
         }
     )
@@ -332,6 +365,19 @@ def _describe_exchange(exposed: float, alone: ExchangeMeasurement | None) -> str
     if exposed <= alone.seconds:
         return f"{what}: {here} of {raw} are exposed ({sums}, most by {alone.algorithm})"
     return f"{what}: {here}; the exchange alone takes {raw} ({sums}, most by {alone.algorithm}), the rest is waiting"
+
+
+def _describe_waits(exchanges: Mapping[str, float], step: float) -> str:
+    """Describes what a step waits for inside of the network."""
+    parts = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in exchanges.items())
+    share = sum(exchanges.values()) / step
+    return f"{share:.0%} of a step, on the rank that waits least: {parts}"
+
+
+def _list_cures(strategy: str) -> str:
+    """Lists what makes the exchange of a strategy, or its share of a step, less."""
+    cures = ["a larger batch", *(["parallel.until"] if strategy == "spatial" else []), "fewer processes"]
+    return ", ".join(cures) + (" or parallel={strategy: data}" if strategy in SHARING else "")
 
 
 def _scale_knob(knob: Knob, model: ThroughputModel, count: int) -> Knob:
@@ -358,6 +404,21 @@ def _suggest_one_process(images_s: float, predicted: float) -> Knob:
         measured=True,
         exact=True,
         cost="batch norm sees the whole batch",
+    )
+
+
+def _suggest_data_parallel(model: ThroughputModel, count: int) -> Knob:
+    """Suggests that each rank has whole images of its own: as many gradients are summed, and nothing else."""
+    predicted = model.with_seconds({"exchange": 0.0, "sharing": 0.0}).predict_images_s()
+    return Knob(
+        name="data parallel: no image is shared",
+        cures="exchange",
+        override="parallel={strategy: data}",
+        images_s=count * predicted,
+        gain=predicted / model.predict_images_s(),
+        measured=False,
+        exact=False,
+        cost="each process keeps the maps of whole images, and batch norm sees its own images alone",
     )
 
 

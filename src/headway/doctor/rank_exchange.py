@@ -10,7 +10,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
 from typing import Any, TypeVar, final
@@ -19,9 +19,10 @@ import torch
 
 from headway.comm.algorithm_choice import SMALL_TRIAL_ELEMENTS, list_candidates
 from headway.comm.comm_recipe import Algorithm, CommRecipe
+from headway.core.exchange_waits import EXCHANGES
+from headway.core.group import Group
 from headway.core.profile import Throughput
 from headway.core.statistics import compute_median_interval
-from headway.core.world import Group
 from headway.doctor.loop_measurement import build_wait, run_steps
 from headway.doctor.measurement_job import format_override
 from headway.doctor.rate_measurement import build_window, choose_window_s, is_settled
@@ -61,6 +62,8 @@ class JointRate:
     rate: Throughput
     # Number of timed steps.
     steps: int
+    # Seconds of a step that the rank that waits least waits: `reduce`, and each exchange inside of the network.
+    waits: Mapping[str, float] = field(default_factory=dict)
 
 
 @final
@@ -111,12 +114,20 @@ def measure_together(
     # Rank 0 decides both: ranks that disagree would wait for each other for ever.
     steps, windows = _broadcast_from_rank_0(control, [steps, max(FEWEST_WINDOWS, fit)])
     window = build_window(lambda: run_steps(trainer, steps, wait), least_s=0.0)
-    rates, first = [], trainer.step
+    rates, first, before = [], trainer.step, trainer.clock.seconds
     for _ in range(windows):
         control.barrier()
         rates.append(window())
     middle, low, high = compute_median_interval(rates)
-    return JointRate(Throughput(value=middle, low=low, high=high, windows=windows), trainer.step - first)
+    timed = trainer.step - first
+    after = trainer.clock.seconds
+    mine = {
+        stage: (after[stage] - before.get(stage, 0.0)) / timed for stage in (*EXCHANGES, "reduce") if stage in after
+    }
+    # The others also wait for slower ranks, which is no cost of the exchange.
+    waits = [json.loads(text) for text in control.gather_bytes(json.dumps(mine).encode())]
+    least = min(waits, key=lambda one: sum(one.values()))
+    return JointRate(Throughput(value=middle, low=low, high=high, windows=windows), timed, least)
 
 
 def measure_exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> ExchangeMeasurement:

@@ -27,7 +27,9 @@ SHORT = 12
 WORTH_SAYING = 0.02
 
 # Lines of each part with its heading. Six empty lines and the last line make 60.
-HEAD, RUNS, STAGES, KNOBS, ENVIRONMENT, NOT_MEASURED = 8, 6, 17, 10, 7, 5
+HEAD, RUNS, STAGES, KNOBS, ENVIRONMENT, NOT_MEASURED = 9, 6, 16, 10, 7, 5
+# Lines of one sentence on a cost or a fault. Ours are shorter: whole sentences in a shorter list, not halves of all.
+SENTENCE = 3
 
 # Sides that work at the same time. The stages of one side share its time: their seconds add up.
 SIDES: dict[PipelineSide, str] = {"input": "loader", "loop": "training loop", "stall": "stalls"}
@@ -133,8 +135,10 @@ def _format_head(profile: Profile) -> list[str]:
     ranks = f" on each of {profile.ranks} ranks" if profile.ranks > 1 else ""
     about = f"{profile.regime}, batch {profile.batch:,}{ranks}: {verdict.kind}"
     lines = [f"{_clip(profile.name, COLUMNS - len(about) - 2)}, {about}"]
-    for sentence, most in ((verdict.sentence, 3), (describe_limit(profile), 1), (describe_prediction(profile), 1)):
-        lines += _wrap(sentence, most=most)
+    # Two lines are left to what is not explained.
+    lines += _wrap(verdict.sentence, most=HEAD - 5)
+    for sentence in (describe_limit(profile), describe_prediction(profile)):
+        lines += _wrap(sentence, most=1)
     return lines + _wrap(verdict.unexplained, most=HEAD - len(lines))
 
 
@@ -229,7 +233,7 @@ def _format_knob(knob: Knob, sure: str) -> list[str]:
     else:
         lines = [row, *textwrap.wrap(how, COLUMNS - 4, break_long_words=False, break_on_hyphens=False)]
         lines[1:] = [f"    {line}" for line in lines[1:]]
-    return lines + _wrap(describe_cost(knob), indent="    ", most=1)
+    return lines + _wrap(describe_cost(knob), indent="    ", most=SENTENCE)
 
 
 def describe_change(knob: Knob) -> str:
@@ -252,7 +256,7 @@ def _format_environment(profile: Profile) -> list[str]:
     if not faults:
         return [f"Environment: no faults; the profile lists the {well} facts that were checked."]
     beside = f"; {well} more facts without a fault are in the profile" if well else ""
-    items = [_wrap(f"{one.what} {one.cure}", indent="  - ", most=2) for one in faults]
+    items = [_wrap(f"{one.what} {one.cure}", indent="  - ", most=SENTENCE) for one in faults]
     return [
         f"Environment: {pluralise(len(faults), 'fault')} to fix{beside}",
         *_fit_items(items, ENVIRONMENT - 1),
@@ -262,7 +266,7 @@ def _format_environment(profile: Profile) -> list[str]:
 def _format_not_measured(profile: Profile) -> list[str]:
     if not profile.not_measured:
         return []
-    items = [_wrap(what, indent="  - ", most=2) for what in profile.not_measured]
+    items = [_wrap(what, indent="  - ", most=SENTENCE) for what in profile.not_measured]
     return ["Not measured", *_fit_items(items, NOT_MEASURED - 1)]
 
 

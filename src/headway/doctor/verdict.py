@@ -35,6 +35,8 @@ KIND_BY_STAGE: dict[str, LimitKind] = {
     "file": "host/IO limited",
     "gc": "host/IO limited",
     "sync": "sync limited",
+    "exchange": "communication limited",
+    "sharing": "launch limited",
     "reduce": "communication limited",
     "slow rank": "communication limited",
     "evaluate": "stall limited",
@@ -54,7 +56,7 @@ STAGE_WORDS = {
     "copy": "copying batches to the device",
     "normalise": "normalising the batch in the loop",
     "transform": "the recipe's transform",
-    "launch": "the fixed time of forward and backward (kernel launches)",
+    "launch": "the fixed time of forward and backward",
     "compute": "forward and backward",
     "sync": "host-device syncs in the loop",
     "python": "the recipe's own Python code",
@@ -62,6 +64,8 @@ STAGE_WORDS = {
     "lock": "waiting for a lock in the recipe's own code",
     "file": "reading or writing files in the recipe's own code",
     "gc": "garbage collection",
+    "exchange": "waiting for values of other ranks",
+    "sharing": "computing in the parts of several ranks",
     "reduce": "summing gradients over the ranks",
     "slow rank": "waiting for the slowest rank",
     "evaluate": "evaluations",
@@ -99,7 +103,9 @@ def conclude_verdict(
     # A transform beside the loop runs on the host.
     kind = choose_kind(stage, "cpu" if model.seconds["input"].get(stage) else device)
     code = next((one.code[0] for one in ceilings if one.stage == stage and one.code), None)
-    what = _describe_stage(stage, ceilings) + _format_code(code, stage, ceilings)
+    # A CPU launches no kernels: its fixed time is that of Python and of each operation's call.
+    why = " (kernel launches)" if stage == "launch" and device != "cpu" else ""
+    what = _describe_stage(stage, ceilings) + why + _format_code(code, stage, ceilings)
     unexplained, confirmed = "", False
     if run is not None and run.error is not None and run.images_s is not None:
         confirmed = abs(run.error) <= CONFIRMED

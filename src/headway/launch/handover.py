@@ -18,7 +18,8 @@ from safetensors.torch import save as save_tensors
 
 from headway.checkpoint.checkpoints import Checkpoint
 from headway.core.errors import HeadwayError
-from headway.core.world import Group, World
+from headway.core.group import Group
+from headway.core.world import World
 
 LOG = logging.getLogger("headway.launch")
 
@@ -138,7 +139,8 @@ def hand_over(world: World, name: str, carrier: StateCarrier, *, was_lead: bool)
             scalars, tensors = carrier.state_dict()
             scalar_bytes = json.dumps(scalars).encode()
             # A safetensors file, not a pickle: loading it runs no code of another process.
-            tensor_bytes = save_tensors({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+            # Copies: safetensors refuses tensors that share memory, as weights of two names do.
+            tensor_bytes = save_tensors({name: _copy_to_host(value) for name, value in tensors.items()})
         # A broadcast is a collective: ranks that have the state take part too, and drop the bytes.
         scalar_bytes = control.broadcast_bytes(scalar_bytes, root)
         tensor_bytes = control.broadcast_bytes(tensor_bytes, root)
@@ -198,6 +200,10 @@ def _restart_lowest_rank(control: Group, carrier: StateCarrier, progress: int) -
 def _gather_values(control: Group, value: Any) -> list[Any]:
     """Returns the values of all ranks, by their index in the group."""
     return [json.loads(text) for text in control.gather_bytes(json.dumps(value).encode())]
+
+
+def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _find_lowest(control: Group, is_candidate: Sequence[bool]) -> int:

@@ -6,43 +6,52 @@ that are behind take the state of the lowest rank that is ahead, and training co
 
 from __future__ import annotations
 
-import json
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from itertools import accumulate, pairwise
-from typing import NamedTuple, final
+from contextlib import AbstractContextManager
+from typing import TypeVar, final
 
-import numpy as np
 import torch
 
 from headway.checkpoint.agreement import SaveExchange, SingleRankExchange, StoreExchange
-from headway.comm.algorithm_choice import AlgorithmChooser, AlgorithmTrial, list_candidates, run_trials
-from headway.comm.batch_norm import SyncBatchNorm
-from headway.comm.comm_recipe import Algorithm, CommRecipe, Wire
+from headway.comm.algorithm_choice import run_trials
+from headway.comm.comm_recipe import CommRecipe
 from headway.comm.communicator import Communicator
 from headway.comm.coordinator_client import CoordinatorClient
-from headway.comm.links import LINKS_BUDGET_S, MeasuredLinks, measure_links
+from headway.comm.links import MeasuredLinks, reduce_max
 from headway.comm.reducer import BucketPlan, Reducer, StepReduction
 from headway.comm.stall_watch import StallWatch
 from headway.core.collectives import Network
-from headway.core.errors import (
-    CollectiveTimeoutError,
-    CommunicationError,
-    FencedError,
-    GenerationEndedError,
-    UsageError,
-)
+from headway.core.errors import CollectiveTimeoutError, CommunicationError, FencedError, GenerationEndedError
 from headway.core.launcher_environment import LaunchedProcess, read_launcher_environment
 from headway.core.messages import mute_messages
-from headway.core.random_keys import GOLDEN, mix_int
 from headway.core.world import World
+from headway.launch.async_ranks import continue_without_lost
+from headway.launch.generations import (
+    AveragedWeights,
+    JoinedGeneration,
+    build_chooser,
+    build_reducers,
+    connect_batch_norms,
+    connect_network,
+    get_links_budget_s,
+    list_buffers,
+    list_shared,
+    measure_world_links,
+)
 from headway.launch.handover import LOG, HandoverResult, StateCarrier, hand_over
 from headway.launch.hosts import check_batch_covers_ranks
-from headway.model.batch_norm import list_running_statistics
+from headway.launch.rank_measurements import RankMeasurements, broadcast_measurements
+from headway.launch.settings_agreement import agree_on_settings
+from headway.launch.step_seeds import seed_step
 from headway.observe.rank_timings import RankTimings
+from headway.parallel.owners import Owners
+from headway.parallel.pairs import ServerPairs
+from headway.parallel.parallel_recipe import SpatialRecipe
+from headway.parallel.parts import DividedNetwork
 from headway.parallel.place import Place
-from headway.parallel.rows import Range, divide
+from headway.parallel.towers import Towers
+
+R = TypeVar("R")
 
 # Numbers that are summed with each step's gradients, besides the loss: damaged samples, a signal to stop, newcomers, a
 # callback that ends the run.
@@ -54,12 +63,8 @@ FIRST_CONNECT_TIMEOUT_S = 3.0
 
 # In large worlds every rank connects to every other.
 CONNECT_TIMEOUT_PER_RANK_S = 0.05
-
 # Attempts at a generation that fails to connect although all its ranks are alive.
 MAX_CONNECT_ATTEMPTS = 5
-
-# On one host there is little to choose, so measuring links may take less time.
-SINGLE_HOST_BUDGET_S = 0.2
 
 
 @final
@@ -74,7 +79,12 @@ class Ranks:
         is_joining: True if this process was started to join ranks that already train.
         is_complete: set it to False if this process leaves before the end of the run.
         measures_noise: set it to True before the first `meet` to measure the gradient noise scale.
-        grid: rows and columns of the ranks that share each image, set before the first `meet`; None: none share one.
+        spatial: how ranks share each image, set before the first `meet`; None: none share one.
+        servers: number of ranks with a share of the weights in asynchronous training, set before the first `meet`;
+            None: the ranks sum their gradients.
+        divided: a network that is divided over the ranks, set before the first `meet`.
+        owners: owners of the parameters, set before the first `meet`: only they get the sums of the gradients.
+        averaged: weights that the ranks average after rounds of steps of their own, set before the first `meet`.
     """
 
     def __init__(self, recipe: CommRecipe, launched: LaunchedProcess, client: CoordinatorClient | None) -> None:
@@ -88,8 +98,15 @@ class Ranks:
         self.lost_workers: tuple[str, ...] = ()
         self.is_complete = True
         self.measures_noise = False
-        self.grid: tuple[int, int] | None = None
-        self._generation: _JoinedGeneration | None = None
+        self.spatial: SpatialRecipe | None = None
+        self.servers: int | None = None
+        self.divided: DividedNetwork | None = None
+        self.owners: Owners | None = None
+        self.averaged: AveragedWeights | None = None
+        self._generation: JoinedGeneration | None = None
+        self._measured: tuple[World, MeasuredLinks | None] | None = None
+        self._names: tuple[str, ...] = ()
+        self._has_joined = False
         self._measurements: RankMeasurements | None = None
         self._was_lead = False
         self._has_reported_unused = False
@@ -111,44 +128,63 @@ class Ranks:
     @property
     def world(self) -> World:
         """World of the current generation."""
+        return self._joined.world
+
+    @property
+    def _joined(self) -> JoinedGeneration:
         assert self._generation is not None
-        return self._generation.world
+        return self._generation
 
     @property
     def communicator(self) -> Communicator:
         """Communicator of the current generation."""
-        assert self._generation is not None
-        return self._generation.communicator
+        assert self._joined.communicator is not None
+        return self._joined.communicator
 
     @property
     def reducer(self) -> Reducer:
         """Reducer of the current generation."""
-        assert self._generation is not None
-        return self._generation.reducer
+        assert self._joined.reducer is not None
+        return self._joined.reducer
+
+    @property
+    def pairs(self) -> ServerPairs:
+        """Connections between servers and workers in the current generation of asynchronous training."""
+        assert self._joined.pairs is not None
+        return self._joined.pairs
+
+    def get_name(self, rank: int) -> str:
+        """Returns the name of another process of this generation."""
+        return self._names[self.world.control.ranks.index(rank)]
+
+    @property
+    def has_newcomers(self) -> bool:
+        """True if new processes wait to join."""
+        return self._client is not None and self._client.has_newcomers
+
+    def continue_without_lost(self) -> AbstractContextManager[None]:
+        """Keeps the generation of asynchronous training alive for a block; see `async_ranks`."""
+        return continue_without_lost(self._client, self.world, self.pairs, self._names)
 
     @property
     def rank_timings(self) -> RankTimings:
         """Step timings that the ranks of the current generation share."""
-        assert self._generation is not None
-        return self._generation.rank_timings
+        return self._joined.rank_timings
 
     @property
     def place(self) -> Place | None:
         """The ranks that share images with this one in the current generation; None: it has images of its own."""
-        assert self._generation is not None
-        return self._generation.place
-
-    def divide_place(self, batch: int) -> list[Range]:
-        """Divides the samples of this rank's place in a step over its ranks, as the step divides `batch` samples."""
-        assert self.place is not None
-        sizes = [share.length for share in (divide(batch, self.world.size)[rank] for rank in self.place.ranks.ranks)]
-        ends = [0, *accumulate(sizes)]
-        return [Range(start, stop) for start, stop in pairwise(ends)]
+        return self._joined.place
 
     @property
     def local_rank(self) -> int:
         """Rank on this host, which selects the device."""
         return self._launched.local_rank or 0
+
+    @property
+    def launched_place(self) -> tuple[int, int]:
+        """Rank of this process and number of ranks, as the launcher started them."""
+        return self._launched.rank, self._launched.size
 
     @property
     def launched_size(self) -> int:
@@ -158,6 +194,29 @@ class Ranks:
     def check_batch(self, batch: int, sharing: int = 1) -> None:
         """Raises UsageError if a step has fewer samples than ranks, or than groups of ranks that share a sample."""
         check_batch_covers_ranks(batch, self._launched.size, sharing)
+
+    def measure_network(self, device: torch.device, numbers: Sequence[float]) -> tuple[Network, list[float]]:
+        """Meets the other ranks before a `meet`, which then begins with the same world, and measures the links.
+
+        Args:
+            numbers: numbers of this rank.
+
+        Returns:
+            the network, the same on every rank, and the maxima of the numbers over the ranks.
+
+        Raises:
+            FencedError, CommunicationError: as `meet`.
+        """
+
+        def measure(connect_s: float) -> tuple[Network, list[float]]:
+            self._close_generation()
+            world, _ = self._join_world(device, connect_s)
+            self._measured = world, None
+            links = measure_world_links(world, self.options)
+            self._measured = world, links
+            return links.build_network(world), reduce_max(world, numbers)
+
+        return self._try_generations(measure)
 
     def meet(self, model: torch.nn.Module, device: torch.device, carrier: StateCarrier) -> HandoverResult:
         """Meets the other ranks, for the first time or in the next generation, and brings all to one state.
@@ -169,16 +228,25 @@ class Ranks:
             CommunicationError: they cannot be reached.
             HeadwayError: no rank has the state of the run, and no checkpoint can be loaded.
         """
+
+        def join(connect_s: float) -> HandoverResult:
+            self._close_generation()
+            self._join_generation(model, device, connect_s)
+            agree_on_settings(self.world, carrier, is_joining=self.is_joining)
+            result = hand_over(self.world, self.name, carrier, was_lead=self._was_lead)
+            self._was_lead, self._names = self.world.is_lead, result.names
+            return result
+
+        return self._try_generations(join)
+
+    def _try_generations(self, join: Callable[[float], R]) -> R:
+        """Calls `join` with the seconds that it may take to connect, and again if another generation has begun."""
         failures = 0
         while True:
             try:
-                self._close_generation()
-                self._join_generation(model, device, FIRST_CONNECT_TIMEOUT_S * 2**failures)
-                self._agree_on_settings(carrier)
-                result = hand_over(self.world, self.name, carrier, was_lead=self._was_lead)
-                self._was_lead = self.world.is_lead
-                return result
+                return join(FIRST_CONNECT_TIMEOUT_S * 2**failures)
             except CommunicationError as error:
+                self._close_measured()
                 # Without Headway's launcher nobody forms another generation.
                 if self._client is None:
                     raise
@@ -217,42 +285,11 @@ class Ranks:
             return reason
         return error
 
-    def _agree_on_settings(self, carrier: StateCarrier) -> None:
-        """Compares the settings that must be equal on all ranks, and makes choices together, such as the precision.
-
-        Raises:
-            UsageError: settings differ. A newcomer that differs raises it alone and leaves; the others continue.
-            CommunicationError: a newcomer leaves.
-        """
-        control = self.world.control
-        report = [self.is_joining, carrier.get_shared_settings(), carrier.precision.get_vote()]
-        reports = [json.loads(text) for text in control.gather_bytes(json.dumps(report, sort_keys=True).encode())]
-        lead_settings = reports[control.ranks.index(0)][1]
-        for rank, (is_joining, settings, _) in zip(control.ranks, reports, strict=True):
-            keys = lead_settings.keys() | settings.keys()
-            differing = [key for key in keys if settings.get(key) != lead_settings.get(key)]
-            if not differing:
-                continue
-            # A newcomer with other settings must not end the run: it leaves, and the others meet again without it.
-            if is_joining and rank != self.world.rank:
-                raise CommunicationError(f"rank {rank} has other settings than this run and leaves")
-            key = min(differing)
-            what = f"{key} is {settings.get(key)!r} on rank {rank} and {lead_settings.get(key)!r} on rank 0"
-            raise UsageError(what, fix="Start all processes with the same recipe, data and version.")
-        if message := carrier.precision.agree_on_votes([vote for _, _, vote in reports]):
-            LOG.info(message)
-
     def seed(self, seed: int, position: int) -> None:
-        """Seeds the global generators of torch, numpy and Python for one step, from seed, position and rank."""
-        # A step that is repeated, resumed or made by other ranks then needs no saved state of the generators.
-        mixed_seed = mix_int(mix_int(mix_int(seed) + position) + (self.world.rank + 1) * GOLDEN)
-        # Not torch.manual_seed: without CUDA, torch 2.13 appends a traceback to a list at each call, and leaks.
-        device, generator = self.world.device, torch.default_generator
-        if device.type == "cuda":
-            generator = torch.cuda.default_generators[device.index or 0]
-        generator.manual_seed(mixed_seed & ((1 << 63) - 1))
-        np.random.seed(mixed_seed & 0xFFFFFFFF)
-        random.seed(mixed_seed)
+        """Seeds the global generators for one step; see `seed_step`."""
+        # Ranks that compute the same samples draw the same numbers.
+        number = self.divided.place if isinstance(self.divided, Towers) else self.world.rank
+        seed_step(seed, position, number, self.world.device)
 
     def prepare_for_backward(self, sample_share: float) -> None:
         """Prepares the reducer for the last backward pass of a step.
@@ -275,11 +312,57 @@ class Ranks:
             GenerationEndedError: a rank was lost, and the step is void.
         """
         # The flags are summed with the gradients, so all ranks learn of newcomers in the same step, without a message.
-        regroup = False
-        if self._client is not None:
-            self._client.check()
-            regroup = self._client.has_newcomers
-        return self.reducer.finish(loss, (float(bad), float(stopping), float(regroup), float(ending)))
+        flags = (float(bad), float(stopping), float(self._check_newcomers()), float(ending))
+        reduction = self.reducer.finish(loss, (*flags, *[0.0] * self._num_round_numbers))
+        # The sum over a place of towers has no digest, so the check is here and not on a logging step.
+        if isinstance(self.divided, Towers):
+            self.reducer.check(reduction)
+        return reduction if self.divided is None else self.divided.complete_step(reduction)
+
+    def finish_round(
+        self,
+        losses: Sequence[torch.Tensor],
+        share: float,
+        change_sq: torch.Tensor,
+        *,
+        bad: int,
+        stopping: bool,
+        ending: bool,
+    ) -> StepReduction:
+        """Sums the gradients of `averaged` after a round of steps that each rank made alone.
+
+        Args:
+            losses: sums of this rank's losses, one for each step.
+            share: this rank's share of the round's samples.
+            change_sq: squared length of this rank's change of the weights, times its share.
+            bad, stopping, ending: as for `finish`, of the whole round.
+
+        Returns:
+            the sums; behind its flags come those of the shares, of the squared lengths, and of the losses.
+
+        Raises:
+            GenerationEndedError: a rank was lost. The weights are as before.
+        """
+        reducer = self._joined.round_reducer
+        assert reducer is not None
+        flags = (float(bad), float(stopping), float(self._check_newcomers()), float(ending))
+        padding = [0.0] * (self._num_round_numbers - 2 - len(losses))
+        reduction = reducer.finish(0.0, (*flags, share, change_sq, *losses, *padding))
+        # The host reads the sums at once, so this waits for nothing more.
+        reducer.check(reduction)
+        return reduction
+
+    def _check_newcomers(self) -> bool:
+        """Returns True if processes wait to join. Raises GenerationEndedError if a rank was lost."""
+        if self._client is None:
+            return False
+        self._client.check()
+        return self._client.has_newcomers
+
+    @property
+    def _num_round_numbers(self) -> int:
+        """Numbers that travel with the weights of a round: share and length of a rank's change, and its losses."""
+        return 0 if self.averaged is None else 2 + self.averaged.max_steps
 
     def build_save_exchange(self) -> SaveExchange:
         """Builds the exchange by which the ranks of this generation agree on a checkpoint."""
@@ -303,6 +386,7 @@ class Ranks:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Leaves in order; after an error, in such a way that the others count this process as lost."""
         self._mute.__exit__(None, None, None)
+        self._close_measured()
         self._close_generation()
         if self._client is not None:
             if kind is None:
@@ -310,55 +394,71 @@ class Ranks:
             self._client.close()
 
     def _join_generation(self, model: torch.nn.Module, device: torch.device, connect_s: float) -> None:
-        """Builds world, communicator and reducer of the next generation.
+        """Builds world, communicator and reducer of the next generation; or world and pairs, with servers.
 
         The first generation measures the links and tries the all-reduce algorithms. Later ones take the results, and
         the bucket order, from rank 0.
         """
-        options, is_first = self.options, self._measurements is None
-        world, reason = self._join_world(device, connect_s)
+        options, is_first = self.options, not self._has_joined
+        links = None
+        if self._measured is None:
+            world, reason = self._join_world(device, connect_s)
+        else:
+            (world, links), self._measured, reason = self._measured, None, ""
         self.is_lead = world.is_lead
+        self._has_joined = True
         if not is_first:
             LOG.warning(reason)
-        measured = self._broadcast_measurements(world)
+        if self.servers is not None:
+            rank_timings = RankTimings(world.store, world.rank, world.size)
+            pairs = ServerPairs.connect(world, min(self.servers, world.size))
+            self._generation = JoinedGeneration(world, rank_timings, pairs=pairs)
+            return
+        measured = broadcast_measurements(world, self._measurements)
         must_measure = measured is None
-        budget_s = LINKS_BUDGET_S if len(world.hosts) > 1 else SINGLE_HOST_BUDGET_S
-        links = measured.links if measured else measure_links(world, rails=options.rails, budget_s=budget_s)
-        communicator = Communicator(world, rails=links.rails)
+        links = measured.links if measured else links or measure_world_links(world, options)
+        communicator = Communicator(world, rails=links.rails, rates_bytes_s=links.rates_bytes_s)
         network = links.build_network(world)
+        budget_s = get_links_budget_s(world)
         trials = (
             measured.trials if measured else run_trials(communicator, network, wire=options.wire, budget_s=budget_s)
         )
         self._measurements = measured = measured or RankMeasurements(links, trials, None, options.wire)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-        chooser = self._build_chooser(communicator, network, trials, gradient_bytes)
+        part = connect_network(model, self.divided, world)
+        summing = communicator
+        if part is not world:
+            summing = Communicator(part, rails=links.rails, rates_bytes_s=links.rates_bytes_s)
+        shared = list_shared(model, self.divided)
+        chooser = build_chooser(options, summing, network, trials, shared, owned=self.owners is not None)
+        if self.owners is not None:
+            self.owners.connect(communicator, chooser.bucket_bytes)
         watch = StallWatch(communicator) if world.size > 1 else None
         if watch is not None:
             world.explain = watch.explain
-        # Running statistics of batch norm have no gradients, so the reducer averages them as buffers.
-        reducer = Reducer(
-            model.named_parameters(),
-            communicator,
+        reducer, round_reducer = build_reducers(
+            shared,
+            self.averaged,
+            communicator=summing,
             plan=BucketPlan(chooser, chooser.bucket_bytes, measured.wire, measured.order),
-            buffers=list_running_statistics(model),
-            num_flags=len(STEP_FLAGS),
+            buffers=list_buffers(model, self.divided),
+            num_flags=len(STEP_FLAGS) + self._num_round_numbers,
             measures_noise=self.measures_noise and world.size > 1,
             has_reported_unused=self._has_reported_unused,
+            build_bucket=None if self.owners is None else self.owners.build_bucket,
         )
         rank_timings = RankTimings(world.store, world.rank, world.size)
-        place = None if self.grid is None else _join_place(world, self.grid)
-        self._generation = _JoinedGeneration(world, communicator, reducer, watch, rank_timings, place)
+        place = None
+        if (spatial := self.spatial) is not None:
+            place = Place.join(world, spatial.shape, across_hosts=spatial.across_hosts)
+        self._generation = JoinedGeneration(
+            world, rank_timings, communicator, summing, reducer, round_reducer, watch, place
+        )
         if must_measure:
-            for text in (*links.describe(world), chooser.describe([bucket.nbytes for bucket in reducer.buckets])):
+            sums = chooser.describe([bucket.nbytes for bucket in reducer.buckets])
+            for text in (*links.describe(world), sums if self.owners is None else self.owners.describe()):
                 LOG.info(text)
-        # Synchronised batch norm communicates inside forward and backward: a group of its own keeps its messages apart
-        # from those of the reducer.
         if options.batch_norm == "sync":
-            group = world.create_group(name="batch norm")
-            for module in model.modules():
-                if isinstance(module, SyncBatchNorm):
-                    module.group = group
+            connect_batch_norms(model, world)
 
     def _join_world(self, device: torch.device, connect_s: float) -> tuple[World, str]:
         """Joins the world of the next generation. Returns it, and the reason of the change for the user."""
@@ -378,40 +478,12 @@ class Ranks:
         )
         return world, generation.reason
 
-    def _broadcast_measurements(self, world: World) -> RankMeasurements | None:
-        """Returns rank 0's measurements from an earlier generation on every rank; None if it has none."""
-        # Newcomers have no measurements, and measuring again would hold up the run: they take those of rank 0.
-        data = b""
-        if world.is_lead and self._measurements is not None:
-            links, trials, *rest = self._measurements
-            trial_trees = {name: asdict(trial) for name, trial in trials.items()}
-            data = json.dumps([links.to_json(), trial_trees, *rest]).encode()
-        if not (received := world.control.broadcast_bytes(data)):
-            return None
-        links, trials, *rest = json.loads(received)
-        return RankMeasurements(
-            MeasuredLinks.from_json(links), {name: AlgorithmTrial(**trial) for name, trial in trials.items()}, *rest
-        )
-
-    def _build_chooser(
-        self, communicator: Communicator, network: Network, trials: dict[Algorithm, AlgorithmTrial], gradient_bytes: int
-    ) -> AlgorithmChooser:
-        """Builds the chooser of all-reduce algorithms from the trials of those that this world can run."""
-        options, algorithm = self.options, self.options.algorithm
-        # After a loss the hosts may differ in their numbers of ranks, so a run can lose the algorithm of its recipe.
-        if algorithm != "auto" and algorithm not in communicator.algorithms:
-            needs = f"The algorithm {algorithm} needs the same number of ranks on each host"
-            LOG.warning(f"{needs}; leader is used instead.")
-            algorithm = "leader"
-        return AlgorithmChooser(
-            network,
-            {name: trial for name, trial in trials.items() if name in list_candidates(communicator)},
-            gradient_bytes,
-            algorithm=algorithm,
-            wire=options.wire,
-            bucket_bytes=None if options.bucket_mb == "auto" else int(options.bucket_mb * 1e6),
-            phased=communicator.world.device.type == "cpu",
-        )
+    def _close_measured(self) -> None:
+        """Closes the world that `measure_network` has joined, if `meet` has not taken it over."""
+        measured, self._measured = self._measured, None
+        if measured is not None:
+            measured[0].abort("this process has left")
+            measured[0].close()
 
     def _close_generation(self) -> None:
         """Closes everything of the current generation, and keeps what the next one begins with."""
@@ -419,49 +491,9 @@ class Ranks:
         if generation is None:
             return
         reducer = generation.reducer
-        # The first step finds the order in which gradients become ready; the next generation begins with it.
-        if self._measurements is not None:
-            self._measurements = self._measurements._replace(order=reducer.order, wire=reducer.wire)
-        self._has_reported_unused = reducer.has_reported_unused
-        reducer.close()
-        # Aborted before it is closed: no thread must wait in a collective for ranks that are gone.
-        generation.world.abort("this process has left")
-        generation.communicator.close()
-        if generation.watch is not None:
-            generation.watch.close()
-        generation.world.close()
-
-
-class RankMeasurements(NamedTuple):
-    """Measurements that the next generation keeps, the same on all ranks.
-
-    Attributes:
-        links: latency and bandwidth inside and between hosts.
-        trials: measured cost of each all-reduce algorithm that differs on this world.
-        order: names of the parameters, in the order in which their gradients become ready; None before the first step.
-        wire: wire format of the gradients.
-    """
-
-    links: MeasuredLinks
-    trials: dict[Algorithm, AlgorithmTrial]
-    order: Sequence[str] | None
-    wire: Wire
-
-
-@dataclass(frozen=True)
-class _JoinedGeneration:
-    """Objects of one generation. A world of one rank has no `watch`."""
-
-    world: World
-    communicator: Communicator
-    reducer: Reducer
-    watch: StallWatch | None
-    rank_timings: RankTimings
-    place: Place | None
-
-
-def _join_place(world: World, grid: tuple[int, int]) -> Place:
-    """Joins the ranks that share images: neighbours in the ring, so that they lie on one host where they fit."""
-    ranks = grid[0] * grid[1]
-    first = world.ring_order.index(world.rank) // ranks * ranks
-    return Place.create(world, grid, world.ring_order[first : first + ranks])
+        if reducer is not None:
+            # The first step finds the order in which gradients become ready; the next generation begins with it.
+            if self._measurements is not None:
+                self._measurements = self._measurements._replace(order=reducer.order, wire=reducer.wire)
+            self._has_reported_unused = reducer.has_reported_unused
+        generation.close()

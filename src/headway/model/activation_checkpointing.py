@@ -21,9 +21,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from headway.core.errors import UsageError, list_similar
-from headway.model import cifar, resnet, resnet_cifar, small
+from headway.model import cifar, moe_net, resnet, resnet_cifar, small
 
-HEADWAY_BLOCKS = (cifar.CifarNetBlock, resnet.BasicBlock, resnet.Bottleneck, resnet_cifar.CifarBlock, small.ConvLayer)
+HEADWAY_BLOCKS = (
+    *(cifar.CifarNetBlock, moe_net.CifarMoeBlock, resnet.BasicBlock, resnet.Bottleneck, resnet_cifar.CifarBlock),
+    small.ConvLayer,
+)
 
 
 def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:

@@ -28,19 +28,29 @@ class Ema:
 
     def __init__(self, model: HasStateDict, *, half_life_steps: float, every_steps: int = 1) -> None:
         self.every_steps = every_steps
-        self._decay = 0.5 ** (every_steps / half_life_steps)
+        self._half_life_steps = half_life_steps
         # Copies in fp32, as small updates vanish in 16 bits.
         self._mean = WeightCopies(model, prefix="ema/", what="averaged weights")
         self._was_updated = False
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Updates the average at multiples of `every_steps`. Call it after each step, from 1 on."""
-        if step % self.every_steps:
-            return
+    def update(self, step: int, since: int | None = None) -> None:
+        """Updates the average at multiples of `every_steps`. Call it after each step, from 1 on.
+
+        Args:
+            since: steps since the last call, if not each step is followed by one: it then updates the average.
+        """
+        if since is None:
+            if step % self.every_steps:
+                return
+            since = self.every_steps
         # The weight of the newest of n updates is (1 - d) / (1 - d^n): 1 for the first, near 1 - d after many.
-        self._mean.update((1 - self._decay) / (1 - self._decay ** (step // self.every_steps)))
+        self._mean.update(self._forget(since) / self._forget(step))
         self._was_updated = True
+
+    def _forget(self, steps: int) -> float:
+        """Returns the share of the average that is forgotten in so many steps."""
+        return float(1 - 0.5 ** (steps / self._half_life_steps))
 
     def swap_weights(self) -> AbstractContextManager[None]:
         """Gives the network the averages within the block. Before the first update it keeps its own weights."""

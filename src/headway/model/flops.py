@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
+from headway.core.workload import WorkloadWindow
+
 aten = torch.ops.aten
 
 
@@ -44,45 +46,67 @@ FORMULAS = {
 }
 
 
-def _find_convolution_window(
+def _describe_convolution(
     images: Tensor,
     weight: Tensor,
     _b: Any,
     stride: Sequence[int],
-    _p: Any,
+    padding: Sequence[int],
     dilation: Sequence[int],
-    *rest: Any,
-    **_: Any,
-) -> tuple[Tensor, int, int, int]:
-    transposed = rest[0]
-    # What a transposed convolution needs of the other half: rows that reach over the boundary.
-    return images, 1 if transposed else weight.shape[2], 1 if transposed else stride[0], dilation[0]
+    transposed: bool,
+    output_padding: Sequence[int],
+    *_: Any,
+    **__: Any,
+) -> dict[str, Any]:
+    return {
+        "kernel": weight.shape[2], "stride": stride[0], "padding": padding[0], "dilation": dilation[0],
+        "is_transposed": transposed, "output_padding": output_padding[0],
+    }  # fmt: skip
 
 
-def _find_pool_window(
-    images: Tensor, kernel: Sequence[int], stride: Sequence[int] = (), *rest: Any, **_: Any
-) -> tuple[Tensor, int, int, int]:
-    return images, kernel[0], (stride or kernel)[0], 1
+def _describe_maximum(
+    images: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> dict[str, Any]:
+    return _describe_average(images, kernel, stride, padding, ceil_mode) | {"dilation": dilation[0]}
 
 
-WINDOWS: dict[Any, Callable[..., tuple[Tensor, int, int, int]]] = {
-    aten.convolution: _find_convolution_window,
-    aten.max_pool2d_with_indices: _find_pool_window,
-    aten.avg_pool2d: _find_pool_window,
+def _describe_average(
+    images: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    *_: Any,
+    **__: Any,
+) -> dict[str, Any]:
+    return {
+        "kernel": kernel[0], "stride": (stride or kernel)[0], "padding": padding[0], "ceil_mode": ceil_mode,
+        "is_convolution": False,
+    }  # fmt: skip
+
+
+WINDOWS: dict[Any, Callable[..., dict[str, Any]]] = {
+    aten.convolution: _describe_convolution,
+    aten.max_pool2d_with_indices: _describe_maximum,
+    aten.avg_pool2d: _describe_average,
 }
-"""For each operation with windows: (input, kernel, stride, dilation) along the rows."""
+"""For each operation with windows: the fields of a WorkloadWindow that its arguments give."""
 
 
-def _count_halo_bytes(images: Tensor, kernel: int, stride: int, dilation: int) -> int:
-    """Counts the bytes that two halves of the images exchange: the rows of windows that reach over the boundary.
-
-    With a stride, the windows of the next row begin later: that many rows fewer are needed.
-    """
-    rows = max(0, dilation * (kernel - 1) + 1 - stride)
+def describe_window(func: Any, images: Tensor, *args: Any, **kwargs: Any) -> WorkloadWindow | None:
+    """Describes a call with windows over the rows of its input; None: another operation, or an input without rows."""
+    describe = WINDOWS.get(func._overloadpacket)
     # Sequences and vectors have no rows.
-    if images.dim() != 4 or images.shape[2] < 2:
-        return 0
-    return rows * images.element_size() * images.shape[0] * images.shape[1] * images.shape[3]
+    if describe is None or images.dim() != 4:
+        return None
+    row_bytes = images.element_size() * images.shape[1] * images.shape[3]
+    settings = describe(images, *args, **kwargs)
+    return WorkloadWindow(rows=images.shape[2], row_bytes=row_bytes, needs_gradient=images.requires_grad, **settings)
 
 
 @final
@@ -90,12 +114,15 @@ class MultiplyAddCounter(TorchDispatchMode):
     """Counts the multiply-adds of convolutions, matrix products and attention within the block, forward and backward.
 
     Elementwise operations do not count, as in published numbers.
+
+    Attributes:
+        windows: the calls with windows so far; whoever reads them may clear the list.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operations = 0
-        self.halo_bytes = 0
+        self.windows: list[WorkloadWindow] = []
 
     @property
     def total(self) -> int:
@@ -115,6 +142,6 @@ class MultiplyAddCounter(TorchDispatchMode):
         result = func(*args, **kwargs)
         if formula is not None:
             self._operations += formula(*args, **kwargs, out_val=result)
-        if (window := WINDOWS.get(func._overloadpacket)) is not None:
-            self.halo_bytes += _count_halo_bytes(*window(*args, **kwargs))
+        if (window := describe_window(func, *args, **kwargs)) is not None:
+            self.windows.append(window)
         return result

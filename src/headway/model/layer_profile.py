@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headway.core.modules import preserve_training_state
-from headway.core.workload import WorkloadLayer
+from headway.core.workload import WorkloadLayer, WorkloadWindow
 from headway.model.flops import MultiplyAddCounter
 
 PROFILE_BATCH_SIZES = (2, 3)
@@ -62,7 +62,7 @@ def profile_layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple
                 activation_bytes=max(0, large_tally.output_bytes - small_tally.output_bytes)
                 // (large_batch - small_batch),
                 saved_bytes=saved_per_sample,
-                halo_bytes=small_tally.halo_bytes // small_batch,
+                windows=tuple(small_tally.windows),
                 saved_bytes_fixed=max(0, small_tally.saved_bytes - small_batch * saved_per_sample),
             )
         )
@@ -80,7 +80,7 @@ class _LayerTally:
         backward: multiply-adds of the backward pass.
         output_bytes: size of its outputs.
         saved_bytes: size of what autograd saves in it for the backward pass.
-        halo_bytes: size of what two halves of the images would exchange.
+        windows: its convolutions and poolings of the forward pass.
         input_shape: shape of its first input without the batch dimension.
         output_shape: shape of its first output without the batch dimension.
     """
@@ -90,7 +90,7 @@ class _LayerTally:
     backward: int = 0
     output_bytes: int = 0
     saved_bytes: int = 0
-    halo_bytes: int = 0
+    windows: list[WorkloadWindow] = field(default_factory=list)
     input_shape: tuple[int, ...] | None = None
     output_shape: tuple[int, ...] | None = None
 
@@ -218,8 +218,8 @@ class _LayerProfiler:
     def _attribute_operations(self) -> None:
         """Attributes the operations since the last call to the module that was running."""
         if self._stack and not self._in_backward:
-            self.tallies[self._stack[-1]].halo_bytes += self.counter.halo_bytes
-        self.counter.halo_bytes = 0
+            self.tallies[self._stack[-1]].windows += self.counter.windows
+        self.counter.windows.clear()
         new_operations = self.counter.total - self._counted
         self._counted = self.counter.total
         if not new_operations:

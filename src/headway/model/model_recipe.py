@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -77,6 +77,11 @@ def _expand_unfreeze(value: Any) -> Any:
 
 class ModelRecipe(RecipePart):
     """The network and its initial state, which `headway.model.builder` builds."""
+
+    network_keys: ClassVar[tuple[str, ...]] = (
+        *("args", "weights", "freeze", "unfreeze_at", "freeze_after", "init", "zero_init", "blur_pool"),
+    )
+    """Keys that are about the network that `factory` builds: its arguments, weights, parameters and blocks."""
 
     factory: str
     """Import path of a function or class that builds the network: `headway.model:cifar_net`,

@@ -195,7 +195,8 @@ class DivergenceDetector:
             raise ValueError("other entries")
         # Checkpoints can come from others: every entry is checked before it is used.
         for name, value in state.items():
-            is_valid = is_any_number(value) or (value is None and own_state[name] is None)
+            # There is no best value before the first record; a run may go back to that point.
+            is_valid = is_any_number(value) or (value is None and name == "_best")
             if name == "_looks":
                 is_valid = isinstance(value, list) and all(self._is_history_entry(entry) for entry in value)
             elif isinstance(own_state[name], list):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -19,6 +19,16 @@ LocalRates = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
 """(parameters after the step, before the step, norms of gradients [n]) -> one local learning rate each, [n]."""
 
 
+class StepOwners(Protocol):
+    """Says which rank steps a parameter, where each rank steps only some."""
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Returns True if another rank steps a parameter."""
+
+    def add_up(self, values: Tensor, tag: str) -> None:
+        """Adds up a tensor over all ranks, in place."""
+
+
 @final
 class LayerStatistics:
     """Measures the layers of a network: trained parameters of two or more dimensions, as for LARS.
@@ -31,6 +41,7 @@ class LayerStatistics:
         named_parameters: (name, parameter) pairs, as the optimizer has them: the masters of a 16-bit network.
         optimizer: Steps the parameters.
         compute_local_rates: Computes local learning rates of the optimizer; see `headway.optim.layer_rates`.
+        owners: Owners of the parameters, if each rank steps its own only; then every rank measures.
 
     Attributes:
         names: Names of the layers.
@@ -38,7 +49,12 @@ class LayerStatistics:
     """
 
     def __init__(
-        self, named_parameters: Iterable[tuple[str, Tensor]], optimizer: Optimizer, compute_local_rates: LocalRates
+        self,
+        named_parameters: Iterable[tuple[str, Tensor]],
+        optimizer: Optimizer,
+        compute_local_rates: LocalRates,
+        *,
+        owners: StepOwners | None = None,
     ) -> None:
         stepped_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         trained = [
@@ -53,6 +69,7 @@ class LayerStatistics:
         self._layer_indices = [index for index, parameter in enumerate(self._parameters) if parameter.ndim > 1]
         self._optimizer = optimizer
         self._compute_local_rates = compute_local_rates
+        self._owners = owners
         self._weights_before: list[Tensor] = []
         self._gradient_norms = self._total_gradient_norm = torch.empty(0)
         self._statistics: Tensor | None = None
@@ -105,6 +122,9 @@ class LayerStatistics:
         # In fp16 a fused optimizer removes the loss scale itself, after this hook.
         if (grad_scale := getattr(optimizer, "grad_scale", None)) is not None:
             gradient_norms = gradient_norms / grad_scale.to(gradient_norms.device, gradient_norms.dtype).reshape(())
+        if self._owners is not None:
+            # Gradients are with their owners; the others added zeros.
+            self._owners.add_up(gradient_norms, "norms of the layers' gradients")
         self._total_gradient_norm = torch.linalg.vector_norm(gradient_norms)
         self._gradient_norms = gradient_norms[self._layer_indices]
         # The step changes the weights in place.
@@ -117,20 +137,24 @@ class LayerStatistics:
         if weights_before:
             w = torch.stack(torch._foreach_norm(weights_before)).double()
             dw = torch.stack(torch._foreach_norm(torch._foreach_sub(layers, weights_before))).double()
-            table = torch.stack(
-                [
-                    w,
-                    self._gradient_norms,
-                    dw,
-                    self._compute_local_rates(self._layers, weights_before, self._gradient_norms),
-                ],
-                1,
-            )
+            rates = self._compute_local_rates(self._layers, weights_before, self._gradient_norms)
+            if self._owners is not None:
+                dw, rates = self._share_steps(dw, rates)
+            table = torch.stack([w, self._gradient_norms, dw, rates], 1)
             # The norm of the whole gradient is one more row, so that there is a single copy to the host.
             total = torch.full_like(table[:1], torch.nan)
             total[0, 0] = self._total_gradient_norm
             self._statistics = torch.cat([table, total])
         self.disarm()
+
+    def _share_steps(self, *columns: Tensor) -> tuple[Tensor, ...]:
+        """Returns numbers of each layer's step, [n], as the rank that made the step has them."""
+        assert self._owners is not None
+        is_elsewhere = torch.tensor([self._owners.is_elsewhere(name) for name in self.names], device=columns[0].device)
+        # Weights of the others have not come yet, and rates may need the optimizer's state.
+        table = torch.stack(columns).masked_fill(is_elsewhere, 0)
+        self._owners.add_up(table, "steps of the layers")
+        return table.unbind()
 
 
 def _compute_gradient_norms(parameters: Sequence[Tensor]) -> Tensor:

@@ -17,8 +17,9 @@ from headway.observe.patterns import find_slow_rank
 
 # Stages of a rank's own work: while they last, the others wait.
 COMPUTE_STAGES = ("wait", "augment", "forward", "loss", "backward", "optimizer")
-# Stages in which a rank waits for others: on a CPU in the all-reduce, on a GPU at the read of the losses.
-WAITING_STAGES = ("reduce", "log")
+# Stages in which a rank waits for others: on a CPU in all exchanges inside of the network together and in the
+# all-reduce, on a GPU at the read of the losses.
+WAITING_STAGES = ("exchange", "reduce", "log")
 COLUMNS = (*COMPUTE_STAGES, *WAITING_STAGES)
 
 # Name of the row file with seconds per step by rank and COLUMNS.

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from headway.core.errors import UsageError
 from headway.optim import native
 from headway.optim.groups import Group
+from headway.optim.split_parameters import SplitParameters
 from headway.optim.update_rule import StepInputs, UpdateRule
 
 SCALAR_SHAPE = torch.Size(())
@@ -31,7 +32,12 @@ class FusedOptimizer(Optimizer, ABC):
     Args:
         params: parameters or groups, as for every torch optimizer.
         defaults: default of each option; a group may override it.
+
+    Attributes:
+        split: the parameters of which other ranks have a part too; None: all are whole.
     """
+
+    split: SplitParameters | None = None
 
     # GradScaler then sets `grad_scale` and `found_inf` as tensors, instead of a sync that reads them.
     _step_supports_amp_scaling = True
@@ -87,17 +93,23 @@ class FusedOptimizer(Optimizer, ABC):
             # The native core reads these scalars, and for one on a GPU that would be a host-device sync.
             scalars = [scalar for scalar in (grad_scale, found_inf, group["lr"]) if isinstance(scalar, Tensor)]
             scalars_on_cpu = all(scalar.device.type == "cpu" for scalar in scalars)
+            parts = frozenset[Tensor]() if self.split is None else self.split.parameters
             allows_native = group["fused"] and rule.native_rule is not None and scalars_on_cpu
             # Parameters of one device and type share a call, so its overhead is paid once for all of them.
-            parameters_by_call: dict[tuple[torch.device, torch.dtype, bool], list[Tensor]] = {}
+            parameters_by_call: dict[tuple[torch.device, torch.dtype, bool, bool], list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._init_state(parameter, rule)
-                    is_native = allows_native and self._fits_native(parameter, rule)
-                    parameters_by_call.setdefault((parameter.device, parameter.dtype, is_native), []).append(parameter)
-            for (_, _, is_native), parameters in parameters_by_call.items():
-                step = self._step_native if is_native else self._step_torch
-                step(parameters, rule, group, grad_scale, found_inf)
+                    # The core computes norms itself, and knows no other ranks.
+                    is_part = rule.trust_ratio is not None and parameter in parts
+                    is_native = allows_native and not is_part and self._fits_native(parameter, rule)
+                    call = (parameter.device, parameter.dtype, is_native, is_part)
+                    parameters_by_call.setdefault(call, []).append(parameter)
+            for (_, _, is_native, is_part), parameters in parameters_by_call.items():
+                if is_native:
+                    self._step_native(parameters, rule, group, grad_scale, found_inf)
+                else:
+                    self._step_torch(parameters, rule, group, grad_scale, found_inf, is_part=is_part)
         return loss
 
     def list_states(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, tuple[bool, torch.dtype]]:
@@ -180,6 +192,8 @@ class FusedOptimizer(Optimizer, ABC):
         group: Group,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
+        *,
+        is_part: bool,
     ) -> None:
         device = parameters[0].device
         dtype = torch.promote_types(parameters[0].dtype, torch.float32)
@@ -194,7 +208,12 @@ class FusedOptimizer(Optimizer, ABC):
             # Infinity times 0 is NaN, so the gradients of a skipped step are replaced, not multiplied.
             grads = [grad.masked_fill(live == 0, 0) for grad in grads]
         states = [self.state[parameter] for parameter in parameters]
-        rule.apply(StepInputs(weights=weights, grads=grads, states=states, group=group, live=live))
+        sum_over_ranks = self.split.sum_over_ranks if is_part and self.split is not None else None
+        rule.apply(
+            StepInputs(
+                weights=weights, grads=grads, states=states, group=group, live=live, sum_over_ranks=sum_over_ranks
+            )
+        )
         # 16-bit parameters were stepped in float32 copies.
         if dtype != parameters[0].dtype:
             torch._foreach_copy_(parameters, weights)

@@ -78,9 +78,7 @@ class LAMB(FusedOptimizer):
                 torch._foreach_add_(update, inputs.weights, alpha=decay)
             lr: Any = inputs.gate_lr()
             if adapted := [index for index, weight in enumerate(inputs.weights) if has_trust_ratio(weight)]:
-                w, u = (
-                    ops.compute_norms([tensors[index] for index in adapted]) for tensors in (inputs.weights, update)
-                )
+                w, u = inputs.compute_norms(adapted, inputs.weights, update)
                 lr = inputs.scale_layers(adapted, compute_ratio(w, u), (w > 0) & (u > 0), lr)
             ops.subtract_(inputs.weights, ops.multiply(update, lr))
 

@@ -94,9 +94,7 @@ def build_lars_rule(group: Group, *, trust: float | None, lr_in_momentum: bool) 
         # The factor on d: one number, or a list of the layers' own if there are trust ratios.
         grad_factor: Any = lr if lr_in_momentum else inputs.gate_update(1.0)
         if adapted := [index for index, weight in enumerate(inputs.weights) if has_trust_ratio(weight)]:
-            w, g = (
-                ops.compute_norms([tensors[index] for index in adapted]) for tensors in (inputs.weights, inputs.grads)
-            )
+            w, g = inputs.compute_norms(adapted, inputs.weights, inputs.grads)
             grad_factor = inputs.scale_layers(adapted, compute_ratio(w, g), (w > 0) & (g > 0), grad_factor)
         # Weight decay has the same factor as the gradient.
         decay_factor: Any = (

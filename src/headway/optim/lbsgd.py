@@ -97,7 +97,7 @@ class LBSGD(FusedOptimizer):
                 is_update = is_update * inputs.live
             # The factor on the learning rate: of each layer, or the same for all as the warm-up rises.
             if warmup == "lars":
-                factor = compute_ratio(ops.compute_norms(inputs.weights), ops.compute_norms(grads))
+                factor = compute_ratio(*inputs.compute_norms(range(len(grads)), inputs.weights, grads))
             else:
                 progress = (steps / warmup_steps).clamp(max=1) if warmup_steps > 0 else torch.ones_like(steps)
                 factor = 1 + (batch_scale - 1) * progress ** WARMUP_POWERS[warmup]

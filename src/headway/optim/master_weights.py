@@ -6,7 +6,7 @@ apex. A 16-bit weight loses an update of less than half of its last digit; on th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, final
 
@@ -39,12 +39,21 @@ class MasterWeights:
         model: in fp32, with its initial weights, on its device and in its memory format.
         optimizer: any optimizer over parameters of the network.
         kind: torch.bfloat16 or torch.float16.
+        is_elsewhere: returns True for a parameter, by its name, whose master another rank has; the optimizer keeps its
+            16-bit weight, which must get no gradient.
 
     Raises:
         UsageError: `kind` is another type, or the optimizer has no parameter of the network.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, kind: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        kind: torch.dtype,
+        *,
+        is_elsewhere: Callable[[str], bool] = lambda name: False,
+    ) -> None:
         if kind not in HALF_DTYPES:
             raise UsageError(f"{kind} is not a 16-bit type", fix="Give MasterWeights torch.bfloat16 or torch.float16.")
         model_ids = {id(parameter) for parameter in model.parameters()}
@@ -60,9 +69,13 @@ class MasterWeights:
         }
         self._model = model
         self._masters: dict[Tensor, nn.Parameter] = {}
+        self._narrow: list[Tensor] = []
         parameter: Tensor
-        for parameter in model.parameters():
-            if parameter.is_floating_point() and id(parameter) not in fp32_ids:
+        for name, parameter in model.named_parameters():
+            if not parameter.is_floating_point() or id(parameter) in fp32_ids:
+                continue
+            self._narrow.append(parameter)
+            if not is_elsewhere(name):
                 self._masters[parameter] = nn.Parameter(
                     parameter.detach().clone(), requires_grad=parameter.requires_grad
                 )
@@ -76,7 +89,7 @@ class MasterWeights:
         self._convert_to_half(kind)
 
     def _convert_to_half(self, dtype: torch.dtype) -> None:
-        for weight in self._masters:
+        for weight in self._narrow:
             # The Parameter object stays the same, as others hold references to it.
             weight.data = weight.data.to(dtype)
         for module in self._model.modules():
@@ -112,6 +125,12 @@ class MasterWeights:
             torch._foreach_copy_(
                 [weight for weight, _ in self._trained_pairs], [master for _, master in self._trained_pairs]
             )
+
+    def list_narrow(self) -> dict[str, torch.dtype]:
+        """Returns the types of the 16-bit weights by name."""
+        narrow = set(map(id, self._narrow))
+        every = self._model.named_parameters(remove_duplicate=False)
+        return {name: value.dtype for name, value in every if id(value) in narrow}
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields the network's parameters by name, with masters instead of 16-bit weights."""

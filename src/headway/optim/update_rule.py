@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from headway.optim import foreach_ops as ops
 from headway.optim.groups import Group
 
 
@@ -45,6 +46,7 @@ class StepInputs:
         states: the state of each parameter, by name; changed in place.
         group: the options.
         live: 1, or 0 in a skipped step, on the device; None: no step can be skipped.
+        sum_over_ranks: adds a tensor of all ranks that have a part of these parameters; None: they are whole.
     """
 
     weights: list[Tensor]
@@ -52,10 +54,23 @@ class StepInputs:
     states: list[dict[str, Tensor]]
     group: Group
     live: Tensor | None
+    sum_over_ranks: Callable[[Tensor], Tensor] | None = None
 
     def get_states(self, name: str) -> list[Tensor]:
         """Returns the state `name` of every parameter."""
         return [state[name] for state in self.states]
+
+    def compute_norms(self, indices: Sequence[int], *values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Returns the Euclidean norms of several values of the parameters, such as their gradients, each float64 [n].
+
+        Args:
+            indices: indices of the n parameters.
+            values: of each value, the tensors of all parameters.
+        """
+        norms = torch.stack([ops.compute_norms([tensors[index] for index in indices]) for tensors in values])
+        if self.sum_over_ranks is not None:
+            norms = self.sum_over_ranks(norms.square()).sqrt()
+        return norms.unbind()
 
     def gate_lr(self) -> float | Tensor:
         """Returns the learning rate, or 0 in a skipped step."""

@@ -13,8 +13,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from headway.core.world import CollectiveWork, Group
-from headway.parallel.rows import Range, count_moved, list_pieces
+from headway.core.exchange_waits import Exchange
+from headway.core.group import CollectiveWork, Group
+from headway.core.rows import Range, count_moved, list_pieces
 
 
 def fetch_rows(x: Tensor, axis: int, owned: Sequence[Range], needed: Sequence[Range], group: Group) -> Tensor:
@@ -66,14 +67,19 @@ def _shape(x: Tensor, axis: int, pieces: Sequence[Range]) -> list[tuple[int, ...
 
 
 def exchange_pieces(
-    sent: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], like: Tensor, group: Group
+    sent: Sequence[Tensor],
+    shapes: Sequence[tuple[int, ...]],
+    like: Tensor,
+    group: Group,
+    exchange: Exchange | None = None,
 ) -> list[Tensor]:
     """Sends a piece to each rank and returns the pieces that came, of these shapes. Its own piece never moves.
 
     Args:
         like: gives dtype and device.
+        exchange: what the wait counts as; default: as the group says.
     """
-    return start_exchange(sent, shapes, like, group).wait()
+    return start_exchange(sent, shapes, like, group).wait(exchange)
 
 
 @final
@@ -85,9 +91,9 @@ class PendingExchange:
     ) -> None:
         self._work, self._out, self._shapes, self._own, self._rank = work, out, shapes, own, rank
 
-    def wait(self) -> list[Tensor]:
-        """Waits for the pieces of all ranks, and returns them in their order."""
-        self._work.wait()
+    def wait(self, exchange: Exchange | None = None) -> list[Tensor]:
+        """Waits for the pieces of all ranks, and returns them in their order. Args: see `exchange_pieces`."""
+        self._work.wait(exchange)
         sizes = [0 if one == self._rank else math.prod(shape) for one, shape in enumerate(self._shapes)]
         pieces = self._out.split(sizes)
         return [
@@ -147,3 +153,10 @@ def _exchange_blocks(
         # Blocks of a backward pass can overlap: what was sent to several ranks gets the sum of their gradients.
         out[block] += piece
     return out
+
+
+def sum_in_order(values: Tensor, group: Group) -> Tensor:
+    """Adds a tensor of all ranks of a group, in their order: the sums have the same bits on each."""
+    gathered = values.new_empty(group.size * values.numel())
+    group.all_gather(gathered, values.reshape(-1)).wait()
+    return gathered.view(group.size, *values.shape).sum(0)

@@ -9,9 +9,9 @@ from typing import final
 from torch import Tensor
 
 from headway.core.errors import UsageError
+from headway.core.rows import Range
 from headway.parallel.fetch import exchange
 from headway.parallel.place import Place
-from headway.parallel.rows import Range
 
 ROWS, COLUMNS = 2, 3
 FIX = "Train with parallel: data, or change the network there."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headway.comm.batch_norm import HALF_DTYPES, normalise_batch, update_running_statistics
-from headway.core.world import Group
-from headway.parallel.maps import SplitMap, expect_map, refuse
+from headway.core.group import Group
+from headway.parallel.maps import SampleValues, SplitMap, expect_map, refuse
 
 
 def normalise_batches(
@@ -25,15 +26,16 @@ def normalise_batches(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> SplitMap:
-    x = expect_map(input, "batch_norm")
+) -> SplitMap | SampleValues:
+    """Also of samples: without their place's statistics they would be normalised as in a smaller batch."""
+    x = input if isinstance(input, SampleValues) else expect_map(input, "batch_norm")
     own, part = x.own, x.part
     if not training:
-        return SplitMap(F.batch_norm(own, running_mean, running_var, weight, bias, False, momentum, eps), part)
+        return replace(x, own=F.batch_norm(own, running_mean, running_var, weight, bias, False, momentum, eps))
     out, mean, var, count = normalise_batch(own, weight, bias, eps, part.place.ranks)
     if running_mean is not None and running_var is not None:
         update_running_statistics(running_mean, running_var, mean, var, count, momentum)
-    return SplitMap(out, part)
+    return replace(x, own=out)
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -43,13 +45,13 @@ class _SumOverRanks(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
         out = x.clone(memory_format=torch.contiguous_format)
-        group.all_reduce(out.view(-1)).wait()
+        group.all_reduce(out.view(-1)).wait("statistics")
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         out = grad.clone(memory_format=torch.contiguous_format)
-        ctx.group.all_reduce(out.view(-1)).wait()
+        ctx.group.all_reduce(out.view(-1)).wait("statistics")
         return out, None
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import final
 
 from headway.core.errors import UsageError
-from headway.core.world import Group, World
-from headway.parallel.rows import Range, divide
+from headway.core.group import Group
+from headway.core.rows import Range, divide
+from headway.core.world import World
 
 
 @final
@@ -43,10 +45,31 @@ class Place:
             what = f"a grid of {rows} x {columns} needs {rows * columns} ranks, and there are {len(members)}"
             raise UsageError(what, fix="Make rows x columns the number of ranks of a place.")
         row, column = divmod(members.index(world.rank), columns)
-        ranks = world.create_group(members, name="place")
-        down = world.create_group(members[column::columns], name="place rows")
-        across = world.create_group(members[row * columns : (row + 1) * columns], name="place columns")
+        ranks = world.create_group(members, name="place", exchange="samples of a place")
+        down = world.create_group(members[column::columns], name="place rows", exchange="halos")
+        beside = members[row * columns : (row + 1) * columns]
+        across = world.create_group(beside, name="place columns", exchange="halos")
         return Place(grid, ranks, (down, across))
+
+    @staticmethod
+    def join(world: World, grid: tuple[int, int], *, across_hosts: bool = False) -> Place:
+        """Joins the place of this rank: neighbours in the ring, which lie on one host where they fit.
+
+        Args:
+            across_hosts: let the ranks of a place lie on several hosts.
+
+        Raises:
+            UsageError: those of a place do, and must not.
+        """
+        size, order = grid[0] * grid[1], world.ring_order
+        places = [order[first : first + size] for first in range(0, len(order), size)]
+        # All ranks come to the same conclusion, also those whose own place lies on one host.
+        if not across_hosts and any(len(set(map(world.find_host, place))) > 1 for place in places):
+            what = f"{size} processes share each image, and those of an image lie on several hosts:"
+            what += " each convolution and each batch norm would wait for the network"
+            fix = f"Start a multiple of {size} on each host, or set parallel.across_hosts to true."
+            raise UsageError(what, where="parallel.ranks", fix=fix)
+        return Place.create(world, grid, next(place for place in places if world.rank in place))
 
     def divide(self, length: int, dimension: int) -> tuple[Range, ...]:
         """Divides rows (dimension 0) or columns (1) of a map over the ranks of a line."""
@@ -59,3 +82,8 @@ class Place:
     def divide_samples(self, samples: int) -> tuple[Range, ...]:
         """Divides the samples of the place over its ranks."""
         return divide(samples, self.ranks.size)
+
+    def divide_batch(self, batch: int, num_ranks: int) -> list[Range]:
+        """Divides the samples of this place in a step over its ranks, as the step divides `batch` samples over all."""
+        sizes = [share.length for share in (divide(batch, num_ranks)[rank] for rank in self.ranks.ranks)]
+        return [Range(start, stop) for start, stop in pairwise([0, *accumulate(sizes)])]

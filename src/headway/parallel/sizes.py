@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headway.core.rows import Range, make_pair
 from headway.parallel.fetch import exchange, fetch_rows
 from headway.parallel.maps import SampleValues, SplitMap, expect_map, refuse, to_samples
-from headway.parallel.rows import Range, make_pair
 
 
 def interpolate(

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headway.core.world import Group
+from headway.core.group import Group
+from headway.core.rows import Range, Window, list_pieces
 from headway.parallel.fetch import start_exchange
-from headway.parallel.rows import Range, Window, list_pieces
 
 
 @final

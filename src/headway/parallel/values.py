@@ -20,7 +20,8 @@ def get_own(value: Any) -> Any:
 def cast_to_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
     """Casts tensors to the type in which autocast computes, if it is on. Gradients flow through."""
     kind = next(one for one in tensors if one is not None).device.type
-    if not torch.is_autocast_enabled(kind):
+    # `meta` has no autocast.
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(None if one is None else one.to(dtype) for one in tensors)

@@ -13,25 +13,32 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headway.core.rows import Need, Pair, Range, TransposedWindow, Window, count_moved, make_pair
 from headway.parallel.fetch import fetch_rows
 from headway.parallel.maps import Part, SplitMap, expect_map, refuse
-from headway.parallel.rows import Need, Pair, Range, TransposedWindow, Window, count_moved, make_pair
 from headway.parallel.split_convolution import SplitConvolution, convolve_split
 from headway.parallel.values import cast_to_autocast
 
 
 def _fetch(x: SplitMap, windows: Sequence[Window]) -> tuple[Tensor, tuple[Need, Need], Part]:
     """Fetches the rows and then the columns that windows need. Returns (values, own needs, part of the output)."""
-    part, own = x.part, x.own
-    outputs = tuple(window.count_outputs(length) for window, length in zip(windows, part.lengths, strict=True))
-    needs = []
-    for dimension, window in enumerate(windows):
-        length = part.lengths[dimension]
-        owned, line = part.place.divide(length, dimension), part.place.lines[dimension]
-        all_needs = [window.find_need(one, length) for one in part.place.divide(outputs[dimension], dimension)]
-        own = fetch_rows(own, 2 + dimension, owned, [need.rows for need in all_needs], line)
-        needs.append(all_needs[line.rank])
-    return own, (needs[0], needs[1]), part.resize(*outputs)
+    own, rows = _fetch_along(x.own, x.part, 0, windows[0])
+    own, columns = _fetch_along(own, x.part, 1, windows[1])
+    return own, (rows, columns), x.part.resize(*_count_outputs(x.part, windows))
+
+
+def _fetch_along(own: Tensor, part: Part, dimension: int, window: Window) -> tuple[Tensor, Need]:
+    """Fetches the rows (dimension 0) or columns (1) that a window needs. Returns them, and which they are."""
+    length, line = part.lengths[dimension], part.place.lines[dimension]
+    outputs = part.place.divide(window.count_outputs(length), dimension)
+    needs = [window.find_need(one, length) for one in outputs]
+    owned = part.place.divide(length, dimension)
+    return fetch_rows(own, 2 + dimension, owned, [need.rows for need in needs], line), needs[line.rank]
+
+
+def _count_outputs(part: Part, windows: Sequence[Window]) -> tuple[int, int]:
+    rows, columns = (window.count_outputs(length) for window, length in zip(windows, part.lengths, strict=True))
+    return rows, columns
 
 
 def _pad(x: Tensor, needs: tuple[Need, Need], value: float) -> Tensor:
@@ -50,22 +57,24 @@ def _make_empty(part: Part, channels: int, *inputs: Tensor | None) -> SplitMap:
 
 
 def _plan_split(x: SplitMap, windows: Sequence[Window], groups: int) -> SplitConvolution | None:
-    """Plans a convolution beside its exchange; None: along both dimensions, without an exchange, or with idle ranks."""
+    """Plans a convolution beside its exchange of rows, or of columns if only these are split.
+
+    If both are split, the columns are there before, padded. None: without an exchange, or with idle ranks.
+    """
     place, lengths = x.part.place, x.part.lengths
-    if min(place.grid) > 1 or max(place.grid) == 1:
+    outputs = _count_outputs(x.part, windows)
+    if not all(one.length for sizes in (lengths, outputs) for d in (0, 1) for one in place.divide(sizes[d], d)):
         return None
     dimension = 0 if place.grid[0] > 1 else 1
     window, other = windows[dimension], windows[1 - dimension]
-    owned = place.divide(lengths[dimension], dimension)
-    outputs = place.divide(window.count_outputs(lengths[dimension]), dimension)
-    needed = [window.find_need(one, lengths[dimension]).rows for one in outputs]
-    other.count_outputs(lengths[1 - dimension])
-    if not all(one.length for one in (*owned, *outputs)) or count_moved(owned, needed) == 0:
+    owned, made = (place.divide(sizes[dimension], dimension) for sizes in (lengths, outputs))
+    if count_moved(owned, [window.find_need(one, lengths[dimension]).rows for one in made]) == 0:
         return None
+    padding = 0 if min(place.grid) > 1 else other.padding
     strides = (windows[0].stride, windows[1].stride)
     dilations = (windows[0].dilation, windows[1].dilation)
     return SplitConvolution(
-        2 + dimension, window, strides, dilations, groups, other.padding, owned, outputs, place.lines[dimension]
+        2 + dimension, window, strides, dilations, groups, padding, owned, made, place.lines[dimension]
     )
 
 
@@ -92,8 +101,11 @@ def convolve(
         paddings = make_pair(padding)
     windows = [Window(*one) for one in zip(kernels, strides, paddings, dilations, strict=True)]
     if (settings := _plan_split(x, windows, groups)) is not None:
-        outputs = tuple(window.count_outputs(length) for window, length in zip(windows, x.part.lengths, strict=True))
-        return SplitMap(convolve_split(own, weight, bias, settings), x.part.resize(*outputs))
+        if min(x.part.place.grid) > 1:
+            own, columns = _fetch_along(own, x.part, 1, windows[1])
+            own = F.pad(own, (columns.before, columns.after)) if columns.before or columns.after else own
+        part = x.part.resize(*_count_outputs(x.part, windows))
+        return SplitMap(convolve_split(own, weight, bias, settings), part)
     own, needs, part = _fetch(x, windows)
     if part.is_empty:
         return _make_empty(part, len(weight), own, weight, bias)

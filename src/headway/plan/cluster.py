@@ -149,6 +149,26 @@ class ClusterNode(ClusterPart):
 
 
 @final
+class NodeRoom(ClusterPart):
+    """Needs of a node in a facility: its share of a rack, ports for storage, and the rate that the storage feeds."""
+
+    # The most that it draws, and its height in units of a rack.
+    watts: float = Field(gt=0)
+    units: int = Field(ge=1, le=42)
+    # Ethernet ports for storage, and the fastest rate that they run.
+    storage_ports: int = Field(default=2, ge=1)
+    storage_gbit_s: float = Field(default=25, ge=10)
+    # Disks of its own, which cache what it reads.
+    local_tb: float = Field(default=0.0, ge=0)
+    # Dense matrix products in 16 bits of all devices. None: from the device.
+    tflops: float | None = Field(default=None, gt=0)
+    # Images/s of ResNet-50, which the storage has to feed if nothing else is said, and their source. None: by the data
+    # sheet of the device.
+    images_s: float | None = Field(default=None, gt=0)
+    images_from: str = "the cluster's file"
+
+
+@final
 class Cluster(ClusterPart):
     """Identical nodes, their links and their storage."""
 
@@ -165,6 +185,8 @@ class Cluster(ClusterPart):
     between: InterNodeLink | None = None
     node: ClusterNode = ClusterNode()
     storage: ClusterStorage = ClusterStorage()
+    # Needed for a facility. None: unknown, or the node is rented.
+    room: NodeRoom | None = None
     # Standard deviation of a device's compute time over its mean. None: from catalog/losses.yaml.
     jitter: float | None = Field(default=None, ge=0, lt=1)
     # Power of the building over that of the machines.
@@ -234,8 +256,11 @@ def load_clusters() -> dict[str, Cluster]:
     return {name: Cluster(**values) for name, values in read_catalog("clusters").items()}
 
 
-def find_cluster(name: str) -> Cluster:
+def find_cluster(name: str, *, kind: str = "cluster") -> Cluster:
     """Finds a cluster by its name in the catalog, or reads a YAML file.
+
+    Args:
+        kind: noun for it in an error.
 
     Raises UsageError if the name is neither, or the file holds no cluster.
     """
@@ -244,7 +269,7 @@ def find_cluster(name: str) -> Cluster:
     path = Path(name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         fix = suggest_nearest(name, load_clusters())
-        raise UsageError("there is no such cluster in the catalog, and it is not a YAML file", where=name, fix=fix)
+        raise UsageError(f"there is no such {kind} in the catalog, and it is not a YAML file", where=name, fix=fix)
     cluster = read_recipe(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
     # A device that the file names must be in the catalog: the error points at that line of the file.
     try:

@@ -16,7 +16,7 @@ from headway.core.text_format import pluralise
 from headway.core.workload import Workload
 from headway.plan import roofline
 from headway.plan.calibration import PARAMETERS, RUN_ERROR, MeasuredRun, StepParameters, Vector, calibrate
-from headway.plan.cluster import Cluster, Device, IntraNodeLink
+from headway.plan.cluster import Cluster, Device, IntraNodeLink, load_devices
 from headway.plan.job import ComputeEstimate, EstimateBasis, TrainingJob
 from headway.plan.losses import LossPriors, load_priors
 from headway.plan.plausibility import check_agreement
@@ -183,11 +183,11 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
     likely_s = estimate_fixed_s(job.parameters, cluster.device_spec)
     found = calibrate(runs, predict_seconds, priors, likely_s)
     predicted_s = [predict_seconds(found.parameters, run) for run in runs]
-    check_agreement(runs, predicted_s)
+    check_agreement(runs, predicted_s, job.unit)
     off = [seconds / run.seconds for seconds, run in zip(predicted_s, runs, strict=True)]
     warnings = [
-        f"One fit does not explain all runs: {run.ranks:,}x{run.samples_per_rank:g} gave {run.images_s:,.0f} images/s,"
-        f" and {run.images_s / times:,.0f} are predicted."
+        f"One fit does not explain all runs: {run.ranks:,}x{run.samples_per_rank:g} gave {run.images_s:,.0f}"
+        f" {job.unit}/s, and {run.images_s / times:,.0f} are predicted."
         for run, times in zip(runs, off, strict=True)
         if abs(math.log(times)) > MAX_MISFIT
     ]
@@ -242,7 +242,14 @@ def estimate_from_data_sheet(workload: Workload, device: Device) -> ComputeEstim
     sheet, time = device.tflops, estimate_sample_time(workload, device)
     weights_s = count_weight_bytes(workload) / (device.memory_gb_s * 1e9 * roofline.MEMORY_SHARE)
     warnings = [NO_PROFILE]
-    if kind != "mixed" and sheet.mixed is not None:
+    precision = workload.step.precision
+    if precision == "bf16" and not device.has_bf16:
+        # PyTorch emulates bf16 there: it reads and writes 16 bits, and computes in fp32.
+        warning = f"{device.title} has no units for bf16, so this plan computes at its rate in fp32."
+        fp16 = f" Plan with precision=fp16, in which it has {sheet.mixed:g} TFLOPS." if sheet.mixed else ""
+        own = "" if device in load_devices().values() else " If it has them, write bf16: true in your file."
+        warnings.append(warning + fp16 + own)
+    elif precision == "fp32" and sheet.mixed is not None:
         warning = f"The workload computes in fp32, and {device.title} has {sheet.mixed:g} TFLOPS in mixed precision: "
         kinds = "bf16 (or fp16)" if device.has_bf16 else "fp16"
         warnings.append(f"{warning}plan with precision={kinds} after the recipe, or after the name of a network.")

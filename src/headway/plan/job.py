@@ -10,7 +10,7 @@ from typing import Literal, final
 
 from headway.core.collectives import Algorithm
 from headway.core.errors import UsageError
-from headway.core.workload import Workload, WorkloadLayer
+from headway.core.workload import Workload
 from headway.plan.calibration import Vector
 from headway.plan.convergence import (
     ConvergencePoint,
@@ -22,6 +22,7 @@ from headway.plan.convergence import (
 )
 from headway.plan.losses import StepLosses
 from headway.plan.step import BACKWARD_SHARE, GPU_ALGORITHMS, NO_LOSSES, ComputeTime, PlannedBucket, list_gradients
+from headway.plan.strips import SplitNetwork, describe_split
 
 EstimateBasis = Literal["profile", "runs", "data sheet"]
 
@@ -60,6 +61,8 @@ class TrainingJob:
 
     # Size of the training set.
     samples: int
+    # Noun for its samples.
+    unit: str = "images"
     # Bytes read per sample; None: unknown, and storage is taken not to limit.
     encoded_bytes: float | None
     compute: ComputeTime
@@ -69,10 +72,10 @@ class TrainingJob:
     parameters: float = 0.0
     # Size of all-reduce buckets; None: the planner chooses it for the links.
     bucket_bytes: int | None = None
-    # For each layer with windows, bytes of its input that neighbours exchange forward if they share an image.
-    halo_bytes: tuple[float, ...] = ()
-    # For each batch norm, bytes of its statistics, which devices that share an image exchange too.
-    norm_bytes: tuple[float, ...] = ()
+    # What devices exchange that share an image.
+    split: SplitNetwork = field(default_factory=SplitNetwork)
+    # Seconds of a micro-batch's exchanges between layers, for which devices wait.
+    exchange_s: float = 0.0
     # Epochs to the target as a function of the batch, or a constant.
     epochs: EpochsLaw | float
     # Samples of a device in one micro-batch. Exclusive with `batch`: global batch, whatever the devices.
@@ -184,11 +187,6 @@ def describe_growing_images(workload: Workload, basis: EstimateBasis) -> str:
     return f"{grow}, and a mean sample takes {compute_mean_work(workload):.0%} of one of the largest size"
 
 
-def is_batch_norm(layer: WorkloadLayer) -> bool:
-    """Returns True if a layer is a batch norm, by the name of its class."""
-    return "BatchNorm" in layer.kind
-
-
 def build_job(
     workload: Workload,
     estimate: ComputeEstimate,
@@ -219,18 +217,16 @@ def build_job(
     is_mean = estimate.basis == "runs"
     sample_s = estimate.compute.sample_s
     compute = replace(estimate.compute, sample_s=sample_s if is_mean else sample_s * mean_work)
-    halos = [float(layer.halo_bytes) for layer in workload.layers if layer.halo_bytes]
-    # Mean and squared deviation of each channel, in fp32.
-    norms = [8.0 * layer.input_shape[0] for layer in workload.layers if is_batch_norm(layer) and layer.input_shape]
     evaluation_s = estimate.evaluation_s
     if evaluation_s is None:
         # An evaluation has the largest size.
         largest_s = sample_s / mean_work if is_mean else sample_s
         evaluation_s = (run.evaluation_samples or 0) * largest_s * FORWARD_SHARE
     return TrainingJob(
-        samples=run.samples, encoded_bytes=workload.input.encoded_bytes, compute=compute, epochs=epochs,
+        samples=run.samples, unit=workload.sample_name, encoded_bytes=workload.input.encoded_bytes,
+        compute=compute, epochs=epochs,
         gradients=tuple(list_gradients(workload)), parameters=workload.parameters,
-        halo_bytes=tuple(halos), norm_bytes=tuple(norms), backward=backward,
+        split=describe_split(workload), backward=backward,
         bucket_bytes=step.exchange.bucket_bytes, wire_ratio=step.exchange.wire_ratio,
         per_device=per_device, batch=batch, accumulate=accumulate or 1, micro_batch=micro_batch, spread=spread,
         evaluations=run.evaluations, evaluation_s=evaluation_s,

@@ -11,13 +11,14 @@ from headway.core.text_format import pluralise
 from headway.core.workload import Workload
 from headway.plan.cluster import Cluster
 from headway.plan.convergence import EpochsLaw, LearningRateSuggestion, load_official_points, suggest_learning_rate
+from headway.plan.device_memory import DeviceMemory, estimate_memory
 from headway.plan.growth import DataGrowth
 from headway.plan.job import ComputeEstimate, TrainingJob, has_official_runs
 from headway.plan.prediction import Prediction
 from headway.plan.published import ComparedRun, compare_published
 from headway.plan.scaling import find_nodes_in_time, find_paying_nodes, predict_scaling, predict_within_node
 from headway.plan.sensitivity import InputSensitivity, rank_sensitivities
-from headway.plan.strategies import DeviceMemory, Strategy, compare_strategies, count_useful_nodes, estimate_memory
+from headway.plan.strategies import Strategy, compare_strategies, count_useful_nodes
 
 # Samples of a device with which devices compute well and the batch still learns; the first that memory has room for.
 PER_DEVICE = (128, 64)
@@ -129,9 +130,10 @@ def list_warnings(plan: JobPlan) -> list[str]:
         lines.append(f"The samples of a device do not fit its memory at {at}. Plan {fix}.")
     large = [one for one in plan.predictions if one.batch > plan.job.samples]
     if large:
+        which = "A step" if plan.job.batch is not None else f"From {pluralise(large[0].nodes, 'node')} on a step"
         lines.append(
-            f"From {pluralise(large[0].nodes, 'node')} on a step has {large[0].batch:,.0f} samples, more than the"
-            f" {plan.job.samples:,} of the training set. Plan a smaller batch (--per-device, --batch)."
+            f"{which} has {large[0].batch:,.0f} samples, more than the {plan.job.samples:,} of the training set. Plan a"
+            " smaller batch (--per-device, --batch)."
         )
     return lines
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.files import write_atomically
-from headway.core.text_format import format_bytes, pluralise
+from headway.core.text_format import pluralise
 from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.plan import growth_text, job_plan_text
 from headway.plan.convergence import NO_GAIN, PERFECT_SCALING, EpochsLaw
 from headway.plan.job_plan import JobPlan, list_warnings
-from headway.plan.wording import format_hours, format_hours_range
+from headway.plan.published import PUBLISHED_TITLE, list_published_rows
+from headway.plan.wording import UNIT_NAMES, choose_unit, format_hours, format_hours_range
 
 SECTIONS = ("Plan", "Step", "Learning", "Uncertainty", "More data")
 # Points of a fitted curve.
@@ -34,16 +35,16 @@ def build_panels(plan: JobPlan) -> list[Panel]:
     best, ratio = plan.best, plan.best.step.communication_ratio
     cards = [
         ("nodes that pay", f"{best.nodes:,}", f"of {plan.predictions[-1].nodes:,} planned"),
-        ("images/s", f"{best.images_s:,.0f}", f"{best.scaling:.0%} of linear"),
+        (f"{plan.job.unit}/s", f"{best.images_s:,.0f}", f"{best.scaling:.0%} of linear"),
         ("time to target", format_hours(best.hours), f"{format_hours_range(best.low_hours, best.high_hours)} (90 %)"),
         ("energy", "-" if best.kwh is None else f"{best.kwh:,.3g} kWh", "of the building"),
         ("limit", job_plan_text.describe_bottleneck(plan, best), f"communication / computation {ratio:.2f}"),
     ]
     columns, *rows = job_plan_text.tabulate_predictions(plan)
     note = (
-        f"A step by {plan.estimate.how}. Epochs: {plan.epochs_from}. Memory: {job_plan_text.describe_memory(plan)}."
-        f" Input: {job_plan_text.describe_input(plan)}. comm: seconds of the exchange over those of computing; by: its"
-        " algorithms."
+        f"A step by {plan.estimate.how}. Batch: {job_plan_text.describe_batch(plan)}. Epochs: {plan.epochs_from}."
+        f" Memory: {job_plan_text.describe_memory(plan)}. Input: {job_plan_text.describe_input(plan)}. comm: seconds of"
+        " the exchange over those of computing; by: its algorithms."
     )
     return [
         panel.cards("cards", "Summary", cards, order=1, section="Plan"),
@@ -54,6 +55,25 @@ def build_panels(plan: JobPlan) -> list[Panel]:
         *_build_sensitivity_panels(plan),
         *_build_growth_panels(plan),
         panel.table("answers", "All node counts", columns, rows, order=9, section="Plan", width="full", note=note),
+        *_build_other_tables(plan),
+    ]
+
+
+def _build_other_tables(plan: JobPlan) -> list[Panel]:
+    """Builds the tables of a growing batch, of some devices of one node, and of published runs, where there are any."""
+    tables = []
+    if plan.grown:
+        rows = job_plan_text.list_brief_rows(plan, "nodes", plan.grown)
+        tables.append(("per_device", job_plan_text.describe_grown(plan), rows, ""))
+    if len(plan.within_node) > 1:
+        rows = job_plan_text.list_brief_rows(plan, "devices", plan.within_node)
+        verdict = job_plan_text.describe_paying_devices(plan)
+        tables.append(("within_node", job_plan_text.WITHIN_NODE_TITLE, rows, verdict))
+    if plan.published:
+        tables.append(("published", PUBLISHED_TITLE, list_published_rows(plan.published), ""))
+    return [
+        panel.table(name, title, rows[0], rows[1:], order=10 + at, section="Plan", width="full", note=note)
+        for at, (name, title, rows, note) in enumerate(tables)
     ]
 
 
@@ -65,7 +85,7 @@ def _build_warning_panel(plan: JobPlan) -> list[Panel]:
 
 def _build_scaling_panels(plan: JobPlan) -> list[Panel]:
     """Builds the curves of images/s, time, efficiency and energy over the nodes."""
-    nodes = [float(one.nodes) for one in plan.predictions]
+    nodes, rate = [float(one.nodes) for one in plan.predictions], f"{plan.job.unit}/s"
     first = plan.predictions[0]
     # From the smallest planned node count: one node may not have been planned.
     linear = [first.images_s / first.nodes * count for count in nodes]
@@ -74,22 +94,25 @@ def _build_scaling_panels(plan: JobPlan) -> list[Panel]:
     limits = [one.input_images_s for one in plan.predictions]
     if all(map(math.isfinite, limits)):
         rates.append(("limit of storage and loading", nodes, limits))
-    hours = [("planned", nodes, [one.hours for one in plan.predictions])]
-    band = [(0, [one.low_hours for one in plan.predictions], [one.high_hours for one in plan.predictions])]
+    # In the unit of the shortest time, as fractions of an hour are hard to read.
+    unit, hours_each = choose_unit(min(one.hours for one in plan.predictions))
+    times = [("planned", nodes, [one.hours / hours_each for one in plan.predictions])]
+    lows = [one.low_hours / hours_each for one in plan.predictions]
+    highs = [one.high_hours / hours_each for one in plan.predictions]
     shares = [
         ("scaling", nodes, [one.scaling for one in plan.predictions]),
         ("learning", nodes, [one.statistical for one in plan.predictions]),
         ("both", nodes, [one.efficiency for one in plan.predictions]),
     ]
     panels = [
-        panel.lines("images", "Images/s", rates, y_label="images/s", order=2, log_y=True, **BY_NODES),
+        panel.lines("images", rate.capitalize(), rates, y_label=rate, order=2, log_y=True, **BY_NODES),
         panel.lines(
-            "hours", "Time to the target", hours, y_label="hours", bands=band, order=3, log_y=True, **BY_NODES,
-            note="The band covers 90 %, from the errors of all inputs.",
+            "hours", "Time to the target", times, y_label=UNIT_NAMES[unit], bands=[(0, lows, highs)], order=3,
+            log_y=True, note="The band covers 90 %, from the errors of all inputs.", **BY_NODES,
         ),
         panel.lines(
             "efficiency", "Efficiency", shares, y_label="share", y_range=(0.0, 1.1), order=4, **BY_NODES,
-            note="Scaling: images/s per node. Learning: epochs of the first row over these.",
+            note=f"Scaling: {rate} per node. Learning: epochs of the first row over these.",
         ),
     ]  # fmt: skip
     kwh = [one.kwh for one in plan.predictions]
@@ -156,16 +179,12 @@ def _build_sensitivity_panels(plan: JobPlan) -> list[Panel]:
         rows = [(one.name, f"{one.less - 1:+.1%}", f"{one.more - 1:+.1%}") for one in moved]
         title = f"Sensitivity of the time at {pluralise(plan.paying_nodes, 'node')}"
         panels.append(panel.table("moved", title, columns, rows, order=1, section="Uncertainty"))
-    ways = [
-        (
-            one.name, f"{one.images_s:,.0f}", format_hours(one.hours), f"{one.gain:.2f}",
-            f"{format_bytes(one.memory.used)}{'' if one.memory.fits else ', too much'}", one.note,
-        )
-        for one in plan.strategies
-    ]  # fmt: skip
+    columns, *ways = job_plan_text.tabulate_strategies(plan)
+    menu = [(*cells, one.note) for cells, one in zip(ways, plan.strategies, strict=True)]
     title = f"Strategies at {pluralise(plan.paying_nodes, 'node')}"
-    columns = ("strategy", "images/s", "time", "times as fast", "memory", "note")
-    return [*panels, panel.table("choices", title, columns, ways, order=2, section="Uncertainty")]
+    note = "sent: by a device in a step; recipe: keys that choose it."
+    table = panel.table("choices", title, (*columns, "note"), menu, order=2, section="Uncertainty", note=note)
+    return [*panels, table]
 
 
 def _build_growth_panels(plan: JobPlan) -> list[Panel]:

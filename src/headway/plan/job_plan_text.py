@@ -17,10 +17,7 @@ from headway.plan.wording import format_hours, format_hours_range, format_millis
 
 # Number of inputs that the summary names.
 MAX_SENSITIVITIES = 4
-COLUMNS = (
-    *("nodes", "devices", "batch", "images/s", "step", "comm", "by", "scaling", "learning", "epochs"),
-    *("lr", "warm-up", "time", "90 %", "kWh", "cost", "limit"),
-)
+WITHIN_NODE_TITLE = "On some of the devices of one node"
 # All-reduce algorithms as the column `by` writes them.
 SHORT_NAMES = {
     "two_dimensional": "2d",
@@ -43,6 +40,7 @@ def format_plan(plan: JobPlan) -> str:
         *([""] if warned else []),
         f"  step      {step}, by {estimate.how}",
         f"  exchange  {format_bytes(sum(one.nbytes for one in plan.job.gradients))} of gradients",
+        f"  batch     {describe_batch(plan)}",
         f"  epochs    {plan.epochs_from}",
         f"  memory    {describe_memory(plan)}",
         f"  input     {describe_input(plan)}",
@@ -55,6 +53,8 @@ def format_plan(plan: JobPlan) -> str:
         *list_verdicts(plan),
         describe_sensitivities(plan),
         *describe_strategies(plan),
+        "",
+        *align_table(tabulate_strategies(plan), left=-1),
     ]
     if plan.growth is not None:
         lines += ["", *format_growth(plan.growth)]
@@ -100,9 +100,18 @@ def describe_deadline(hours: float, few: int | None, surely: int | None) -> str:
     return f"{keeps}; with {pluralise(surely, 'node')} the whole 90 % band does."
 
 
+def describe_batch(plan: JobPlan) -> str:
+    """Says how the batch of a step depends on the number of devices."""
+    job, parts = plan.job, f" in {plan.job.accumulate:,} micro-batches" * (plan.job.accumulate > 1)
+    if job.per_device is not None:
+        each = f"{job.per_device * job.accumulate:g} samples on each device{parts}"
+        return f"{each}, so that it grows with the nodes; --batch keeps it the same"
+    return f"{job.batch:,.0f} samples on any number of nodes{parts}"
+
+
 def describe_input(plan: JobPlan) -> str:
     """Describes the rate of storage and loading, as far as it is known."""
-    best, far = plan.best, plan.cluster.storage
+    best, far, unit = plan.best, plan.cluster.storage, plan.job.unit
     # An infinite rate is an unknown one. The first epoch may still be limited: caches are cold.
     free = best.input_images_s == math.inf
     if free and math.isclose(best.first_images_s, best.images_s, rel_tol=1e-9):
@@ -110,10 +119,10 @@ def describe_input(plan: JobPlan) -> str:
         what = "loading is unknown and taken" if known else "loading and storage are unknown and taken"
         text = f"{what} not to limit"
     elif free:
-        text = f"{best.first_images_s:,.0f} images/s in the first epoch, no limit later"
+        text = f"{best.first_images_s:,.0f} {unit}/s in the first epoch, no limit later"
     else:
         rate, at = best.input_images_s, pluralise(best.nodes, "node")
-        text = f"{rate:,.0f} images/s at {at}, {best.first_images_s:,.0f} trained in the first epoch"
+        text = f"{rate:,.0f} {unit}/s at {at}, {best.first_images_s:,.0f} trained in the first epoch"
     if plan.loading_from:
         text = plan.loading_from if free else f"{text}; {plan.loading_from}"
     if not plan.job.encoded_bytes and (far.node_gb_s or far.shared_gb_s):
@@ -123,7 +132,11 @@ def describe_input(plan: JobPlan) -> str:
 
 def tabulate_predictions(plan: JobPlan) -> list[tuple[str, ...]]:
     """Tabulates the predictions: a heading, then a row per node count. Columns without any value are left out."""
-    table = [COLUMNS]
+    columns = (
+        *("nodes", "devices", "batch", f"{plan.job.unit}/s", "step", "comm", "by", "scaling", "learning", "epochs"),
+        *("lr", "warm-up", "time", "90 %", "kWh", "cost", "limit"),
+    )
+    table: list[tuple[str, ...]] = [columns]
     for one, lr in zip(plan.predictions, plan.lars, strict=True):
         algorithms = "+".join(SHORT_NAMES.get(name, name) for name in one.step.algorithms) or "-"
         row = (
@@ -137,7 +150,7 @@ def tabulate_predictions(plan: JobPlan) -> list[tuple[str, ...]]:
         )  # fmt: skip
         table.append(row)
     # Prices, energy and learning rates are often unknown: an empty column would only widen the table.
-    keep = [at for at in range(len(COLUMNS)) if any(row[at] != "-" for row in table[1:])]
+    keep = [at for at in range(len(columns)) if any(row[at] != "-" for row in table[1:])]
     return [tuple(row[at] for at in keep) for row in table]
 
 
@@ -145,41 +158,60 @@ def tabulate_grown(plan: JobPlan) -> list[str]:
     """Tabulates the same node counts with a batch that grows with them; no lines if the plan itself does that."""
     if not plan.grown:
         return []
-    heading = f"With {plan.grown_per_device} samples on each device, the batch grows with the nodes:"
-    return [heading, *_tabulate_briefly(plan, "nodes", plan.grown), ""]
+    return [f"{describe_grown(plan)}:", *align_table(list_brief_rows(plan, "nodes", plan.grown), left=-1), ""]
+
+
+def describe_grown(plan: JobPlan) -> str:
+    """Returns the title of the table whose batch grows."""
+    return f"With {plan.grown_per_device} samples on each device, the batch grows with the nodes"
 
 
 def tabulate_within_node(plan: JobPlan) -> list[str]:
     """Tabulates the job on some devices of one node, and says how many of them pay; no lines if a node has one."""
     if len(plan.within_node) < 2:
         return []
+    table = align_table(list_brief_rows(plan, "devices", plan.within_node), left=-1)
+    return [f"{WITHIN_NODE_TITLE}:", *table, describe_paying_devices(plan), ""]
+
+
+def describe_paying_devices(plan: JobPlan) -> str:
+    """Says how many devices of one node pay."""
     best, most = find_paying_devices(plan.within_node), plan.within_node[-1]
-    verdict = f"On one node all {most.devices} devices pay."
-    if best < most.devices:
-        after = next(one for one in plan.within_node if one.devices > best)
-        faster = next(one for one in plan.within_node if one.devices == best).hours / after.hours
-        many = after.devices
-        verdict = f"On one node {many} devices do not pay, take {best}: {many} are {faster:.2f} times as fast."
-    return ["On some of the devices of one node:", *_tabulate_briefly(plan, "devices", plan.within_node), verdict, ""]
+    if best == most.devices:
+        return f"On one node all {most.devices} devices pay."
+    after = next(one for one in plan.within_node if one.devices > best)
+    faster = next(one for one in plan.within_node if one.devices == best).hours / after.hours
+    many = after.devices
+    return f"On one node {many} devices do not pay, take {best}: {many} are {faster:.2f} times as fast."
 
 
-def _tabulate_briefly(plan: JobPlan, unit: Literal["nodes", "devices"], predictions: Sequence[Prediction]) -> list[str]:
-    table: list[tuple[str, ...]] = [(unit, "batch", "images/s", "scaling", "epochs", "time", "90 %", "limit")]
+def list_brief_rows(
+    plan: JobPlan, unit: Literal["nodes", "devices"], predictions: Sequence[Prediction]
+) -> list[tuple[str, ...]]:
+    """Lists predictions with the columns that matter most: a heading, then a row for each."""
+    rate = f"{plan.job.unit}/s"
+    table: list[tuple[str, ...]] = [(unit, "batch", rate, "scaling", "epochs", "time", "90 %", "limit")]
     for one in predictions:
         hours = (format_hours(one.hours), format_hours_range(one.low_hours, one.high_hours))
         # A step's micro-batches need no more memory than the largest of them.
         parts = plan.job.count_micro_batches(one.devices)
-        room = "" if one.batch / one.devices / parts <= plan.memory.most_samples else ", no room"
+        fits = one.batch / one.devices / parts <= plan.memory.most_samples
         table.append(
             (f"{getattr(one, unit):,}", f"{one.batch:,.0f}", f"{one.images_s:,.0f}", f"{one.scaling:.0%}",
-             f"{one.epochs:.3g}", *hours, f"{one.limit}{room}")
+             f"{one.epochs:.3g}", *hours, _describe_limit(plan, one, fits=fits))
         )  # fmt: skip
-    return align_table(table, left=-1)
+    return table
 
 
 def describe_bottleneck(plan: JobPlan, prediction: Prediction) -> str:
-    """Names the limiting part of a prediction, and says so if memory is too small."""
-    return f"{prediction.limit}, no room" if prediction.nodes in plan.nodes_over_memory else prediction.limit
+    """Names the limiting part of a prediction, and says so if memory or the training set is too small."""
+    return _describe_limit(plan, prediction, fits=prediction.nodes not in plan.nodes_over_memory)
+
+
+def _describe_limit(plan: JobPlan, prediction: Prediction, *, fits: bool) -> str:
+    """Names the limiting part of a prediction; `fits`: its samples fit the memory."""
+    room = "" if fits else ", no room"
+    return f"{prediction.limit}{room}{', more than the set' if prediction.batch > plan.job.samples else ''}"
 
 
 def list_notes(plan: JobPlan) -> list[str]:
@@ -238,3 +270,16 @@ def describe_strategies(plan: JobPlan) -> list[str]:
         return [f"At {at} no strategy fits in a device's memory."]
     room = "" if fits else "there is room with "
     return [f"At {at} {room}{one.name}: {one.gain:.2f} times as fast to the target ({one.note})." for one in named]
+
+
+def tabulate_strategies(plan: JobPlan) -> list[tuple[str, ...]]:
+    """Tabulates the menu of strategies: a heading, then a row for each, the fastest first."""
+    rate = f"{plan.job.unit}/s"
+    table: list[tuple[str, ...]] = [("strategy", rate, "sent", "memory", "time", "times as fast", "recipe")]
+    for one in plan.strategies:
+        memory = f"{format_bytes(one.memory.used)}{'' if one.memory.fits else ', too much'}"
+        table.append(
+            (one.name, f"{one.images_s:,.0f}", format_bytes(one.sent_bytes), memory, format_hours(one.hours),
+             f"{one.gain:.2f}", one.recipe)
+        )  # fmt: skip
+    return table

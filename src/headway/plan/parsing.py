@@ -32,6 +32,15 @@ def parse_nodes(text: str) -> list[int]:
     return counts
 
 
+def parse_facility(text: str) -> int:
+    """Parses the number of nodes of a facility. Raises UsageError if it is no whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        fix = "Write headway plan --facility 36; --node dgx-h100 chooses the kind of nodes, and --node list prints all."
+        raise UsageError(f"{text!r} is not a number of nodes", where="--facility", fix=fix) from None
+
+
 def parse_runs(text: str) -> list[MeasuredRun]:
     """Parses measured runs: `DEVICESxSAMPLES:IMAGES_S,...`, with the samples of one device. Raises UsageError."""
     runs = []

@@ -47,7 +47,7 @@ def check_rates(runs: Sequence[MeasuredRun], workload: Workload, device: Device)
         reached = run.images_s / run.ranks * work / 1e12
         if reached > most:
             problem = f"{text} is {reached:,.0f} TFLOPS a device, and the peak of {device.title} is {most:g}"
-            fix = "Check the devices, the images/s of all of them together, and the network."
+            fix = f"Check the devices, the {workload.sample_name}/s of all of them together, and the network."
             raise UsageError(problem, where="--runs", fix=fix)
         if workload.step.precision == "fp32" and reached > full:
             problem = (
@@ -58,19 +58,20 @@ def check_rates(runs: Sequence[MeasuredRun], workload: Workload, device: Device)
             raise UsageError(problem, where="--runs", fix=fix)
 
 
-def check_agreement(runs: Sequence[MeasuredRun], predicted_s: Sequence[float]) -> None:
+def check_agreement(runs: Sequence[MeasuredRun], predicted_s: Sequence[float], unit: str = "images") -> None:
     """Raises UsageError if a calibration is far from one of its runs.
 
     Args:
         predicted_s: seconds of a step of each run, by the calibration to all of them.
+        unit: noun for the samples.
     """
     for run, seconds in zip(runs, predicted_s, strict=True):
         if abs(math.log(seconds / run.seconds)) > math.log(LARGEST_MISFIT):
             problem = (
                 f"no device explains all of these runs: {run.ranks}x{run.samples_per_rank:g} gave"
-                f" {run.images_s:,.0f} images/s, and the others imply {run.images_s * run.seconds / seconds:,.0f}"
+                f" {run.images_s:,.0f} {unit}/s, and the others imply {run.images_s * run.seconds / seconds:,.0f}"
             )
-            fix = "Give runs of one network, precision and kind of device, with the images/s of all devices together."
+            fix = f"Give runs of one network, precision and kind of device, with the {unit}/s of all devices together."
             raise UsageError(problem, where="--runs", fix=fix)
 
 

@@ -12,6 +12,7 @@ from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
 from headway.plan.losses import StepLosses
 from headway.plan.step import PlannedBucket, StepTime, choose_buckets, predict_step
+from headway.plan.strips import estimate_split_s
 
 Bottleneck = Literal[
     "computing", "fixed time of a step", "contention in a node", "exchange", "slowest device", "loading", "storage"
@@ -75,9 +76,9 @@ def predict(job: TrainingJob, cluster: Cluster, nodes: int) -> Prediction:
     parts = job.count_micro_batches(devices)
     batch, network = each * devices * parts, cluster.build_network(nodes, spread=job.spread)
     step = predict_job_step(job, cluster, network, job.find_largest_share(devices))
-    if strips > 1:
-        halo_s = parts * estimate_halo_s(job, cluster, each * strips, strips)
-        step = replace(step, exposed_s=step.exposed_s + halo_s)
+    waits_s = parts * (job.exchange_s + estimate_strips_s(job, cluster, each, strips))
+    if waits_s:
+        step = replace(step, exposed_s=step.exposed_s + waits_s, exchange_s=step.exchange_s + waits_s)
     alone = batch / step.seconds
     # The slowest of devices, loaders and storage sets the pace; caches help from the second epoch on.
     loading, (cold, warm) = estimate_loader_rate(cluster, nodes), estimate_storage_rates(job, cluster, nodes)
@@ -129,17 +130,16 @@ def choose_job_buckets(job: TrainingJob, cluster: Cluster, network: Network, sam
     )  # fmt: skip
 
 
-def estimate_halo_s(job: TrainingJob, cluster: Cluster, images: float, strips: int) -> float:
+def estimate_strips_s(job: TrainingJob, cluster: Cluster, samples: float, strips: int) -> float:
     """Estimates the seconds per micro-batch of the exchanges between devices that share images in strips.
 
-    Each layer with windows and each batch norm exchanges something forward and backward. The computation that runs
-    beside it does not count: the estimate is the most that it can take.
+    Args:
+        samples: share of a device, below 1.
     """
-    link = cluster.build_network(1).inside
-    # At a boundary, each side sends half of the halo; devices between two others have two boundaries.
-    boundaries = 0.5 if strips == 2 else 1.0
-    halos = sum(2 * link.seconds(boundaries * nbytes * images) for nbytes in job.halo_bytes)
-    return halos + sum(2 * link.seconds(nbytes) for nbytes in job.norm_bytes)
+    if strips == 1:
+        return 0.0
+    computing_s = job.compute.seconds(samples)
+    return estimate_split_s(job.split, cluster.build_network(1), samples * strips, strips, computing_s)
 
 
 def estimate_loader_rate(cluster: Cluster, nodes: int) -> float:

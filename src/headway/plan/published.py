@@ -18,6 +18,7 @@ from headway.plan.wording import format_hours, format_hours_range
 
 # Most runs that a plan shows.
 MOST_RUNS = 6
+PUBLISHED_TITLE = "Published runs of this network, and this plan at their devices and batch"
 
 
 @final
@@ -38,10 +39,11 @@ class PublishedRun:
 @final
 @dataclass(frozen=True)
 class ComparedRun:
-    """A published run and a plan's prediction for it; None: its device, precision or number of nodes is another."""
+    """A published run and a plan's prediction for it, or the reason why there is none."""
 
     run: PublishedRun
     planned: Prediction | None
+    reason: str = ""
 
 
 def list_published(network: str) -> list[PublishedRun]:
@@ -68,17 +70,28 @@ def compare_published(
     found = [one for one in list_published(find_network(workload)) if one.device == mine or one.devices in devices]
     # Those of the same device come first.
     chosen = sorted(found, key=lambda one: one.device != mine)[:MOST_RUNS]
-    precision = "fp32" if workload.step.precision == "fp32" else "mixed"
-    return [
-        ComparedRun(run, _predict_run(job, cluster, run) if (run.device, run.precision) == (mine, precision) else None)
-        for run in chosen
-    ]
+    return [_compare_run(workload, job, cluster, run) for run in chosen]
+
+
+def _compare_run(workload: Workload, job: TrainingJob, cluster: Cluster, run: PublishedRun) -> ComparedRun:
+    """Compares a run with the plan of a job, if both are on the same device in the same precision."""
+    precision, emulated = workload.step.precision, not cluster.device_spec.has_bf16
+    planned_as = "fp32" if precision == "fp32" else "emulated" if precision == "bf16" and emulated else "mixed"
+    reason = ""
+    if run.device != cluster.device:
+        reason = "other device"
+    elif run.precision != planned_as:
+        reason = f"not in {precision}"
+    elif run.devices % cluster.devices:
+        reason = f"not nodes of {cluster.devices}"
+    if reason:
+        return ComparedRun(run, None, reason)
+    planned = _predict_run(job, cluster, run)
+    return ComparedRun(run, planned, "" if planned is not None else "too many nodes")
 
 
 def _predict_run(job: TrainingJob, cluster: Cluster, run: PublishedRun) -> Prediction | None:
     """Predicts the job at the devices and the batch of a run; None if the cluster cannot have it."""
-    if run.devices % cluster.devices:
-        return None
     each = run.batch / run.devices
     try:
         # Samples that the run gave to a device at once, as far as is known.
@@ -88,24 +101,23 @@ def _predict_run(job: TrainingJob, cluster: Cluster, run: PublishedRun) -> Predi
         return None
 
 
-def tabulate_published(compared: Collection[ComparedRun]) -> list[str]:
-    """Tabulates published runs beside the plan; no lines if there are none."""
-    if not compared:
-        return []
+def list_published_rows(compared: Collection[ComparedRun]) -> list[tuple[str, ...]]:
+    """Lists published runs beside the plan: a heading, then a row for each."""
     devices = load_devices()
     table: list[tuple[str, ...]] = [("devices", "batch", "published", "to", "precision", "planned", "90 %", "source")]
     for one in compared:
         run, planned = one.run, one.planned
         title = devices[run.device].title if run.device in devices else run.device
-        hours = ("-", "-")
+        hours = (one.reason, "-")
         if planned is not None:
             hours = (format_hours(planned.hours), format_hours_range(planned.low_hours, planned.high_hours))
         table.append(
             (f"{run.devices:,} {title}", f"{run.batch:,}", format_hours(run.minutes / 60), f"{run.top1:g} %",
              run.precision, *hours, run.source)
         )  # fmt: skip
-    return [
-        "Published runs of this network, and this plan at their devices and batch:",
-        *align_table(table, left=-1),
-        "",
-    ]
+    return table
+
+
+def tabulate_published(compared: Collection[ComparedRun]) -> list[str]:
+    """Tabulates published runs beside the plan; no lines if there are none."""
+    return [f"{PUBLISHED_TITLE}:", *align_table(list_published_rows(compared), left=-1), ""] if compared else []

@@ -22,7 +22,7 @@ from headway.plan.compute import (
     estimate_node_loading,
 )
 from headway.plan.convergence import EpochsLaw
-from headway.plan.facility.design import FacilityRequest, build_facility_request
+from headway.plan.facility.request import FacilityRequest, build_facility_request
 from headway.plan.facility.simulation import SimulationNeed, predict_simulation
 from headway.plan.growth import DataGrowth, predict_data_growth
 from headway.plan.job import ComputeEstimate, TrainingJob, build_job, choose_epochs, describe_growing_images
@@ -238,6 +238,15 @@ def _estimate_compute(
         )
         fix = "headway doctor RECIPE writes the first, with --procs N the second."
         raise UsageError(problem, where="--profile", fix=fix)
+    # The catalog has no CPUs, and a plan would have their speed with the memory, links and power of its devices. A
+    # user's own device may be a CPU.
+    if alone[0].machine.get("device") == "cpu" and not isinstance(cluster.device, Device):
+        problem = f"this profile is of a CPU, and {cluster.title} has {cluster.device_spec.title}"
+        fix = (
+            "Make the profile on such a device, or leave --profile out: the data sheet gives a first estimate. For a"
+            " cluster of CPUs, describe the CPU as `device` in a YAML file (docs/plan.md)."
+        )
+        raise UsageError(problem, where="--profile", fix=fix)
     for one in together:
         cluster = apply_measured_links(one, cluster)
     # A loading rate in the cluster's own file wins over the one that the profile implies.
@@ -246,10 +255,4 @@ def _estimate_compute(
     estimate = estimate_from_profile(alone[0], workload)
     doubts = {path: one.verdict.unexplained for path, one in zip(request.profile, profiles, strict=True)}
     warnings = [*estimate.warnings, *(f"{path} was not confirmed. {why}" for path, why in doubts.items() if why)]
-    # The catalog has no CPUs: a CPU profile on a cluster of the catalog is a mistake. A user's own device may be one.
-    if alone[0].machine.get("device") == "cpu" and not isinstance(cluster.device, Device):
-        warnings.append(
-            f"The profile is of a CPU, and {cluster.title} has {cluster.device_spec.title}: this plan shows CPUs in"
-            " their place. Make the profile on such a device, or leave --profile out."
-        )
     return replace(estimate, warnings=tuple(warnings)), cluster

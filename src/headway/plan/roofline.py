@@ -39,9 +39,11 @@ class SampleTime:
 def choose_peak(workload: Workload, device: Device) -> tuple[str, float]:
     """Chooses the peak that a workload computes with. Returns (fp32, TF32 or mixed; tera-operations per second)."""
     sheet = device.tflops
-    if workload.step.precision != "fp32" and sheet.mixed is not None:
+    precision = workload.step.precision
+    has_units = sheet.mixed is not None and (precision == "fp16" or (precision == "bf16" and device.has_bf16))
+    if sheet.mixed is not None and has_units:
         return "mixed", sheet.mixed
-    # A device without 16-bit units stores 16 bits and computes in fp32.
+    # A device without units for a precision stores 16 bits and computes in fp32.
     if sheet.tf32 is not None:
         return "TF32", sheet.tf32
     return "fp32", sheet.fp32

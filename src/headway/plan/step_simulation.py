@@ -23,7 +23,7 @@ from headway.core.errors import UsageError
 from headway.core.files import write_atomically
 from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
-from headway.plan.prediction import Prediction, choose_job_buckets, estimate_halo_s, get_algorithms, get_losses
+from headway.plan.prediction import Prediction, choose_job_buckets, estimate_strips_s, get_algorithms, get_losses
 from headway.plan.step import BACKWARD_SHARE, GPU_ALGORITHMS, ComputeTime, PlannedBucket
 
 Seconds = npt.NDArray[np.float64]
@@ -236,10 +236,8 @@ def simulate_prediction(
     known, compute, backward = prediction.input_images_s < float("inf"), job.compute, job.backward
     # The halo exchange between strips takes time in every micro-batch, during which no bucket fills.
     if prediction.strips > 1:
-        longer = replace(
-            compute,
-            fixed_s=compute.fixed_s + estimate_halo_s(job, cluster, each * prediction.strips, prediction.strips),
-        )
+        waits_s = estimate_strips_s(job, cluster, each, prediction.strips)
+        longer = replace(compute, fixed_s=compute.fixed_s + waits_s)
         backward *= compute.seconds(each) / longer.seconds(each)
         compute = longer
     # Contention slows all of the compute time.

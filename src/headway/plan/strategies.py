@@ -1,68 +1,35 @@
-"""Alternatives to plain data parallelism, by the same costs, and the memory of a device that each of them needs."""
+"""The menu of strategies: recipe keys that spread a job over devices, each with its rate, bytes and memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 from headway.core import collectives
 from headway.core.collectives import Network
+from headway.core.layer_division import Scheme, count_divided_bytes, predict_divided_s
 from headway.core.text_format import format_bytes
-from headway.core.workload import Workload, WorkloadLayer
+from headway.core.workload import Workload, WorkloadStep
 from headway.plan.cluster import Cluster
+from headway.plan.dense_layers import (
+    choose_dense_layers,
+    count_gathered_bytes,
+    find_dense_layers,
+    format_patterns,
+    replace_layers,
+    shard_layers,
+)
+from headway.plan.device_memory import DeviceMemory, estimate_memory
 from headway.plan.job import TrainingJob
-from headway.plan.prediction import Prediction, predict
+from headway.plan.prediction import Prediction, get_algorithms, predict
 from headway.plan.step import list_gradients
+from headway.plan.strips import count_split_bytes, estimate_split_s
+from headway.plan.tower_layers import compute_tower_share, find_towers
 
-# Share of a device's memory that a step may use; allocator and libraries take the rest.
-USABLE_MEMORY = 0.9
-# Smallest share of the gradients in fully connected layers at which sharding these layers is considered.
-MIN_DENSE_SHARE = 0.1
-
-
-@final
-@dataclass(frozen=True)
-class DeviceMemory:
-    """Bytes that training needs on one device."""
-
-    # Weights, gradients, all-reduce buckets, optimizer state, and anything else of constant size.
-    weights: int
-    # Activations saved for backward, and their gradients.
-    activations: int
-    capacity: float
-    # Largest micro-batch that fits.
-    most_samples: int
-
-    @property
-    def used(self) -> int:
-        """Bytes of weights and activations together."""
-        return self.weights + self.activations
-
-    @property
-    def fits(self) -> bool:
-        """True if a step fits in the memory of the device."""
-        return self.used <= USABLE_MEMORY * self.capacity
-
-
-def estimate_memory(workload: Workload, samples: float, capacity: float, devices: int) -> DeviceMemory:
-    """Estimates the memory of one device as the dry run does, without prefetched batches.
-
-    Args:
-        samples: micro-batch of the device; below 1: a strip of an image. capacity: bytes of the device.
-        devices: number that exchange gradients.
-    """
-    # With several devices each gradient exists twice: in the parameter and in the all-reduce bucket.
-    gradients = sum(layer.gradient_bytes for layer in workload.layers) * (2 if devices > 1 else 1)
-    weights = gradients + sum(layer.weight_bytes for layer in workload.layers)
-    weights += workload.step.update.state_bytes + workload.step.update.beside_bytes
-    # Backward holds the gradients of two activations at a time: of a layer's output and of its input.
-    fixed, back = workload.count_saved_bytes(0), 2 * max(layer.activation_bytes for layer in workload.layers)
-    each = workload.count_saved_bytes(1) - fixed + back
-    most = max(0, math.floor((USABLE_MEMORY * capacity - weights - fixed) / max(1, each)))
-    whole = samples if samples < 1 else math.ceil(samples)
-    return DeviceMemory(weights, round(fixed + whole * each), capacity, most)
+STRIPS = (2, 4, 8, 16)
+# Steps of a round, as by default.
+LOCAL_STEPS = 16
 
 
 @final
@@ -71,10 +38,14 @@ class Strategy:
     """One way to spread a job over devices."""
 
     name: str
+    # Keys of a recipe that choose it.
+    recipe: str
     images_s: float
     # Time to the target; `gain`: how many times as soon as with data parallelism.
     hours: float
     gain: float
+    # Bytes that a device sends in a step.
+    sent_bytes: float
     memory: DeviceMemory
     # Price of the strategy, in words.
     note: str
@@ -85,103 +56,275 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
 
     If its step does not fit in memory, strategies that need less of it are included.
     """
-    plain = predict(job, cluster, nodes)
-    each, parts = job.split_batch(plain.devices), job.count_micro_batches(plain.devices)
+    menu = _Menu(workload, job, cluster, nodes)
+    menu.add_plain()
+    menu.add_less_memory()
+    if menu.plain.devices > 1:
+        # A recipe has either micro-batches or one of these, and images that are in strips already have a strategy.
+        if menu.parts == 1 and menu.plain.strips == 1:
+            refused = list_refused(workload.step)
+            adders = {
+                "spatial": menu.add_spatial, "hybrid": menu.add_hybrid, "towers": menu.add_towers,
+                "sharded": menu.add_sharded, "local": menu.add_local, "async": menu.add_async,
+            }  # fmt: skip
+            for strategy, add in adders.items():
+                if strategy not in refused:
+                    add()
+        menu.add_narrow_messages()
+        menu.add_rarer_exchange()
+    return sorted(menu.strategies, key=lambda one: one.hours)
 
-    def estimate(samples: float, network: Workload = workload) -> DeviceMemory:
-        return estimate_memory(network, samples, cluster.device_spec.memory_bytes, plain.devices)
 
-    memory = estimate(each)
-    strategies = [Strategy("data parallel", plain.images_s, plain.hours, 1.0, memory, "")]
+def list_refused(step: WorkloadStep) -> set[str]:
+    """Lists the strategies that `headway train` refuses for such a step (`setup.parallel_checks`)."""
+    optimizer, fp16 = step.update.optimizer, step.precision == "fp16"
+    # Strategies in which devices have parts of the weights.
+    divides = not step.half_weights and not fp16 and optimizer not in ("muon", "novograd", "own")
+    refused = {
+        "spatial": step.half_weights or step.compiled,
+        "hybrid": not divides,
+        "towers": not divides or step.compiled,
+        "sharded": optimizer == "own",
+        "local": fp16 or optimizer == "own",
+        "async": step.half_weights or fp16 or optimizer in ("lars", "lamb", "lbsgd", "muon"),
+    }
+    return {strategy for strategy, is_refused in refused.items() if is_refused}
 
-    def add(name: str, other: Prediction, needs: DeviceMemory, note: str) -> None:
-        strategies.append(Strategy(name, other.images_s, other.hours, plain.hours / other.hours, needs, note))
 
-    # Too large for the memory: micro-batches while one sample fits, else strips of an image.
-    if not memory.fits and memory.most_samples and each > 1:
-        times = math.ceil(each / memory.most_samples)
-        less = each / times
-        finer = replace(job, per_device=less, batch=None, accumulate=times * parts)
-        many = f"{less:,.0f}" if less >= 10 else f"{less:.3g}"
-        name = f"{times} micro-batches of {many} samples"
-        add(name, predict(finer, cluster, nodes), estimate(less), "the same batch")
-    elif not memory.fits and not memory.most_samples:
-        for strips in (2, 4, 8, 16):
-            if plain.strips < strips <= cluster.devices:
-                shared = predict(replace(job, per_device=1 / strips, batch=None), cluster, nodes)
-                note = f"a batch of {shared.batch:,.0f}"
-                add(f"each image in {strips} strips", shared, estimate(1 / strips), note)
-    if plain.devices == 1:
-        return sorted(strategies, key=lambda one: one.hours)
-    # Model parallelism for fully connected layers: activations cross the network instead of their gradients.
-    if dense := find_dense_layers(workload):
+@final
+class _Menu:
+    """Collects the strategies for a job on a number of nodes."""
+
+    def __init__(self, workload: Workload, job: TrainingJob, cluster: Cluster, nodes: int) -> None:
+        self.workload, self.job, self.cluster, self.nodes = workload, job, cluster, nodes
+        self.plain = predict(job, cluster, nodes)
+        devices = self.plain.devices
+        self.each, self.parts = job.split_batch(devices), job.count_micro_batches(devices)
+        self.memory = self.estimate(self.each)
+        self.strategies = list[Strategy]()
+
+    @property
+    def network(self) -> Network:
+        """The network between the devices."""
+        return self.cluster.build_network(self.nodes, spread=self.job.spread)
+
+    def estimate(self, samples: float, workload: Workload | None = None) -> DeviceMemory:
+        """Estimates the memory of a device."""
+        capacity = self.cluster.device_spec.memory_bytes
+        return estimate_memory(workload or self.workload, samples, capacity, self.plain.devices)
+
+    def count_gradient_bytes(self, job: TrainingJob) -> float:
+        """Counts the bytes that a device sends to sum its gradients: 2 (N - 1)/N of them (Patarasuk and Yuan 2009)."""
+        devices = self.plain.devices
+        ratio = job.wire_ratio if self.nodes > 1 else 1.0
+        return 2 * (devices - 1) / devices * ratio * sum(one.nbytes for one in job.gradients)
+
+    def add(
+        self, name: str, recipe: str, found: Prediction, sent_bytes: float, memory: DeviceMemory, note: str = ""
+    ) -> None:
+        """Adds a strategy."""
+        gain = self.plain.hours / found.hours
+        self.strategies.append(Strategy(name, recipe, found.images_s, found.hours, gain, sent_bytes, memory, note))
+
+    def add_plain(self) -> None:
+        """Adds what the plan itself has: data parallelism, or strips where there are more devices than samples."""
+        strips, sent = self.plain.strips, self.count_gradient_bytes(self.job)
+        if strips == 1:
+            self.add("data parallel", "parallel: {strategy: data}", self.plain, sent, self.memory)
+            return
+        sent += self.parts * count_split_bytes(self.job.split, self.each * strips, strips)
+        self.add(f"each image in {strips} strips", _format_spatial(strips), self.plain, sent, self.memory)
+
+    def add_less_memory(self) -> None:
+        """Adds micro-batches if a step does not fit in memory, or strips if a single sample does not."""
+        if self.memory.fits:
+            return
+        if self.memory.most_samples and self.each > 1:
+            times = math.ceil(self.each / self.memory.most_samples)
+            less = self.each / times
+            finer = replace(self.job, per_device=less, batch=None, accumulate=times * self.parts)
+            many = f"{less:,.0f}" if less >= 10 else f"{less:.3g}"
+            found, sent = predict(finer, self.cluster, self.nodes), self.count_gradient_bytes(self.job)
+            name, recipe = f"{times} micro-batches of {many} samples", f"micro_batch: {math.ceil(less)}"
+            self.add(name, recipe, found, sent, self.estimate(less), "the same batch")
+        elif not self.memory.most_samples:
+            for strips in STRIPS:
+                if self.plain.strips < strips <= self.cluster.devices:
+                    shared = predict(replace(self.job, per_device=1 / strips, batch=None), self.cluster, self.nodes)
+                    sent = self.count_gradient_bytes(self.job) + count_split_bytes(self.job.split, 1, strips)
+                    self.add(
+                        f"each image in {strips} strips", _format_spatial(strips), shared, sent,
+                        self.estimate(1 / strips), f"a batch of {shared.batch:,.0f}",
+                    )  # fmt: skip
+
+    def add_spatial(self) -> None:
+        """Adds strips of the same batch: as much work and memory as before, and exchanges in every layer."""
+        split = self.job.split
+        if not split.windows or not self.memory.most_samples:
+            return
+        for strips in STRIPS:
+            # Strips of fewer than one row are none.
+            if strips > min(self.cluster.devices, *(one.window.rows for one in split.windows)):
+                break
+            images = self.each * strips
+            computing_s = self.job.compute.seconds(self.each)
+            split_s = estimate_split_s(split, self.cluster.build_network(1), images, strips, computing_s)
+            found = predict(replace(self.job, exchange_s=split_s), self.cluster, self.nodes)
+            sent = self.count_gradient_bytes(self.job) + count_split_bytes(split, images, strips)
+            name, recipe = f"each image in {strips} strips", _format_spatial(strips)
+            self.add(name, recipe, found, sent, self.memory, "the same batch and memory; for images that do not fit")
+
+    def add_hybrid(self) -> None:
+        """Adds fully connected layers in parts: activations cross the network instead of their gradients."""
+        workload, devices, width = self.workload, self.plain.devices, self.workload.step.value_bytes
+        batch = self.each * devices
+        dense = choose_dense_layers(find_dense_layers(workload), batch, devices, width)
+        if not dense:
+            return
         names = {layer.name for layer in dense}
         rest = workload.model_copy(update={"layers": tuple(one for one in workload.layers if one.name not in names)})
-        network = cluster.build_network(nodes, spread=job.spread)
-        exchange_s, received = estimate_dense_sharding(workload, network, dense, each)
-        # Nothing hides this exchange: it counts as fixed time of every micro-batch.
-        compute = replace(job.compute, fixed_s=job.compute.fixed_s + exchange_s)
-        sharded = replace(job, gradients=tuple(list_gradients(rest)), compute=compute)
         layers = "a fully connected layer" if len(dense) == 1 else f"{len(dense)} fully connected layers"
-        note = f"{format_bytes(received)} of activations per step and device instead of their gradients"
-        needs = estimate(each, _shard_layers(workload, names, plain.devices))
-        add(f"{layers} in {plain.devices:,} parts", predict(sharded, cluster, nodes), needs, note)
-    # Autocast keeps gradients in fp32, so that only the messages can be narrower. Those of 16-bit weights are already.
-    if nodes > 1 and job.wire_ratio == 1 and sum(one.nbytes for one in job.gradients) > 3 * job.parameters:
-        narrow = predict(replace(job, wire_ratio=0.5), cluster, nodes)
-        note = "comm.wire=bf16; with precision=bf16 alone they stay fp32"
-        add("gradients sent in 16 bits between nodes", narrow, memory, note)
-    for times in (2, 4):
-        batch = None if job.batch is None else times * job.batch
-        rarer = predict(replace(job, batch=batch, accumulate=times * parts), cluster, nodes)
-        add(f"gradients of {times} steps exchanged at once", rarer, memory, f"{times} times the batch")
-    return sorted(strategies, key=lambda one: one.hours)
+        needs = self.estimate(self.each, shard_layers(workload, names, devices))
+        schemes: tuple[Scheme, ...] = ("all", "turns")
+        for scheme in schemes:
+            seconds = [predict_divided_s(one, batch, self.network, value_bytes=width, scheme=scheme) for one in dense]
+            nbytes = [count_divided_bytes(one, batch, devices, value_bytes=width, scheme=scheme) for one in dense]
+            job = replace(self.job, gradients=tuple(list_gradients(rest)), exchange_s=sum(seconds))
+            gathered = count_gathered_bytes(dense, batch, devices, width, scheme)
+            self.add(
+                f"{layers} in {devices:,} parts" + ", in turns" * (scheme == "turns"),
+                f"parallel: {{strategy: hybrid, layers: {format_patterns(dense)}, scheme: {scheme}}}",
+                predict(job, self.cluster, self.nodes),
+                self.count_gradient_bytes(job) + sum(nbytes),
+                replace(needs, activations=needs.activations + round(gathered)),
+                f"{format_bytes(sum(nbytes))} of activations per step and device instead of their gradients",
+            )
+
+    def add_towers(self) -> None:
+        """Adds a tower on each device of a place: values of the towers cross a link, and nothing hides them."""
+        towers, devices = find_towers(self.workload), self.plain.devices
+        if towers is None or devices % towers.count:
+            return
+        count, others = towers.count, towers.count - 1
+        samples = self.each * count
+        # A device computes its tower for the samples of all devices of its place, and all that is not in a tower.
+        share = compute_tower_share(self.workload, towers)
+        sample_s = self.job.compute.sample_s * (share + count * (1 - share))
+        width, link = self.workload.step.value_bytes, self.cluster.build_network(1).inside
+        values = [samples * width * one for one in towers.list_exchanged_values()]
+        images = self.each * self.workload.input.decoded_bytes
+        exchange_s = sum(link.latency_s + others * one / link.bandwidth_bytes_s for one in (*values, images))
+        # Gradients are summed over places. As many rings as a place has devices share the link of a node.
+        kept = [one for one in self.workload.layers if one.name not in towers.elsewhere]
+        places = devices // count
+        own = sum(one.gradient_bytes for one in kept)
+        factor = own * (places - 1) / places / ((devices - 1) / devices) / sum(one.nbytes for one in self.job.gradients)
+        factor *= count if self.nodes > 1 else 1
+        gradients = tuple(replace(one, nbytes=factor * one.nbytes) for one in self.job.gradients if places > 1)
+        job = replace(
+            self.job, gradients=gradients, exchange_s=exchange_s, compute=replace(self.job.compute, sample_s=sample_s)
+        )
+        self.add(
+            f"a tower on each of {count} devices", "parallel: {strategy: towers}",
+            predict(job, self.cluster, self.nodes), others * (sum(values) + images) + 2 * (places - 1) / places * own,
+            self.estimate(samples, replace_layers(self.workload, kept)), "for towers whose maps do not fit",
+        )  # fmt: skip
+
+    def add_sharded(self) -> None:
+        """Adds optimizer state by owner (ZeRO-1, Rajbhandari et al. 2020, arXiv 1910.02054).
+
+        Gradients go to the owner of a weight, which sends the new weight to all: as many bytes as an all-reduce, if
+        shares are equal. Owners have whole tensors, so that a large one makes its owner's link the slowest.
+        """
+        devices, update = self.plain.devices, self.workload.step.update
+        total = sum(one.nbytes for one in self.job.gradients)
+        if not total:
+            return
+        largest = max(1 / devices, max(one.nbytes for one in self.job.gradients) / total)
+        least = (1 - largest) / (devices - 1)
+        # What the busiest link carries of an array each way, over what a ring carries.
+        factor = max((devices - 1) * largest, 1 - least) / (2 * (devices - 1) / devices)
+        gradients = tuple(replace(one, nbytes=factor * one.nbytes) for one in self.job.gradients)
+        # The backward pass hides the gradients; weights travel after the step.
+        gather_s = collectives.predict_cost("ring", self.network).seconds(factor * total)
+        found = predict(replace(self.job, gradients=gradients, exchange_s=gather_s), self.cluster, self.nodes)
+        saved = round(update.state_bytes * (1 - largest))
+        memory = replace(self.memory, weights=self.memory.weights - saved)
+        sent = total * max(1 - one + (devices - 1) * one for one in (largest, least))
+        recipe = "parallel: {strategy: sharded, what: optimizer}"
+        note = f"{format_bytes(saved)} of the optimizer's state less on each device"
+        self.add("optimizer state by owner", recipe, found, sent, memory, note)
+
+    def add_local(self) -> None:
+        """Adds local SGD (Stich 2018, arXiv 1805.09767): one exchange of all weights in so many steps.
+
+        Nothing hides it. Each device keeps the weights of the round's beginning.
+        """
+        nbytes = sum(one.nbytes for one in self.job.gradients)
+        ratio = self.job.wire_ratio
+        seconds, _ = collectives.choose_algorithm(
+            nbytes, self.network, get_algorithms(self.job, self.cluster), wire_ratio=ratio
+        )
+        free = replace(self.job, gradients=(), exchange_s=seconds / LOCAL_STEPS)
+        memory = replace(self.memory, weights=self.memory.weights + round(nbytes))
+        self.add(
+            f"{LOCAL_STEPS} steps alone, then a mean",
+            f"parallel: {{strategy: local, every_steps: {LOCAL_STEPS}, from_epoch: 0}}",
+            predict(free, self.cluster, self.nodes), self.count_gradient_bytes(self.job) / LOCAL_STEPS, memory,
+            "weights of the devices differ during a round, which costs accuracy",
+        )  # fmt: skip
+
+    def add_async(self) -> None:
+        """Adds asynchronous training as a bound: nobody waits for another, and nothing but the server's link limits.
+
+        A worker sends its gradients and gets the weights, in turn with its compute (Dean et al. 2012, "Large Scale
+        Distributed Deep Networks", section 4.1). The server is a worker too, whose own exchange is in memory.
+        """
+        devices, network = self.plain.devices, self.network
+        link = network.between if self.nodes > 1 else network.inside
+        nbytes = sum(one.nbytes for one in self.job.gradients)
+        alone_s = self.job.compute.seconds(self.each)
+        # Gradients come in and weights go out at once, for one worker after the other.
+        others = min((devices - 1) / (alone_s + 2 * link.seconds(nbytes)), 1 / link.seconds(nbytes))
+        updates_s = 1 / alone_s + others
+        # The time of a step in which each device takes one batch, and none waits for the slowest.
+        losses = replace(self.job.losses, jitter=0.0)
+        free = replace(self.job, gradients=(), exchange_s=devices / updates_s - alone_s, losses=losses)
+        self.add(
+            "asynchronous, at most", "parallel: {strategy: async, servers: 1}",
+            predict(free, self.cluster, self.nodes), (devices - 1) * nbytes, self.memory,
+            f"gradients are {devices - 1} updates old in the mean, which costs accuracy",
+        )  # fmt: skip
+
+    def add_narrow_messages(self) -> None:
+        """Adds messages of 16 bits between nodes."""
+        # Autocast keeps gradients in fp32, so that only the messages can be narrower. Those of 16-bit weights are.
+        job = self.job
+        if self.nodes == 1 or job.wire_ratio != 1 or sum(one.nbytes for one in job.gradients) <= 3 * job.parameters:
+            return
+        narrow = replace(job, wire_ratio=0.5)
+        name, note = (
+            "gradients sent in 16 bits between nodes",
+            "comm.wire=bf16; with precision=bf16 alone they stay fp32",
+        )
+        found, sent = predict(narrow, self.cluster, self.nodes), self.count_gradient_bytes(narrow)
+        self.add(name, "comm: {wire: bf16}", found, sent, self.memory, note)
+
+    def add_rarer_exchange(self) -> None:
+        """Adds gradients of several steps that are exchanged at once."""
+        job, plain = self.job, self.plain
+        for times in (2, 4):
+            if times * plain.batch > job.samples:
+                break
+            batch = None if job.batch is None else times * job.batch
+            rarer = predict(replace(job, batch=batch, accumulate=times * self.parts), self.cluster, self.nodes)
+            name = f"gradients of {times} steps exchanged at once"
+            recipe = f"{{batch: {rarer.batch:.0f}, micro_batch: {math.ceil(self.each)}}}"
+            self.add(name, recipe, rarer, self.count_gradient_bytes(job), self.memory, f"{times} times the batch")
 
 
-def _shard_layers(workload: Workload, names: set[str], parts: int) -> Workload:
-    """Returns the workload of one device if the layers of these names are split into parts."""
-
-    def shard(layer: WorkloadLayer) -> WorkloadLayer:
-        if layer.name not in names:
-            return layer
-        less = {"weight_bytes": layer.weight_bytes // parts, "gradient_bytes": layer.gradient_bytes // parts}
-        return layer.model_copy(update=less)
-
-    layers, update = tuple(map(shard, workload.layers)), workload.step.update
-    # Optimizer state shrinks with the weights that it belongs to.
-    share = sum(one.gradient_bytes for one in layers) / sum(one.gradient_bytes for one in workload.layers)
-    less = {"state_bytes": round(share * update.state_bytes), "beside_bytes": round(share * update.beside_bytes)}
-    state = update.model_copy(update=less)
-    changes = {"layers": layers, "step": workload.step.model_copy(update={"update": state})}
-    return workload.model_copy(update=changes)
-
-
-def find_dense_layers(workload: Workload) -> list[WorkloadLayer]:
-    """Finds the fully connected layers, if they hold at least a tenth of the gradients; else returns none."""
-    dense = [one for one in workload.layers if one.kind == "Linear" and one.gradient_bytes and one.input_shape]
-    total = workload.step.exchange.gradient_bytes
-    return dense if sum(one.gradient_bytes for one in dense) >= MIN_DENSE_SHARE * total else []
-
-
-def estimate_dense_sharding(
-    workload: Workload, network: Network, dense: Sequence[WorkloadLayer], samples: float
-) -> tuple[float, float]:
-    """Estimates the exchange of layers whose outputs are split over all devices (model parallelism).
-
-    Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all devices gather the inputs of such a layer from each other and
-    scatter their gradients back; weight gradients stay local. Each device computes its part of the outputs for the
-    whole batch: as much work as before.
-
-    Returns:
-        Seconds per micro-batch, and bytes that a device receives in one.
-    """
-    ring, received, seconds = collectives.predict_cost("ring", network), 0.0, 0.0
-    for layer in dense:
-        nbytes = math.prod(layer.input_shape or ()) * workload.step.value_bytes * samples * network.ranks
-        # An all-gather forward and a reduce-scatter backward cost as much as one all-reduce.
-        seconds += ring.seconds(nbytes)
-        received += 2 * nbytes
-    return seconds, received
+def _format_spatial(ranks: int) -> str:
+    return f"parallel: {{strategy: spatial, ranks: {ranks}}}"
 
 
 def count_useful_nodes(most_batch: float, per_device: float, devices: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # (unit, hours in one unit, smallest number of hours that is written in it).
 HOUR_UNITS = (("d", 24.0, 48.0), ("h", 1.0, 1.0), ("min", 1 / 60, 1 / 60), ("s", 1 / 3600, 0.0))
+UNIT_NAMES = {"d": "days", "h": "hours", "min": "minutes", "s": "seconds"}
 
 
 def format_milliseconds(seconds: float) -> str:

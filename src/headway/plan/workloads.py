@@ -6,9 +6,11 @@ from functools import cache
 from importlib.resources import files
 
 from headway.core.errors import UsageError, suggest_nearest
-from headway.core.workload import Workload
+from headway.core.workload import Workload, WorkloadLayer
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+# What people call the batch in a recipe, here and elsewhere.
+BATCH_KEYS = ("batch", "batch_size", "global_batch", "per_device", "per_device_batch")
 
 
 def list_workloads() -> list[str]:
@@ -33,10 +35,20 @@ def find_workload(name: str, overrides: tuple[str, ...] = ()) -> Workload:
     for text in overrides:
         key, _, value = text.partition("=")
         if key != "precision" or value not in PRECISIONS:
-            fix = f"A workload of the catalog takes precision={'|'.join(PRECISIONS)}; a recipe takes every value."
-            raise UsageError(f"{text!r} cannot be overridden in a workload", where=name, fix=fix)
+            problem = f"{text!r} cannot be overridden in a network of the catalog"
+            raise UsageError(problem, where=name, fix=_suggest_override(key, value))
         workload = convert_precision(_read_workload(name), value)
     return workload
+
+
+def _suggest_override(key: str, value: str) -> str:
+    """Suggests what to write in place of an override that a network of the catalog does not take."""
+    if key == "precision":
+        return suggest_nearest(value, PRECISIONS)
+    if key in BATCH_KEYS:
+        return f"Write --batch {value or 512} for all devices together, or --per-device N for each of them."
+    near = suggest_nearest(key, ["precision"], only_close=True)
+    return f"{near} It takes precision={'|'.join(PRECISIONS)} alone; a recipe takes every value.".strip()
 
 
 @cache
@@ -53,11 +65,12 @@ def convert_precision(workload: Workload, precision: str) -> Workload:
     """
     if precision == "fp32":
         return workload
-    layers = tuple(
-        one.model_copy(
-            update={name: getattr(one, name) // 2 for name in ("activation_bytes", "saved_bytes", "halo_bytes")}
-        )
-        for one in workload.layers
-    )
+
+    def narrow(layer: WorkloadLayer) -> WorkloadLayer:
+        windows = tuple(one.model_copy(update={"row_bytes": one.row_bytes // 2}) for one in layer.windows)
+        halves = {name: getattr(layer, name) // 2 for name in ("activation_bytes", "saved_bytes")}
+        return layer.model_copy(update={"windows": windows, **halves})
+
+    layers = tuple(map(narrow, workload.layers))
     step = workload.step.model_copy(update={"precision": precision})
     return workload.model_copy(update={"layers": layers, "step": step})

@@ -16,7 +16,15 @@ from headway.core.text_format import format_bytes
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
-from headway.report import callback_panels, observation_panels, step_anatomy, straggler_panels, utilisation_panels
+from headway.report import (
+    async_panels,
+    callback_panels,
+    local_panels,
+    observation_panels,
+    step_anatomy,
+    straggler_panels,
+    utilisation_panels,
+)
 from headway.report.class_table import build_class_table
 from headway.setup.input_wording import TIER_PHRASES, describe_decoding
 from headway.setup.metric_catalog import TOP
@@ -74,6 +82,7 @@ def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
     write_panels(run, _build_run_panels(records, summary, about, recipe, other_load))
     write_panels(run, [*straggler_panels.build_panels(run), *utilisation_panels.build_panels(run, records, about)])
     write_panels(run, observation_panels.build_panels(run, train, beside))
+    write_panels(run, [*async_panels.build_panels(run, train), *local_panels.build_panels(train)])
     # Evaluation, landscape and other commands left panels of their own in the folder.
     made = [Panel.from_json(read_text(path)) for path in sorted(run.panels.glob("*.json"))]
     state = "finished" if summary.get("finished") else "not finished"
@@ -139,6 +148,9 @@ def _build_cards(
             cards.append((f"time to {goal}", format_duration(took) if took else "not reached", "see the clock's note"))
         cards.append(("images/s", f"{summary['images_s']:,.0f}", "while training"))
         cards.append(("waiting for data", f"{summary['wait_share']:.1%}", "of training time, after the first batch"))
+        if shares := summary.get("exchange"):
+            note = "of training time: " + ", ".join(f"{exchange} {share:.1%}" for exchange, share in shares.items())
+            cards.append(("waiting for other processes", f"{summary['exchange_share']:.1%}", note))
         if summary["damaged_samples"]:
             cards.append(("damaged samples", f"{summary['damaged_samples']:,}", "listed in quarantine.jsonl"))
     if other_load is not None and other_load > MOST_OTHER_LOAD:
@@ -216,9 +228,14 @@ def _build_time_panels(train: list[dict[str, Any]], summary: dict[str, Any]) -> 
         rows = [(stage, f"{s:.3f}", f"{s / total:.1%}") for stage, s in sorted(stages.items(), key=lambda x: -x[1])]
         out.append(panel.table("stage-table", "Stages", ("stage", "seconds", "share"), rows, section="Time", order=310))
     if train:
-        series = [("waiting", [r["epoch"] for r in train], [100 * r["wait_share"] for r in train])]
+        epochs = [r["epoch"] for r in train]
+        series = [("waiting for data", epochs, [100 * r["wait_share"] for r in train])]
+        if any("exchange_share" in r for r in train):
+            shares = [100 * r.get("exchange_share", 0.0) for r in train]
+            series.append(("waiting for exchanges with other processes", epochs, shares))
+        title = "Share of time spent waiting for data" + (" and for other processes" if len(series) > 1 else "")
         given: dict[str, Any] = {"x_label": "epoch", "y_label": "% of training time", "section": "Time", "order": 320}
-        out.append(panel.lines("curve-wait", "Share of time spent waiting for data", series, **given))
+        out.append(panel.lines("curve-wait", title, series, **given))
     return out
 
 

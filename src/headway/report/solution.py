@@ -27,9 +27,9 @@ from headway.observe.sharpness import (
     find_largest_eigenvalue,
     measure_epsilon_sharpness,
 )
-from headway.setup.build import TrainSetup
 from headway.setup.checks import check_labels
 from headway.setup.inputs import open_dataset
+from headway.setup.train_setup import TrainSetup
 from headway.training import runs
 
 LOG = logging.getLogger("headway.report")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from headway.core.exchange_waits import select_exchanges
 from headway.observe import host_syncs
 from headway.page import panel
 from headway.page.panel import Panel
@@ -137,6 +138,7 @@ def build_panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
     for part in parts:
         label = part.stage if part.is_shared else part.name
         bars[label] = (part.loop_s or 0.0, part.loader_s or 0.0)
+    bars |= {exchange: (spent / steps, 0.0) for exchange, spent in select_exchanges(seconds).items()}
     if "reduce" in seconds:
         bars["all-reduce"] = (seconds["reduce"] / steps, 0.0)
     names = ["the loop", "the loader's thread"] if any(beside for _, beside in bars.values()) else ["the loop"]

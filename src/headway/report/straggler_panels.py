@@ -38,7 +38,9 @@ def build_panels(run: RunFolder) -> list[Panel]:
         for column, stage in enumerate(COLUMNS)
         if mean_ms[:, column].any()
     ]
-    note = f"{describe_stragglers(seconds)} In reduce, and on a GPU in log, a rank waits for others.{omitted}"
+    note = (
+        f"{describe_stragglers(seconds)} In exchange and reduce, and on a GPU in log, a rank waits for others.{omitted}"
+    )
     title = "Step time of each rank by stage"
     stage_panel = panel.bars("ranks", title, names, stacks, x_label="mean ms per step", order=340, note=note, **options)
     # Each column is the median of neighbouring intervals, at the epoch in which the last of them ended.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
-import numpy as np
 import torch
 
 from headway.comm.batch_norm import convert_sync_batchnorm
@@ -15,9 +13,7 @@ from headway.core.errors import DataError, RecipeError
 from headway.core.malloc import keep_freed_memory
 from headway.core.recipe import LoadedRecipe
 from headway.core.world import World
-from headway.data import dataset as data
 from headway.data.augment import Augment
-from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
 from headway.data.batch_transform import BatchTransform
 from headway.data.data_recipe import SYNTHETIC
@@ -30,12 +26,19 @@ from headway.observe.activations import ActivationPercentiles
 from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.optim.layer_decay import describe_layer_rates
-from headway.parallel.parallel_recipe import SpatialRecipe
+from headway.parallel.owners import Owners
+from headway.parallel.parallel_recipe import AsyncRecipe, SpatialRecipe
+from headway.parallel.rounds import Rounds
 from headway.setup import checks
+from headway.setup.assign_parameters import assign_parameters
+from headway.setup.choose_layers import resolve_layers
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.device import resolve_device
+from headway.setup.divide_layers import divide_layers
+from headway.setup.first_batch import FirstBatch, load_first_batch
 from headway.setup.follow_weights import follow_weights
-from headway.setup.inputs import LOG, DryRunOptions, Inputs, open_inputs
+from headway.setup.inputs import LOG, DryRunOptions, open_inputs
+from headway.setup.local_steps import build_outer_optimizer, describe_rounds, plan_rounds
 from headway.setup.micro_batch import find_largest_micro_batch
 from headway.setup.precision import (
     DTYPE_BY_NAME,
@@ -55,8 +58,11 @@ from headway.setup.rates import (
     resolve_rates,
 )
 from headway.setup.recipe import NO_GRAPHS, TrainRecipe
+from headway.setup.seeding import seed_generators
+from headway.setup.strips import resolve_until
 from headway.setup.task import LABEL_PHRASES, TargetSpec, Task
 from headway.setup.task_builder import BUILT_IN, build_task
+from headway.setup.train_setup import TrainSetup
 from headway.setup.trial import build_trial_pass, count_network
 from headway.setup.user_transforms import import_batch_transform
 
@@ -72,97 +78,6 @@ class RecordedData:
 
     target: TargetSpec
     samples: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainSetup:
-    """The parts of one run.
-
-    Attributes:
-        loaded: the recipe with every `auto` resolved.
-        device: the device that trains.
-        inputs: the data sets and their loaders.
-        target: kind and number of the labels.
-        task: computes loss and metrics.
-        augment: the augmentation on the device.
-        transform: the user's function on each training batch.
-        model: the network, on the device.
-        forward: `model`, or its compiled form.
-        counts: parameters and multiply-adds of the network; None for the resolved recipe of a run.
-        optimizer: steps the parameters, or their fp32 masters.
-        masters: fp32 weights that the optimizer steps, if the network has 16-bit weights.
-        freezing: freezes layers at their epochs.
-        schedule: the factor on `lr` as a function of the position.
-        precision: autocast and loss scaling.
-        epoch: number of samples in an epoch.
-        plan: the number of samples in each step.
-        steps: number of steps of the run.
-        lr: the learning rate that the schedule multiplies.
-    """
-
-    loaded: LoadedRecipe[TrainRecipe]
-    device: torch.device
-    inputs: Inputs
-    target: TargetSpec
-    task: Task
-    augment: Augment
-    transform: Callable[..., Any] | None
-    model: torch.nn.Module
-    forward: Callable[[torch.Tensor], torch.Tensor]
-    counts: ModelSize | None
-    optimizer: torch.optim.Optimizer
-    masters: MasterWeights | None
-    freezing: FreezeSchedule
-    schedule: Schedule
-    precision: Precision
-    epoch: int
-    plan: BatchPlan
-    steps: int
-    lr: float
-
-    @property
-    def recipe(self) -> TrainRecipe:
-        """The validated recipe."""
-        return self.loaded.recipe
-
-    @property
-    def agreed_recipe(self) -> LoadedRecipe[TrainRecipe]:
-        """The resolved recipe, with the precision on which all ranks agreed."""
-        precision = self.precision
-        is_unchanged = precision.name == self.recipe.precision
-        return self.loaded if is_unchanged else self.loaded.resolve("precision", precision.name, precision.reason)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Returns the network's state as it is saved: fp32 masters in place of 16-bit weights."""
-        return self.model.state_dict() if self.masters is None else self.masters.state_dict()
-
-    @property
-    def train(self) -> data.Dataset | None:
-        """Training set; None if the data are synthetic."""
-        return self.inputs.train
-
-    @property
-    def eval(self) -> data.Dataset | None:
-        """Evaluation set; None if there is none."""
-        return self.inputs.eval
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the images."""
-        return self.inputs.size
-
-    @property
-    def channels(self) -> int:
-        """Number of channels of the images."""
-        return self.inputs.channels
-
-    def batches(self, position: int, rank: int = 0, world: int = 1) -> Iterable[Batch]:
-        """Returns the endless stream of a rank's training batches from a position (samples served before) on."""
-        return self.inputs.build_batches(self.recipe, self.plan, position, rank, world)
-
-    def lr_at(self, position: int) -> float:
-        """Returns the learning rate of the step that begins at a position."""
-        return self.lr * self.schedule(position)
 
 
 def build_setup(
@@ -207,15 +122,12 @@ class _SetupBuilder:
         ranks: Ranks | None,
         dry_run: DryRunOptions | None,
     ) -> None:
-        # First the keys that follow the weights: later, keys that the user set cannot be told from resolved ones. Then
-        # batch and rates: everything below relies on the batch, the epochs and the learning rate.
+        # First the keys that follow the weights, while keys of the user can be told from resolved ones; then the batch.
         num_ranks = 1 if ranks is None else ranks.launched_size
         if not isinstance(batch := loaded.recipe.batch, int):
             LOG.info(f"The batch of a step: {describe_batch(batch.per_device, num_ranks)}.")
         self.loaded = resolve_rates(resolve_batch(follow_weights(loaded) if fresh else loaded, num_ranks))
-        self.fresh = fresh
-        self.recorded = recorded
-        self.ranks = ranks
+        self.fresh, self.recorded, self.ranks = fresh, recorded, ranks
         self.dry_run = dry_run
         for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
             LOG.warning(text)
@@ -236,8 +148,8 @@ class _SetupBuilder:
 
     def _build(self) -> TrainSetup:
         recipe = self.recipe
-        self._check_data()
-        self._seed_generators()
+        checks.check_sets(self.inputs.train, self.inputs.eval)
+        seed_generators(recipe.seed)
         target = self._read_target()
         augment = self._build_augment(target)
         task = self._build_task(target)
@@ -245,7 +157,7 @@ class _SetupBuilder:
         self._check_combinations()
         transform = self._import_transform()
         # Without data there is nothing to try the network on: its recipe was resolved by an earlier run.
-        first_batch = self._load_first_batch(augment) if self.recorded is None else None
+        first_batch = load_first_batch(self.inputs, self.loaded.recipe, augment) if self.recorded is None else None
         if first_batch is not None and self.fresh:
             initialise = find_initialiser(recipe.model, model, base=self.loaded.base)
             if initialise is not None:
@@ -255,13 +167,16 @@ class _SetupBuilder:
         optimizer = build_optimizer(recipe.optimizer.resolve_paths(base), model, self.samples / recipe.global_batch)
         if self.fresh and (layer_rates := describe_layer_rates(model, recipe.optimizer.layer_decay)):
             LOG.info(layer_rates)
-        masters = MasterWeights(model, optimizer, DTYPE_BY_NAME[recipe.precision]) if recipe.half_weights else None
-        precision_name: Any = self.loaded.recipe.precision
-        precision = Precision(precision_name, self.device, seconds=step_seconds, masters=masters)
+        owners = assign_parameters(recipe.parallel, model, optimizer, ranks=self.ranks)
+        masters = self._build_masters(model, optimizer, owners)
+        precision = Precision(self.loaded.recipe.precision, self.device, seconds=step_seconds, masters=masters)  # type: ignore[arg-type]
         counts = None
         if first_batch is not None:
             counts = self._try_network(model, task, precision, first_batch)
             self._resolve_micro_batch(model, precision, first_batch)
+            if self.fresh and self.ranks is not None:
+                self.loaded = resolve_until(self.loaded, model, self.inputs, self.ranks.launched_size)
+            self.loaded = resolve_layers(self.loaded, model, first_batch.images, precision.autocast, self.ranks)
         plan, steps = self._plan_steps()
         return TrainSetup(
             loaded=self.loaded,
@@ -283,6 +198,10 @@ class _SetupBuilder:
             plan=plan,
             steps=steps,
             lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
+            rounds=(rounds := self._plan_rounds(plan, steps)),
+            outer=build_outer_optimizer(recipe.parallel, model, masters, rounds, self.ranks),
+            divided=divide_layers(self.loaded.recipe.parallel, model, optimizer, ranks=self.ranks),
+            owners=owners,
         )
 
     def _prepare_device(self) -> torch.device:
@@ -296,31 +215,17 @@ class _SetupBuilder:
             if device.type == "cpu" and recipe.precision == "fp16":
                 what = "fp16 on a CPU is emulated and slow, and PyTorch sees no GPU here"
                 raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
-            reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
-            self._resolve("device", device.type, reason)
+            self._resolve("device", device.type, f"PyTorch sees {'a' if device.type == 'cuda' else 'no'} GPU")
         if device.type == "cpu" and not self.is_dry_run:
             keep_freed_memory()
-        # A launcher may show each process all GPUs of the host, or only its own.
-        if ranks is not None and str(device) == "cuda":
-            device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+        if str(device) == "cuda":
+            # A launcher may show each process all GPUs of the host, or only its own.
+            number = torch.cuda.current_device() if ranks is None else ranks.local_rank % torch.cuda.device_count()
+            device = torch.device("cuda", number)
         # Streams, events and generators are created on the current device.
         if device.type == "cuda":
             torch.cuda.set_device(device)
         return device
-
-    def _check_data(self) -> None:
-        train, held_out = self.inputs.train, self.inputs.eval
-        if train is not None:
-            checks.check_label_range(train)
-            if held_out is not None:
-                checks.check_labels(TargetSpec.from_dataset(train), held_out)
-
-    def _seed_generators(self) -> None:
-        seed = self.recipe.seed
-        torch.manual_seed(seed)
-        # numpy takes seeds of 32 bits.
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
 
     def _read_target(self) -> TargetSpec:
         """Returns the kind of the labels: the recorded one, that of the training set, or that of synthetic data."""
@@ -375,18 +280,31 @@ class _SetupBuilder:
         apply_activation_checkpointing(model, recipe.activation_checkpointing)
         return model
 
+    def _build_masters(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, owners: Owners | None
+    ) -> MasterWeights | None:
+        if not self.recipe.half_weights:
+            return None
+        kind = DTYPE_BY_NAME[self.recipe.precision]
+        if owners is None:
+            return MasterWeights(model, optimizer, kind)
+        masters = MasterWeights(model, optimizer, kind, is_elsewhere=owners.is_elsewhere)
+        owners.saved.set_narrow(masters.list_narrow())
+        return masters
+
     def _check_combinations(self) -> None:
         """Raises RecipeError if a key cannot work with this precision, or on this device."""
         recipe, ranks = self.recipe, self.ranks
         if ranks is not None:
             # The ranks measure the noise scale in their all-reduce, so they must know before they meet.
             ranks.measures_noise = recipe.observe.noise_scale
-        if ranks is not None and isinstance(recipe.parallel, SpatialRecipe):
-            ranks.grid = recipe.parallel.shape
+            ranks.spatial = recipe.parallel if isinstance(recipe.parallel, SpatialRecipe) else None
+            ranks.servers = recipe.parallel.servers if isinstance(recipe.parallel, AsyncRecipe) else None
         if recipe.observe.noise_scale and recipe.precision == "fp16":
             what = "gradients in fp16 do not tell the noise scale, as the loss scale changes between steps"
             raise RecipeError(what, where="observe.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
-        if ranks is not None and recipe.comm.on_rank_failure == "continue" and self.device.type == "cuda":
+        uses_nccl = ranks is not None and self.device.type == "cuda" and not isinstance(recipe.parallel, AsyncRecipe)
+        if uses_nccl and recipe.comm.on_rank_failure == "continue":
             what = "NCCL cannot continue after a process is lost"
             raise RecipeError(what, where="comm.on_rank_failure", fix="Set it to restart or auto.")
 
@@ -399,13 +317,8 @@ class _SetupBuilder:
         self.inputs.batch_transform = BatchTransform(transform, name)
         return None
 
-    def _load_first_batch(self, augment: Augment) -> _FirstBatch:
-        batch = self.inputs.read_first_batch(self.loaded.recipe)
-        # A copy, because synthetic batches are slices of one tensor.
-        return _FirstBatch(augment.normalise(batch.images), batch.labels.clone())
-
     def _resolve_precision(
-        self, model: torch.nn.Module, task: Task, first_batch: _FirstBatch | None
+        self, model: torch.nn.Module, task: Task, first_batch: FirstBatch | None
     ) -> dict[PrecisionName, float] | None:
         """Resolves `precision: auto`; returns the seconds that it measured."""
         recipe, device = self.recipe, self.device
@@ -425,7 +338,7 @@ class _SetupBuilder:
         return step_seconds
 
     def _try_network(
-        self, model: torch.nn.Module, task: Task, precision: Precision, first_batch: _FirstBatch
+        self, model: torch.nn.Module, task: Task, precision: Precision, first_batch: FirstBatch
     ) -> ModelSize | None:
         """Runs two samples through network and task at the largest and the smallest image size.
 
@@ -454,7 +367,7 @@ class _SetupBuilder:
         checks.check_stop_at(recipe, metric_names)
         return counts
 
-    def _resolve_micro_batch(self, model: torch.nn.Module, precision: Precision, first_batch: _FirstBatch) -> None:
+    def _resolve_micro_batch(self, model: torch.nn.Module, precision: Precision, first_batch: FirstBatch) -> None:
         recipe = self.recipe
         if recipe.micro_batch != "auto" or self.is_dry_run:
             return
@@ -482,16 +395,11 @@ class _SetupBuilder:
                 LOG.warning(idle_ghost)
         return plan, steps
 
+    def _plan_rounds(self, plan: BatchPlan, steps: int) -> Rounds:
+        rounds = plan_rounds(self.recipe, plan, steps, self.samples)
+        if self.fresh and (text := describe_rounds(rounds, plan, self.samples)):
+            LOG.info(text)
+        return rounds
+
     def _resolve(self, key: str, value: Any, reason: str) -> None:
         self.loaded = self.loaded.resolve(key, value, reason)
-
-
-class _FirstBatch(NamedTuple):
-    """Normalised images and their labels, for `init` and the checks of the network."""
-
-    images: torch.Tensor
-    labels: torch.Tensor
-
-    def take(self, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the first images and labels, as views."""
-        return self.images[:samples], self.labels[:samples]

@@ -13,7 +13,7 @@ from headway.data.data_recipe import SYNTHETIC, DataRecipe
 from headway.data.dataset import Dataset
 from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
 from headway.model.fake_tensors import use_fake_tensors
-from headway.parallel.parallel_recipe import AnyParallelRecipe, SpatialRecipe
+from headway.parallel.parallel_recipe import AnyParallelRecipe, AsyncRecipe, ExpertsRecipe, SpatialRecipe
 from headway.setup.metric_catalog import collect_set_metrics, compute_set_metrics
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
@@ -77,6 +77,14 @@ def list_set_warnings(train: Dataset | None, evaluation: Dataset | None) -> list
         fix = "The last weights are kept. Set data.eval, or hold images out: headway pack SRC DST --split 0.1"
         return [*warnings, f"{NO_EVALUATION} {fix}"]
     return [*warnings, *filter(None, [describe_shared_images(train, evaluation)])]
+
+
+def check_sets(train: Dataset | None, evaluation: Dataset | None) -> None:
+    """Raises DataError if labels of a data set are damaged, or those of the evaluation set are of another kind."""
+    if train is not None:
+        check_label_range(train)
+        if evaluation is not None:
+            check_labels(TargetSpec.from_dataset(train), evaluation)
 
 
 def check_labels(target: TargetSpec, dataset: Dataset) -> None:
@@ -279,9 +287,15 @@ def describe_idle_ghost(recipe: TrainRecipe, ranks: int) -> str:
 
 
 def check_places(parallel: AnyParallelRecipe, ranks: int) -> None:
-    """Raises UsageError if the processes do not form whole places of those that share an image."""
-    if not isinstance(parallel, SpatialRecipe) or ranks % parallel.ranks == 0:
+    """Raises UsageError if there are too few processes, or no whole places of those that share an image
+    or experts."""
+    if isinstance(parallel, AsyncRecipe) and parallel.servers > ranks:
+        what = f"{parallel.servers} servers need as many processes, and there {'is' if ranks == 1 else 'are'} {ranks}"
+        fix = f"Set it to at most {ranks}, or start more processes with --procs."
+        raise UsageError(what, where="parallel.servers", fix=fix)
+    if not isinstance(parallel, SpatialRecipe | ExpertsRecipe) or ranks % parallel.ranks == 0:
         return
-    what = f"{parallel.ranks} processes share each image, and there {'is' if ranks == 1 else 'are'} {ranks}"
+    shared = "each image" if isinstance(parallel, SpatialRecipe) else "the experts"
+    what = f"{parallel.ranks} processes share {shared}, and there {'is' if ranks == 1 else 'are'} {ranks}"
     fix = f"Start a multiple of {parallel.ranks}: headway train RECIPE --procs {parallel.ranks}."
     raise UsageError(what, where="parallel.ranks", fix=fix)

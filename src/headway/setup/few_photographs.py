@@ -107,8 +107,8 @@ def _propose_scratch(found: SourceFindings) -> FewPhotographs:
         augment=_format_flip(),
         model=[
             f"# {found.samples:,} photographs are few for a network that begins at random. Fine-tuning would be far",
-            "# better: install timm (pip install timm) and run headway init again, or set model.weights to the weights",
-            "# of a run on more photographs.",
+            "# better: install timm and torchvision beside your torch (docs/tutorial.md, Fine-tune, says how), and run",
+            "# headway init again; or set model.weights to the weights of a run on more photographs.",
             "model:",
             "  factory: headway.model:resnet18  # the smallest for photographs; a larger one needs more of them",
             "  zero_init: true  # each residual block begins as the identity, which steadies the first epochs",

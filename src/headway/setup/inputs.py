@@ -127,6 +127,19 @@ class Inputs:
         self.loader = self.build_training_loader(self.train, recipe, batch=plan, start=position, rank=rank, world=world)
         return self.loader
 
+    def build_step_reader(self, recipe: TrainRecipe, plan: BatchPlan) -> Callable[[int], Batch]:
+        """Builds a function that reads the batch of the step at any position, and sets `loader` as `build_batches`."""
+        batches = self.build_batches(recipe, plan, 0)
+        if isinstance(batches, Loader | SyntheticLoader):
+            return batches.read_step
+        # Synthetic data with a transform of whole batches.
+        transform = self.batch_transform
+        assert transform is not None
+        synthetic = SyntheticLoader(
+            self.synthetic or SyntheticRecipe(), batch=plan, seed=recipe.seed, start=0, device=self.device
+        )
+        return lambda position: transform.transform_batch(synthetic.read_step(position))
+
     def build_state(self, recipe: TrainRecipe) -> dict[str, Any]:
         """Returns everything that the samples of a run depend on, as JSON values. A resumed run must match it."""
         train = self.train

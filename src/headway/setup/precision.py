@@ -13,6 +13,9 @@ from headway.core.errors import CheckpointError
 from headway.core.untrusted_json import is_number
 from headway.launch.ranks import Ranks
 from headway.optim import MasterWeights
+from headway.optim.split_parameters import SplitParameters, clip_gradients_
+from headway.parallel.owners import Owners
+from headway.parallel.parallel_recipe import ExpertsRecipe, HybridRecipe, LocalRecipe, TowersRecipe
 from headway.setup.recipe import TrainRecipe
 from headway.setup.trial import measure_seconds_per_sample
 
@@ -74,32 +77,53 @@ class Precision:
         # Until the ranks have agreed on a precision, that is fp32, even if another one is faster on this rank.
         return nullcontext() if self.is_auto and not self._has_agreed else self.autocast()
 
-    def backward(self, losses: torch.Tensor, weights: torch.Tensor) -> None:
-        """Accumulates the gradient of sum(losses * weights) into `.grad`, times the loss scale in fp16.
+    def backward(self, losses: torch.Tensor, weights: torch.Tensor, auxiliary: torch.Tensor | None = None) -> None:
+        """Accumulates the gradient of sum(losses * weights) + auxiliary into `.grad`, times the loss scale in fp16.
 
         Args:
             losses: [b], loss of each sample.
             weights: [b], 1 / global batch, or 0 for a masked sample.
+            auxiliary: a scalar that the network itself adds to the loss.
         """
         if self._scaler is not None:
             weights = self._scaler.scale(weights)
-        losses.backward(weights)
+        if auxiliary is None:
+            losses.backward(weights)
+            return
+        # One pass for both: they share the graph.
+        if self._scaler is not None:
+            auxiliary = self._scaler.scale(auxiliary)
+        torch.autograd.backward([losses, auxiliary], [weights, torch.ones_like(auxiliary)])
 
     def step(
-        self, optimizer: torch.optim.Optimizer, clip_norm: float | None, parameters: list[torch.nn.Parameter]
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None,
+        parameters: list[torch.nn.Parameter],
+        *,
+        owners: Owners | None = None,
+        split: SplitParameters | None = None,
     ) -> None:
         """Clips the gradient of `parameters` to `clip_norm` (None: not at all), and steps.
 
         In fp16 a step with a non-finite gradient changes nothing but the loss scale.
+
+        Args:
+            owners: the owners of the parameters, if each rank steps its own only.
+            split: the parameters of which other ranks have a part too, which counts in the norm.
         """
         if self._masters is not None:
             # Before unscaling and clipping, which act on the gradients of the masters.
             self._masters.take_gradients()
         # The norm is that of the unscaled gradient.
-        if self._scaler is not None and clip_norm is not None:
+        if self._scaler is not None and (clip_norm is not None or owners is not None):
             self._scaler.unscale_(optimizer)
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+            if owners is not None:
+                self._share_found_inf(optimizer, owners)
+        if clip_norm is not None and owners is not None:
+            owners.clip_norm(parameters, clip_norm)
+        elif clip_norm is not None:
+            clip_gradients_(parameters, clip_norm, split)
         if self._scaler is None:
             optimizer.step()
         else:
@@ -107,6 +131,19 @@ class Precision:
             self._scaler.update()
         if self._masters is not None:
             self._masters.write_back()
+        if owners is not None:
+            owners.share_weights()
+
+    def _share_found_inf(self, optimizer: torch.optim.Optimizer, owners: Owners) -> None:
+        """Makes all ranks skip a step if one of them owns a gradient that is not finite."""
+        assert self._scaler is not None
+        # As torch's own scaler for sharded parameters does; there is no public way.
+        state = self._scaler._per_optimizer_states[id(optimizer)]
+        found = state["found_inf_per_device"]
+        total = sum((value.reshape(1) for value in found.values()), torch.zeros(1, device=self._device))
+        owners.add_up(total, "gradients that are not finite")
+        found.clear()
+        found[total.device] = total.clamp(max=1).reshape(())
 
     @property
     def is_auto(self) -> bool:
@@ -206,7 +243,9 @@ def measure_precisions(
     samples = recipe.global_batch // (1 if ranks is None else ranks.launched_size)
     if isinstance(recipe.micro_batch, int):
         samples = min(samples, recipe.micro_batch)
-    names = list_candidates(device, scaled=not recipe.observe.noise_scale)
+    # Ranks with different parameters, or with steps of their own, cannot agree on the steps that a loss scale skips.
+    is_divided = isinstance(recipe.parallel, HybridRecipe | TowersRecipe | ExpertsRecipe | LocalRecipe)
+    names = list_candidates(device, scaled=not recipe.observe.noise_scale and not is_divided)
     if len(names) == 1:
         return dict.fromkeys(names, 0.0)
     contexts = {name: Precision(name, device).autocast for name in names}

@@ -8,7 +8,7 @@ from headway.core.errors import UserCodeError
 from headway.core.random_keys import UInt64, make_keys
 from headway.data.batch import Batch
 from headway.data.batch_transform import check_transformed
-from headway.setup.build import TrainSetup
+from headway.setup.train_setup import TrainSetup
 
 
 def prepare_batch(setup: TrainSetup, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,11 +51,16 @@ def augment_batch(setup: TrainSetup, batch: Batch, keys: UInt64 | None) -> tuple
     )
 
 
-def split_micro_batches(setup: TrainSetup, *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-    """Splits the tensors of one step, each [b, ...], into micro-batches of nearly equal size, as views."""
+def split_micro_batches(setup: TrainSetup, *tensors: torch.Tensor, largest: int = 0) -> list[tuple[torch.Tensor, ...]]:
+    """Splits the tensors of one step, each [b, ...], into micro-batches of nearly equal size, as views.
+
+    Args:
+        largest: samples of the rank that has most, if not those given. All ranks then have as many micro-batches, which
+            networks with an exchange need.
+    """
     # len() of a tensor takes 2 us more than its shape, and a slice of it 1.5 us: this runs in every step.
     micro_batch = setup.recipe.micro_batch
-    samples = tensors[0].shape[0]
+    samples = max(tensors[0].shape[0], largest)
     if not isinstance(micro_batch, int) or micro_batch >= samples:
         return [tensors]
     # Nearly equal, because batch norm fails on a last part of one sample.

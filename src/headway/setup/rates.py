@@ -9,6 +9,7 @@ from headway.core.recipe import LoadedRecipe
 from headway.core.text_format import pluralise
 from headway.data.batch_plan import BatchPlan
 from headway.optim.batch_scaling import BatchScaledRecipe, require_number
+from headway.parallel.parallel_recipe import LocalRecipe
 from headway.setup.recipe import TrainRecipe
 
 LARGE_BATCH = 1024
@@ -70,6 +71,8 @@ def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe
             epoch_values[f"model.freeze_after.{index}.after_epochs"] = part.after_epochs
         for index, late in enumerate(recipe.model.unfreeze_at):
             epoch_values[f"model.unfreeze_at.{index}.at_epoch"] = late.at_epoch
+        if isinstance(recipe.parallel, LocalRecipe) and recipe.parallel.from_epoch != "auto":
+            epoch_values["parallel.from_epoch"] = recipe.parallel.from_epoch
         if (progressive := recipe.data.progressive) is not None:
             epoch_values["data.progressive.from_epoch"] = progressive.from_epoch
             epoch_values["data.progressive.until_epoch"] = progressive.until_epoch
@@ -78,6 +81,11 @@ def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe
             if value and factor != 1:
                 scaled = [epoch * factor for epoch in value] if isinstance(value, tuple) else value * factor
                 values[key] = (scaled, reason)
+    if isinstance(local := recipe.parallel, LocalRecipe) and local.from_epoch == "auto":
+        # Averages from the start cost small networks accuracy; data parallel first wins most of it back.
+        start, reason = (0.0, "rounds from the start, as outer is set") if local.outer else (0.5, "half of the run")
+        end, _ = values.get("epochs", (require_number(recipe.epochs, "epochs"), ""))
+        values["parallel.from_epoch"] = (start * end, reason)
     return loaded.resolve_all(values) if values else loaded
 
 

@@ -20,8 +20,9 @@ from headway.observe.observe_recipe import ObserveRecipe
 from headway.optim.batch_scaling import BatchScaledRecipe, Scalable
 from headway.optim.optimizer_recipe import AnyOptimizerRecipe
 from headway.optim.schedule import AnyScheduleRecipe, ConstantScheduleRecipe
-from headway.parallel.parallel_recipe import AnyParallelRecipe, DataParallelRecipe, SpatialRecipe
+from headway.parallel.parallel_recipe import AnyParallelRecipe, DataParallelRecipe, LocalRecipe
 from headway.setup.callback_recipe import CallbackRecipe, EarlyStoppingRecipe, expand_callback
+from headway.setup.parallel_checks import check_parallel
 from headway.setup.recipe_synonyms import KEY_SYNONYMS, VALUE_SYNONYMS
 
 NO_GRAPHS = "graphs are CUDA graphs, which need a GPU"
@@ -184,7 +185,9 @@ class TrainRecipe(RecipePart):
     """Modules whose activations are recomputed in the backward pass instead of kept: less memory, more time. Regular
     expressions (re.search on a module's full name), or true for the blocks of Headway's networks."""
     parallel: AnyParallelRecipe = DataParallelRecipe()
-    """How several processes share the work: `data`, each its own samples; or `spatial`, some share each image."""
+    """How several processes share the work: `data`, each its own samples; `spatial`, some share each image; `hybrid`,
+    all share fully connected layers; `towers`, each computes one; `experts`, some share experts; `async`, nobody waits;
+    or `local`, each makes several steps alone before they average their weights."""
     comm: CommRecipe = CommRecipe()
     evaluate: EvaluateRecipe = EvaluateRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
@@ -247,7 +250,7 @@ class TrainRecipe(RecipePart):
             fix = "write for example optimizer.lr: {base: 0.1, per: 256}, or give schedule.warmup_start a number"
             raise ValueError(f"schedule.warmup_start: base needs a learning rate that follows the batch: {fix}")
         self._check_batch_norm()
-        self._check_parallel()
+        check_parallel(self)
         if self.optimizer.lookahead is not None and self.model.ema is not None:
             what = "optimizer.lookahead and model.ema both say which weights are evaluated"
             raise ValueError(f"{what}: remove one of them")
@@ -302,6 +305,11 @@ class TrainRecipe(RecipePart):
                 for index, late in enumerate(self.model.unfreeze_at)
             },
             "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
+            "parallel.from_epoch": (
+                (local.from_epoch,)
+                if isinstance(local := self.parallel, LocalRecipe) and local.from_epoch != "auto"
+                else ()
+            ),
         }.items():
             # A milestone at the end itself would never take effect either.
             unreachable = [epoch for epoch in milestones if epoch >= epochs]
@@ -356,25 +364,6 @@ class TrainRecipe(RecipePart):
         if norm.recompute_batches is not None and self.data.eval is None:
             what = "model.batch_norm.recompute_batches is done before evaluations, and there is no evaluation set"
             raise ValueError(f"{what}: set data.eval, or remove it")
-
-    def _check_parallel(self) -> None:
-        """Checks what cannot be combined with images that several processes share."""
-        if not isinstance(self.parallel, SpatialRecipe):
-            return
-        norm = self.model.batch_norm
-        refused = {
-            "compile": self.compile is not False,
-            "half_weights": self.half_weights,
-            "micro_batch": self.micro_batch is not None,
-            "activation_checkpointing": self.activation_checkpointing is not False,
-            "observe.noise_scale": self.observe.noise_scale,
-            "model.batch_norm.ghost": norm is not None and norm.ghost is not None,
-            "comm.batch_norm: sync": self.comm.batch_norm == "sync",
-            "comm.on_rank_failure: continue": self.comm.on_rank_failure == "continue",
-        }
-        for key, is_set in refused.items():
-            if is_set:
-                raise ValueError(f"parallel.strategy spatial does not work with {key}: remove one of them")
 
     @property
     def global_batch(self) -> int:

@@ -14,8 +14,8 @@ _KEPT = "The best weights are always kept, as weights.safetensors in the run fol
 _PARTS = "batch holds all samples of a step, micro_batch those that go through the network at once."
 _BATCH = "It counts the samples of a step over all ranks and micro-batches."
 _PROCS = "The number of processes is an option of the command: headway train RECIPE --procs N."
-_FOLDER = "The run folder is an option of the command: headway train RECIPE --run FOLDER."
-_RESUME = "A run continues with the recipe that it began with: headway train --resume RUN."
+_FOLDER = "The run folder is no key: headway train RECIPE --run FOLDER, in Python headway.train(recipe, run=FOLDER)."
+_RESUME = "A run continues with its own recipe: headway train --resume RUN, in Python headway.resume(RUN)."
 _NETWORK = "Arguments of the network's factory go to model.args."
 _CLASSES = "The network gets the number of classes from the data: remove the key."
 _BOX = "The largest centred box is resized to it; data.crop chooses another box."
@@ -155,6 +155,8 @@ VALUE_SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "radam": "Adam with a warm-up comes near it: adamw with schedule.warmup_epochs.",
         "adagrad": "Adam normalises by the gradient's history too: adamw.",
         "lion": "signum steps by the sign of a momentum too.",
+        "dcasgd": "It is no optimizer, but asynchronous training that corrects for delay. Keep sgd, and write parallel:"
+        " {strategy: async, compensate: constant}.",
     },
     "schedule.name": {
         "none": "constant",

@@ -23,7 +23,8 @@ from headway.page.panel import Panel
 
 NON_METRIC_KEYS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
-    | {"noise_scale", "noise_scale_low", "noise_scale_high", "slowest", "classes"}
+    | {"noise_scale", "noise_scale_low", "noise_scale_high", "slowest", "classes", "staleness", "correction", "experts"}
+    | {"exchange_share", "exchange"}
 )
 """Keys of a record of metrics.jsonl that are not metrics. No metric of a task may have such a name."""
 

@@ -119,7 +119,7 @@ def measure_seconds_per_sample(
         for round_index in range(NUM_ROUNDS):
             for name in names if round_index % 2 else reversed(names):
                 times_by_name[name].append(
-                    _time_pass(model, images[:samples], remaining[name], warm=round_index > 0) / samples
+                    time_pass(model, images[:samples], remaining[name], warm=round_index > 0) / samples
                 )
             if perf_counter() - start_s > MAX_ROUNDS_S:
                 break
@@ -139,7 +139,7 @@ def _drop_slow_contexts(
     """
     for name, context in contexts.items():
         try:
-            seconds_by_name[name] = _time_pass(model, images, context) / len(images)
+            seconds_by_name[name] = time_pass(model, images, context) / len(images)
         except torch.cuda.OutOfMemoryError:
             raise
         # An operation of the user's network may not exist for this type.
@@ -152,12 +152,12 @@ def _drop_slow_contexts(
         # Timed once more before it is dropped: another program may have used the cores.
         if HOPELESS_RATIO * fastest_s <= seconds_by_name[name] < math.inf:
             seconds_by_name[name] = min(
-                seconds_by_name[name], _time_pass(model, images, context, warm=True) / len(images)
+                seconds_by_name[name], time_pass(model, images, context, warm=True) / len(images)
             )
     return {name: context for name, context in contexts.items() if seconds_by_name[name] < HOPELESS_RATIO * fastest_s}
 
 
-def _time_pass(
+def time_pass(
     model: torch.nn.Module, images: torch.Tensor, context: Callable[[], AbstractContextManager[Any]], warm: bool = False
 ) -> float:
     """Returns the seconds of one pass. Unless `warm`, a pass before it warms up libraries and caches."""

@@ -6,13 +6,15 @@ import math
 from enum import StrEnum
 from typing import final
 
-from headway.setup.build import TrainSetup
+from headway.setup.train_setup import TrainSetup
 
 
 @final
 class Action(StrEnum):
     """An action between two steps. Each contains one collective at most, see `Recovery.progress`."""
 
+    # All ranks take the mean of the weights that each has trained alone.
+    AVERAGE = "average"
     LOG = "log"
     # All ranks learn whether the lead saw the run diverge.
     AGREE = "agree"
@@ -40,11 +42,14 @@ class ActionRules:
         # Recomputing statistics and evaluating are a collective each, so they are two actions.
         self._evaluation = [Action.STATISTICS, Action.EVALUATE] if needs_statistics else [Action.EVALUATE]
 
-    def list_due(self, step: int, before: int, position: int) -> list[Action]:
-        """Returns the actions due after a step, in order. Args: before, position: positions before and after it."""
+    def list_due(self, step: int) -> list[Action]:
+        """Returns the actions due after a step, in order. Those that fall into a round wait for its end."""
         setup, actions = self._setup, list[Action]()
-        options = setup.recipe.checkpoint
+        options, rounds = setup.recipe.checkpoint, setup.rounds
         is_last = step == setup.steps
+        if not rounds.is_end(step):
+            return []
+        before, position = setup.plan.find_position(rounds.find_start(step)), setup.plan.find_position(step)
 
         def is_due(every_epochs: float) -> bool:
             interval = every_epochs * setup.epoch
@@ -56,12 +61,12 @@ class ActionRules:
         if self._has_callbacks and position // setup.epoch > before // setup.epoch:
             actions.append(Action.EPOCH)
         every_steps = options.every_steps
-        if is_due(options.every_epochs) if every_steps is None else is_last or step % every_steps == 0:
+        if is_due(options.every_epochs) if every_steps is None else is_last or rounds.is_due(step, every_steps):
             actions.append(Action.CHECKPOINT)
         # The log goes first: it checks the loss before an evaluation or checkpoint uses the weights.
-        if actions or step % setup.recipe.log_every_steps == 0:
+        if actions or rounds.is_due(step, setup.recipe.log_every_steps):
             actions[:0] = self.list_log_actions()
-        return actions
+        return [Action.AVERAGE, *actions] if rounds.is_alone(step) else actions
 
     def list_final(self, *, is_evaluated: bool) -> list[Action]:
         """Returns the actions of a run that ends before its last step. Args: is_evaluated: at this step already."""

@@ -17,8 +17,9 @@ from headway.launch.ranks import Ranks
 from headway.model.batch_norm import list_running_statistics, recompute_statistics
 from headway.model.ema import Ema
 from headway.optim import Lookahead
-from headway.setup.build import TrainSetup
+from headway.setup.divide_layers import join_layers
 from headway.setup.prepare import prepare_batch, split_micro_batches
+from headway.setup.train_setup import TrainSetup
 
 PREFIX = "statistics/"
 
@@ -58,14 +59,14 @@ class WeightAverages:
         """True if `recompute_statistics` must run before an evaluation."""
         return self._batches is not None
 
-    def update(self, step: int) -> None:
-        """Updates the averages; called after every step."""
+    def update(self, step: int, since: int | None = None) -> None:
+        """Updates the averages; called after every step, or after a round of `since` steps."""
         if isinstance(self._weights, Lookahead):
             # Training goes on from the slow weights, so the 16-bit weights must follow them.
             if self._weights.update(step) and self._setup.masters is not None:
                 self._setup.masters.write_back()
         elif self._weights is not None:
-            self._weights.update(step)
+            self._weights.update(step, since)
 
     @contextmanager
     def swap_in(self) -> Iterator[None]:
@@ -91,10 +92,16 @@ class WeightAverages:
         stream: Any = iter(setup.batches(setup.plan.find_position(first), rank, world))
         before = [value.clone() for value in self._running]
         try:
-            with self._swap_in_weights(), torch.no_grad(), recompute_statistics(setup.model):
+            with (
+                self._swap_in_weights(),
+                join_layers(setup.divided),
+                torch.no_grad(),
+                recompute_statistics(setup.model),
+            ):
                 for number, batch in enumerate(islice(stream, step - first), first + 1):
                     images, _ = prepare_batch(setup, batch, number)
-                    for (part,) in split_micro_batches(setup, images):
+                    largest = -(-setup.plan.get_batch_size(setup.plan.find_position(number - 1)) // world)
+                    for (part,) in split_micro_batches(setup, images, largest=largest):
                         with setup.precision.autocast():
                             setup.model(part)
                 # Copied before the block ends: the running statistics are swapped back together with the weights.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from headway.core.random_keys import GOLDEN, mix_int
-from headway.setup.build import TrainSetup
+from headway.setup.train_setup import TrainSetup
 
 
 @final

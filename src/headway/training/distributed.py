@@ -15,7 +15,7 @@ from headway.core.recipe import read_recipe
 from headway.core.run_folder import RESUME_COMMAND, RunFolder
 from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
 from headway.launch.launcher import launch
-from headway.parallel.parallel_recipe import SpatialRecipe
+from headway.parallel.parallel_recipe import AsyncRecipe, DataParallelRecipe, LocalRecipe
 from headway.setup.checks import check_places
 from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
@@ -88,8 +88,11 @@ def _resolve_on_rank_failure(recipe: TrainRecipe) -> Literal["continue", "restar
     """Resolves `comm.on_rank_failure: auto`."""
     if recipe.comm.on_rank_failure != "auto":
         return recipe.comm.on_rank_failure
-    # A lost process takes its part of each image with it.
-    if isinstance(recipe.parallel, SpatialRecipe):
+    # A worker that is lost holds nothing that the others need.
+    if isinstance(recipe.parallel, AsyncRecipe):
+        return "continue"
+    # A lost process takes its part of each image, or of the network, with it.
+    if not isinstance(recipe.parallel, DataParallelRecipe | LocalRecipe):
         return "restart"
     # On GPUs the ranks communicate through NCCL, which cannot continue after a loss.
     on_gpu = recipe.device.startswith("cuda") or (recipe.device == "auto" and torch.cuda.is_available())

@@ -36,12 +36,13 @@ from headway.model.layer_profile import PROFILE_BATCH_SIZES, profile_layers
 from headway.model.model_size import measure_model_size
 from headway.optim.footprint import estimate_footprint
 from headway.setup.augment_place import PlaceChoice, choose_augment_place, has_place
-from headway.setup.build import TrainSetup, build_setup
+from headway.setup.build import build_setup
 from headway.setup.inputs import DryRunOptions
 from headway.setup.micro_batch import estimate_micro_batch
 from headway.setup.prepare import prepare_batch
 from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
+from headway.setup.train_setup import TrainSetup
 from headway.training.dry_run_memory import (
     MemoryItem,
     count_bytes,

@@ -10,7 +10,9 @@ import torch
 from headway.checkpoint.checkpoints import state_of
 from headway.core.workload import Workload
 from headway.data.data_recipe import SYNTHETIC
-from headway.setup.build import TrainSetup
+from headway.parallel.owners import find_largest_share
+from headway.parallel.parallel_recipe import ShardedRecipe
+from headway.setup.train_setup import TrainSetup
 
 MemoryPlace = Literal["device", "host"]
 
@@ -48,12 +50,15 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
     if recipe.data.train == SYNTHETIC:
         ahead, of_ring = 1, setup.plan.largest_batch
     saved_bytes = workload.count_saved_bytes(micro_batch)
+    # Gradients go to their owners without a copy of all.
+    has_buckets = ranks > 1 and not isinstance(recipe.parallel, ShardedRecipe)
+    state_bytes = round(workload.step.update.state_bytes * _find_owned_share(setup, ranks))
     items = [
         MemoryItem("weights", weights, device, about),
-        *list_extra_memory(setup),
+        *list_extra_memory(setup, ranks),
         MemoryItem("gradients", gradients, device),
-        MemoryItem("buckets", gradients if ranks > 1 else 0, device, "gradients on their way"),
-        MemoryItem("optimizer state", workload.step.update.state_bytes, device, recipe.optimizer.name),
+        MemoryItem("buckets", gradients if has_buckets else 0, device, "gradients on their way"),
+        MemoryItem("optimizer state", state_bytes, device, recipe.optimizer.name),
         MemoryItem("kept for backward", saved_bytes, device, f"a micro-batch of {micro_batch:,}"),
         MemoryItem(
             "activation gradients",
@@ -74,9 +79,9 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
     return [item for item in items if item.bytes]
 
 
-def list_extra_memory(setup: TrainSetup) -> list[MemoryItem]:
+def list_extra_memory(setup: TrainSetup, ranks: int = 1) -> list[MemoryItem]:
     """Lists what stays in a rank's memory beside weights, gradients and the optimizer's state."""
-    masters, device = count_masters_bytes(setup), _get_memory_place(setup)
+    masters, device = round(count_masters_bytes(setup) * _find_owned_share(setup, ranks)), _get_memory_place(setup)
     return [
         MemoryItem("masters", masters, device, "fp32"),
         MemoryItem("gradients of masters", masters, device, "fp32"),
@@ -94,6 +99,13 @@ def count_checkpoint_bytes(setup: TrainSetup, state_bytes: int) -> int:
     tensors = state_of(setup.model, setup.optimizer, setup.masters)
     begun = sum(count_bytes(value) for name, value in tensors.items() if name.startswith("optimizer/"))
     return sum(map(count_bytes, tensors.values())) - begun + state_bytes + _count_averaged_bytes(setup)
+
+
+def _find_owned_share(setup: TrainSetup, ranks: int) -> float:
+    """Returns the share of the optimizer's state on the rank that has most of it."""
+    if not isinstance(setup.recipe.parallel, ShardedRecipe):
+        return 1.0
+    return find_largest_share([value for group in setup.optimizer.param_groups for value in group["params"]], ranks)
 
 
 def _count_averaged_bytes(setup: TrainSetup) -> int:

@@ -16,9 +16,9 @@ from headway.core.errors import DataError
 from headway.data import dataset as data
 from headway.data.batch import Batch
 from headway.launch.ranks import Ranks
-from headway.setup.build import TrainSetup
 from headway.setup.class_counts import ClassCounts
 from headway.setup.metric_catalog import collect_set_metrics, compute_set_metrics
+from headway.setup.train_setup import TrainSetup
 
 POSITIONS, PREDICTED, COLLECTED = "places of samples", "classes predicted", "collected for metric "
 """Arrays gathered with those of the metrics. Their names have spaces, which the names of metrics cannot have."""
@@ -62,11 +62,18 @@ def evaluate_batches(
             for batch in loader:
                 # The last batch may have fewer samples than there are ranks.
                 if not len(batch.images):
+                    if setup.divided is not None and not setup.divided.is_whole_in_evaluation:
+                        _answer_other_ranks(setup, batch.images)
                     continue
                 images = setup.augment.normalise(batch.images)
                 yield compute_outputs(setup, images), batch.labels, batch
     finally:
         setup.model.train(training)
+
+
+def _answer_other_ranks(setup: TrainSetup, images: torch.Tensor) -> None:
+    """Runs the network on an image of zeros, as the other ranks need what this one holds of it."""
+    compute_outputs(setup, setup.augment.normalise(images.new_zeros((1, *images.shape[1:]))))
 
 
 def compute_outputs(setup: TrainSetup, images: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from headway.checkpoint.checkpoints import Checkpoints
 from headway.checkpoint.locations import parse_step
 from headway.core.errors import UsageError
 from headway.core.files import write_atomically
+from headway.core.interface import choose_wording
 from headway.core.recipe import LoadedRecipe, format_value, read_recipe
 from headway.core.run_folder import RunFolder
 from headway.optim import Schedule
@@ -36,6 +37,8 @@ CHANGEABLE = (
     *MACHINE_KEYS,
 )
 """Keys that may change when a run goes on, with all keys below them."""
+RESHARED = {"data", "experts"}
+"""Values of `parallel.strategy` that may replace each other, with their options."""
 REASONS = {
     "name": "the run folder has its name already",
     "seed": "the order of the samples and all random choices follow from it",
@@ -79,8 +82,12 @@ def extend_recipe(
         for key in before.keys() | after.keys()
         if before.get(key) != after.get(key) and (key not in MACHINE_KEYS or key in given)
     )
+    # The sums of gradients are the same, and checkpoints hold the same tensors.
+    changes_sharding = {loaded.recipe.parallel.strategy, recipe.parallel.strategy} == {"data", "sharded"}
     for key in changed:
-        _expect_changeable(key, before.get(key), run)
+        is_reshared = changes_sharding or {loaded.recipe.parallel.strategy, recipe.parallel.strategy} <= RESHARED
+        if not (is_reshared and key.startswith("parallel.")):
+            _expect_changeable(key, before.get(key), run)
     # Nothing to write: a plain resume must not leave an entry in the list of changes.
     if not changed:
         return loaded
@@ -104,9 +111,13 @@ def _expect_changeable(key: str, old_value: Any, run: RunFolder) -> None:
     if any(key == one or key.startswith(f"{one}.") for one in CHANGEABLE):
         return
     reason = REASONS.get(key.partition(".")[0], OTHER_REASON)
+    start = choose_wording(
+        command=f"headway train RECIPE model.weights={run.weights_path}",
+        python=f'headway.train(RECIPE, {{"model.weights": "{run.weights_path}"}})',
+    )
     fix = (
         f"Leave it at {format_value(old_value)}, or start a new run from these weights: "
-        f"headway train RECIPE model.weights={run.weights_path}. See What may change in docs/training.md"
+        f"{start}. See What may change in docs/training.md"
     )
     raise UsageError(f"a run that goes on cannot change {key}, because {reason}", where=str(run.folder), fix=fix)
 

@@ -12,7 +12,7 @@ from PIL import Image
 from headway.observe.panel_images import encode_image
 from headway.page import panel
 from headway.page.panel import Panel
-from headway.setup.build import TrainSetup
+from headway.setup.train_setup import TrainSetup
 
 IMAGES = 16
 LONGEST_SIDE = 128

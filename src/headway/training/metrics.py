@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, final
 
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from headway.comm.reducer import StepReduction
 from headway.core.clock import Clock
 from headway.core.errors import DataError
+from headway.core.exchange_waits import describe_exchanges, select_exchanges
 from headway.core.run_folder import RunFolder, read_json_lines
 from headway.data.batch import BadSample, Batch
 from headway.launch.ranks import Ranks
+from headway.model.mixture import list_mixtures
 from headway.observe import stragglers
-from headway.setup.build import TrainSetup
 from headway.setup.follow_weights import describe_weights
 from headway.setup.run_log import RunLog
+from headway.setup.train_setup import TrainSetup
 from headway.training.step_observer import StepObserver
 
 OutputsAndLabels = tuple[torch.Tensor, torch.Tensor]
@@ -36,6 +38,7 @@ class MetricsAccumulator:
 
     Attributes:
         log: the files of the run.
+        next_record: more numbers for the next record of kind `train`.
         observer: observes single steps as the recipe's part `observe` says.
         damaged: number of times that a damaged sample came up.
         must_stop: some rank was told to stop, as of the newest step whose reduction was read.
@@ -65,7 +68,9 @@ class MetricsAccumulator:
         self._since: tuple[int, dict[str, float]] = (0, {})
         # Records of the newest step, which a next lead may have to write.
         self._recent: list[dict[str, Any]] = []
+        self.next_record: dict[str, Any] = {}
         self.observer = StepObserver(setup)
+        self._mixtures = list(list_mixtures(setup.model))
 
     def add_losses(self, losses: torch.Tensor) -> None:
         """Adds the losses of one micro-batch of the current step."""
@@ -76,6 +81,15 @@ class MetricsAccumulator:
         loss = torch.cat(self._losses).sum() / size
         self._losses.clear()
         return loss
+
+    def add_segment(self, losses: list[float], bad: int) -> None:
+        """Adds the losses of consecutive steps, made by any ranks, and their number of damaged samples."""
+        self._step_losses += losses
+        self._bad_ahead += bad if self._ranks is not None else 0
+
+    def add_bad(self, bad: list[BadSample]) -> None:
+        """Adds damaged samples of this rank."""
+        self._bad += bad
 
     def drop_step(self) -> None:
         """Forgets the current step, which failed."""
@@ -95,8 +109,24 @@ class MetricsAccumulator:
             # On CUDA reading would wait for the device, so reductions are read on logging steps.
             if self._setup.device.type == "cpu":
                 self.read_reductions()
-        else:
+        # A step that this rank makes alone among others is added with its round.
+        elif self._ranks is None:
             self._sizes.append(size)
+
+    def add_round(self, reduction: StepReduction, steps: int) -> tuple[float, float]:
+        """Adds a round of steps that each rank made alone. On CUDA this waits for the device.
+
+        Returns:
+            the sum of the ranks' shares of the samples: below 1 if a rank was lost in the round; and the mean squared
+            length of the ranks' changes.
+
+        Raises:
+            CommunicationError: ranks issued different operations.
+        """
+        self.read_reductions()
+        total, change_sq, *losses = self._read_flags(reduction)
+        self._step_losses += [loss / total for loss in losses[:steps]]
+        return total, change_sq / total
 
     def read_reductions(self) -> None:
         """Reads the losses and flags reduced since the last call. On CUDA this waits for the device.
@@ -105,15 +135,20 @@ class MetricsAccumulator:
             CommunicationError: ranks issued different operations.
         """
         for reduction in self._reductions:
-            assert self._ranks is not None
-            self._ranks.reducer.check(reduction)
+            self._read_flags(reduction)
             self._step_losses.append(reduction.loss)
-            bad, stopping, regroup, ending = reduction.flags
-            self._bad_ahead += round(bad)
-            self.must_stop |= stopping > 0
-            self.must_regroup |= regroup > 0
-            self.must_end |= ending > 0
         self._reductions.clear()
+
+    def _read_flags(self, reduction: StepReduction) -> Sequence[float]:
+        """Reads the flags of a reduction, and returns the numbers behind them; see `Ranks.finish_round`."""
+        assert self._ranks is not None
+        self._ranks.reducer.check(reduction)
+        bad, stopping, regroup, ending, *more = reduction.flags
+        self._bad_ahead += round(bad)
+        self.must_stop |= stopping > 0
+        self.must_regroup |= regroup > 0
+        self.must_end |= ending > 0
+        return more
 
     def read_losses(self) -> NDArray[np.float64]:
         """Returns the loss of each step since the last call. This waits for the device.
@@ -125,6 +160,7 @@ class MetricsAccumulator:
         """
         if self._ranks is not None:
             self._gather_bad(self._ranks)
+        if self._ranks is not None or self._step_losses:
             values = np.array(self._step_losses)
             self._step_losses = []
             return values
@@ -166,10 +202,15 @@ class MetricsAccumulator:
             "batch": position - last,
             "images_s": (position - plan.find_position(since_step)) / elapsed,
             "wait_share": spent.get("wait", 0.0) / elapsed,
+            **describe_exchanges(spent, elapsed),
             "seconds": clock.total_seconds(),
         }
         if setup.precision.name == "fp16":
             record["loss_scale"] = setup.precision.state_dict().get("scale")
+        if loads := {name: layer.load.summarise() for name, layer in self._mixtures if layer.load is not None}:
+            record["experts"] = loads
+        record |= self.next_record
+        self.next_record = {}
         record |= self._exchange_stage_seconds(step, step - since_step, spent)
         self.write(record | self.observer.write_rows(self.log, step, position))
         self._write_bad()
@@ -257,6 +298,7 @@ class MetricsAccumulator:
         ranks = self._ranks
         if ranks is None or ranks.world.size == 1 or not steps:
             return {}
+        spent = {**spent, "exchange": sum(select_exchanges(spent).values())}
         ranks.rank_timings.write(step, [spent.get(stage, 0.0) / steps for stage in stragglers.COLUMNS])
         if not self.log.is_lead or (timings := ranks.rank_timings.read()) is None:
             return {}

@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.errors import TrainingError
-from headway.core.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from headway.training.trainer import Trainer
 
 
-def build_nonfinite_error(
-    what: str,
-    lr: float,
-    run: RunFolder,
-    checkpoints: Checkpoints,
-    culprit: str = "",
-    *,
-    precision: str,
-    best: Mapping[str, float] | None,
-    start_loss: float | None,
-) -> TrainingError:
+def build_nonfinite_error(trainer: Trainer, what: str, step: int, culprit: str = "") -> TrainingError:
     """Builds the error: what happened, what is kept of the run, and how the next run may do better.
 
     Args:
-        what: what happened, as a clause. lr: the learning rate of that step.
-        culprit: a sentence that names the layer at fault. precision: the precision of the run.
-        best: metrics, step and epoch of the evaluation of the best weights; None: there was none.
-        start_loss: the loss of the untrained network; None: unknown.
+        what: what happened, as a clause.
+        step: the step in which it happened.
+        culprit: a sentence that names the layer at fault.
     """
-    saved = checkpoints.paths()
+    setup, run, best = trainer.setup, trainer.run_folder, trainer.best
+    lr = setup.lr_at(setup.plan.find_position(step - 1))
+    saved = trainer.checkpoints.paths()
     kept = f"The checkpoint {saved[0].name} is kept" if saved else "There was no checkpoint yet"
     culprit = f".{culprit.rstrip('.')}" if culprit else ""
     remedies = ["a lower optimizer.lr", "a longer warm-up", "optimizer.clip_norm"]
-    if precision != "fp32":
+    if trainer.precision.name != "fp32":
         remedies.append("precision=fp32")
     start = ""
+    start_loss = trainer.accumulator.observer.start_loss
     if best is not None and can_start_from(best, start_loss) and run.weights_path.exists():
         weights = run.weights_path.resolve()
         start = f", from the weights of epoch {best['epoch']:.4g} if you like: model.weights={weights}"

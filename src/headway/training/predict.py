@@ -18,6 +18,8 @@ from PIL import Image, UnidentifiedImageError
 
 from headway.core.errors import DataError, UsageError
 from headway.core.files import read_regular, write_atomically
+from headway.core.interface import choose_wording
+from headway.core.path_suggestions import suggest_path
 from headway.core.printable import escape_controls
 from headway.data.decode import Decoder, build_decoder
 from headway.data.decode_request import DecodeRequest
@@ -25,7 +27,7 @@ from headway.data.formats.pack_source import is_image
 from headway.data.host_transform import HostTransform
 from headway.data.records import Records
 from headway.data.reference import PILLOW_FORMATS
-from headway.setup.build import TrainSetup
+from headway.setup.train_setup import TrainSetup
 from headway.training.evaluate import compute_outputs
 
 ImageSource = Path | Image.Image | NDArray[np.uint8] | torch.Tensor
@@ -46,7 +48,8 @@ def list_image_files(paths: Sequence[Path]) -> list[Path]:
         elif path.is_file():
             out.append(path)
         else:
-            raise UsageError("there is no such file or folder", where=str(path), fix=fix)
+            hint = suggest_path(path, lambda entry: entry.is_dir() or is_image(entry.name))
+            raise UsageError("there is no such file or folder", where=str(path), fix=hint or fix)
     if not out:
         raise UsageError("there is no image to predict", where=", ".join(map(str, paths)), fix=fix)
     return out
@@ -153,11 +156,13 @@ def read_pixels(
     # Decoding goes on after a damaged image; its status says so.
     status = decoder.decode(DecodeRequest(Records.from_buffers(records), boxes, out, scaled=transform.scaled))
     for row in np.flatnonzero(status):
-        on_bad(DataError("this image is damaged", where=_name_source(files[opened[row]], opened[row]), fix=SKIP))
+        where = _name_source(files[opened[row]], opened[row])
+        on_bad(DataError("this image is damaged", where=where, fix=_describe_skip()))
     return [place for place, wrong in zip(opened, status, strict=True) if not wrong], out[status == 0]
 
 
-SKIP = "Leave such files out with --skip-bad."
+def _describe_skip() -> str:
+    return choose_wording(command="Leave such files out with --skip-bad.", python="Leave it out of the images.")
 
 
 def _name_source(source: ImageSource, place: int) -> str:
@@ -190,10 +195,10 @@ def _read_image(file: Path) -> tuple[bytes, tuple[int, int]]:
         with Image.open(io.BytesIO(record), formats=PILLOW_FORMATS) as image:
             return record, image.size
     except UnidentifiedImageError:
-        raise DataError("this file is not an image", where=str(file), fix=SKIP) from None
+        raise DataError("this file is not an image", where=str(file), fix=_describe_skip()) from None
     # Pillow's plugins raise anything from OSError to struct.error on damaged bytes.
     except Exception as error:
-        raise DataError(f"this image cannot be opened ({error})", where=str(file), fix=SKIP) from None
+        raise DataError(f"this image cannot be opened ({error})", where=str(file), fix=_describe_skip()) from None
 
 
 def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) -> int:

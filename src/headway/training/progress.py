@@ -206,6 +206,6 @@ HIDDEN = ("kind", "epoch", "position", "seconds")
 def _format_value(name: str, value: Any) -> str:
     if name == "images_s":
         return f"{value:,.0f}"
-    if name == "wait_share":
+    if name in ("wait_share", "exchange_share"):
         return f"{value:.1%}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -17,6 +17,7 @@ import torch
 
 from headway.checkpoint.checkpoints import Checkpoint, Checkpoints
 from headway.checkpoint.locations import parse_step
+from headway.checkpoint.pieces import Piece
 from headway.core.errors import (
     CheckpointError,
     CommunicationError,
@@ -28,9 +29,9 @@ from headway.core.errors import (
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.launch.handover import TransferredState
-from headway.setup.build import TrainSetup
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
+from headway.setup.train_setup import TrainSetup
 from headway.training.actions import Action
 
 if TYPE_CHECKING:
@@ -97,6 +98,10 @@ class Recovery:
                 self.actions.remove(action)
                 self.advance()
 
+    def lose_state(self) -> None:
+        """Notes that this rank no longer has the state of any step: it takes that of another rank or a checkpoint."""
+        self._progress = -1
+
     def advance(self) -> None:
         """Counts a step or an action as done."""
         self._progress += 1
@@ -137,14 +142,17 @@ class Recovery:
         met = ranks.meet(trainer.setup.model, trainer.setup.device, self)
         trainer.saver.set_exchange(ranks.build_save_exchange(), ranks.build_confirmer())
         accumulator.log.confirm = ranks.build_confirmer()
+        trainer.clock.waits = ranks.world.waits
         # A checkpoint that was being written may have lost the share of a lost rank.
         if met.unsaved and Action.CHECKPOINT not in self.actions:
-            self.actions.insert(0, Action.CHECKPOINT)
+            # Only once the ranks have the same weights again.
+            self.actions.insert(int(self.actions[:1] == [Action.AVERAGE]), Action.CHECKPOINT)
         # The interrupted step is repeated, perhaps by other ranks, so its ids are removed.
         accumulator.log.cut_ids(trainer.position)
         if ranks.is_lead:
             for name in ranks.lost_workers:
-                trainer.run_folder.seal_ids(trainer.position, name)
+                # What a lost rank has trained in a round that is not over is in no weights.
+                trainer.run_folder.seal_ids(trainer.position - trainer.rounds.samples, name)
             if not was_lead:
                 self._take_lead(met.names)
         ranks.lost_workers = ()
@@ -154,7 +162,7 @@ class Recovery:
     def _take_lead(self, names: tuple[str, ...]) -> None:
         """Makes this rank write the run folder. Args: names: those of all ranks."""
         trainer, position = self._trainer, self._trainer.position
-        trainer.run_folder.seal_all_ids(position, besides=names)
+        trainer.run_folder.seal_all_ids(position - trainer.rounds.samples, besides=names)
         # The former lead may only be asleep and hold the lock; it is fenced before it writes anything.
         with suppress(UsageError):
             self._lock.enter_context(trainer.run_folder.lock())
@@ -226,13 +234,36 @@ class Recovery:
             "saved_step": trainer.saved_step,
             "finished": trainer.finished,
             "accumulator": trainer.accumulator.state(),
+            "round": trainer.rounds.describe(),
         }
-        return scalars, trainer.collect_tensors()
+        # What each rank has of its own is no part of it; the weights are those that all ranks had last.
+        with trainer.rounds.show_agreed():
+            tensors = trainer.collect_tensors()
+            is_within = bool(trainer.rounds.steps)
+            return scalars, {
+                name: value.clone() if is_within else value
+                for name, value in tensors.items()
+                if not isinstance(value, Piece)
+            }
 
     def load_state_dict(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Continues from the state of another rank."""
         trainer = self._trainer
-        trainer.load(Checkpoint(Path("the state of another rank"), scalars["step"], scalars, tensors))
+        held = trainer.collect_tensors()
+        own: dict[str, torch.Tensor] = {}
+        if trainer.setup.parts is not None:
+            # Of 16-bit weights whose masters another rank has, this one has those of the step.
+            own = {f"model/{name}": value for name, value in trainer.setup.model.state_dict().items()}
+            own = {name: value for name, value in own.items() if name not in tensors}
+            own |= {name: value.tensor for name, value in held.items() if isinstance(value, Piece)}
+        if trainer.setup.parts is not None and trainer.step != scalars["step"]:
+            what = f"this process holds its part of the state at step {trainer.step}, and the others are at step"
+            fix = "Let all hosts see the folder of the run, or set checkpoint.folder to one that all of them share."
+            raise UsageError(f"{what} {scalars['step']}", where="checkpoint.folder", fix=fix)
+        if trainer.step == scalars["step"]:
+            own |= trainer.rounds.list_own(held)
+        trainer.load(Checkpoint(Path("the state of another rank"), scalars["step"], scalars, tensors | own))
+        trainer.rounds.join(scalars["round"])
         trainer.accumulator.load_state(scalars["accumulator"])
         self._progress, self.actions = scalars["progress"], [Action(name) for name in scalars["actions"]]
         trainer.saved_step, trainer.finished = scalars["saved_step"], scalars["finished"]

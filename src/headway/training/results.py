@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from headway.core.cpu_count import count_usable_cores
-from headway.setup.build import TrainSetup
+from headway.core.exchange_waits import describe_exchanges
+from headway.setup.train_setup import TrainSetup
 from headway.training.evaluate import evaluate
 from headway.training.evaluation_panels import build_evaluation_panels
 from headway.training.trainer import Trainer
@@ -36,7 +37,8 @@ def write_evaluation_panels(trainer: Trainer) -> None:
     setup, run, evaluation = trainer.setup, trainer.run_folder, trainer.evaluation
     if setup.eval is None:
         return
-    if evaluation is None and trainer.finished and not (run.panels / "worst.json").exists():
+    is_whole = setup.divided is None
+    if evaluation is None and is_whole and trainer.finished and not (run.panels / "worst.json").exists():
         # The process was killed between its last checkpoint and its panels.
         with trainer.use_averages():
             evaluation = evaluate(setup, setup.eval)
@@ -64,7 +66,8 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         **describe_network_size(setup),
         "images_s": images / training,
         "wait_share": seconds.get("wait", 0.0) / training,
-        "damaged_samples": trainer.damaged,
+        **describe_exchanges(seconds, training),
+        "damaged_samples": trainer.accumulator.damaged,
         "host_syncs": trainer.host_syncs.to_json(),
     }
     # Synthetic data have no loader.

@@ -8,8 +8,8 @@ from typing import Any, final
 
 from headway.core.errors import CheckpointError
 from headway.core.untrusted_json import is_any_number, is_whole_number
-from headway.setup.build import TrainSetup
 from headway.setup.task import reaches_goal
+from headway.setup.train_setup import TrainSetup
 
 LIMIT_KEYS = ("epochs", "stop_at", "early_stopping", "callbacks")
 """Keys of a recipe that decide when a run ends."""

@@ -19,19 +19,20 @@ from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.errors import CommunicationError, FencedError, GenerationEndedError, HeadwayError, UsageError
 from headway.core.files import write_atomically
 from headway.core.recipe import LoadedRecipe, read_recipe
-from headway.core.run_folder import RunFolder, collect_provenance
+from headway.core.run_folder import RunFolder, collect_provenance, describe_naming
 from headway.core.signals import handle_signals
 from headway.core.text_format import pluralise
 from headway.core.untrusted_json import is_whole_number
 from headway.data.decode import resolve_backend
 from headway.launch.ranks import Ranks
 from headway.model import pretrained
-from headway.setup.build import RecordedData, TrainSetup, build_setup
+from headway.setup.build import RecordedData, build_setup
 from headway.setup.checks import check_labels, check_places, list_set_warnings
 from headway.setup.inputs import open_dataset
 from headway.setup.rates import describe_batch, resolve_batch
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import LABEL_PHRASES, TargetSpec
+from headway.setup.train_setup import TrainSetup
 from headway.setup.user_callbacks import NamedCallback, build_callbacks, name_callbacks
 from headway.training.evaluate import evaluate as evaluate_set
 from headway.training.evaluation_panels import build_evaluation_panels, write_panels
@@ -82,8 +83,7 @@ def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, callbac
         check_places(loaded.recipe.parallel, 1)
         return _start_run(loaded, folder, callbacks=callbacks)
     if folder is None:
-        fix = "Name it: headway train RECIPE --run-folder FOLDER."
-        raise UsageError("several processes need one run folder", where="--run-folder", fix=fix)
+        raise UsageError("several processes need one run folder", fix=describe_naming())
     with _join_ranks(ranks, RunFolder(folder)):
         # Refused here, before data are opened: a step needs one sample per rank at least.
         batch = resolve_batch(loaded, ranks.launched_size).recipe.global_batch
@@ -131,7 +131,6 @@ def resume(folder: Path, callbacks: Sequence[Any] = (), overrides: Sequence[str]
     run = RunFolder.open(folder)
     loaded = reload_recipe(run)
     ranks = Ranks.from_environment(loaded.recipe.comm)
-    check_places(loaded.recipe.parallel, 1 if ranks is None else ranks.launched_size)
     if ranks is None:
         return _resume(run, None, callbacks, overrides)
     with _join_ranks(ranks, run):
@@ -219,6 +218,7 @@ def _resume(run: RunFolder, ranks: Ranks | None, callbacks: Sequence[Any], overr
         loaded = reload_recipe(run)
         if overrides:
             loaded = extend_recipe(run, loaded, overrides, writes=ranks is None or ranks.is_lead)
+        check_places(loaded.recipe.parallel, 1 if ranks is None else ranks.launched_size)
         return _continue_run(loaded, run, ranks, callbacks)
 
 
@@ -437,7 +437,7 @@ def evaluate(folder: Path, data: str | None) -> dict[str, float]:
     run = RunFolder.open(folder)
     setup = load_trained(run)
     if data is None and setup.recipe.data.eval is None:
-        raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
+        raise UsageError("this run has no evaluation set", where=str(folder), fix="Name one as --data or data=.")
     base, uri = (Path(), data) if data is not None else (setup.loaded.base, str(setup.recipe.data.eval))
     with closing(setup.inputs), closing(open_dataset(base, uri)) as held_out:
         check_labels(setup.target, held_out)

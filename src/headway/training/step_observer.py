@@ -20,8 +20,9 @@ from headway.observe.activations import ActivationPercentiles
 from headway.observe.divergence import DivergenceDetector
 from headway.observe.layer_statistics import LayerStatistics
 from headway.optim.layer_rates import measure_layer_rates
-from headway.setup.build import TrainSetup
+from headway.parallel.parallel_recipe import AsyncRecipe
 from headway.setup.run_log import RunLog
+from headway.setup.train_setup import TrainSetup
 
 MicroBatches = Sequence[tuple[Tensor, ...]]
 """(images, labels, weights, weights with gradient noise) of each micro-batch."""
@@ -45,7 +46,8 @@ class StepObserver:
         # Divergence is judged by the update rates of the layers, so it needs them too.
         if options.layer_rates or options.on_divergence != "ignore":
             named = (setup.masters or setup.model).named_parameters()
-            self._layers = LayerStatistics(named, setup.optimizer, partial(measure_layer_rates, setup.optimizer))
+            rates = partial(measure_layer_rates, setup.optimizer)
+            self._layers = LayerStatistics(named, setup.optimizer, rates, owners=setup.owners)
         if options.on_divergence != "ignore" and self._layers is not None:
             weights, batch = self._layers.measure_weights(), setup.plan.get_batch_size(0)
             self._divergence = DivergenceDetector(self._layers.names, self._layers.sizes, weights, batch)
@@ -61,6 +63,8 @@ class StepObserver:
         self._parts = 1
         self._norms: NDArray[np.float32] | None = None
         self._handles: list[Any] = []
+        # The network's weights change between two steps of a worker, and not by its own gradient.
+        self._steps_elsewhere = isinstance(recipe.parallel, AsyncRecipe)
 
     def begin_step(self, step: int, parts: MicroBatches, ranks: int = 1) -> None:
         """Begins a step, before its forward pass. Args: step: the first one is 1."""
@@ -73,7 +77,7 @@ class StepObserver:
                 self._hook_gradients(parts)
             else:
                 self._measure_halves(parts[0])
-        if step % self._setup.recipe.log_every_steps:
+        if self._steps_elsewhere or not self._setup.rounds.is_due(step, self._setup.recipe.log_every_steps):
             return
         if self._layers is not None:
             # Copies the weights before the step, for the relative size of its update.

@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, ClassVar, NoReturn, cast
 
@@ -15,30 +16,35 @@ import torch
 from headway.checkpoint.background_saver import BackgroundSaver
 from headway.checkpoint.checkpoints import Checkpoint, Checkpoints, restore, state_of
 from headway.checkpoint.compatibility import expect_position, expect_same_data, expect_scalars
+from headway.checkpoint.pieces import Piece
 from headway.comm.reducer import StepReduction
 from headway.core.clock import Clock
 from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
-from headway.data.upload import to_device
 from headway.launch.ranks import Ranks
+from headway.model.auxiliary import AuxiliaryLosses
 from headway.observe.host_syncs import HostSyncCounter
-from headway.optim import draw_gradient_noise, set_lr
-from headway.parallel.maps import to_parts
-from headway.parallel.strips import run_in_strips
-from headway.setup.build import TrainSetup
+from headway.optim import set_lr
+from headway.setup.divide_layers import join_layers
 from headway.setup.prepare import prepare_batch, split_micro_batches
 from headway.setup.task import is_better
+from headway.setup.train_setup import TrainSetup
 from headway.setup.user_callbacks import NamedCallback
 from headway.training.actions import Action, ActionRules
+from headway.training.async_training import AsyncTraining
 from headway.training.averages import WeightAverages
 from headway.training.callbacks import Callbacks
 from headway.training.display import Display
 from headway.training.evaluate import Evaluation, evaluate
 from headway.training.first_batch import build_first_batch_panel
+from headway.training.forward import run_network
+from headway.training.local_rounds import LocalRounds
 from headway.training.metrics import MetricsAccumulator
 from headway.training.nonfinite import build_nonfinite_error
+from headway.training.place_batch import gather_batch
 from headway.training.recovery import Recovery
 from headway.training.run_end import RunEnd
+from headway.training.sample_weights import SampleWeights
 
 LOG = logging.getLogger("headway.training")
 
@@ -59,10 +65,13 @@ class Trainer:
         evaluation: the newest evaluation.
         precision: the precision of the setup.
         last_outputs, last_losses: outputs and labels, and losses, of the newest micro-batch.
+        averages, rules, display: what is evaluated and saved; which actions are due; shows the progress.
+        asynchronous: makes the steps, if the recipe says `parallel.strategy: async`.
         accumulator: losses and damaged samples since the last record, and the logs of the run.
+        rounds: steps that this rank makes alone, and the mean of all ranks' weights after them.
         recovery: the actions due between steps, and what happens after a rank is lost.
         host_syncs: counts the tensor values that the steps read in Python.
-        saver, saved_step: writes checkpoints; the step of the newest one.
+        checkpoints, saver, saved_step: folder of the checkpoints; what writes them; the step of the newest one.
     """
 
     def __init__(
@@ -73,7 +82,7 @@ class Trainer:
         ranks: Ranks | None = None,
         callbacks: Sequence[NamedCallback] = (),
     ) -> None:
-        self.setup, self.run_folder, self._display, self.ranks = setup, run, display, ranks
+        self.setup, self.run_folder, self.display, self.ranks = setup, run, display, ranks
         self.precision = setup.precision
         self.step = self.position = 0
         self.stopping = self.finished = False
@@ -84,24 +93,25 @@ class Trainer:
         self.saved_step: int | None = None
         self.clock, self.host_syncs = Clock(), HostSyncCounter()
         self.accumulator = MetricsAccumulator(setup, run, ranks, display.record)
+        self.rounds = LocalRounds(setup, ranks, self.accumulator)
         options = setup.recipe.checkpoint
-        self._checkpoints = Checkpoints.locate(run.folder, options.keep, options.folder, setup.loaded.base)
+        self.checkpoints = Checkpoints.locate(run.folder, options.keep, options.folder, setup.loaded.base)
         self.saver = BackgroundSaver(
-            self._checkpoints, asynchronous=options.asynchronous, resume_command=run.resume_command
+            self.checkpoints, asynchronous=options.asynchronous, resume_command=run.resume_command
         )
-        self._averages = WeightAverages(setup)
+        self.averages = WeightAverages(setup)
+        self._auxiliary = AuxiliaryLosses(setup.model)
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
         self._stream: Iterator[Batch] | None = None
-        self._sample_weights = torch.empty(0)
+        self._weights = SampleWeights(setup)
         self.last_outputs: tuple[torch.Tensor, torch.Tensor] | None = None
         self.last_losses: torch.Tensor | None = None
         self._divergence = ""
         self.callbacks = Callbacks(cast("Trainer", weakref.proxy(self)), callbacks)
-        self._rules = ActionRules(
-            setup, needs_statistics=self._averages.needs_statistics, has_callbacks=bool(callbacks)
-        )
+        self.rules = ActionRules(setup, needs_statistics=self.averages.needs_statistics, has_callbacks=bool(callbacks))
         # Last, because it reads the parts above.
-        self.recovery = Recovery(self, self._checkpoints)
+        self.recovery = Recovery(self, self.checkpoints)
+        self.asynchronous = AsyncTraining.create(self)
 
     def run(self, steps: int | None = None) -> None:
         """Trains to the end of the run, or for at most `steps` steps."""
@@ -109,6 +119,8 @@ class Trainer:
         recovery = self.recovery
         self.clock.start()
         self.callbacks.start()
+        if self.asynchronous is not None:
+            self.asynchronous.start()
         while True:
             # If a rank is lost, this block ends early: the ranks meet again, and the next pass continues from there.
             with recovery:
@@ -119,15 +131,17 @@ class Trainer:
                             break
                         recovery.queue(Action.SETTLE)
                     elif self._must_stop:
-                        recovery.queue(*self._rules.list_log_actions(), Action.CHECKPOINT)
+                        recovery.queue(*self.rules.list_log_actions(), Action.CHECKPOINT)
                     elif self._must_end:
                         self.finished = True
                         is_evaluated = self.end.evaluated_step == self.step
-                        recovery.queue(*self._rules.list_final(is_evaluated=is_evaluated))
+                        recovery.queue(*self.rules.list_final(is_evaluated=is_evaluated))
+                    elif self.asynchronous is not None:
+                        self.asynchronous.run_segment(last)
                     else:
                         self.host_syncs.run_step(self._train_step, recovery.actions)
                 recovery.run_actions(self._run_action)
-            self._display.step(self)
+            self.display.step(self)
             self.clock.lap("log")
         self.callbacks.end()
 
@@ -136,23 +150,25 @@ class Trainer:
         setup, before = self.setup, self.position
         batch = self._next_batch()
         batch_size = setup.plan.get_batch_size(before)
-        self._set_schedules(batch_size)
+        self.rounds.begin_step(self.step + 1)
+        # A step alone is a step at the rank's share of the batch: it divides its losses by that.
+        self.set_schedules(len(batch.images) if self.rounds.is_alone else batch_size)
         # Logged before the step: a rank that is killed in it has then said which samples it got.
         if setup.recipe.log_ids:
             self.accumulator.log_ids(batch)
         with self.recovery.undo_on_loss():
-            self._forward_backward(batch)
-            reduction = self._reduce(batch)
+            self.forward_backward(batch)
+            reduction = self._reduce(batch, batch_size)
         # The reduction succeeded on all ranks: from here on the step cannot be undone.
-        setup.precision.step(setup.optimizer, setup.recipe.optimizer.clip_norm, self._parameters)
-        setup.optimizer.zero_grad(set_to_none=True)
+        setup.step_optimizer(self._parameters)
         self.accumulator.add_step(self.step + 1, batch, batch_size, reduction)
         self.step, self.position = self.step + 1, before + batch_size
-        self._averages.update(self.step)
+        if not self.rounds.is_alone:
+            self.averages.update(self.step)
         self.recovery.advance()
         self.clock.lap("optimizer")
         self.callbacks.step()
-        self.recovery.queue(*self._rules.list_due(self.step, before, self.position))
+        self.recovery.queue(*self.rules.list_due(self.step))
         if self.accumulator.must_regroup:
             self.recovery.queue(Action.REGROUP)
 
@@ -160,91 +176,79 @@ class Trainer:
 
     def _next_batch(self) -> Batch:
         """Returns the next batch of this rank; opens the loader at the current position if there is none."""
+        is_first = self._stream is None
         if self._stream is None:
             self._stream = iter(self.setup.batches(self.position, *self._rank_and_world))
-            batch = next(self._stream)
-            self.clock.lap("first batch")
-        else:
-            batch = next(self._stream)
-            self.clock.lap("wait")
+        batch = next(self._stream)
+        self.clock.lap("first batch" if is_first else "wait")
         return batch
 
-    def _set_schedules(self, batch_size: int) -> None:
-        """Sets all that depends on the position: the batch size, learning rate, frozen layers and generators."""
+    def set_schedules(self, divisor: int) -> None:
+        """Sets all that depends on the position: divisor of the losses, learning rate, frozen layers and generators."""
         setup = self.setup
-        # The weights of samples change only when the batch grows.
-        if self._sample_weights.shape[0] != batch_size:
-            self._sample_weights = torch.full((batch_size,), 1 / batch_size, device=setup.device)
+        self._weights.set_divisor(divisor)
         set_lr(setup.optimizer, setup.lr_at(self.position))
-        setup.freezing.freeze_until(self.position)
+        # Within a round nothing is frozen: what some ranks have changed alone must be averaged first.
+        setup.freezing.freeze_until(self.position - self.rounds.samples)
         if self.ranks is not None:
             # Seeded per position and rank: a repeated or resumed step draws the same numbers.
             self.ranks.seed(setup.recipe.seed, self.position)
 
-    def _forward_backward(self, batch: Batch) -> None:
+    def forward_backward(self, batch: Batch) -> None:
         """Adds the gradient of this rank's samples, one micro-batch after another."""
         setup, clock = self.setup, self.clock
+        batch, own = gather_batch(setup, batch, self._weights.divisor)
         images, labels = prepare_batch(setup, batch, self.step + 1)
         if self.is_lead and not self.step and (panel := build_first_batch_panel(setup, images, labels)) is not None:
             self.accumulator.log.write_panels([panel], 1)
-        weights, noisy_weights, masked = self._weigh_samples(batch, images.shape[0])
+        weights, noisy_weights, masked = self._weights.weigh(batch, images.shape[0])
         clock.lap("augment")
-        parts = split_micro_batches(setup, images, labels, weights, noisy_weights)
+        largest = -(-self._weights.divisor // self._rank_and_world[1])
+        parts = split_micro_batches(setup, images, labels, weights, noisy_weights, largest=largest)
         self.accumulator.observer.begin_step(self.step + 1, parts, self._rank_and_world[1])
         for number, (part, part_labels, part_weights, part_noisy_weights) in enumerate(parts, 1):
             with setup.precision.autocast():
-                outputs = self._forward(part)
+                outputs = run_network(setup, self.ranks, part, self._weights.divisor)
             clock.lap("forward")
             # The loss is computed in fp32 in every precision.
             outputs = outputs.float()
             losses = setup.task.loss(outputs, part_labels)
             clock.lap("loss")
             # Gradients are final in the last micro-batch only; there the all-reduce overlaps with backward.
-            if self.ranks is not None and number == len(parts):
-                self.ranks.prepare_for_backward(len(batch.images) / len(self._sample_weights))
-            setup.precision.backward(losses, part_noisy_weights)
+            sends = self.ranks is not None and self.asynchronous is None and not self.rounds.is_alone
+            if self.ranks is not None and sends and number == len(parts):
+                self.ranks.prepare_for_backward(len(batch.images) / self._weights.divisor)
+            setup.precision.backward(losses, part_noisy_weights, self._auxiliary.pop(len(parts)))
             clock.lap("backward")
-            losses = self.last_losses = losses.detach()
-            self.accumulator.add_losses(losses * part_weights * len(self._sample_weights) if masked else losses)
+            losses = losses.detach()
+            if own is not None:
+                place = (losses, outputs, part_labels, part_weights)
+                losses, outputs, part_labels, part_weights = (one[own] for one in place)
+            self.last_losses = losses
+            self.accumulator.add_losses(losses * part_weights * self._weights.divisor if masked else losses)
         self.last_outputs = outputs.detach(), part_labels
 
-    def _forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Computes the outputs of this rank's images, together with the ranks that share images with it."""
-        if self.ranks is None or (place := self.ranks.place) is None:
-            return self.setup.forward(images)
-        samples = self.ranks.divide_place(len(self._sample_weights))
-        return run_in_strips(self.setup.model, to_parts(images, samples, place))
-
-    def _weigh_samples(self, batch: Batch, samples: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
-        """Returns the weight of each sample in the gradient, without and with gradient noise, and if some are masked.
-
-        Args:
-            samples: number of samples on this rank.
-        """
-        # Most batches have no damaged sample, and are not searched for masked ones.
-        weights, masked = self._sample_weights, bool(batch.bad) and bool((batch.served < 0).any())
-        if self.ranks is not None:
-            weights = weights[:samples]
-        if masked:
-            weights = weights * to_device((batch.served >= 0).astype(np.float32), weights.device)
-        if (strength := self.setup.recipe.optimizer.gradient_noise) is None:
-            return weights, weights, masked
-        factors = draw_gradient_noise(batch.keys(), strength * len(self._sample_weights) ** 0.5)
-        return weights, weights * to_device(factors, weights.device), masked
-
-    def _reduce(self, batch: Batch) -> StepReduction | None:
-        """Waits until the gradients are summed over all ranks; returns None for a process that trains alone."""
-        if self.ranks is None:
+    def _reduce(self, batch: Batch, batch_size: int) -> StepReduction | None:
+        """Waits until the gradients are summed over all ranks; returns None for a step that is made alone."""
+        # The sum of the losses travels with the gradients, or with the weights of a round.
+        loss = None if self.ranks is None else self.accumulator.pop_step_loss(batch_size)
+        if self.rounds.is_alone:
+            self.rounds.add_step(loss, own=len(batch.images), samples=batch_size, bad=len(batch.bad))
+        if self.ranks is None or loss is None or self.rounds.is_alone:
             return None
-        # The sum of the losses travels with the gradients.
-        loss = self.accumulator.pop_step_loss(len(self._sample_weights))
-        reduction = self.ranks.finish(
-            loss, bad=len(batch.bad), stopping=self.stopping, ending=self.end.reason is not None
-        )
+        ending = self.end.reason is not None
+        reduction = self.ranks.finish(loss, bad=len(batch.bad), stopping=self.stopping, ending=ending)
         self.clock.lap("reduce")
         return reduction
 
     # The actions between two steps.
+
+    def _average(self) -> None:
+        """Ends a round: all ranks take the mean of their weights, or the outer step."""
+        steps = self.rounds.average(self.position, stopping=self.stopping, ending=self.end.reason is not None)
+        self.averages.update(self.step, steps)
+        if self.accumulator.must_regroup:
+            self.recovery.queue(Action.REGROUP)
 
     def _run_action(self, action: Action) -> None:
         run, stage = self.ACTIONS[action]
@@ -276,6 +280,11 @@ class Trainer:
                 LOG.warning(divergence)
             self._divergence = divergence
 
+    def record_losses(self) -> bool:
+        """Writes a record between two meetings of the ranks; returns True if the run diverges and has to stop."""
+        self._log()
+        return bool(self._divergence) and self.setup.recipe.observe.on_divergence == "stop"
+
     def _stop_if_diverged(self) -> None:
         """Stops all ranks if the lead saw the run diverge; each rank has looked at its own numbers only."""
         divergence = self._divergence
@@ -285,7 +294,7 @@ class Trainer:
             self._raise_nonfinite(divergence.rstrip("."), self.step)
 
     def _recompute_statistics(self) -> None:
-        self._averages.recompute_statistics(self.step, self.ranks)
+        self.averages.recompute_statistics(self.step, self.ranks)
 
     def _evaluate(self) -> None:
         """Evaluates, keeps the weights if they are the best, and ends the run if `stop_at` is reached."""
@@ -293,19 +302,19 @@ class Trainer:
         assert setup.eval is not None
         self._check_parameters()
         started = perf_counter()
-        with self.use_averages():
+        with self.use_averages(), join_layers(setup.divided):
             self.evaluation = evaluate(setup, setup.eval, self.ranks)
-        metrics = self.metrics = self.evaluation.metrics
-        seconds = self.clock.total_seconds() + perf_counter() - started
-        progress = {"step": self.step, "position": self.position, "epoch": self.position / setup.epoch}
-        record = {"kind": "evaluate", **progress, **metrics, "damaged": self.evaluation.damaged, "seconds": seconds}
-        if self.evaluation.counts is not None:
-            record["classes"] = self.evaluation.counts.to_json()
-        self.accumulator.write(record)
-        if self.best is None or is_better(setup.task, metrics, self.best):
-            # The best weights are the network as evaluated, with averages.
-            self.best = {**metrics, "step": self.step, "epoch": self.position / setup.epoch}
-            self.write_weights()
+            metrics = self.metrics = self.evaluation.metrics
+            seconds = self.clock.total_seconds() + perf_counter() - started
+            progress = {"step": self.step, "position": self.position, "epoch": self.position / setup.epoch}
+            record = {"kind": "evaluate", **progress, **metrics, "damaged": self.evaluation.damaged, "seconds": seconds}
+            if self.evaluation.counts is not None:
+                record["classes"] = self.evaluation.counts.to_json()
+            self.accumulator.write(record)
+            if self.best is None or is_better(setup.task, metrics, self.best):
+                # The best weights are the network as evaluated, which is still joined here.
+                self.best = {**metrics, "step": self.step, "epoch": self.position / setup.epoch}
+                self._store_weights()
         if self.end.add_evaluation(metrics, self.step, self.position, seconds):
             self.finished = True
         self.callbacks.evaluate()
@@ -320,7 +329,10 @@ class Trainer:
             self.write_weights()
         # The logs go first: a resumed run cuts them back to the checkpoint, and must find them complete up to it.
         self.accumulator.log.flush()
-        self.saver.save(self.step, self.collect_tensors(), self.collect_scalars())
+        tensors, divided = self.rounds.wrap(self.collect_tensors(), self.step), self.setup.divided
+        if divided is not None:
+            tensors = divided.parts.share(tensors)
+        self.saver.save(self.step, tensors, self.collect_scalars())
         self.saved_step = self.step
 
     def _settle(self) -> None:
@@ -339,6 +351,7 @@ class Trainer:
         self.callbacks.epoch()
 
     ACTIONS: ClassVar[dict[Action, tuple[Callable[[Trainer], None], str]]] = {
+        Action.AVERAGE: (_average, "reduce"),
         Action.LOG: (_log, "log"),
         Action.AGREE: (_stop_if_diverged, "log"),
         Action.STATISTICS: (_recompute_statistics, "evaluate"),
@@ -356,31 +369,27 @@ class Trainer:
         The loss may still be finite: it was computed before the step that made the weights infinite.
         """
         if not torch.stack([parameter.isfinite().all() for parameter in self._parameters]).all():
-            culprit = self.accumulator.observer.find_culprit()
-            self._raise_nonfinite(f"the weights are not finite at step {self.step}", self.step, culprit)
+            what = f"the weights are not finite at step {self.step}"
+            self._raise_nonfinite(what, self.step, self.accumulator.observer.find_culprit())
 
     def _raise_nonfinite(self, what: str, step: int, culprit: str = "") -> NoReturn:
-        lr = self.setup.lr_at(self.setup.plan.find_position(step - 1))
         self.close()
-        raise build_nonfinite_error(
-            what,
-            lr,
-            self.run_folder,
-            self._checkpoints,
-            culprit,
-            precision=self.precision.name,
-            best=self.best,
-            start_loss=self.accumulator.observer.start_loss,
-        )
+        raise build_nonfinite_error(self, what, step, culprit)
 
     def use_averages(self) -> AbstractContextManager[None]:
         """Gives the network, for the duration of the block, the weights and statistics that are evaluated and saved."""
-        return self._averages.swap_in()
+        return self.averages.swap_in()
 
     def write_weights(self) -> None:
         """Replaces the best weights in the run folder."""
-        with self.use_averages():
-            self.accumulator.log.write_weights(self.setup.state_dict())
+        with self.use_averages(), join_layers(self.setup.divided):
+            self._store_weights()
+
+    def _store_weights(self) -> None:
+        """Writes the weights as they are now in the network."""
+        divided = self.setup.divided
+        whole = {} if divided is None else divided.list_whole()
+        self.accumulator.log.write_weights(self.setup.state_dict() | whole)
 
     # The state of the run, for checkpoints and for other ranks.
 
@@ -399,10 +408,13 @@ class Trainer:
             "seconds": self.clock.seconds,
         }
 
-    def collect_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the tensors of a checkpoint, not copied."""
+    def collect_tensors(self) -> dict[str, torch.Tensor | Piece]:
+        """Returns the tensors of a checkpoint, not copied; of what ranks share this rank's pieces."""
         setup = self.setup
-        return state_of(setup.model, setup.optimizer, setup.masters) | self._averages.state()
+        more = {} if self.asynchronous is None else self.asynchronous.state()
+        more |= self.averages.state() | self.rounds.state()
+        tensors = state_of(setup.model, setup.optimizer, setup.masters) | more
+        return {**tensors} if setup.parts is None else setup.parts.wrap(tensors)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Loads the state of a checkpoint, or of another rank. The logs stay as they are.
@@ -413,8 +425,14 @@ class Trainer:
         scalars, where = checkpoint.scalars, str(checkpoint.path)
         expect_scalars(scalars, where)
         expect_position(scalars["position"], checkpoint.step, self.setup.plan, where)
+        if self.setup.parts is not None:
+            checkpoint = replace(checkpoint, tensors=self.setup.parts.cut(checkpoint.tensors))
+        checkpoint = replace(checkpoint, tensors=self.rounds.select(checkpoint.tensors))
         restore(checkpoint, self.setup.model, self.setup.optimizer, self.setup.masters)
-        self._averages.load_state(checkpoint.tensors, where)
+        self.averages.load_state(checkpoint.tensors, where)
+        self.rounds.load(checkpoint.tensors, where)
+        if self.asynchronous is not None:
+            self.asynchronous.load_state(checkpoint.tensors)
         self.setup.precision.load_state_dict(scalars["precision"], where)
         self.step, self.position = checkpoint.step, scalars["position"]
         self.best, self.metrics = scalars["best"], scalars["metrics"]
@@ -422,7 +440,7 @@ class Trainer:
         self.callbacks.load_state(scalars.get("callbacks"), self.step, where)
         self.finished = self.end.load_state(scalars, where) or self.step >= self.setup.steps
         # A new clock continues from the seconds of the checkpoint.
-        self.clock = Clock(scalars["seconds"])
+        self.clock = Clock(scalars["seconds"], self.clock.waits)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Goes back to the step at which a checkpoint was saved; the logs are cut back to it.
@@ -464,21 +482,17 @@ class Trainer:
     @property
     def _must_stop(self) -> bool:
         """True once the run must end at the next step's boundary; all ranks learn it in the same step."""
-        return self.stopping if self.ranks is None else self.accumulator.must_stop
+        return self.stopping and not self.rounds.steps if self.ranks is None else self.accumulator.must_stop
 
     @property
     def _must_end(self) -> bool:
         """True once a callback has ended the run; all ranks learn it in the same step."""
-        return self.end.reason is not None if self.ranks is None else self.accumulator.must_end
+        is_ended = self.end.reason is not None and not self.rounds.steps
+        return is_ended if self.ranks is None else self.accumulator.must_end
 
     @property
     def _rank_and_world(self) -> tuple[int, int]:
         return (0, 1) if self.ranks is None else (self.ranks.world.rank, self.ranks.world.size)
-
-    @property
-    def damaged(self) -> int:
-        """Number of times that a damaged sample came up."""
-        return self.accumulator.damaged
 
     @property
     def is_lead(self) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from crc32c import crc32c
+from tests._waits import waits_refused
 from tests.data.tiers._near import HEIGHT, SOME, WIDTH, N, images, mapped, pixels_of
 from tests.data.tiers._server import make_pack
 
@@ -134,11 +135,8 @@ def test_a_gpu_gathers_what_the_set_holds_without_a_wait(data: Dataset) -> None:
     tier = DeviceTier(data, mapped(data), decoder, "cuda", why="x")
     decoder.close()
     gathers(tier, data)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_refused():
         tier.gather(SOME)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     chosen = choose_tier(data, device="cuda")
     assert isinstance(chosen, DeviceTier)
     gathers(chosen, data)

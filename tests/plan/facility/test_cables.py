@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
 from headway.plan.facility.cables import PATCH_CORD, Cable, format_cables, list_cables
-from headway.plan.facility.catalog import load_nodes
-from headway.plan.facility.design import FacilityPlan, FacilityRequest, plan_facility
+from headway.plan.facility.catalog import list_node_types
+from headway.plan.facility.design import FacilityPlan, plan_facility
+from headway.plan.facility.request import FacilityRequest
 
 NAMED = (6, 12, 36, 54, 55, 100, 144, 200, 1000)
 
@@ -83,7 +84,7 @@ def test_ports_suffice(nodes: int) -> None:
 
 @given(
     nodes=st.integers(1, 2000),
-    node=st.sampled_from(sorted(load_nodes())),
+    node=st.sampled_from(list_node_types()),
     images_s=st.one_of(st.none(), st.floats(10, 2e5)),
     leaf=st.sampled_from((None, None, 36, 40, 64, 128, 216)),
     oversubscription=st.sampled_from((1.0, 1.5, 2.0, 4.0)),

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from tests._browser import BROWSER, open_in_browser
 
-from headway.plan.facility.design import FacilityRequest, plan_facility
+from headway.plan.facility import page
+from headway.plan.facility.design import plan_facility
 from headway.plan.facility.drawing import GREEN, draw_facility
+from headway.plan.facility.request import FacilityRequest
 
 
 @pytest.mark.parametrize(("nodes", "kw"), [(13, 19.2), (144, 16.0), (130, 13.0), (12, 19.2)])
@@ -75,10 +77,10 @@ document.body.textContent = JSON.stringify(found);
 
 def find_overlaps(drawings: dict[str, str], folder: Path) -> dict[str, Any]:
     """Finds the overlapping texts and shapes of each drawing, in a browser."""
-    page = folder / "drawings.html"
+    path = folder / "drawings.html"
     script = f"const DRAWINGS = {json.dumps(drawings)};{FIND_OVERLAPS}"
-    page.write_text(f"<!doctype html><meta charset='utf-8'><body><script>{script}</script>", encoding="utf-8")
-    dom, console = open_in_browser(page)
+    path.write_text(f"<!doctype html><meta charset='utf-8'><body><script>{script}</script>", encoding="utf-8")
+    dom, console = open_in_browser(path)
     assert not console
     match = re.search(r"<body>(\{.*\})</body>", dom, re.DOTALL)
     assert match is not None
@@ -111,3 +113,33 @@ def test_no_text_or_shape_covers_another(sizes: Sequence[int], tmp_path: Path) -
     assert found.pop("broken")["bad"]
     assert min(one["items"] for one in found.values()) > 10
     assert {name: one["bad"] for name, one in found.items() if one["bad"]} == {}
+
+
+# Width of the picture as it is shown, its own width, and whether it or the whole page has to be scrolled.
+MEASURE_PICTURE = """
+addEventListener('load', () => {
+  const box = document.querySelector('.whole'), image = box.querySelector('img'), root = document.documentElement;
+  document.title = JSON.stringify({
+    shown: image.clientWidth, own: image.naturalWidth, box: box.scrollWidth > box.clientWidth,
+    page: root.scrollWidth > root.clientWidth});
+});
+"""
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+@pytest.mark.parametrize(("width", "scrolls"), [(500, True), (1400, False)])
+def test_on_a_phone_the_drawing_keeps_its_size_and_scrolls_in_its_box(
+    width: int, scrolls: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "room.html"
+    page.write_page(plan_facility(FacilityRequest(nodes=60)), path)
+    html = path.read_text(encoding="utf-8")
+    path.write_text(html.replace("</body>", f"<script>{MEASURE_PICTURE}</script></body>"), encoding="utf-8")
+    dom, console = open_in_browser(path, f"--window-size={width},900")
+    assert not console
+    match = re.search(r"<title>(\{.*?\})</title>", dom)
+    assert match is not None
+    found = json.loads(unescape(match[1]))
+    assert found["shown"] == found["own"] > 700
+    assert (found["box"], found["page"]) == (scrolls, False)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.plan.facility.design import FacilityRequest, plan_facility
+from headway.plan.facility.design import plan_facility
+from headway.plan.facility.request import FacilityRequest
 from headway.plan.facility.storage import Blocks, estimate_demand
 from headway.plan.facility.text import format_facility
 

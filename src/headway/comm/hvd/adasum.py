@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from headway.core.world import Group
+from headway.core.group import Group
 
 
 def adasum_all_reduce(buffer: torch.Tensor, counts: Sequence[int], group: Group) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from headway.comm import batch_norm
 from headway.comm.hvd import context, ops
 from headway.comm.hvd.reduce_op import Sum
-from headway.core.world import Group
+from headway.core.group import Group
 
 
 # The function has Horovod's name.
@@ -48,5 +48,5 @@ class _NamedCollectives:
 
 @final
 class _FinishedWork:
-    def wait(self) -> None:
+    def wait(self, *_: object) -> None:
         """Returns at once: the collective has completed."""

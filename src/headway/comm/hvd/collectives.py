@@ -13,8 +13,9 @@ from headway.comm.communicator import Communicator
 from headway.comm.hvd.adasum import adasum_all_reduce
 from headway.comm.hvd.executor import Finish, SubmittedOperation, do_nothing
 from headway.comm.hvd.requests import Op, Response
-from headway.core.world import Group, World
-from headway.core.world import Op as GroupOp
+from headway.core.group import Group
+from headway.core.group import Op as GroupOp
+from headway.core.world import World
 
 # Data that is only moved is sent as bytes, so that every element type works; small tensors that travel together share a
 # buffer. CUDA tensors go through NCCL on a stream of their own if torch has it, else through host memory and Gloo.

@@ -33,14 +33,14 @@ from headway.data.formats.unpack import unpack_gzip
 
 NPY_MAGIC = b"\x93NUMPY"
 
-_IDX_NAME = re.compile(r"(?P<part>.*?)[-_.]?images[-.]idx[34]-ubyte(\.gz)?")
+_IDX_NAME = re.compile(r"(?P<set>.*?)[-_.]?images[-.]idx[34]-ubyte(\.gz)?")
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_NPY_NAME = re.compile(r"(?P<part>.*?)[-_.]?images\.npy")
-_PART_ALIASES = {"t10k": "test"}
+_NPY_NAME = re.compile(r"(?P<set>.*?)[-_.]?images\.npy")
+_SET_ALIASES = {"t10k": "test"}
 _ALLOWED_SHAPES = "[n, h, w], [n, h, w, c] or [n, c, h, w] with 1 or 3 channels"
 
-PartOpeners = dict[str, Callable[[], ForeignRecords]]
-"""Functions that open the parts of a folder or an archive, by the name of the part."""
+SetOpeners = dict[str, Callable[[], ForeignRecords]]
+"""Functions that open the data sets of a folder or an archive, by name."""
 
 
 class _Array(NamedTuple):
@@ -59,21 +59,21 @@ class _Array(NamedTuple):
         return np.frombuffer(self.byte_range.view(), self.kind, count, self.offset).reshape(self.shape)
 
 
-def find_idx_parts(files: Mapping[str, ByteRange]) -> PartOpeners:
-    """Returns the parts of a folder in MNIST's layout: `train-images-idx3-ubyte` is train, `t10k-` is test."""
+def find_idx_sets(files: Mapping[str, ByteRange]) -> SetOpeners:
+    """Returns the data sets of a folder in MNIST's layout: `train-images-idx3-ubyte` is train, `t10k-` is test."""
     matches = {name: _IDX_NAME.fullmatch(name) for name in sorted(files)}
     return {
-        _PART_ALIASES.get(match["part"], match["part"] or "images"): functools.partial(open_idx, files[name].path)
+        _SET_ALIASES.get(match["set"], match["set"] or "images"): functools.partial(open_idx, files[name].path)
         for name, match in matches.items()
         if match
     }
 
 
-def find_npy_parts(files: Mapping[str, ByteRange]) -> PartOpeners:
-    """Returns the parts of a folder with images.npy, or with train_images.npy and test_images.npy."""
+def find_npy_sets(files: Mapping[str, ByteRange]) -> SetOpeners:
+    """Returns the data sets of a folder with images.npy, or with train_images.npy and test_images.npy."""
     matches = {name: _NPY_NAME.fullmatch(name) for name in sorted(files)}
     return {
-        match["part"] or "images": functools.partial(open_npy, files[name].path)
+        match["set"] or "images": functools.partial(open_npy, files[name].path)
         for name, match in matches.items()
         if match
     }

@@ -16,7 +16,7 @@ import numpy as np
 
 from headway.core.errors import DataError, UsageError
 from headway.data.formats import pickle_reader
-from headway.data.formats.arrays import PartOpeners
+from headway.data.formats.arrays import SetOpeners
 from headway.data.formats.byte_ranges import ByteRange
 from headway.data.formats.foreign_records import ForeignRecords, LabelColumn, build_class_labels, build_row_records
 
@@ -28,8 +28,8 @@ _CIFAR10_BATCH = re.compile(r"data_batch_\d+(\.bin)?")
 _MAX_NAMES_BYTES = 1 << 20
 
 
-def find_parts(files: Mapping[str, ByteRange], label_kind: str) -> PartOpeners:
-    """Returns the openers of the parts, train and test, of a folder or an archive; empty if it is not CIFAR.
+def find_sets(files: Mapping[str, ByteRange], label_kind: str) -> SetOpeners:
+    """Returns the openers of the data sets, train and test, of a folder or an archive; empty if it is not CIFAR.
 
     `label_kind` is one of LABEL_KINDS. Raises UsageError for coarse labels of CIFAR-10.
     """
@@ -40,17 +40,17 @@ def find_parts(files: Mapping[str, ByteRange], label_kind: str) -> PartOpeners:
             raise UsageError("CIFAR-10 has one kind of labels", where=str(files[batch_names[0]].path))
         # The binary and the Python version differ in names only.
         test = [name for name in ("test_batch.bin", "test_batch") if name in files]
-        names_by_part = {"train": batch_names, "test": test}
+        names_by_set = {"train": batch_names, "test": test}
     elif {"train.bin", "fine_label_names.txt"} <= files.keys() or {"train", "meta"} <= files.keys():
-        names_by_part = {part: [name for name in (f"{part}.bin", part) if name in files] for part in ("train", "test")}
+        names_by_set = {one: [name for name in (f"{one}.bin", one) if name in files] for one in ("train", "test")}
     else:
         return {}
     return {
-        part: functools.partial(
-            _open_files, [files[name] for name in part_files], files, 10 if batch_names else 100, label_kind
+        set_name: functools.partial(
+            _open_files, [files[name] for name in set_files], files, 10 if batch_names else 100, label_kind
         )
-        for part, part_files in names_by_part.items()
-        if part_files
+        for set_name, set_files in names_by_set.items()
+        if set_files
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headway.core.errors import DataError, UsageError, suggest_nearest
 from headway.data.formats import arrays, cifar, datum, folder, lmdb, recordio, tar, webdataset
-from headway.data.formats.arrays import PartOpeners
+from headway.data.formats.arrays import SetOpeners
 from headway.data.formats.byte_ranges import ByteRange, FolderFiles, map_path, read_head
 from headway.data.formats.cifar import LABEL_KINDS as LABEL_KINDS
 from headway.data.formats.foreign_records import ForeignRecords
@@ -26,40 +26,43 @@ _MAX_LISTED_MEMBERS = 64
 """Members of an archive that are searched for arrays. Archives of arrays have fewer; those of images, many more."""
 
 
-def read_foreign_records(path: Path, files: Sequence[Path], part: str, label_kind: str) -> ForeignRecords:
+def read_foreign_records(path: Path, files: Sequence[Path], set_name: str, label_kind: str) -> ForeignRecords:
     """Returns the records of foreign data: a file, a folder, or the files that a pattern expands to.
 
     Args:
         path: the file, the folder or the pattern.
         files: `path` alone, or the files that the pattern expands to.
-        part: name of the data set in a folder or an archive with several; empty for the only one.
+        set_name: name of the data set in a folder or an archive with several; empty for the only one.
         label_kind: one of LABEL_KINDS.
 
     Raises:
-        UsageError: the format is unknown; there are several parts and `part` is empty; or there is no such part.
+        UsageError: the format is unknown; there are several data sets and `set_name` is empty; or there is no such set.
         DataError: the data are damaged.
     """
     if files != (path,):
         return _open_shards(files)
     openers = _detect_folder(path, label_kind) if path.is_dir() else _detect_file(path, label_kind)
-    if part in openers:
-        return openers[part]()
+    if set_name in openers:
+        return openers[set_name]()
     names = ", ".join(sorted(openers))
-    # A folder without parts: the last component of the path was meant as a file.
-    if part and set(openers) == {""}:
-        raise build_missing_error(path / part)
-    if part:
-        what = f"there is no such file or folder, nor such a part of {path} (it has: {names})"
-        raise UsageError(what, where=str(path / part), fix="Name one that is there.")
+    # A folder of one set: the last component of the path was meant as a file.
+    if set_name and set(openers) == {""}:
+        raise build_missing_error(path / set_name)
+    if set_name:
+        what = f"there is no such file or folder, nor such a set in {path} (it has: {names})"
+        raise UsageError(what, where=str(path / set_name), fix="Name one that is there.")
     if len(openers) == 1:
         return next(iter(openers.values()))()
     fix = f"Name one: {path / ('train' if 'train' in openers else sorted(openers)[0])}."
     raise UsageError(f"this holds several data sets: {names}", where=str(path), fix=fix)
 
 
+PACK_FIX = "Pack one: headway pack SRC DST."
+
+
 def build_missing_error(path: Path) -> UsageError:
     """Builds the error for a path that does not exist."""
-    fix = "Pack one: headway pack SRC DST."
+    fix = PACK_FIX
     # A neighbour with nearly that name is probably meant: `val` beside `eval`, or a misspelt folder.
     if path.parent.is_dir() and path.name:
         neighbours = [name for names in list_entries(str(path.parent)) for name in names]
@@ -71,7 +74,7 @@ def build_missing_error(path: Path) -> UsageError:
     return UsageError("there is no such file or folder", where=str(path), fix=fix)
 
 
-def list_parts(path: Path) -> list[str]:
+def list_sets(path: Path) -> list[str]:
     """Returns the names of the data sets in a file or folder of foreign data; one empty name for a single one."""
     return sorted(_detect_folder(path, LABEL_KINDS[0]) if path.is_dir() else _detect_file(path, LABEL_KINDS[0]))
 
@@ -82,30 +85,30 @@ def is_image_folder(path: Path) -> bool:
     return all(isinstance(opener, functools.partial) and opener.func is folder.open_folder for opener in openers)
 
 
-def _detect_folder(path: Path, label_kind: str) -> PartOpeners:
+def _detect_folder(path: Path, label_kind: str) -> SetOpeners:
     # From the most specific layout to the most general: any folder could hold images.
     folders, names = list_entries(str(path))
     if "data.mdb" in names:
         return {"": functools.partial(_open_lmdb, path / "data.mdb")}
     files = FolderFiles(path, names)
-    for parts in (cifar.find_parts(files, label_kind), arrays.find_idx_parts(files), arrays.find_npy_parts(files)):
-        if parts:
-            return parts
+    for openers in (cifar.find_sets(files, label_kind), arrays.find_idx_sets(files), arrays.find_npy_sets(files)):
+        if openers:
+            return openers
     shards = [name for name in names if name.endswith(_SHARD_EXTENSIONS)]
     if shards:
         return {
             name: functools.partial(_open_shards, [path / shard for shard in shard_names])
             for name, shard_names in group_shards(shards).items()
         }
-    # A folder with train/ beside one of EVAL_NAMES has two parts.
+    # A folder with train/ beside one of EVAL_NAMES has two sets.
     folder_by_lower_name = {name.lower(): name for name in sorted(folders)}
     if "train" in folder_by_lower_name and list_entries(str(path / folder_by_lower_name["train"]))[0]:
-        part_names = [folder_by_lower_name[name] for name in ("train", *EVAL_NAMES) if name in folder_by_lower_name]
-        return {name: functools.partial(folder.open_folder, path / name) for name in part_names}
+        set_names = [folder_by_lower_name[name] for name in ("train", *EVAL_NAMES) if name in folder_by_lower_name]
+        return {name: functools.partial(folder.open_folder, path / name) for name in set_names}
     return {"": functools.partial(folder.open_folder, path)}
 
 
-def _detect_file(path: Path, label_kind: str) -> PartOpeners:
+def _detect_file(path: Path, label_kind: str) -> SetOpeners:
     # Reading from a named pipe would block.
     head = read_head(path, 512) if path.is_file() else b""
     # The first bytes decide; the extension only for formats without a signature.
@@ -130,12 +133,12 @@ def _detect_file(path: Path, label_kind: str) -> PartOpeners:
     raise UsageError("its format is not known", where=str(path), fix="Name a packed folder, or pack the original data.")
 
 
-def _detect_archive(path: Path, label_kind: str) -> PartOpeners:
+def _detect_archive(path: Path, label_kind: str) -> SetOpeners:
     members: Mapping[str, ByteRange] = {
         member.name: member
         for member in itertools.islice(tar.read_ranges(_unpack_if_compressed(path)), _MAX_LISTED_MEMBERS)
     }
-    return cifar.find_parts(members, label_kind) or {"": functools.partial(_open_shards, [path])}
+    return cifar.find_sets(members, label_kind) or {"": functools.partial(_open_shards, [path])}
 
 
 def _open_shards(files: Sequence[Path]) -> ForeignRecords:

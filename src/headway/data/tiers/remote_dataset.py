@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from headway.core.files import read_text, write_atomically
 from headway.core.untrusted_json import parse_object
 from headway.data.columns import COLUMNS_FILE, PACK_FORMATS, DatasetDescription, compute_fingerprint, load_columns
 from headway.data.dataset import Dataset
+from headway.data.pack_part import PART_FILE
 from headway.data.records import Records
 from headway.data.tiers.layout import Columns, Ids, RecordLayout, extract_image
 from headway.data.tiers.state import LOCKS_FILE, STATE_FILE
@@ -158,13 +160,18 @@ def _hash_description(metadata: Mapping[str, str]) -> str:
 
 
 def _build_no_pack_error(remote: RemoteFolder) -> UsageError:
+    for name in ("", "train/"):
+        with contextlib.suppress(FileNotFoundError, DataError):
+            remote.read_version(f"{name}{PART_FILE}")
+            fix = "Join the parts on a local disk (headway pack --join DST), and copy the folder there."
+            return UsageError("this is a part of a pack that is not joined yet", where=remote.display_uri, fix=fix)
     # The user may have named the folder above the packs.
-    for part in ("train", "eval"):
+    for name in ("train", "eval"):
         try:
-            remote.read_version(f"{part}/{COLUMNS_FILE}")
+            remote.read_version(f"{name}/{COLUMNS_FILE}")
         except (FileNotFoundError, DataError):
             continue
-        fix = f"Name one: {remote.display_uri}/{part}."
+        fix = f"Name one: {remote.display_uri}/{name}."
         return UsageError("this address holds several packs", where=remote.display_uri, fix=fix)
     what = f"there is no packed data set (no {COLUMNS_FILE})"
     return UsageError(

@@ -19,6 +19,8 @@ from headway.data.workers.sample_seeds import seed_generators
 from headway.data.workers.user_failure import UserFailure
 from headway.data.workers.worker_pool import Work
 
+_MAX_LISTED_SAMPLES = 8
+
 
 class LoadedSamples(NamedTuple):
     """The data of one batch, their number, and the seconds that they took.
@@ -82,7 +84,17 @@ class LoadSamples(Work):
         try:
             data = self.collate(loaded)
         except (Exception, SystemExit) as error:
-            what = f"collating samples {samples[0]} to {samples[-1]}" if len(samples) > 1 else "collating a sample"
-            return UserFailure.describe(f"{what} of your data set", error)
+            return UserFailure.describe(f"collating {_describe_samples(samples, span)} of your data set", error)
         data = take_nothing(data) if is_empty else data
         return LoadedSamples(data, span[1] - span[0], between - begun, perf_counter() - between)
+
+
+def _describe_samples(samples: NDArray[np.int64], span: Span) -> str:
+    if len(samples) == 1:
+        return f"sample {samples[0]}"
+    # Shuffled samples are no range: they are listed, and their positions are the range.
+    if (np.diff(samples) == 1).all():
+        return f"samples {samples[0]} to {samples[-1]}"
+    listed = ", ".join(map(str, samples[:_MAX_LISTED_SAMPLES].tolist()))
+    more = f" and {len(samples) - _MAX_LISTED_SAMPLES} more" if len(samples) > _MAX_LISTED_SAMPLES else ""
+    return f"samples {listed}{more} (positions {span[0]} to {span[1] - 1})"

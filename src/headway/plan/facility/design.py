@@ -15,19 +15,19 @@ from functools import partial
 from typing import Any, final
 
 from headway.core.errors import UsageError
-from headway.core.workload import Workload
-from headway.plan.cluster import load_clusters, load_devices
-from headway.plan.compute import estimate_from_data_sheet
 from headway.plan.facility.catalog import NodeSpec, find_node
+from headway.plan.facility.equipment import (
+    RACK_UNITS,
+    Equipment,
+    count_equipment_racks,
+    count_watts,
+    list_equipment,
+)
 from headway.plan.facility.fabric import Fabric, design_fabric
 from headway.plan.facility.management import ManagementNetwork, size_management
+from headway.plan.facility.request import FacilityRequest, check_ranges, choose_training_rate
 from headway.plan.facility.storage import StorageDemand, StorageNetwork, choose_network, estimate_demand
-from headway.plan.job import build_job
-from headway.plan.loading import complete_loading
 
-RACK_WATTS, RACK_UNITS = 19_200, 42
-# Mean size of an encoded ImageNet image (MLPerf Storage, its ResNet-50 workload).
-IMAGE_BYTES = 114_660
 BTU_PER_WH = 3.412
 # Share of its maximum power that a node takes in training: SaturnV's 124 DGX-1 drew 2.8 of 3.5 kW each on Linpack.
 TRAINING_POWER_SHARE = 0.8
@@ -39,35 +39,6 @@ AIR_J_M3_K = 1.2 * 1005
 LINK_NAMES = {100: "EDR", 200: "HDR", 400: "NDR"}
 # Ports of leaf switches for links faster than EDR, for which no directors are planned.
 LEAF_RADIXES = {200: 40, 400: 64}
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class FacilityRequest:
-    """Requested facility, in SI units."""
-
-    nodes: int
-    node: str = "dgx-1"
-    # Maximum power of a node; None: as in the catalog.
-    node_watts: float | None = None
-    rack_watts: float = RACK_WATTS
-    ports: int | None = None
-    oversubscription: float = 2.0
-    # Ports of the switches; None: `design_fabric` chooses.
-    leaf: int | None = None
-    core: int | None = None
-    # Training rate of a node; None: ResNet-50's.
-    images_s: float | None = None
-    # Source of that rate, as the text appends it.
-    images_from: str = ""
-    image_bytes: float = IMAGE_BYTES
-    # Size of the training set; None: unknown.
-    data_bytes: float | None = None
-    samples: int | None = None
-    # Power of the building over that of the machines.
-    pue: float = 1.4
-    # Kelvin by which air may warm up in a rack.
-    air_rise_k: float = 15.0
 
 
 @final
@@ -92,23 +63,32 @@ class FacilityPlan:
     # Racks fill up by power or by height, whichever ends first.
     nodes_per_rack: int
     racks: int
-    # Power left in a full rack.
+    # Racks of switches and storage servers, which come on top.
+    equipment_racks: int
+    # Power left in a full rack of nodes.
     headroom_watts: float
-    # Maximum power of all nodes, without switches.
+    # Maximum power of all nodes; of all switches and storage servers; and of both.
+    node_watts: float
+    equipment_watts: float
     watts: float
     # `watts` times the PUE.
     building_watts: float
     heat_btu_h: float
-    # Air that carries away the heat of all nodes, and of a full rack.
+    # Air that carries away the heat of all machines, and of a full rack of nodes.
     air_m3_h: float
     rack_air_m3_h: float
     # Energy of the building, if it trains all year.
     kwh_a_year: float
+    # Floor of all racks.
     floor_m2: float
     gflops_per_watt: float
+    # Training rate of a node, which the storage feeds, and its source.
+    images_s: float
+    images_from: str
     feed: StorageDemand
     network: StorageNetwork
     management: ManagementNetwork
+    equipment: tuple[Equipment, ...]
 
     @property
     def pods(self) -> tuple[int, ...]:
@@ -119,6 +99,11 @@ class FacilityPlan:
     def link_name(self) -> str:
         """Type of the fabric's cables."""
         return LINK_NAMES.get(round(self.machine.link_gbit_s), f"{self.machine.link_gbit_s:g} Gb/s")
+
+    @property
+    def storage_patch_cords(self) -> int:
+        """Patch cords of the storage network: one for each uplink of a switch."""
+        return self.network.leaves * self.network.uplinks
 
     @property
     def cables(self) -> dict[str, int]:
@@ -132,7 +117,7 @@ class FacilityPlan:
         found["1 GbE"] += self.wanted.nodes
         if management.mains:
             found["10 GbE"] += management.switches + management.mains - 1
-        found["patch cord"] += net.patch_cords + storage.leaves * storage.uplinks
+        found["patch cord"] += net.patch_cords + self.storage_patch_cords
         return {kind: count for kind, count in found.items() if count}
 
     @property
@@ -161,7 +146,7 @@ class FacilityPlan:
 
     def count_racks(self, watts: float) -> int | None:
         """Counts the racks of another power that hold all nodes; None: a rack cannot hold a single one."""
-        fit = count_nodes_per_rack(watts, self.watts / self.wanted.nodes, self.machine)
+        fit = count_nodes_per_rack(watts, self.node_watts / self.wanted.nodes, self.machine)
         return _count_racks(self.pods, fit) if fit else None
 
     def to_json(self) -> dict[str, Any]:
@@ -186,41 +171,6 @@ class FacilityPlan:
         }
 
 
-def build_facility_request(workload: Workload | None, **values: Any) -> FacilityRequest:
-    """Builds a request from the given values, completed from a workload.
-
-    A workload gives size and number of its samples; the training rate of a node then follows from the data sheet.
-    """
-    given = {name: value for name, value in values.items() if value is not None}
-    if workload is not None:
-        # Explicit values win over those of the workload.
-        samples, encoded = workload.run.samples, workload.input.encoded_bytes
-        given["samples"] = samples
-        if encoded:
-            given.setdefault("image_bytes", encoded)
-            given.setdefault("data_bytes", samples * encoded)
-        if "images_s" not in given and workload.operations:
-            machine = find_node(given["node"])
-            job = build_job(
-                workload, estimate_from_data_sheet(workload, load_devices()[machine.device]), workload.run.epochs
-            )
-            each = job.split_batch(machine.gpus)
-            computed = machine.gpus * each / job.compute.seconds(each)
-            loaded = _find_loading(workload, given["node"])
-            limit = "by the data sheet" if computed <= loaded else "as its CPUs load"
-            given |= {"images_s": min(computed, loaded), "images_from": f" of {workload.name}, {limit}"}
-    return FacilityRequest(**given)
-
-
-def _find_loading(workload: Workload, node: str) -> float:
-    """Finds the images/s that the CPUs of a node load, from the cluster of its name; infinite: unknown."""
-    cluster = load_clusters().get(node)
-    if cluster is None:
-        return math.inf
-    rate = complete_loading(workload, cluster)[0].node.images_s
-    return math.inf if rate is None else rate
-
-
 def plan_facility(request: FacilityRequest) -> FacilityPlan:
     """Plans the racks, fabric and storage of a facility.
 
@@ -231,12 +181,12 @@ def plan_facility(request: FacilityRequest) -> FacilityPlan:
     if ports > machine.ports:
         raise UsageError(f"{machine.title} has {machine.ports} ports of the fabric, not {ports}", where="--ports")
     watts = machine.watts if request.node_watts is None else request.node_watts
-    _check_ranges(request, watts)
+    check_ranges(request, watts)
     leaf = request.leaf or LEAF_RADIXES.get(round(machine.link_gbit_s))
     design = partial(
         design_fabric, request.nodes, ports, oversubscription=request.oversubscription, leaf=leaf, core=request.core
     )
-    images_s = machine.images_s if request.images_s is None else request.images_s
+    images_s, images_from = choose_training_rate(request, machine)
     feed = estimate_demand(request.nodes, images_s, request.image_bytes, machine.local_tb * 1e12, request.data_bytes)
     network = choose_network(feed, machine, design)
     # Storage on the fabric needs pods of its own.
@@ -246,15 +196,22 @@ def plan_facility(request: FacilityRequest) -> FacilityPlan:
         problem = f"a rack of {request.rack_watts / 1000:g} kW cannot hold a node of {watts / 1000:g} kW"
         raise UsageError(problem, where="--rack-kw", fix="Take racks with more power and cooling.")
     racks = _count_racks(net.count_pod_nodes(), per_rack)
-    # Cooling and circuits are sized for the maximum power, energy for the mean power in training.
-    power = request.nodes * watts
+    management = size_management(net)
+    equipment = list_equipment(net, network, management)
+    equipment_racks = count_equipment_racks(equipment, request.rack_watts)
+    # Cooling and circuits are sized for the maximum power. Energy is that of training: nodes draw less in the mean,
+    # switches and servers nearly the same.
+    nodes_w, equipment_w = request.nodes * watts, count_watts(equipment)
+    power, mean_w = nodes_w + equipment_w, nodes_w * TRAINING_POWER_SHARE + equipment_w
     return FacilityPlan(
-        request, machine, net, nodes_per_rack=per_rack, racks=racks,
-        headroom_watts=request.rack_watts - per_rack * watts, watts=power, building_watts=power * request.pue,
-        heat_btu_h=power * BTU_PER_WH, air_m3_h=compute_airflow(power, request.air_rise_k),
+        request, machine, net, nodes_per_rack=per_rack, racks=racks, equipment_racks=equipment_racks,
+        headroom_watts=request.rack_watts - per_rack * watts, node_watts=nodes_w, equipment_watts=equipment_w,
+        watts=power, building_watts=power * request.pue, heat_btu_h=power * BTU_PER_WH,
+        air_m3_h=compute_airflow(power, request.air_rise_k),
         rack_air_m3_h=compute_airflow(per_rack * watts, request.air_rise_k),
-        kwh_a_year=power * TRAINING_POWER_SHARE * request.pue / 1000 * HOURS_A_YEAR, floor_m2=racks * RACK_M2,
-        gflops_per_watt=machine.tflops * 1e3 / watts, feed=feed, network=network, management=size_management(net),
+        kwh_a_year=mean_w * request.pue / 1000 * HOURS_A_YEAR, floor_m2=(racks + equipment_racks) * RACK_M2,
+        gflops_per_watt=machine.tflops * 1e3 / watts, images_s=images_s, images_from=images_from, feed=feed,
+        network=network, management=management, equipment=equipment,
     )  # fmt: skip
 
 
@@ -271,20 +228,3 @@ def _count_racks(pods: Sequence[int], per_rack: int) -> int:
 def count_nodes_per_rack(rack_watts: float, watts: float, machine: NodeSpec) -> int:
     """Counts the nodes that fit in a rack, by power and by height."""
     return min(math.floor(rack_watts / watts + 1e-9), RACK_UNITS // machine.units)
-
-
-def _check_ranges(request: FacilityRequest, watts: float) -> None:
-    """Raises UsageError if a number is out of range."""
-    limits: list[tuple[str, float | None, float, float, str]] = [
-        ("--node-kw", watts / 1000, 0.1, 200, "kW"),
-        ("--rack-kw", request.rack_watts / 1000, 1, 300, "kW"),
-        ("--pue", request.pue, 1, 3, ""),
-        ("--air-rise", request.air_rise_k, 1, 60, "kelvin"),
-        ("--images-s", request.images_s, 1, 1e8, "images/s"),
-        ("--image-kb", request.image_bytes / 1000, 0.01, 1e6, "kB"),
-        ("--data-gb", None if request.data_bytes is None else request.data_bytes / 1e9, 1e-9, 1e9, "GB"),
-    ]
-    for name, value, low, high, unit in limits:
-        if value is not None and not low <= value <= high:
-            bounds = f"{low:g} to {high:,g}{' ' + unit if unit else ''}"
-            raise UsageError(f"{value:g} is out of range: the option takes {bounds}", where=name)

@@ -12,6 +12,7 @@ from headway.page.panel import Panel
 from headway.plan.facility import text
 from headway.plan.facility.design import FacilityPlan
 from headway.plan.facility.drawing import draw_facility
+from headway.plan.facility.equipment import SERVER
 from headway.plan.facility.placement import Placement
 from headway.plan.facility.simulation import SimulationNeed
 from headway.plan.facility.storage import STORAGE_NAMES
@@ -31,22 +32,32 @@ def build_panels(
 ) -> list[Panel]:
     """Builds the panels in the order of the page."""
     net, feed = plan.fabric, plan.feed
-    switches = " + ".join(f"{many} x {ports}" for ports, many in net.switches.items())
+    switches = [one for one in plan.equipment if one.name != SERVER]
+    kinds = ", ".join(f"{one.count:,} {one.name}" for one in switches)
+    bisection = f"{net.oversubscription:.3g}:1 between pods" if net.leaves > 1 else "full bisection"
+    per_rack = pluralise(plan.nodes_per_rack, "node")
     cards = [
-        ("racks", f"{plan.racks:,}", f"{pluralise(plan.nodes_per_rack, 'node')} in each"),
+        (
+            "racks",
+            f"{plan.racks + plan.equipment_racks:,}",
+            f"{plan.racks:,} of up to {per_rack}; {plan.equipment_racks:,} of the rest",
+        ),
         ("power", f"{plan.watts / 1000:,.1f} kW", f"{plan.building_watts / 1000:,.1f} kW with the building"),
-        ("switches", switches, f"{net.oversubscription:.3g}:1 between pods" if net.leaves > 1 else "full bisection"),
+        ("switches", f"{sum(one.count for one in switches):,}", f"{kinds}; {bisection}"),
         (f"{plan.link_name} cables", f"{net.node_cables + net.switch_cables:,}", ""),
         ("reads", f"{format_bytes(feed.bytes_s)}/s", STORAGE_NAMES[feed.storage]),
-        ("storage network", plan.network.name, pluralise(plan.network.servers, "storage server")),
+        ("storage network", plan.network.name, pluralise(plan.network.servers, SERVER)),
     ]
     picture = "data:image/svg+xml;base64," + base64.b64encode(draw_facility(plan).encode()).decode()
-    note = "The number beside a line counts its cables. Each green bar is a node. Switches that join the management"
+    note = (
+        "The number beside a line counts its cables. Each green bar is a node. Not drawn: switches that join the"
+        " management switches, and the racks of switches and servers."
+    )
     panels = [
         panel.cards("cards", "Requirements", cards, order=1, section="Plan"),
         panel.images(
             "racks", "Racks, switches and cables", [(picture, "", "")], whole=True, order=2, section="Plan",
-            width="full", note=f"{note} switches are not drawn.",
+            width="full", note=note,
         ),
         panel.table(
             "bill", "Summary", ["", ""], text.list_rows(plan, placement, simulation), order=3, section="Plan",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from headway.core.text_format import format_bytes, pluralise
-from headway.plan.facility.design import RACK_WATTS, FacilityPlan
+from headway.core.text_format import format_bytes, format_count, pluralise
+from headway.plan.facility.cables import PATCH_CORD
+from headway.plan.facility.design import TRAINING_POWER_SHARE, FacilityPlan
+from headway.plan.facility.equipment import SERVER
 from headway.plan.facility.fabric import SMALL_RADIX, Fabric
 from headway.plan.facility.placement import Placement
+from headway.plan.facility.request import RACK_WATTS
 from headway.plan.facility.simulation import MILES_PER_NODE_HOUR, SimulationNeed
 from headway.plan.facility.storage import STORAGE_NAMES, StorageNetwork
 from headway.plan.wording import format_hours
@@ -46,33 +49,46 @@ def describe_racks(plan: FacilityPlan) -> str:
     """Describes the number of racks and their fill."""
     headroom = plan.headroom_watts
     # Less than a watt is rounding.
-    left = f"{headroom / 1000:.1f} kW left" if headroom >= 1 else "none left"
+    left = f"{headroom / 1000:.1f} kW" if headroom >= 1 else "no power"
     kw = plan.wanted.rack_watts / 1000
     many = f"{pluralise(plan.racks, 'rack')} of up to {pluralise(plan.nodes_per_rack, 'node')}"
-    return f"{many}, {kw:g} kW each; a full one has {left}"
+    return (
+        f"{many}, {kw:g} kW each; a full one has {left} left; and {pluralise(plan.equipment_racks, 'rack')} for"
+        f" {describe_equipment(plan)}"
+    )
+
+
+def describe_equipment(plan: FacilityPlan) -> str:
+    """Counts the switches and the storage servers."""
+    switches = sum(one.count for one in plan.equipment if one.name != SERVER)
+    return f"{pluralise(switches, 'switch')} and {pluralise(plan.network.servers, SERVER)}"
 
 
 def describe_floor(plan: FacilityPlan) -> str:
     """Describes floor space and efficiency, and compares them with racks of half the power."""
-    spread = f"{plan.floor_m2:,.1f} m2 with its share of the aisles"
+    spread = f"{plan.floor_m2:,.1f} m2 for all racks with their share of the aisles"
     # The comparison shows the floor that less power and cooling per rack would cost.
     half = plan.count_racks(plan.wanted.rack_watts / 2)
-    other = "" if half is None else f"; racks of half the power would be {half:,}"
+    other = "" if half is None else f"; of racks of half the power, nodes would take {half:,}"
     return f"{spread}{other}; {plan.gflops_per_watt:,.0f} GFLOPS per watt"
 
 
 def describe_power(plan: FacilityPlan) -> str:
-    """Describes the power of the nodes and of the building."""
+    """Describes the power of the nodes, of switches and storage servers, and of the building."""
     building = f"{plan.building_watts / 1000:,.1f} kW for the building (PUE {plan.wanted.pue:g})"
-    return f"{plan.watts / 1000:,.1f} kW for the nodes, switches and storage apart; {building}"
+    return (
+        f"{plan.watts / 1000:,.1f} kW: {plan.node_watts / 1000:,.1f} kW for the nodes,"
+        f" {plan.equipment_watts / 1000:,.1f} kW for switches and storage servers (assumed); {building}"
+    )
 
 
 def describe_heat(plan: FacilityPlan) -> str:
     """Describes heat and energy."""
     # Only for racks at least as dense as in NVIDIA's designs, 19.2 kW.
     warning = "; training keeps it there for days: size the cooling for the maximum, not for a mean"
-    energy = f"{plan.kwh_a_year / 1000:,.0f} MWh a year of training"
-    return f"{plan.heat_btu_h:,.0f} BTU/h of heat, {energy}{warning if plan.wanted.rack_watts >= RACK_WATTS else ''}"
+    heat = f"{format_count(plan.heat_btu_h)} BTU/h of heat{warning if plan.wanted.rack_watts >= RACK_WATTS else ''}"
+    share = f"with nodes at {TRAINING_POWER_SHARE:.0%} of their maximum, as SaturnV's under load"
+    return f"{heat}; {plan.kwh_a_year / 1000:,.0f} MWh a year of training, {share}"
 
 
 def describe_air(plan: FacilityPlan) -> str:
@@ -117,10 +133,15 @@ def _describe_growth(net: Fabric) -> str:
 
 def describe_cables(plan: FacilityPlan) -> str:
     """Lists the cables."""
-    net = plan.fabric
-    parts = [
-        f"{many:,} {kind}" + ("s" if kind == "patch cord" and many > 1 else "") for kind, many in plan.cables.items()
-    ]
+    net, storage_cords = plan.fabric, plan.storage_patch_cords
+    parts = []
+    for kind, many in plan.cables.items():
+        part = f"{many:,} {kind}"
+        if kind == PATCH_CORD:
+            part = pluralise(many, kind)
+            if net.patch_cords and storage_cords:
+                part += f" ({net.patch_cords:,} of the fabric, {storage_cords:,} of the storage)"
+        parts.append(part)
     parts[0] += f" ({net.node_cables:,} of nodes{' and storage' if net.storage_pods else ''}"
     parts[0] += f", {net.switch_cables:,} of switches)"
     return ", ".join(parts)
@@ -135,8 +156,10 @@ def describe_storage(plan: FacilityPlan) -> list[str]:
         f" ({describe_images(plan)}), and {format_bytes(feed.write_bytes_s)}/s of writes",
     ]
     cache = f"cache: {format_bytes(feed.cache_bytes)} of a node's own disks hold"
-    if feed.cached is None or feed.later_bytes_s is None:
-        lines.append(f"{cache} {feed.cache_bytes / wanted.image_bytes:,.0f} such images")
+    if not feed.cache_bytes:
+        lines.append("no cache: nodes have no disks of their own, and read everything in every epoch")
+    elif feed.cached is None or feed.later_bytes_s is None:
+        lines.append(f"{cache} {format_count(feed.cache_bytes / wanted.image_bytes)} such {wanted.unit}")
     elif feed.cached == 1:
         lines.append(f"{cache} the set: later epochs read nothing from the storage")
     else:
@@ -148,10 +171,9 @@ def describe_storage(plan: FacilityPlan) -> list[str]:
 
 
 def describe_images(plan: FacilityPlan) -> str:
-    """Describes the training rate of a node and the size of an image."""
-    rate = plan.machine.images_s if plan.wanted.images_s is None else plan.wanted.images_s
-    whose = plan.wanted.images_from if plan.wanted.images_s is not None else " of ResNet-50"
-    return f"{rate:,.0f} images/s{whose}, {format_bytes(plan.wanted.image_bytes)} each"
+    """Describes the training rate of a node with its source, and the size of an image."""
+    rate = f"{plan.images_s:,.0f} {plan.wanted.unit}/s {plan.images_from}"
+    return f"{rate}; {format_bytes(plan.wanted.image_bytes)} each"
 
 
 def describe_network(plan: FacilityPlan) -> list[str]:
@@ -165,8 +187,9 @@ def describe_network(plan: FacilityPlan) -> list[str]:
         lines.append(f"storage over InfiniBand, on the fabric, which carries {carried}")
     each = format_bytes(net.server_port_bytes_s * net.server_ports / net.servers)
     lines.append(
-        f"{pluralise(net.servers, 'storage server')} with {net.server_ports // net.servers} x {net.server_link} each,"
-        f" by their ports: a server has to deliver up to {each}/s"
+        f"{pluralise(net.servers, SERVER)} with {net.server_ports // net.servers} x {net.server_link}"
+        f"{' each' if net.servers > 1 else ''}, by {'their' if net.servers > 1 else 'its'} ports: a server has to"
+        f" deliver up to {each}/s"
     )
     if net.with_cards:
         lines.append(f"{' or '.join(net.with_cards)} would do too, with other cards in the nodes")

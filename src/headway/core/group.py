@@ -1,0 +1,229 @@
+"""Group: the collectives of some ranks of a world, over connections of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Literal, Protocol, final
+
+from headway.core.errors import UsageError
+from headway.core.exchange_waits import Exchange
+from headway.core.process_sockets import ProcessSocket
+from headway.core.torch_c10d import load_c10d
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import Store
+
+    from headway.core.world import World
+
+Op = Literal["sum", "min", "max", "product"]
+
+
+@final
+class CollectiveWork:
+    """An asynchronous collective."""
+
+    def __init__(
+        self,
+        world: World,
+        works: Sequence[Any],
+        timeout_s: float | None = None,
+        interface: str | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        self._world, self._works, self._interface, self._exchange = world, works, interface, exchange
+        self._wait = () if timeout_s is None else (timedelta(seconds=timeout_s),)
+
+    def wait(self, exchange: Exchange | None = None) -> None:
+        """Waits for its completion; on CUDA only the current stream waits.
+
+        Args:
+            exchange: what the wait counts as in `World.waits`; default: as the group says.
+
+        Raises:
+            GenerationEndedError: the generation has ended.
+            CommunicationError: it failed or timed out.
+        """
+        begun = perf_counter_ns()
+        try:
+            for work in self._works:
+                work.wait(*self._wait)
+        except RuntimeError as error:
+            raise self._world.build_error(error, self._interface) from error
+        exchange = exchange or self._exchange
+        # On CUDA the host has not waited, and a group of one rank has nothing to wait for.
+        if exchange is not None and self._works and self._world.device.type == "cpu":
+            self._world.waits.add(exchange, perf_counter_ns() - begun)
+
+
+class JournalEntry(Protocol):
+    """An entry in the log of operations; `done` is set once the operation has completed."""
+
+    done: bool
+
+
+@final
+class _NullEntry:
+    done = False
+
+
+@final
+class Group:
+    """A process group: some ranks of a world, in an order of their own. Use `World.create_group` to create one.
+
+    Tensors that are split into pieces are flat and contiguous. In a group of one rank every operation is immediate.
+
+    Attributes:
+        rank, size: this process's rank in the group, and its size.
+        ranks: the world's ranks, in this group's order.
+        interface: network interface of its connections; None: NCCL's choice, or a group of one rank.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        ranks: Sequence[int],
+        backend: Any,
+        sockets: list[ProcessSocket],
+        store: Store | None = None,
+        interface: str | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.rank, self.size = self.ranks.index(world.rank), len(self.ranks)
+        self._world, self._backend, self._sockets, self.interface = world, backend, sockets, interface
+        self._exchange = exchange
+        # NCCL connects at the first collective, through the store. A store written in Python has to be kept until then:
+        # torch keeps its C++ part only, which fails without the other ("Not implemented").
+        self._store = store
+
+    def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> CollectiveWork:
+        """Reduces a tensor over all ranks, in place."""
+        if self.size == 1:
+            return CollectiveWork(self._world, ())
+        # torch names the enum's members in capitals: ReduceOp.SUM.
+        options = load_c10d().AllreduceOptions()
+        options.reduceOp = getattr(load_c10d().ReduceOp, op.upper())
+        return self._work(lambda backend: backend.allreduce([tensor], options))
+
+    def all_reduce_pieces(self, pieces: Sequence[torch.Tensor]) -> CollectiveWork:
+        """Sums several tensors over all ranks of a Gloo group, in place, as one tensor in which they follow each other.
+
+        Gloo's thread copies them there and back.
+        """
+        options = load_c10d().AllreduceCoalescedOptions()
+        return self._work(lambda backend: backend.allreduce_coalesced(list(pieces), options))
+
+    def all_to_all(
+        self,
+        out: torch.Tensor,
+        into: torch.Tensor,
+        out_splits: Sequence[int] | None = None,
+        in_splits: Sequence[int] | None = None,
+    ) -> CollectiveWork:
+        """Sends piece r of `into` to rank r and receives piece r of `out` from it.
+
+        Args:
+            out, into: flat tensors.
+            out_splits, in_splits: elements of each piece; default: equal pieces.
+        """
+        # Without splits, torch divides the tensors equally.
+        if self.size == 1:
+            out.copy_(into)
+            return CollectiveWork(self._world, ())
+        splits, options = (list(out_splits or ()), list(in_splits or ())), load_c10d().AllToAllOptions()
+        return self._work(lambda backend: backend.alltoall_base(out, into, *splits, options))
+
+    def all_gather(self, out: torch.Tensor, piece: torch.Tensor) -> CollectiveWork:
+        """Fills `out` with the pieces of all ranks in their order; all have the same length."""
+        if self.size == 1:
+            out.copy_(piece)
+            return CollectiveWork(self._world, ())
+        return self._work(lambda backend: backend._allgather_base(out, piece))
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> CollectiveWork:
+        """Broadcasts a tensor from rank `root` of the group, in place."""
+        if self.size == 1:
+            return CollectiveWork(self._world, ())
+        options = load_c10d().BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        return self._work(lambda backend: backend.broadcast([tensor], options))
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> CollectiveWork:
+        """Sends a tensor to rank `to` of the group; NCCL ignores tags."""
+        return self._work(lambda backend: backend.send([tensor], to, tag), single=True)
+
+    def recv(self, tensor: torch.Tensor, source: int, tag: int = 0) -> CollectiveWork:
+        """Receives a tensor from rank `source` of the group; NCCL ignores tags."""
+        return self._work(lambda backend: backend.recv([tensor], source, tag), single=True)
+
+    def barrier(self) -> None:
+        """Waits until all ranks of the group have reached this call."""
+        self.gather_bytes(b"")
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Gathers byte strings of any length from all ranks of a Gloo group, on every rank."""
+        import torch
+
+        if self.size == 1:
+            return [data]
+        noted = self._record("gathering", len(data))
+        # Lengths first, then the padded bytes: all_gather needs pieces of one length.
+        lengths = torch.empty(self.size, dtype=torch.int64)
+        self.all_gather(lengths, torch.tensor([len(data)])).wait()
+        longest = max(1, int(lengths.max()))
+        mine, out = torch.zeros(longest, dtype=torch.uint8), torch.empty(self.size * longest, dtype=torch.uint8)
+        mine[: len(data)] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)]
+        self.all_gather(out, mine).wait()
+        noted.done = True
+        return [row[:length].numpy().tobytes() for row, length in zip(out.view(self.size, -1), lengths, strict=True)]
+
+    def broadcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
+        """Returns the bytes of rank `root` of a Gloo group on every rank; other ranks' `data` are ignored."""
+        import torch
+
+        if self.rank == root and data is None:
+            raise UsageError("the root of a broadcast has nothing to send")
+        noted = self._record("broadcast", 0)
+        # The other ranks learn the length first, to allocate the tensor that they receive into.
+        length = torch.tensor([len(data) if self.rank == root and data is not None else 0])
+        self.broadcast(length, root).wait()
+        content = torch.empty(int(length), dtype=torch.uint8)
+        if self.rank == root and data:
+            content.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        # An empty string needs no second collective.
+        if len(content):
+            self.broadcast(content, root).wait()
+        noted.done = True
+        return content.numpy().tobytes()
+
+    def abort(self) -> None:
+        """Makes pending operations fail at once, on this rank and on the ranks that wait for it."""
+        # Only NCCL can abort; Gloo's connections are shut down instead.
+        if self.size > 1 and not self._sockets and self._backend is not None:
+            self._backend.abort()
+        for end in self._sockets:
+            end.shut_down()
+
+    def close(self) -> None:
+        """Releases its connections. No operation may be pending."""
+        self._backend = None
+        self._sockets = []
+
+    def _record(self, what: str, nbytes: int) -> JournalEntry:
+        # Only operations of all ranks are recorded: the ranks compare their logs to find a different order.
+        journal = self._world.journal
+        whole = journal is not None and self.size == self._world.size
+        return journal(what, nbytes) if journal is not None and whole else _NullEntry()
+
+    def _work(self, issue: Callable[[Any], Any], *, single: bool = False) -> CollectiveWork:
+        if self._backend is None:
+            raise self._world.build_error(RuntimeError("the group is closed"), self.interface)
+        try:
+            # Gloo's send and recv use the time-out that the group was built with, not that of its collectives.
+            given = self._world.timeout_s if single and self._world.backend == "gloo" else None
+            return CollectiveWork(self._world, (issue(self._backend),), given, self.interface, self._exchange)
+        except RuntimeError as error:
+            raise self._world.build_error(error, self.interface) from error

@@ -1,0 +1,166 @@
+"""The threads of a server: one for each worker of another process, and one for the order of updates."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, final
+
+import torch
+
+from headway.core.errors import CommunicationError
+from headway.parallel.flat_tensors import encode_state
+from headway.parallel.pairs import Pair, ServerPairs
+from headway.parallel.server import Event, LeadServer, Push, ShardServer
+
+PULL, PUSH, STATE = 0.0, 1.0, 2.0
+"""First number of a worker's message: it asks for weights, brings gradients, or asks for the state at the end."""
+OVER, LEASE = 0.0, 1.0
+"""First number of an answer: the segment is over and the state follows, or a step and its weights."""
+
+EVENT_KINDS = ("apply", "give", "drop", "end")
+
+State = tuple[dict[str, Any], dict[str, torch.Tensor]]
+"""Scalars (JSON) and tensors by name."""
+
+
+@final
+class ServerHost:
+    """Serves the workers of one segment.
+
+    Args:
+        server: this server's weights.
+        lead: the order of updates, if this is server 0.
+        pairs: connections to the other ranks; None: this process trains alone.
+        collect_state: returns the state of this server, once all updates are applied.
+        events: on server 0: the queue of each follower, as given to `lead`.
+    """
+
+    def __init__(
+        self,
+        server: ShardServer,
+        lead: LeadServer | None,
+        pairs: ServerPairs | None,
+        collect_state: Callable[[], State],
+        events: dict[int, queue.SimpleQueue[Event]],
+    ) -> None:
+        self.server, self.lead, self._pairs, self.collect_state = server, lead, pairs, collect_state
+        self._events = events
+        self.error: BaseException | None = None
+        self._is_over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        if pairs is None:
+            return
+        for worker, pair in pairs.to_workers.items():
+            serve = self._serve_as_lead if lead is not None else self._serve_as_follower
+            self._start(serve, worker, pair)
+        for follower, pair in pairs.lead.items():
+            if lead is not None:
+                self._start(self._send_events, follower, pair)
+            else:
+                self._start(self._follow, follower, pair)
+
+    def finish(self) -> None:
+        """Waits until every worker has got its last answer."""
+        for thread in self._threads:
+            thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def abort(self) -> None:
+        """Ends all threads, after an error."""
+        if self.lead is not None:
+            self.lead.fail(CommunicationError("the servers of this run have ended"))
+            self.lead.end()
+        self._release()
+        if self._pairs is not None and self._threads:
+            self._pairs.abort()
+        for thread in self._threads:
+            thread.join()
+
+    def wait_until_over(self) -> None:
+        """Waits until all updates are applied here."""
+        if self.lead is None:
+            self._is_over.wait()
+        if self.error is not None:
+            raise self.error
+
+    def _start(self, run: Callable[[int, Pair], None], rank: int, pair: Pair) -> None:
+        def guard() -> None:
+            try:
+                run(rank, pair)
+            # The main thread raises it.
+            except BaseException as error:
+                self.error = self.error or error
+                if self.lead is not None:
+                    self.lead.fail(error)
+                self._release()
+
+        self._threads.append(threading.Thread(target=guard, name=f"server of {rank}", daemon=True))
+        self._threads[-1].start()
+
+    def _release(self) -> None:
+        self._is_over.set()
+        for outbox in self.server.outboxes.values():
+            outbox.cancel()
+
+    def _serve_as_lead(self, worker: int, pair: Pair) -> None:
+        lead, server = self.lead, self.server
+        assert lead is not None
+        try:
+            while True:
+                kind, loss, bad, stops, *_ = pair.receive_numbers()
+                push = None
+                if kind == PUSH:
+                    pair.receive(server.inboxes[worker].data)
+                    push = Push(loss, int(bad), bool(stops))
+                lease = lead.exchange(worker, push)
+                if lease is None:
+                    _send_state(pair, self.collect_state())
+                    return
+                hint = -1 if lease.next is None else lease.next
+                pair.send_numbers(LEASE, lease.step, lease.version, hint)
+                pair.send(server.outboxes[worker].wait().data)
+        # Only its connection is gone: the others go on, and its step is leased to one of them.
+        except CommunicationError:
+            lead.drop(worker)
+
+    def _serve_as_follower(self, worker: int, pair: Pair) -> None:
+        server = self.server
+        with suppress(CommunicationError):
+            while True:
+                kind, *_ = pair.receive_numbers()
+                if kind == STATE:
+                    self._is_over.wait()
+                    _send_state(pair, self.collect_state())
+                    return
+                if kind == PUSH:
+                    pair.receive(server.inboxes[worker].data)
+                    # From here on the worker may tell the leader to apply it.
+                    pair.send_numbers(PUSH)
+                else:
+                    pair.send(server.outboxes[worker].wait().data)
+
+    def _send_events(self, follower: int, pair: Pair) -> None:
+        while True:
+            event = self._events[follower].get()
+            pair.send_numbers(EVENT_KINDS.index(event.kind), event.worker, event.lr, event.is_stale)
+            if event.kind == "end":
+                return
+
+    def _follow(self, follower: int, pair: Pair) -> None:
+        while True:
+            kind, worker, lr, is_stale, *_ = pair.receive_numbers()
+            event = Event(EVENT_KINDS[int(kind)], int(worker), lr, bool(is_stale))
+            if event.kind == "end":
+                self._is_over.set()
+                return
+            self.server.handle(event)
+
+
+def _send_state(pair: Pair, state: State) -> None:
+    data = encode_state(*state)
+    pair.send_numbers(OVER, len(data))
+    pair.send(data)

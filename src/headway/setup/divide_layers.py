@@ -1,0 +1,64 @@
+"""Divides layers or experts of a network over the ranks, as a recipe asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from headway.core.errors import UsageError
+from headway.launch.ranks import Ranks
+from headway.model.auxiliary import HasAuxiliaryLoss
+from headway.optim.fused_optimizer import FusedOptimizer
+from headway.parallel.divided_linear import divide_linear_layers
+from headway.parallel.experts import SharedExperts
+from headway.parallel.parallel_recipe import AnyParallelRecipe, ExpertsRecipe, HybridRecipe, LocalRecipe, TowersRecipe
+from headway.parallel.parts import DividedNetwork
+from headway.parallel.towers import divide_towers
+
+
+def divide_layers(
+    recipe: AnyParallelRecipe, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, ranks: Ranks | None
+) -> DividedNetwork | None:
+    """Divides the layers, towers or experts that the recipe names over the ranks; None: there is nothing to divide.
+
+    It comes last in a setup, as all checks run the whole network.
+
+    Raises:
+        UsageError: see `divide_linear_layers`, `divide_towers` and `SharedExperts`; or the network has a loss of its
+            own, and each rank is to make steps alone.
+    """
+    if ranks is None:
+        return None
+    if isinstance(recipe, LocalRecipe) and any(isinstance(module, HasAuxiliaryLoss) for module in model.modules()):
+        what = "the network has a loss of its own, such as that of experts, which is of the samples of all processes"
+        fix = "Set it to data, or to experts: with local each process makes steps alone."
+        raise UsageError(what, where="parallel.strategy", fix=fix)
+    divided: DividedNetwork
+    if isinstance(recipe, HybridRecipe):
+        # Left to more processes, which have something to choose for.
+        if recipe.layers == "auto":
+            return None
+        divided = divide_linear_layers(model, recipe.layers, *ranks.launched_place, recipe.scheme)
+    elif isinstance(recipe, ExpertsRecipe):
+        divided = SharedExperts(model, *ranks.launched_place, recipe.ranks)
+    elif isinstance(recipe, TowersRecipe) and ranks.launched_size > 1:
+        divided = divide_towers(model, recipe.match, *ranks.launched_place)
+    else:
+        return None
+    divided.parts.cut_state(model, optimizer)
+    if isinstance(optimizer, FusedOptimizer):
+        optimizer.split = divided.split
+    ranks.divided = divided
+    return divided
+
+
+@contextmanager
+def join_layers(divided: DividedNetwork | None) -> Iterator[None]:
+    """Prepares a divided network, if it is one, for evaluation for the duration of the block."""
+    if divided is None:
+        yield
+        return
+    with divided.join():
+        yield

@@ -1,0 +1,185 @@
+"""The menu of strategies: keys of recipes, rates, bytes and memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import TypeAdapter
+from tests.plan._workload import layer, workload
+
+from headway.parallel.parallel_recipe import AnyParallelRecipe
+from headway.plan.cluster import load_clusters
+from headway.plan.compute import estimate_from_data_sheet
+from headway.plan.dense_layers import find_dense_layers
+from headway.plan.device_memory import estimate_memory
+from headway.plan.job import build_job
+from headway.plan.losses import StepLosses
+from headway.plan.scaling import predict_scaling
+from headway.plan.step import list_gradients
+from headway.plan.strategies import Strategy, compare_strategies
+from headway.plan.strips import SplitNetwork
+
+
+def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights() -> None:
+    """AlexNet's way: 100 million weights behind few convolutions, over a slow network."""
+    heavy, light = workload(dense=100_000_000, convolutions=2), workload()
+    slow = load_clusters()["p100-50gbe"]
+    assert [one.name for one in find_dense_layers(heavy)] == ["head"]
+    assert find_dense_layers(light) == []
+    job = build_job(heavy, estimate_from_data_sheet(heavy, slow.device_spec), 10.0)
+    found = compare_strategies(heavy, job, slow, 4)
+    named = {one.name: one for one in found}
+    divided = named["a fully connected layer in 32 parts"]
+    assert divided.gain > 1.1
+    assert [one.hours for one in found] == sorted(one.hours for one in found)
+    # Half of the exchange waits for the step, and fewer bytes need less of the link.
+    assert named["optimizer state by owner"].hours >= named["data parallel"].hours > divided.hours
+    assert named["16 steps alone, then a mean"].sent_bytes == named["data parallel"].sent_bytes / 16
+    assert {one.name for one in found} > {"data parallel", "gradients of 2 steps exchanged at once"}
+    assert next(one for one in found if one.name == "data parallel").gain == 1
+    assert divided.memory.weights < estimate_memory(heavy, 1, 1e9, 32).weights / 2
+
+
+def test_every_recipe_of_the_menu_is_one() -> None:
+    """Parsed as `headway train` parses it."""
+    heavy, slow = workload(dense=100_000_000, convolutions=2), load_clusters()["p100-50gbe"]
+    job = build_job(heavy, estimate_from_data_sheet(heavy, slow.device_spec), 10.0)
+    menu = compare_strategies(heavy, job, slow, 4)
+    keys = [yaml.safe_load(one.recipe) for one in menu]
+    parsed = [TypeAdapter(AnyParallelRecipe).validate_python(one["parallel"]) for one in keys if "parallel" in one]
+    assert {one.strategy for one in parsed} == {"data", "spatial", "hybrid", "sharded", "local", "async"}
+    assert {key for one in keys for key in one} == {"parallel", "comm", "batch", "micro_batch"}
+    hybrid = next(one for one in menu if "scheme: all" in one.recipe)
+    convolutions, batch = 2 * 2_000_000 * 4, 32 * 32
+    assert hybrid.sent_bytes == 2 * 31 / 32 * (convolutions + 4 * batch * (1000 + 1000 / 32))
+
+
+def test_towers_halve_the_work_that_is_in_them_and_exchange_channels() -> None:
+    """Two devices with one link and no gradients to sum: the work of one tower, of twice as many samples each."""
+    layers = [
+        layer(f"towers.{tower}.conv{number}", "Conv2d", 1_000_000, 10**9, 4 - number, (channels, 28, 28))
+        for number, channels in ((1, 64), (2, 128))
+        for tower in (0, 1)
+    ]
+    head = layer("head", "Linear", 1_000_000, 10**6, 0, (1000,))
+    known = workload().model_copy(update={"layers": (*layers, head)})
+    dgx = load_clusters()["dgx-1"]
+    where = dgx.model_copy(update={"devices": 2})
+    job = build_job(known, estimate_from_data_sheet(known, where.device_spec), 10.0, per_device=16.0)
+    job = replace(job, losses=StepLosses())
+    menu = {one.name: one for one in compare_strategies(known, job, where, 1)}
+    found, plain = menu["a tower on each of 2 devices"], menu["data parallel"]
+    assert yaml.safe_load(found.recipe) == {"parallel": {"strategy": "towers"}}
+    values = 32 * 4 * (2 * 64 * 28 * 28 + 1000 // 2)
+    assert found.sent_bytes == values + 16 * known.input.decoded_bytes
+    assert found.memory.weights < plain.memory.weights
+    share = 4 * 10**9 / (4 * 10**9 + 10**6)
+    alone_s = job.compute.fixed_s + 16 * job.compute.sample_s * (share + 2 * (1 - share))
+    link = where.build_network(1).inside
+    sent_s = sum(link.seconds(nbytes) for nbytes in (*2 * [32 * 4 * 64 * 28 * 28], 32 * 4 * 500, 16 * 150_528))
+    assert 32 / found.images_s == pytest.approx(alone_s + sent_s, rel=0.01)
+
+
+def test_what_a_strategy_cannot_train_is_not_on_the_menu() -> None:
+    heavy, slow = workload(dense=100_000_000, convolutions=2), load_clusters()["p100-50gbe"]
+
+    def list_named(optimizer: str, **changes: Any) -> str:
+        update = heavy.step.update.model_copy(update={"optimizer": optimizer})
+        known = heavy.model_copy(update={"step": heavy.step.model_copy(update={"update": update})})
+        job = build_job(known, estimate_from_data_sheet(known, slow.device_spec), 10.0)
+        return " ".join(one.recipe for one in compare_strategies(known, replace(job, **changes), slow, 4))
+
+    assert "hybrid" not in list_named("muon")
+    assert "async" not in list_named("lars")
+    assert "spatial" not in list_named("sgd", accumulate=2)
+    assert "spatial" not in list_named("sgd", split=SplitNetwork())
+
+
+def test_asynchronous_training_waits_for_nothing_but_the_link_of_the_server() -> None:
+    known = workload()
+
+    def bound(gbit_s: float) -> tuple[float, float]:
+        between = load_clusters()["p100-50gbe"].between.model_copy(update={"gbit_s": gbit_s, "latency_us": 0.0})
+        where = load_clusters()["p100-50gbe"].model_copy(update={"between": between})
+        job = build_job(known, estimate_from_data_sheet(known, where.device_spec), 10.0, per_device=32.0)
+        job = replace(job, losses=StepLosses())
+        alone = 32 / job.compute.seconds(32)
+        (found,) = (one for one in compare_strategies(known, job, where, 4) if "async" in one.recipe)
+        fed = 32 * between.bytes_s / sum(one.nbytes for one in job.gradients)
+        return found.images_s / alone, fed / alone
+
+    # 32 devices without a network that counts; and the server's own, with as many others as its link feeds.
+    assert bound(1e6)[0] == pytest.approx(32, rel=1e-3)
+    rate, fed = bound(1.0)
+    assert rate == pytest.approx(1 + fed)
+
+
+@pytest.mark.parametrize("asked", [{"per_device": 2.0}, {"batch": 64.0}])
+def test_rarer_exchange_is_of_a_larger_batch_of_as_many_samples_each(asked: dict[str, float]) -> None:
+    where = load_clusters()["p40-100gbe"]
+    job = build_job(workload(), estimate_from_data_sheet(workload(), where.device_spec), 10.0, **asked)
+    named = {one.name: one for one in compare_strategies(workload(), job, where, 4)}
+    twice = named["gradients of 2 steps exchanged at once"]
+    plain = predict_scaling(replace(job, per_device=2.0, batch=None, accumulate=2), where, [4])[0]
+    assert (twice.images_s, twice.note) == (pytest.approx(plain.images_s), "2 times the batch")
+    assert twice.gain > 1
+
+
+def test_only_a_narrow_wire_halves_the_exchange() -> None:
+    where = load_clusters()["p40-100gbe"]
+    name = "gradients sent in 16 bits between nodes"
+
+    def list_named(precision: str, nodes: int = 4, **changes: Any) -> dict[str, Strategy]:
+        known = workload()
+        known = known.model_copy(update={"step": known.step.model_copy(update={"precision": precision})})
+        job = build_job(known, estimate_from_data_sheet(known, where.device_spec), 10.0, per_device=2.0)
+        return {one.name: one for one in compare_strategies(known, replace(job, **changes), where, nodes)}
+
+    for precision in ("fp32", "bf16"):
+        assert list_named(precision)[name].gain > 1
+    # On one node, with such messages, and with 16-bit weights there is nothing left to halve.
+    halves = tuple(replace(one, nbytes=one.nbytes / 2) for one in list_gradients(workload()))
+    assert name not in {
+        *list_named("bf16", 1),
+        *list_named("bf16", wire_ratio=0.5),
+        *list_named("bf16", gradients=halves),
+    }
+
+
+def test_a_batch_of_strips_has_choices_too() -> None:
+    where = load_clusters()["dgx-1"]
+    job = build_job(workload(), estimate_from_data_sheet(workload(), where.device_spec), 10.0, batch=8.0)
+    assert predict_scaling(job, where, [4])[0].strips == 4
+    assert {one.name for one in compare_strategies(workload(), job, where, 4)} > {
+        "gradients of 4 steps exchanged at once"
+    }
+
+
+def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
+    """11 MB for each of 200 samples; and an image that finds none."""
+    where = load_clusters()["dgx-1"]
+
+    def found(gigabytes: float, samples: float) -> dict[str, Strategy]:
+        small = where.model_copy(update={"device": where.device_spec.model_copy(update={"memory_gb": gigabytes})})
+        job = build_job(workload(), estimate_from_data_sheet(workload(), small.device_spec), 10.0, per_device=samples)
+        return {one.name: one for one in compare_strategies(workload(), job, small, 2)}
+
+    tight = found(1.5, 200.0)
+    assert not tight["data parallel"].memory.fits
+    (name,) = (name for name in tight if "micro-batches" in name)
+    assert tight[name].memory.fits
+    assert tight[name].gain < 1.01
+    assert tight[name].note == "the same batch"
+    weights = estimate_memory(workload(), 1, 1.0, 16).weights
+    tiny = found((weights + 6e6) / 0.9e9, 1.0)
+    assert tiny["each image in 4 strips"].memory.fits
+    assert tiny["each image in 4 strips"].note == "a batch of 4"
+    assert not any("micro" in name for name in tiny)
+    roomy = found(16.0, 200.0)
+    assert not any("micro-batches" in name for name in roomy)
+    # The same batch and the same memory: strips are no gain then.
+    assert roomy["each image in 2 strips"].memory == roomy["data parallel"].memory
+    assert roomy["each image in 2 strips"].gain < 1

@@ -1,0 +1,239 @@
+"""Asynchronous training: one worker is SGD, a killed one loses no sample, and the log of several replays the run."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests._support import (
+    finished,
+    headway,
+    paced,
+    packed_digits,
+    records,
+    refused,
+    running,
+    slowly,
+    workers_of,
+    write_recipe,
+)
+from tests.training.test_ranks import rows_of
+
+from headway.parallel.update_log import ROW_BYTES, UpdateLog, read_updates
+
+NET = """
+from torch import nn
+
+
+def build(num_classes):
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(DROPOUT),
+        nn.Conv2d(8, 12, 3, stride=2, padding=1), nn.BatchNorm2d(12), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, num_classes),
+    )
+"""
+ASYNC = "parallel={strategy: async}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("async")
+    packed_digits(folder, per_class=60)
+    (folder / "net.py").write_text(NET.replace("DROPOUT", "0.1"))
+    (folder / "plain.py").write_text(NET.replace("DROPOUT", "0.0"))
+    write_recipe(
+        folder / "recipe.yaml",
+        model={"factory": "net.py:build", "ema": {"half_life_steps": 5}},
+        augment={"translate": 1},
+        optimizer={"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.001, "clip_norm": 2.0},
+        batch=24,
+        epochs=4,
+        log_every_steps=7,
+        log_ids=True,
+    )
+    return folder
+
+
+def same(one: Path, other: Path) -> bool:
+    first, second = (load_file(run / "weights.safetensors") for run in (one, other))
+    return all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def train(folder: Path, run: Path, procs: int, *options: str) -> Path:
+    said = finished("train", folder / "recipe.yaml", "--procs", str(procs), "--run", run, *options)
+    assert said.status == 0, said.err
+    return run
+
+
+@pytest.fixture(scope="module")
+def three(folder: Path) -> Path:
+    """Three workers and two servers, with several meetings."""
+    options = ("parallel={strategy: async, servers: 2}", "checkpoint={every_steps: 20, keep: 9}")
+    return train(folder, folder / "three", 3, *options)
+
+
+@pytest.mark.parametrize("compensate", ["none", "constant", "adaptive"])
+def test_one_worker_is_sgd_bit_for_bit(folder: Path, tmp_path: Path, compensate: str) -> None:
+    shared = ("model.factory=plain.py:build", "epochs=2")
+    headway("train", folder / "recipe.yaml", "--run", tmp_path / "plain", *shared)
+    alone = f"parallel={{strategy: async, compensate: {compensate}}}"
+    headway("train", folder / "recipe.yaml", "--run", tmp_path / "async", alone, *shared)
+    assert same(tmp_path / "plain", tmp_path / "async")
+    for kind in ("train", "evaluate"):
+        for one, other in zip(records(tmp_path / "plain", kind), records(tmp_path / "async", kind), strict=True):
+            assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)
+            assert other["step"] == one["step"]
+
+
+def test_each_step_is_made_once_and_the_log_replays_the_run(three: Path) -> None:
+    updates = read_updates(three / "updates.bin")
+    steps = len(updates)
+    assert sorted(update.step for update in updates) == list(range(steps))
+    assert len({update.worker for update in updates}) == 3
+    assert (rows_of(three)[:, 0] == np.arange(steps * 24)).all()
+    found = headway("replay", three, "--json").json()
+    assert found["updates"] == steps
+    assert found["first_difference"] == ""
+    assert found["equal_steps"] == [20, 40, 60, steps]
+    headway("report", three)
+    said = (three / "report.html").read_text()
+    assert "not reproducible, but replayable" in said
+    assert "Correction for delay" in said
+
+
+def test_a_changed_log_is_caught(three: Path, tmp_path: Path) -> None:
+    run = tmp_path / "changed"
+    shutil.copytree(three, run)
+    content = bytearray((run / "updates.bin").read_bytes())
+    content[5 * ROW_BYTES + 3] ^= 1
+    (run / "updates.bin").write_bytes(content)
+    assert "update 6 is not what was written" in refused("replay", run, status=1)
+    # A log that was written anew, with sums that fit, is another run.
+    updates = read_updates(three / "updates.bin")
+    place = next(place for place, update in enumerate(updates) if update.staleness > 1)
+    updates[place] = updates[place]._replace(read=updates[place].read + 1)
+    (run / "updates.bin").unlink()
+    log = UpdateLog(run / "updates.bin", 0)
+    for update in updates:
+        log.write(update)
+    log.close()
+    said = headway("replay", run, status=1)
+    assert "is another one than in the checkpoint of step" in said.out
+
+
+def test_a_run_goes_on_from_a_drained_checkpoint_with_other_workers(three: Path, tmp_path: Path) -> None:
+    run = tmp_path / "cut"
+    shutil.copytree(three, run)
+    for step in sorted((run / "checkpoints").glob("step-*"))[2:]:
+        shutil.rmtree(step)
+    (run / "checkpoints/latest").write_text("step-00000020\n")
+    (run / "summary.json").unlink()
+    said = finished("train", "--resume", run, "--procs", "2")
+    assert said.status == 0, said.err
+    before, after = read_updates(three / "updates.bin"), read_updates(run / "updates.bin")
+    assert after[:20] == before[:20]
+    assert {update.worker for update in after[20:]} <= {0, 1}
+    assert (rows_of(run)[:, 0] == np.arange(len(after) * 24)).all()
+    assert headway("replay", run, "--json").json()["first_difference"] == ""
+
+
+@pytest.mark.check
+def test_the_mean_delay_is_one_less_than_the_workers(folder: Path, tmp_path: Path) -> None:
+    run = train(
+        folder, tmp_path / "run", 3, ASYNC, "epochs=40", "evaluate.every_epochs=40", "checkpoint.every_epochs=40"
+    )
+    updates = read_updates(run / "updates.bin")
+    assert np.mean([update.staleness for update in updates]) == pytest.approx(2, abs=0.05)
+
+
+@pytest.mark.check
+def test_a_compiled_network_trains(folder: Path, tmp_path: Path) -> None:
+    train(folder, tmp_path / "run", 2, ASYNC, "compile=true", "epochs=1")
+
+
+def count_updates(run: Path) -> int:
+    path = run / "updates.bin"
+    return path.stat().st_size // ROW_BYTES if path.exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("rank", "how"),
+    [
+        (2, signal.SIGKILL),
+        pytest.param(2, signal.SIGSTOP, marks=pytest.mark.check),
+        # With it the weights are lost: the others go back to the last checkpoint.
+        pytest.param(0, signal.SIGKILL, marks=pytest.mark.check),
+        pytest.param(1, signal.SIGKILL, marks=pytest.mark.check),
+    ],
+)
+def test_the_others_go_on_after_a_loss(folder: Path, tmp_path: Path, rank: int, how: signal.Signals) -> None:
+    run = tmp_path / "run"
+    options = (
+        "parallel={strategy: async, servers: 2}",
+        *("epochs=8", "evaluate.every_epochs=4", "checkpoint={every_epochs: 2, keep: 9}", "comm.timeout_s=2"),
+        paced(folder),
+    )
+    with running("train", folder / "recipe.yaml", "--procs", "3", "--run", run, "--no-respawn", *options) as process:
+        with slowly(folder):
+            while count_updates(run) < 25 and process.poll() is None:
+                time.sleep(0.01)
+            workers = {int(worker.environ()["RANK"]): worker for worker in workers_of(process.pid)}
+            workers[rank].send_signal(how)
+            at = count_updates(run)
+            # A lost worker ends nothing: updates come before the ranks have met again.
+            while rank == 2 and count_updates(run) < at + 3 and process.poll() is None:
+                time.sleep(0.01)
+        if how == signal.SIGSTOP:
+            time.sleep(3)
+            # The others may have given it up and ended it already.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                workers[rank].kill()
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    updates = read_updates(run / "updates.bin")
+    assert sorted(update.step for update in updates) == list(range(len(updates)))
+    assert (rows_of(run)[:, 0] == np.arange(len(updates) * 24)).all()
+    assert headway("replay", run, "--json").json()["first_difference"] == ""
+
+
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "lars": (("optimizer={name: lars, lr: 1}",), "optimizer lars is for large batches"),
+    "lamb": (("optimizer={name: lamb, lr: 0.01}",), "optimizer lamb is for large batches"),
+    "muon": (("optimizer={name: muon, lr: 0.01}",), "optimizer muon is for large batches"),
+    "dcasgd": (("optimizer={name: dcasgd, lr: 0.1}",), "parallel: {strategy: async, compensate: constant}"),
+    "batch growth": (("batch_growth={milestones_epochs: [1], factor: 2}",), "does not work with batch_growth"),
+    "batch per device": (("batch={per_device: 24}",), "write batch: 24"),
+    "noise scale": (("observe.noise_scale=true",), "does not work with observe.noise_scale"),
+    "layer rates": (("observe.layer_rates=true",), "does not work with observe.layer_rates"),
+    "freezing": (("model.freeze_after=[{match: '^0', after_epochs: 1}]",), "does not work with model.freeze_after"),
+    "16-bit wire": (("comm.wire=bf16",), "does not work with comm.wire: bf16"),
+    "synchronised batch norm": (("comm.batch_norm=sync",), "does not work with comm.batch_norm: sync"),
+    "fp16": (("precision=fp16", "device=auto"), "fp16 scales the loss"),
+    "16-bit weights": (("half_weights=true", "precision=bf16"), "does not work with half_weights"),
+    "graphs": (("compile=graphs", "device=auto"), "does not work with compile: graphs"),
+    "lookahead": (("optimizer.lookahead={}",), "does not work with optimizer.lookahead"),
+    "callbacks": (("callbacks=[net.py:build]",), "does not work with callbacks"),
+    "a strength of nothing": (("parallel.compensate=none", "parallel.strength=1"), "remove strength"),
+    "a decay of nothing": (("parallel.compensate=constant", "parallel.decay=0.5"), "remove decay"),
+    "more servers than processes": (("parallel.servers=2",), "2 servers need as many processes, and there is 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_combined_is_refused(folder: Path, tmp_path: Path, case: str) -> None:
+    options, message = REFUSED[case]
+    assert message in refused("train", folder / "recipe.yaml", "--run", tmp_path / "run", ASYNC, *options, status=2)
+
+
+def test_other_runs_are_not_replayed(folder: Path, tmp_path: Path) -> None:
+    headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", "epochs=1")
+    assert "only runs of parallel.strategy async" in refused("replay", tmp_path / "run", status=2)
