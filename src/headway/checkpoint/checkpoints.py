@@ -28,6 +28,7 @@ from headway.checkpoint.random_state import check_random_state, read_random_stat
 from headway.checkpoint.save import LOG, SaveJob, SaveSetting
 from headway.checkpoint.stored_tensors import StoredTensors, open_file, read_manifest
 from headway.core.errors import CheckpointError, UsageError
+from headway.core.weight_copies import HasWeights
 from headway.optim import MasterWeights
 from headway.optim.saved_state import collect_state, read_values, restore_state
 
@@ -174,7 +175,7 @@ def read(path: Location) -> Checkpoint:
 
 
 def state_of(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: MasterWeights | None = None
+    model: HasWeights, optimizer: torch.optim.Optimizer, masters: MasterWeights | None = None
 ) -> dict[str, torch.Tensor]:
     """Returns the tensors of a network, its optimizer and all random generators, named as in the checkpoint format.
 
@@ -183,14 +184,14 @@ def state_of(
     Args:
         masters: float32 copies of 16-bit weights, saved in their place.
     """
-    weights = model if masters is None else masters
+    weights: HasWeights = model if masters is None else masters
     tensors = {f"model/{name}": value for name, value in weights.state_dict().items()}
     return tensors | collect_state(optimizer, weights.named_parameters()) | read_random_state()
 
 
 def restore(
     checkpoint: Checkpoint,
-    model: torch.nn.Module,
+    model: HasWeights,
     optimizer: torch.optim.Optimizer,
     masters: MasterWeights | None = None,
 ) -> None:
@@ -203,7 +204,7 @@ def restore(
         CheckpointError: it belongs to another network or optimizer, or its random states are not valid.
     """
     tensors = checkpoint.tensors
-    weights = model if masters is None else masters
+    weights: HasWeights = model if masters is None else masters
     # Check everything before changing anything: a checkpoint that does not fit leaves all objects as they were.
     expect_tensors(tensors, str(checkpoint.path), weights, optimizer)
     check_random_state(tensors, str(checkpoint.path))

@@ -19,8 +19,8 @@ from headway.core.untrusted_json import (
     is_object,
     is_whole_number,
 )
+from headway.core.weight_copies import HasWeights
 from headway.data.batch_plan import BatchPlan
-from headway.optim import MasterWeights
 from headway.optim.state_check import describe_tensor, find_state_fault
 
 # Entries of `data` that checkpoints of older versions do not have.
@@ -35,7 +35,7 @@ def select_by_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Te
 def expect_tensors(
     tensors: Mapping[str, Tensor],
     where: str,
-    weights: torch.nn.Module | MasterWeights,
+    weights: HasWeights,
     optimizer: torch.optim.Optimizer,
 ) -> None:
     """Checks the tensors `model/NAME` and `optimizer/PARAMETER/STATE` against the network and optimizer.

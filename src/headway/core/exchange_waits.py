@@ -17,9 +17,11 @@ Exchange = Literal[
     "divided layers",
     "channels of towers",
     "tokens of experts",
+    "sharded weights",
 ]
 """Kinds of values that a rank waits for: rows of neighbours; images and maps that the ranks of a place hand to each
-other; sums of norms and of the load of experts; inputs and outputs of divided layers; channels; tokens."""
+other; sums of norms and of the load of experts; inputs and outputs of divided layers; channels; tokens; weights and
+their gradients, where each rank has rows of all."""
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 
 

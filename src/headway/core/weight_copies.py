@@ -10,6 +10,7 @@ from headway.core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Parameter
 
 
 class HasStateDict(Protocol):
@@ -17,6 +18,16 @@ class HasStateDict(Protocol):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the tensors by name; writing to them changes the network."""
+
+
+class HasWeights(HasStateDict, Protocol):
+    """What an optimizer steps: a network, or an object that stands for one."""
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yields the parameters by name."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> object:
+        """Loads the result of `state_dict`, in place."""
 
 
 @final

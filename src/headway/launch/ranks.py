@@ -44,6 +44,7 @@ from headway.launch.rank_measurements import RankMeasurements, broadcast_measure
 from headway.launch.settings_agreement import agree_on_settings
 from headway.launch.step_seeds import seed_step
 from headway.observe.rank_timings import RankTimings
+from headway.parallel.full_shards import FullShards
 from headway.parallel.owners import Owners
 from headway.parallel.pairs import ServerPairs
 from headway.parallel.parallel_recipe import SpatialRecipe
@@ -292,11 +293,9 @@ class Ranks:
         seed_step(seed, position, number, self.world.device)
 
     def prepare_for_backward(self, sample_share: float) -> None:
-        """Prepares the reducer for the last backward pass of a step.
-
-        Args:
-            sample_share: this rank's share of the step's samples, from 0 to 1.
-        """
+        """Prepares for the last backward pass of a step. Args: sample_share: see `Reducer.prepare_for_backward`."""
+        if isinstance(self.divided, FullShards):
+            self.divided.prepare_for_backward()
         self.reducer.prepare_for_backward(sample_share)
 
     def finish(self, loss: torch.Tensor, *, bad: int, stopping: bool, ending: bool = False) -> StepReduction:
@@ -429,7 +428,8 @@ class Ranks:
         if part is not world:
             summing = Communicator(part, rails=links.rails, rates_bytes_s=links.rates_bytes_s)
         shared = list_shared(model, self.divided)
-        chooser = build_chooser(options, summing, network, trials, shared, owned=self.owners is not None)
+        holder = self.divided if isinstance(self.divided, FullShards) else self.owners
+        chooser = build_chooser(options, summing, network, trials, shared, owned=holder is not None)
         if self.owners is not None:
             self.owners.connect(communicator, chooser.bucket_bytes)
         watch = StallWatch(communicator) if world.size > 1 else None
@@ -455,7 +455,7 @@ class Ranks:
         )
         if must_measure:
             sums = chooser.describe([bucket.nbytes for bucket in reducer.buckets])
-            for text in (*links.describe(world), sums if self.owners is None else self.owners.describe()):
+            for text in (*links.describe(world), sums if holder is None else holder.describe()):
                 LOG.info(text)
         if options.batch_norm == "sync":
             connect_batch_norms(model, world)

@@ -47,14 +47,37 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = No
     Raises:
         UsageError: a pattern matches no module, or one that is never called; or the network has no such block.
     """
+    modules = dict(model.named_modules())
+    names = list_blocks(model, patterns)
+    if not names:
+        example = re.escape(next(filter(None, modules), "layer1"))
+        fix = f"Name modules of yours, for example activation_checkpointing: ['^{example}$']."
+        raise UsageError("the network has none of Headway's own blocks", fix=fix)
+    for name in names:
+        # A ModuleList is never called, and a forward that was replaced already would be lost.
+        if type(modules[name]).forward is nn.Module.forward or "forward" in vars(modules[name]):
+            what = f"{name} is a {type(modules[name]).__name__}, which is not called as a whole"
+            children = f"'^{re.escape(name)}\\.[^.]+$'"
+            raise UsageError(what, fix=f"Name the modules in it, for example {children}.")
+    for name in names:
+        # A bound method, not a closure: a deep copy of the module then calls its own forward.
+        modules[name].forward = MethodType(_run_checkpointed, modules[name])
+    return names
+
+
+def list_blocks(model: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
+    """Lists the names of the modules that match patterns, none of which contains another.
+
+    Args:
+        patterns: as for `checkpoint_activations`. None: the blocks of Headway's own networks, if there are any.
+
+    Raises:
+        UsageError: a pattern matches no module.
+    """
     modules = {name: module for name, module in model.named_modules() if name}
     matched: dict[str, nn.Module] = {}
     if patterns is None:
         matched = {name: module for name, module in modules.items() if isinstance(module, HEADWAY_BLOCKS)}
-        if not matched:
-            example = re.escape(next(iter(modules), "layer1"))
-            fix = f"Name modules of yours, for example activation_checkpointing: ['^{example}$']."
-            raise UsageError("the network has none of Headway's own blocks", fix=fix)
     for pattern in patterns or ():
         new_matches = {name: module for name, module in modules.items() if re.search(pattern, name)}
         if not new_matches:
@@ -64,17 +87,7 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = No
         # Several patterns may match one module.
         matched |= new_matches
     # The inner module would be recomputed twice.
-    names = [name for name in matched if not any(name.startswith(f"{outer}.") for outer in matched)]
-    for name in names:
-        # A ModuleList is never called, and a forward that was replaced already would be lost.
-        if type(matched[name]).forward is nn.Module.forward or "forward" in vars(matched[name]):
-            what = f"{name} is a {type(matched[name]).__name__}, which is not called as a whole"
-            children = f"'^{re.escape(name)}\\.[^.]+$'"
-            raise UsageError(what, fix=f"Name the modules in it, for example {children}.")
-    for name in names:
-        # A bound method, not a closure: a deep copy of the module then calls its own forward.
-        matched[name].forward = MethodType(_run_checkpointed, matched[name])
-    return names
+    return [name for name in matched if not any(name.startswith(f"{outer}.") for outer in matched)]
 
 
 def _run_checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -86,12 +86,15 @@ class ExpertsRecipe(StrategyRecipe):
 
 
 class ShardedRecipe(StrategyRecipe):
-    """Data parallel, with the optimizer's state divided over all processes: each steps the weights that it owns and
-    sends them to the others. For optimizers with much state; the exchange has as many bytes as without it."""
+    """Data parallel, with the optimizer's state, or all of the training state, divided over all processes. For
+    optimizers with much state, and for networks that leave no memory for their images."""
 
     strategy: Literal["sharded"] = "sharded"
-    what: Literal["optimizer"] = "optimizer"
-    """State that is divided: the optimizer's state (and fp32 masters of 16-bit weights), by whole tensors."""
+    what: Literal["optimizer", "all"] = "optimizer"
+    """`optimizer`: each process has the optimizer's state (and fp32 masters of 16-bit weights) of the tensors that it
+    owns, steps these and sends them to the others; the exchange has as many bytes as without it. `all`: each has rows
+    of the weights, the gradients and the optimizer's state, and gathers the weights of a block before it runs, which
+    has half as many bytes again."""
 
 
 class AsyncRecipe(StrategyRecipe):
@@ -193,3 +196,8 @@ AnyParallelRecipe = Annotated[
     Field(discriminator="strategy"),
 ]
 """The recipe of one strategy; `strategy` says which one."""
+
+
+def divides_weights(recipe: AnyParallelRecipe) -> bool:
+    """Returns True if each process has rows of all weights, and none has whole ones between steps."""
+    return isinstance(recipe, ShardedRecipe) and recipe.what == "all"

@@ -6,7 +6,7 @@ import torch
 
 from headway.launch.ranks import Ranks
 from headway.parallel.owners import Owners
-from headway.parallel.parallel_recipe import AnyParallelRecipe, ShardedRecipe
+from headway.parallel.parallel_recipe import AnyParallelRecipe, ShardedRecipe, divides_weights
 
 
 def assign_parameters(
@@ -17,7 +17,7 @@ def assign_parameters(
     Raises:
         UsageError: a parameter has gaps in memory.
     """
-    if ranks is None or not isinstance(recipe, ShardedRecipe):
+    if ranks is None or not isinstance(recipe, ShardedRecipe) or divides_weights(recipe):
         return None
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     every = model.named_parameters(remove_duplicate=False)

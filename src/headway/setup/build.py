@@ -27,7 +27,7 @@ from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
 from headway.optim.layer_decay import describe_layer_rates
 from headway.parallel.owners import Owners
-from headway.parallel.parallel_recipe import AsyncRecipe, SpatialRecipe
+from headway.parallel.parallel_recipe import AsyncRecipe, SpatialRecipe, divides_weights
 from headway.parallel.rounds import Rounds
 from headway.setup import checks
 from headway.setup.assign_parameters import assign_parameters
@@ -200,7 +200,13 @@ class _SetupBuilder:
             lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
             rounds=(rounds := self._plan_rounds(plan, steps)),
             outer=build_outer_optimizer(recipe.parallel, model, masters, rounds, self.ranks),
-            divided=divide_layers(self.loaded.recipe.parallel, model, optimizer, ranks=self.ranks),
+            divided=divide_layers(
+                self.loaded.recipe.parallel,
+                model,
+                optimizer,
+                ranks=self.ranks,
+                blocks=recipe.activation_checkpointing,
+            ),
             owners=owners,
         )
 
@@ -275,7 +281,8 @@ class _SetupBuilder:
         # Before the rendezvous the layers get a group of this process alone; `Ranks.meet` replaces it.
         if ranks is not None and recipe.comm.batch_norm == "sync":
             model = convert_sync_batchnorm(model, World.create_single(self.device).create_group(name="not met yet"))
-        if recipe.channels_last:
+        # FSDP2 divides contiguous weights alone.
+        if recipe.channels_last and not (ranks is not None and divides_weights(recipe.parallel)):
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         apply_activation_checkpointing(model, recipe.activation_checkpointing)
         return model

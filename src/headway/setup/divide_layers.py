@@ -1,4 +1,4 @@
-"""Divides layers or experts of a network over the ranks, as a recipe asks for it."""
+"""Divides layers, experts or all weights of a network over the ranks, as a recipe asks for it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,43 @@ import torch
 
 from headway.core.errors import UsageError
 from headway.launch.ranks import Ranks
+from headway.model.activation_checkpointing import list_blocks
 from headway.model.auxiliary import HasAuxiliaryLoss
 from headway.optim.fused_optimizer import FusedOptimizer
 from headway.parallel.divided_linear import divide_linear_layers
 from headway.parallel.experts import SharedExperts
-from headway.parallel.parallel_recipe import AnyParallelRecipe, ExpertsRecipe, HybridRecipe, LocalRecipe, TowersRecipe
+from headway.parallel.full_shards import FullShards
+from headway.parallel.parallel_recipe import (
+    AnyParallelRecipe,
+    ExpertsRecipe,
+    HybridRecipe,
+    LocalRecipe,
+    TowersRecipe,
+    divides_weights,
+)
 from headway.parallel.parts import DividedNetwork
 from headway.parallel.towers import divide_towers
 
 
 def divide_layers(
-    recipe: AnyParallelRecipe, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, ranks: Ranks | None
+    recipe: AnyParallelRecipe,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    ranks: Ranks | None,
+    blocks: bool | tuple[str, ...] = False,
 ) -> DividedNetwork | None:
-    """Divides the layers, towers or experts that the recipe names over the ranks; None: there is nothing to divide.
+    """Divides the layers, towers, experts or rows that the recipe names over the ranks; None: nothing is to divide.
 
     It comes last in a setup, as all checks run the whole network.
 
+    Args:
+        blocks: patterns for the modules whose weights are gathered together, as in `activation_checkpointing`; else
+            those of Headway's own networks.
+
     Raises:
-        UsageError: see `divide_linear_layers`, `divide_towers` and `SharedExperts`; or the network has a loss of its
-            own, and each rank is to make steps alone.
+        UsageError: see `divide_linear_layers`, `divide_towers`, `SharedExperts` and `FullShards`; or the network has a
+            loss of its own, and each rank is to make steps alone.
     """
     if ranks is None:
         return None
@@ -45,6 +63,11 @@ def divide_layers(
         divided = SharedExperts(model, *ranks.launched_place, recipe.ranks)
     elif isinstance(recipe, TowersRecipe) and ranks.launched_size > 1:
         divided = divide_towers(model, recipe.match, *ranks.launched_place)
+    elif divides_weights(recipe) and ranks.launched_size > 1:
+        names = list_blocks(model, blocks if isinstance(blocks, tuple) else None)
+        whole = dict(model.named_parameters())
+        divided = FullShards(model, names, *ranks.launched_place)
+        divided.take_parameters(optimizer, whole)
     else:
         return None
     divided.parts.cut_state(model, optimizer)

@@ -12,6 +12,7 @@ from headway.parallel.parallel_recipe import (
     ShardedRecipe,
     SpatialRecipe,
     TowersRecipe,
+    divides_weights,
 )
 from headway.setup.async_checks import check_async, list_refused_by_async
 
@@ -100,19 +101,41 @@ def _list_refused_by_experts(recipe: TrainRecipe) -> dict[str, bool]:
 
 
 def _list_refused_by_sharded(recipe: TrainRecipe) -> dict[str, bool]:
-    comm = recipe.comm
-    return {
+    if divides_weights(recipe.parallel):
+        return _list_refused_by_full_shards(recipe)
+    return _list_refused_by_owners(recipe) | {
         # Nothing is known of its state, which may belong to several parameters.
         "optimizer.factory": recipe.optimizer.name == "own",
         # The averages follow the fp32 masters, of which each process has a part.
         "half_weights and model.ema": recipe.half_weights and recipe.model.ema is not None,
         "half_weights and optimizer.lookahead": recipe.half_weights and recipe.optimizer.lookahead is not None,
-        # Gradients go to their owners, and not through an all-reduce.
+    }
+
+
+def _list_refused_by_owners(recipe: TrainRecipe) -> dict[str, bool]:
+    """Returns what both kinds of `sharded` refuse: gradients go to their owners, and not through an all-reduce."""
+    comm = recipe.comm
+    return {
         f"comm.algorithm: {comm.algorithm}": comm.algorithm != "auto",
         "comm.rails": comm.rails != "auto",
         "several interfaces in comm.interface": isinstance(comm.interface, tuple) and len(comm.interface) > 1,
         "comm.on_rank_failure: continue": comm.on_rank_failure == "continue",
     }
+
+
+def _list_refused_by_full_shards(recipe: TrainRecipe) -> dict[str, bool]:
+    return (
+        _list_refused_by_divided(recipe)
+        | _list_refused_by_owners(recipe)
+        | {
+            "compile": recipe.compile is not False,
+            # FSDP2 takes from a parameter when it is first gathered if it is trained.
+            "model.freeze_after": bool(recipe.model.freeze_after),
+            "model.unfreeze_at": bool(recipe.model.unfreeze_at),
+            # One process would run the network while the others do not.
+            "observe.activations": bool(recipe.observe.activations),
+        }
+    )
 
 
 def _list_refused_by_local(recipe: TrainRecipe) -> dict[str, bool]:

@@ -15,7 +15,7 @@ from headway.launch.ranks import Ranks
 from headway.optim import MasterWeights
 from headway.optim.split_parameters import SplitParameters, clip_gradients_
 from headway.parallel.owners import Owners
-from headway.parallel.parallel_recipe import ExpertsRecipe, HybridRecipe, LocalRecipe, TowersRecipe
+from headway.parallel.parallel_recipe import ExpertsRecipe, HybridRecipe, LocalRecipe, TowersRecipe, divides_weights
 from headway.setup.recipe import TrainRecipe
 from headway.setup.trial import measure_seconds_per_sample
 
@@ -245,6 +245,7 @@ def measure_precisions(
         samples = min(samples, recipe.micro_batch)
     # Ranks with different parameters, or with steps of their own, cannot agree on the steps that a loss scale skips.
     is_divided = isinstance(recipe.parallel, HybridRecipe | TowersRecipe | ExpertsRecipe | LocalRecipe)
+    is_divided = is_divided or divides_weights(recipe.parallel)
     names = list_candidates(device, scaled=not recipe.observe.noise_scale and not is_divided)
     if len(names) == 1:
         return dict.fromkeys(names, 0.0)

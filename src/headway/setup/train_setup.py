@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from headway.core.recipe import LoadedRecipe
+from headway.core.weight_copies import HasWeights
 from headway.data import dataset as data
 from headway.data.augment import Augment
 from headway.data.batch import Batch
@@ -16,6 +17,7 @@ from headway.data.batch_plan import BatchPlan
 from headway.model.freezing import FreezeSchedule
 from headway.model.model_size import ModelSize
 from headway.optim import MasterWeights, Schedule
+from headway.parallel.full_shards import FullShards
 from headway.parallel.local import OuterOptimizer
 from headway.parallel.owned_state import OwnedState
 from headway.parallel.owners import Owners
@@ -107,7 +109,17 @@ class TrainSetup:
         """
         if self.owners is not None:
             return self.owners.saved.widen(self.model.state_dict())
-        return self.model.state_dict() if self.masters is None else self.masters.state_dict()
+        return self.stepped.state_dict()
+
+    @property
+    def held(self) -> HasWeights:
+        """The network as this rank holds it: if all weights are divided, its rows of them."""
+        return self.divided if isinstance(self.divided, FullShards) else self.model
+
+    @property
+    def stepped(self) -> HasWeights:
+        """What the optimizer steps and checkpoints hold: `held`, or fp32 masters of its 16-bit weights."""
+        return self.held if self.masters is None else self.masters
 
     @property
     def train(self) -> data.Dataset | None:

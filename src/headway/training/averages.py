@@ -38,7 +38,7 @@ class WeightAverages:
         norm = setup.recipe.model.batch_norm
         self._setup = setup
         # With half_weights the fp32 masters are averaged: 16-bit weights would lose what a slow average adds.
-        whole = setup.masters or setup.model
+        whole = setup.stepped
         self._weights: Ema | Lookahead | None = None
         if ema is not None:
             self._weights = Ema(whole, half_life_steps=ema.half_life_steps, every_steps=ema.every_steps)

@@ -51,7 +51,7 @@ class TrainingGuard:
 
     def __init__(self, setup: TrainSetup) -> None:
         self._setup = setup
-        named = [*setup.model.named_parameters(), *setup.model.named_buffers()]
+        named = [*setup.held.named_parameters(), *setup.model.named_buffers()]
         self._names = [name for name, _ in named]
         self._weights = [value for _, value in named]
         self._parameters = list(setup.model.parameters())

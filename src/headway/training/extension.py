@@ -37,8 +37,9 @@ CHANGEABLE = (
     *MACHINE_KEYS,
 )
 """Keys that may change when a run goes on, with all keys below them."""
-RESHARED = {"data", "experts"}
-"""Values of `parallel.strategy` that may replace each other, with their options."""
+RESHARED = ({"data", "experts"}, {"data", "sharded"})
+"""Values of `parallel.strategy` that may replace each other, with their options: the sums of gradients are the same,
+and checkpoints hold the same tensors."""
 REASONS = {
     "name": "the run folder has its name already",
     "seed": "the order of the samples and all random choices follow from it",
@@ -82,10 +83,9 @@ def extend_recipe(
         for key in before.keys() | after.keys()
         if before.get(key) != after.get(key) and (key not in MACHINE_KEYS or key in given)
     )
-    # The sums of gradients are the same, and checkpoints hold the same tensors.
-    changes_sharding = {loaded.recipe.parallel.strategy, recipe.parallel.strategy} == {"data", "sharded"}
+    strategies = {loaded.recipe.parallel.strategy, recipe.parallel.strategy}
+    is_reshared = any(strategies <= these for these in RESHARED)
     for key in changed:
-        is_reshared = changes_sharding or {loaded.recipe.parallel.strategy, recipe.parallel.strategy} <= RESHARED
         if not (is_reshared and key.startswith("parallel.")):
             _expect_changeable(key, before.get(key), run)
     # Nothing to write: a plain resume must not leave an entry in the list of changes.

@@ -45,7 +45,7 @@ class StepObserver:
         self._divergence: DivergenceDetector | None = None
         # Divergence is judged by the update rates of the layers, so it needs them too.
         if options.layer_rates or options.on_divergence != "ignore":
-            named = (setup.masters or setup.model).named_parameters()
+            named = setup.stepped.named_parameters()
             rates = partial(measure_layer_rates, setup.optimizer)
             self._layers = LayerStatistics(named, setup.optimizer, rates, owners=setup.owners)
         if options.on_divergence != "ignore" and self._layers is not None:

@@ -413,7 +413,7 @@ class Trainer:
         setup = self.setup
         more = {} if self.asynchronous is None else self.asynchronous.state()
         more |= self.averages.state() | self.rounds.state()
-        tensors = state_of(setup.model, setup.optimizer, setup.masters) | more
+        tensors = state_of(setup.stepped, setup.optimizer) | more
         return {**tensors} if setup.parts is None else setup.parts.wrap(tensors)
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -428,7 +428,7 @@ class Trainer:
         if self.setup.parts is not None:
             checkpoint = replace(checkpoint, tensors=self.setup.parts.cut(checkpoint.tensors))
         checkpoint = replace(checkpoint, tensors=self.rounds.select(checkpoint.tensors))
-        restore(checkpoint, self.setup.model, self.setup.optimizer, self.setup.masters)
+        restore(checkpoint, self.setup.stepped, self.setup.optimizer)
         self.averages.load_state(checkpoint.tensors, where)
         self.rounds.load(checkpoint.tensors, where)
         if self.asynchronous is not None:
