@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.core.errors import UsageError
-from headway.core.weight_copies import WeightCopies
-from headway.optim.master_weights import MasterWeights
+from headway.core.weight_copies import HasStateDict, WeightCopies
 
 
 @final
@@ -39,7 +38,7 @@ class Lookahead:
 
     def __init__(
         self,
-        model: nn.Module | MasterWeights,
+        model: HasStateDict,
         *,
         alpha: float = 0.5,
         every_steps: int = 5,

@@ -70,13 +70,16 @@ class FullShards:
         # Imported here: it takes time, and only this strategy needs it.
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
+        # By their calls they are the classes that FSDP2 names, which it does not export.
+        gather: Any = _AllGather(self)
+        scatter: Any = _ReduceScatter(self)
         device = next(self._network.parameters()).device
         mesh = _build_mesh(device.type, self._rank, self._ranks)
         for module in (*map(self._network.get_submodule, blocks), self._network):
             # The root too: weights that stayed whole after an evaluation would be old after the next step.
             sharded = fully_shard(module, mesh=mesh, reshard_after_forward=True)
-            sharded.set_custom_all_gather(_AllGather(self))
-            sharded.set_custom_reduce_scatter(_ReduceScatter(self))
+            sharded.set_custom_all_gather(gather)
+            sharded.set_custom_reduce_scatter(scatter)
             # The losses are divided by the batch over all ranks already.
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
@@ -210,9 +213,13 @@ def _build_mesh(device: str, rank: int, ranks: int) -> DeviceMesh:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    # torch's type stubs ask for a store, which only groups with connections need.
+    build: Any = ProcessGroup
+
     class Mesh(DeviceMesh):
         def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-            return ProcessGroup(rank, ranks)
+            group: ProcessGroup = build(rank, ranks)
+            return group
 
     return Mesh(device, list(range(ranks)), _init_backend=False, _rank=rank)
 
@@ -235,7 +242,9 @@ class _AllGather(_Exchange):
 
 @final
 class _ReduceScatter(_Exchange):
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> None:
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
         # Gloo has no reduce-scatter but an all-reduce, which sends twice as much.
         received = torch.empty_like(input_tensor)
         self._shards.group.all_to_all(received, input_tensor).wait()
