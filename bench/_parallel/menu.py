@@ -62,9 +62,9 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 STARTS_S, WARM_ROWS, LOCAL_ROUNDS = 180.0, 2, 4
 STEPS, QUICK_STEPS = 12, 3
-STRATEGIES = ("data", "spatial", "hybrid", "local", "sharded")
-"""Those of the menu that are compared: `async` is a bound, and micro-batches and rarer exchange are plain data
-parallelism."""
+STRATEGIES = ("data", "spatial", "hybrid", "local", "sharded, what: optimizer")
+"""Those of the menu that are compared: `async` is a bound, micro-batches and rarer exchange are plain data parallelism,
+and rows of all weights are for GPUs."""
 
 
 @final

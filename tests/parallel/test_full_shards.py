@@ -15,10 +15,11 @@ from headway.checkpoint.pieces import Piece
 from headway.comm.communicator import Communicator
 from headway.comm.reducer import BucketPlan, Reducer
 from headway.core.errors import UsageError
+from headway.core.row_shards import find_row_share, get_rows
 from headway.model.batch_norm import list_running_statistics
 from headway.optim import build_optimizer
 from headway.optim.optimizer_recipe import read_optimizer
-from headway.parallel.full_shards import FullShards, get_rows
+from headway.parallel.full_shards import FullShards
 from headway.setup.precision import Precision
 
 SAMPLES = 7
@@ -180,8 +181,7 @@ def test_the_weights_are_those_of_data_parallel_training_in_a_share_of_the_memor
     every = run_ranks(ranks, compare)
     parameters = dict(network().named_parameters())
     # Each rank has room for as many rows as the first one.
-    held = sum(-(-len(one) // ranks) * one[0].numel() for one in parameters.values())
-    share = held / sum(one.numel() for one in parameters.values())
+    share = find_row_share([one.shape for one in parameters.values()], ranks)
     assert share < 1 / ranks + 0.12
     for name, case in CASES.items():
         for rank, found in enumerate(Found(*one[name]) for one in every):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from headway.comm.reducer import StepReduction
 from headway.core.errors import UsageError
 from headway.core.group import Group
-from headway.core.rows import Range
+from headway.core.row_shards import get_rows
 from headway.core.world import World
 from headway.optim.split_parameters import SplitParameters
 from headway.parallel.fetch import exchange_pieces, sum_in_order
@@ -60,7 +60,7 @@ class FullShards:
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
         self._root = self._shard(blocks)
         self._whole = dict(network.named_parameters())
-        self._own = {name: _get_rows(parameter) for name, parameter in self._whole.items()}
+        self._own = {name: _take_rows(parameter) for name, parameter in self._whole.items()}
         parts = {name: OwnPart(shape, get_rows(shape[0], rank, ranks)) for name, shape in shapes.items()}
         self.parts = OwnParts(parts)
         self.unsummed = frozenset(parts)
@@ -185,13 +185,7 @@ class FullShards:
             value.copy_(state_dict[name])
 
 
-def get_rows(rows: int, rank: int, ranks: int) -> Range:
-    """Returns the rows of a parameter that a rank has, as FSDP2 divides them: equal numbers, but for the last ranks."""
-    each = -(-rows // ranks)
-    return Range(min(rank * each, rows), min((rank + 1) * each, rows))
-
-
-def _get_rows(parameter: Any) -> nn.Parameter:
+def _take_rows(parameter: Any) -> nn.Parameter:
     with torch.no_grad():
         return nn.Parameter(parameter.to_local(), requires_grad=parameter.requires_grad)
 

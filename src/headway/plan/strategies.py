@@ -9,6 +9,7 @@ from typing import final
 from headway.core import collectives
 from headway.core.collectives import Network
 from headway.core.layer_division import Scheme, count_divided_bytes, predict_divided_s
+from headway.core.row_shards import count_sent_bytes, count_working_bytes
 from headway.core.text_format import format_bytes
 from headway.core.workload import Workload, WorkloadStep
 from headway.plan.cluster import Cluster
@@ -65,7 +66,8 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
             refused = list_refused(workload.step)
             adders = {
                 "spatial": menu.add_spatial, "hybrid": menu.add_hybrid, "towers": menu.add_towers,
-                "sharded": menu.add_sharded, "local": menu.add_local, "async": menu.add_async,
+                "sharded": menu.add_sharded, "sharded all": menu.add_full_shards, "local": menu.add_local,
+                "async": menu.add_async,
             }  # fmt: skip
             for strategy, add in adders.items():
                 if strategy not in refused:
@@ -85,6 +87,7 @@ def list_refused(step: WorkloadStep) -> set[str]:
         "hybrid": not divides,
         "towers": not divides or step.compiled,
         "sharded": optimizer == "own",
+        "sharded all": not divides or step.compiled,
         "local": fp16 or optimizer == "own",
         "async": step.half_weights or fp16 or optimizer in ("lars", "lamb", "lbsgd", "muon"),
     }
@@ -254,6 +257,33 @@ class _Menu:
         recipe = "parallel: {strategy: sharded, what: optimizer}"
         note = f"{format_bytes(saved)} of the optimizer's state less on each device"
         self.add("optimizer state by owner", recipe, found, sent, memory, note)
+
+    def add_full_shards(self) -> None:
+        """Adds rows of all weights, gradients and optimizer state on each device (ZeRO-3, arXiv 1910.02054).
+
+        Weights are gathered forward and backward, and gradients go to the rows' owners: one and a half times the bytes
+        of an all-reduce. Nothing is taken to hide them, as over Gloo.
+        """
+        devices, update, layers = self.plain.devices, self.workload.step.update, self.workload.layers
+        gradients = sum(one.gradient_bytes for one in layers)
+        weights = sum(one.weight_bytes for one in layers)
+        if not gradients or devices == 1:
+            return
+        exchange_s = collectives.predict_cost("ring", self.network).seconds(1.5 * gradients)
+        found = predict(replace(self.job, gradients=(), exchange_s=exchange_s), self.cluster, self.nodes)
+        # Layers of one module count as a block; those of the network itself stay whole for a step.
+        blocks: dict[str, int] = {}
+        for one in layers:
+            parent = one.name.rpartition(".")[0]
+            blocks[parent] = blocks.get(parent, 0) + one.weight_bytes
+        working = count_working_bytes(blocks.pop("", 0), max(blocks.values(), default=0))
+        held = (weights + gradients + update.state_bytes) / devices
+        memory = replace(self.memory, weights=round(held + working) + update.beside_bytes)
+        self.add(
+            "rows of all weights", "parallel: {strategy: sharded, what: all}",
+            found, count_sent_bytes(gradients, devices), memory,
+            f"{format_bytes(self.memory.weights - memory.weights)} less on each device between steps and in them",
+        )  # fmt: skip
 
     def add_local(self) -> None:
         """Adds local SGD (Stich 2018, arXiv 1805.09767): one exchange of all weights in so many steps.

@@ -8,10 +8,12 @@ from typing import Literal, final
 import torch
 
 from headway.checkpoint.checkpoints import state_of
+from headway.core.row_shards import count_working_bytes, find_row_share
 from headway.core.workload import Workload
 from headway.data.data_recipe import SYNTHETIC
+from headway.model.activation_checkpointing import list_blocks
 from headway.parallel.owners import find_largest_share
-from headway.parallel.parallel_recipe import ShardedRecipe
+from headway.parallel.parallel_recipe import ShardedRecipe, divides_weights
 from headway.setup.train_setup import TrainSetup
 
 MemoryPlace = Literal["device", "host"]
@@ -49,14 +51,22 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
     # Of synthetic data every rank holds one whole batch.
     if recipe.data.train == SYNTHETIC:
         ahead, of_ring = 1, setup.plan.largest_batch
+    is_divided = ranks > 1 and divides_weights(recipe.parallel)
+    share_held = _find_held_share(setup, ranks)
     saved_bytes = workload.count_saved_bytes(micro_batch)
     # Gradients go to their owners without a copy of all.
     has_buckets = ranks > 1 and not isinstance(recipe.parallel, ShardedRecipe)
     state_bytes = round(workload.step.update.state_bytes * _find_owned_share(setup, ranks))
     items = [
-        MemoryItem("weights", weights, device, about),
+        MemoryItem("weights", round(weights * share_held), device, about),
         *list_extra_memory(setup, ranks),
-        MemoryItem("gradients", gradients, device),
+        MemoryItem("gradients", round(gradients * share_held), device),
+        MemoryItem(
+            "blocks at work", _count_working_bytes(setup) if is_divided else 0, device, "whole weights, for now"
+        ),
+        MemoryItem(
+            "gradients of micro-batches", gradients if is_divided and micro_batch < share else 0, device, "whole"
+        ),
         MemoryItem("buckets", gradients if has_buckets else 0, device, "gradients on their way"),
         MemoryItem("optimizer state", state_bytes, device, recipe.optimizer.name),
         MemoryItem("kept for backward", saved_bytes, device, f"a micro-batch of {micro_batch:,}"),
@@ -86,7 +96,7 @@ def list_extra_memory(setup: TrainSetup, ranks: int = 1) -> list[MemoryItem]:
         MemoryItem("masters", masters, device, "fp32"),
         MemoryItem("gradients of masters", masters, device, "fp32"),
         MemoryItem("buffers", sum(map(count_bytes, setup.model.buffers())), device),
-        MemoryItem("averaged weights", _count_averaged_bytes(setup), device),
+        MemoryItem("averaged weights", round(_count_averaged_bytes(setup) * _find_held_share(setup, ranks)), device),
         MemoryItem(
             "layer watch", _count_watched_bytes(setup), device, "layers before a logging step, and their changes"
         ),
@@ -103,9 +113,27 @@ def count_checkpoint_bytes(setup: TrainSetup, state_bytes: int) -> int:
 
 def _find_owned_share(setup: TrainSetup, ranks: int) -> float:
     """Returns the share of the optimizer's state on the rank that has most of it."""
+    if divides_weights(setup.recipe.parallel):
+        return _find_held_share(setup, ranks)
     if not isinstance(setup.recipe.parallel, ShardedRecipe):
         return 1.0
     return find_largest_share([value for group in setup.optimizer.param_groups for value in group["params"]], ranks)
+
+
+def _find_held_share(setup: TrainSetup, ranks: int) -> float:
+    """Returns the share of the weights that a rank holds between steps."""
+    if not divides_weights(setup.recipe.parallel):
+        return 1.0
+    return find_row_share([value.shape for value in setup.model.parameters()], ranks)
+
+
+def _count_working_bytes(setup: TrainSetup) -> int:
+    """Counts the bytes of whole weights and gradients in a step of ranks that hold rows of all."""
+    patterns = setup.recipe.activation_checkpointing
+    names = list_blocks(setup.model, patterns if isinstance(patterns, tuple) else None)
+    blocks = [sum(map(count_bytes, setup.model.get_submodule(name).parameters())) for name in names]
+    rest = sum(map(count_bytes, setup.model.parameters())) - sum(blocks)
+    return round(count_working_bytes(rest, max(blocks, default=0)))
 
 
 def _count_averaged_bytes(setup: TrainSetup) -> int:
