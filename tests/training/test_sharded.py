@@ -281,7 +281,6 @@ def test_a_dry_run_says_the_memory_of_an_owner(folder: Path, tmp_path: Path) -> 
 
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "all weights": (("parallel={strategy: sharded, what: all}",), "parallel.what"),
     "an optimizer of the user": (
         (SHARDED, "optimizer={factory: net.py:make, lr: 0.01}"),
         "parallel.strategy sharded does not work with optimizer.factory: remove one of them",

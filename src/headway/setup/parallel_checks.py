@@ -30,8 +30,9 @@ def check_parallel(recipe: TrainRecipe) -> None:
         check_async(recipe)
     for key, is_set in _list_refused(recipe).items():
         if is_set:
+            which = " with what: all" if divides_weights(recipe.parallel) else ""
             raise ValueError(
-                f"parallel.strategy {recipe.parallel.strategy} does not work with {key}: remove one of them"
+                f"parallel.strategy {recipe.parallel.strategy}{which} does not work with {key}: remove one of them"
             )
 
 
@@ -128,6 +129,8 @@ def _list_refused_by_full_shards(recipe: TrainRecipe) -> dict[str, bool]:
         _list_refused_by_divided(recipe)
         | _list_refused_by_owners(recipe)
         | {
+            # FSDP2 sends gradients as they are.
+            f"comm.wire: {recipe.comm.wire}": recipe.comm.wire != "fp32",
             "compile": recipe.compile is not False,
             # FSDP2 takes from a parameter when it is first gathered if it is trained.
             "model.freeze_after": bool(recipe.model.freeze_after),
