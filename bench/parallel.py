@@ -44,6 +44,9 @@ plan_strategies_error   |planned - measured| / measured seconds of a step, of th
                         the median. Two hosts with a process of one thread each; planned from the step of one process
                         alone and the measured link. Only settings count that nothing was fitted to. Needs root.
 plan_strategies_worst   the largest of them
+sharded_all_memory      bytes of weights, gradients and Adam's state on the worst of 4 ranks that have rows of all of
+                        ResNet-50, between the backward pass and the next step, over 4 n/4
+sharded_all_bytes       bytes that a host of two sends in a step of it, over those of the formula: 1.5 n. Needs root.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ from bench._network.ranks import Ranks
 from bench._parallel.asynchronous import compare_delays, measure_speed
 from bench._parallel.balance import compare_experts
 from bench._parallel.experts import EXPERTS, TOKENS, WIDTH
+from bench._parallel.full_shards import measure_full_shards_bytes, measure_full_shards_memory
 from bench._parallel.hybrid import SAMPLES as HYBRID_SAMPLES
 from bench._parallel.local_claims import compare_local_accuracy, measure_local_steps
 from bench._parallel.menu import measure_menu
@@ -308,6 +312,9 @@ def main() -> None:
         claims += measure_local_steps(2 if options.quick else 5)
         claims.append(measure_rails(*((3, SIZES[:1]) if options.quick else (15, SIZES))))
         claims += measure_menu(options)
+        with Hosts(2) as hosts:
+            claims.append(measure_full_shards_bytes(hosts))
+    claims.append(measure_full_shards_memory())
     report(claims, options)
 
 

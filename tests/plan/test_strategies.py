@@ -10,6 +10,7 @@ import yaml
 from pydantic import TypeAdapter
 from tests.plan._workload import layer, workload
 
+from headway.core.collectives import predict_seconds
 from headway.parallel.parallel_recipe import AnyParallelRecipe
 from headway.plan.cluster import load_clusters
 from headway.plan.compute import estimate_from_data_sheet
@@ -57,6 +58,26 @@ def test_every_recipe_of_the_menu_is_one() -> None:
     assert hybrid.sent_bytes == 2 * 31 / 32 * (convolutions + 4 * batch * (1000 + 1000 / 32))
 
 
+def test_rows_of_all_weights_are_gathered_twice_and_their_gradients_sent_once() -> None:
+    """On a link that counts, a step is as long as its compute and one and a half all-reduces."""
+    known, where = workload(), load_clusters()["p100-50gbe"]
+    job = replace(build_job(known, estimate_from_data_sheet(known, where.device_spec), 10.0), losses=StepLosses())
+    menu = {one.recipe: one for one in compare_strategies(known, job, where, 4)}
+    found, plain = menu["parallel: {strategy: sharded, what: all}"], menu["parallel: {strategy: data}"]
+    total = sum(one.gradient_bytes for one in known.layers)
+    assert found.sent_bytes == pytest.approx(3 * 31 / 32 * total) == pytest.approx(1.5 * plain.sent_bytes)
+    samples = job.split_batch(32)
+    exchange_s = predict_seconds("ring", 1.5 * total, where.build_network(4))
+    assert 32 * samples / found.images_s == pytest.approx(job.compute.seconds(samples) + exchange_s, rel=0.01)
+    # Ten convolutions in one module are a large block, and ten blocks are not.
+    assert "no less memory" in found.note
+    layers = tuple(one.model_copy(update={"name": f"{one.name}.conv"}) for one in known.layers)
+    blocks = known.model_copy(update={"layers": layers})
+    (found,) = (one for one in compare_strategies(blocks, job, where, 4) if "what: all" in one.recipe)
+    assert found.memory.weights < plain.memory.weights / 3
+    assert "less on each device" in found.note
+
+
 def test_towers_halve_the_work_that_is_in_them_and_exchange_channels() -> None:
     """Two devices with one link and no gradients to sum: the work of one tower, of twice as many samples each."""
     layers = [
@@ -93,6 +114,8 @@ def test_what_a_strategy_cannot_train_is_not_on_the_menu() -> None:
         return " ".join(one.recipe for one in compare_strategies(known, replace(job, **changes), slow, 4))
 
     assert "hybrid" not in list_named("muon")
+    assert "what: all" in list_named("lamb")
+    assert "what: all" not in list_named("muon")
     assert "async" not in list_named("lars")
     assert "spatial" not in list_named("sgd", accumulate=2)
     assert "spatial" not in list_named("sgd", split=SplitNetwork())

@@ -279,11 +279,12 @@ class _Menu:
         working = count_working_bytes(blocks.pop("", 0), max(blocks.values(), default=0))
         held = (weights + gradients + update.state_bytes) / devices
         memory = replace(self.memory, weights=round(held + working) + update.beside_bytes)
-        self.add(
-            "rows of all weights", "parallel: {strategy: sharded, what: all}",
-            found, count_sent_bytes(gradients, devices), memory,
-            f"{format_bytes(self.memory.weights - memory.weights)} less on each device between steps and in them",
-        )  # fmt: skip
+        less = self.memory.weights - memory.weights
+        note = (
+            f"{format_bytes(less)} less on each device" if less > 0 else "no less memory, as its blocks are too large"
+        )
+        sent, recipe = count_sent_bytes(gradients, devices), "parallel: {strategy: sharded, what: all}"
+        self.add("rows of all weights", recipe, found, sent, memory, note)
 
     def add_local(self) -> None:
         """Adds local SGD (Stich 2018, arXiv 1805.09767): one exchange of all weights in so many steps.
