@@ -185,9 +185,11 @@ def test_any_number_of_processes_goes_on(
         assert right["loss"] == pytest.approx(left["loss"], rel=0.05)
 
 
-def test_it_evaluates_and_predicts_with_whole_weights(divided: Path) -> None:
+def test_it_evaluates_and_predicts_with_whole_weights(folder: Path, divided: Path) -> None:
     best = max(record["accuracy"] for record in records(divided, "evaluate"))
     assert finished("evaluate", divided, "--json").json()["accuracy"] == best
+    assert weights(divided)["4.weight"].shape == (23, 128)
+    assert finished("predict", divided, folder / "digits/3").status == 0
 
 
 @pytest.mark.check

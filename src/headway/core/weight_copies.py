@@ -21,7 +21,7 @@ class HasStateDict(Protocol):
 
 
 class HasWeights(HasStateDict, Protocol):
-    """What an optimizer steps: a network, or an object that stands for one."""
+    """A network whose weights an optimizer steps, or an object that stands for one."""
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Yields the parameters by name."""

@@ -10,6 +10,7 @@ The optimizer, averages and checkpoints have this rank's rows as plain tensors, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
@@ -218,8 +219,8 @@ def _build_mesh(device: str, rank: int, ranks: int) -> DeviceMesh:
     return Mesh(device, list(range(ranks)), _init_backend=False, _rank=rank)
 
 
-class _Exchange:
-    """What FSDP2 sends with."""
+class _Exchange(ABC):
+    """Sends for FSDP2 through the group of the ranks that share the rows."""
 
     def __init__(self, shards: FullShards) -> None:
         self._shards = shards
@@ -227,18 +228,20 @@ class _Exchange:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
+    @abstractmethod
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **options: Any) -> None:
+        """Fills the output from the inputs of all ranks."""
+
 
 @final
 class _AllGather(_Exchange):
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **options: Any) -> None:
         self._shards.group.all_gather(output_tensor, input_tensor).wait()
 
 
 @final
 class _ReduceScatter(_Exchange):
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
-    ) -> None:
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **options: Any) -> None:
         # Gloo has no reduce-scatter but an all-reduce, which sends twice as much.
         received = torch.empty_like(input_tensor)
         self._shards.group.all_to_all(received, input_tensor).wait()

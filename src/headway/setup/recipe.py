@@ -186,8 +186,9 @@ class TrainRecipe(RecipePart):
     expressions (re.search on a module's full name), or true for the blocks of Headway's networks."""
     parallel: AnyParallelRecipe = DataParallelRecipe()
     """How several processes share the work: `data`, each its own samples; `spatial`, some share each image; `hybrid`,
-    all share fully connected layers; `towers`, each computes one; `experts`, some share experts; `async`, nobody waits;
-    or `local`, each makes several steps alone before they average their weights."""
+    all share fully connected layers; `towers`, each computes one; `experts`, some share experts; `sharded`, all share
+    the optimizer's state, or all training state; `async`, nobody waits; or `local`, each makes several steps alone
+    before they average their weights."""
     comm: CommRecipe = CommRecipe()
     evaluate: EvaluateRecipe = EvaluateRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()

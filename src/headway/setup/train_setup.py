@@ -118,7 +118,7 @@ class TrainSetup:
 
     @property
     def stepped(self) -> HasWeights:
-        """What the optimizer steps and checkpoints hold: `held`, or fp32 masters of its 16-bit weights."""
+        """The weights that the optimizer steps and checkpoints hold: `held`, or fp32 masters of 16-bit ones."""
         return self.held if self.masters is None else self.masters
 
     @property
