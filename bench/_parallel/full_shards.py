@@ -46,7 +46,8 @@ class Step:
         self._shards = FullShards(self.network, list_blocks(self.network), world.rank, world.size)
         self._shards.take_parameters(self.optimizer, whole)
         self._shards.connect(world)
-        self._reducer = Reducer([], Communicator(world))
+        self._communicator = Communicator(world)
+        self._reducer = Reducer([], self._communicator)
         side, mine = SIDES[NETWORK], torch.Generator().manual_seed(world.rank)
         self._images = torch.randn(SAMPLES, 3, side, side, generator=mine)
         self._labels = torch.randint(CLASSES, (SAMPLES,), generator=mine)
@@ -60,6 +61,7 @@ class Step:
         self._shards.prepare_for_backward()
         self._reducer.prepare_for_backward()
         F.cross_entropy(self.network(self._images), self._labels).backward()
+        self._shards.take_gradients(self._communicator)
         self._shards.complete_step(self._reducer.finish())
         self.optimizer.step()
 

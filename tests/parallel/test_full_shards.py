@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headway.checkpoint.pieces import Piece
 from headway.comm.communicator import Communicator
 from headway.comm.reducer import BucketPlan, Reducer
-from headway.core.errors import UsageError
+from headway.core.errors import CommunicationError, UsageError
 from headway.core.row_shards import find_row_share, get_rows
 from headway.model.batch_norm import list_running_statistics
 from headway.optim import build_optimizer
@@ -77,8 +77,8 @@ class Run:
     """A network that the ranks train together."""
 
     def __init__(self, communicator: Communicator, case: Case, *, is_sharded: bool) -> None:
-        world = communicator.world
-        self.world, self.case, self.net = world, case, network()
+        self.communicator = communicator
+        self.world, self.case, self.net = communicator.world, case, network()
         if case.freezes:
             next(self.net.parameters()).requires_grad_(False)
         self.optimizer = build_optimizer(read_optimizer(**case.optimizer), self.net, 5.0)
@@ -86,14 +86,14 @@ class Run:
         self.split = None
         if is_sharded:
             whole = dict(self.net.named_parameters())
-            self.shards = FullShards(self.net, case.blocks, world.rank, world.size)
+            self.shards = FullShards(self.net, case.blocks, self.world.rank, self.world.size)
             self.shards.take_parameters(self.optimizer, whole)
-            self.shards.connect(world)
+            self.shards.connect(self.world)
             self.optimizer.split = self.split = self.shards.split  # type: ignore[attr-defined]
         summed = [] if is_sharded else list(self.net.named_parameters())
         buffers = list_running_statistics(self.net)
         self.reducer = Reducer(summed, communicator, plan=BucketPlan(lambda nbytes: "tree"), buffers=buffers)
-        self.precision = Precision("fp32", world.device)
+        self.precision = Precision("fp32", self.world.device)
         self.stepped = [one for group in self.optimizer.param_groups for one in group["params"]]
 
     def step(self, number: int) -> None:
@@ -109,6 +109,8 @@ class Run:
                     self.shards.prepare_for_backward()
                 self.reducer.prepare_for_backward()
             losses.backward(torch.full_like(losses, 1 / SAMPLES))
+        if self.shards is not None:
+            self.shards.take_gradients(self.communicator)
         reduction = self.reducer.finish()
         if self.shards is not None:
             self.shards.complete_step(reduction)
@@ -212,6 +214,38 @@ def test_what_has_no_rows_of_its_own_is_refused(build: Any, said: str) -> None:
     with pytest.raises(UsageError) as error:
         FullShards(build(nn.Linear(2, 2)), (), 0, 2)
     assert said in str(error.value)
+
+
+class Fork(nn.Module):
+    """Two layers of one size, of which each rank uses another."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.layers, self.rank = nn.ModuleList(nn.Linear(4, 4) for _ in range(3)), rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[2](self.layers[self.rank](x))  # type: ignore[no-any-return]
+
+
+def part_ways(rank: Rank) -> str:
+    communicator, net = Communicator(rank.world), Fork(rank.rank)
+    shards = FullShards(net, (), rank.rank, 2)
+    shards.connect(rank.world)
+    reducer = Reducer([], communicator)
+    shards.prepare_for_backward()
+    net(torch.ones(3, 4)).sum().backward()
+    shards.take_gradients(communicator)
+    with pytest.raises(CommunicationError) as error:
+        reducer.finish()
+    communicator.close()
+    return str(error.value)
+
+
+def test_ranks_that_use_other_layers_are_told() -> None:
+    """FSDP2 adds the gradients of the one rank's layer to those of the other's."""
+    for said in run_ranks(2, part_ways):
+        assert "ranks issued different operations, and sums mixed them up" in said
+        assert "rank 0: gradients of all weights but layers.1.weight, layers.1.bias;" in said
 
 
 def connect_others(rank: Rank) -> str:

@@ -257,6 +257,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "comm.rails": ("comm.rails=2",),
     "several interfaces in comm.interface": ("comm.interface=[eth0, eth1]",),
     "comm.wire: bf16": ("comm.wire=bf16",),
+    "comm.bucket_mb": ("comm.bucket_mb=1",),
+    "micro_batch: auto": ("micro_batch=auto",),
     "comm.on_rank_failure: continue": ("comm.on_rank_failure=continue",),
 }
 

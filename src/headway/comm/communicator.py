@@ -245,6 +245,13 @@ class Communicator:
         self._other_phase.put(_OtherJob(run, pending))
         return pending
 
+    def note(self, tag: str, like: torch.Tensor, *, kind: str) -> None:
+        """Adds an operation of all ranks, which has completed in another group, to the log and the digest.
+
+        Args: as for `run_in_order`.
+        """
+        self._begin(tag, like, kind, "fp32")._complete()
+
     def get_codec(self, wire: Wire, dtype: torch.dtype) -> WireCodec | None:
         """Returns the codec for tensors of a dtype; None if they are sent as they are."""
         if wire == "fp32" or dtype != torch.float32:

@@ -304,12 +304,13 @@ class Ranks:
         Args:
             loss: sum of this rank's losses.
             bad: number of damaged samples.
-            stopping: True if this rank has received a signal to stop.
-            ending: True if a callback on this rank ends the run.
+            stopping, ending: True if this rank has received a signal to stop, or a callback on it ends the run.
 
         Raises:
             GenerationEndedError: a rank was lost, and the step is void.
         """
+        if isinstance(self.divided, FullShards):
+            self.divided.take_gradients(self.communicator)
         # The flags are summed with the gradients, so all ranks learn of newcomers in the same step, without a message.
         flags = (float(bad), float(stopping), float(self._check_newcomers()), float(ending))
         reduction = self.reducer.finish(loss, (*flags, *[0.0] * self._num_round_numbers))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor, nn
 
+from headway.comm.communicator import Communicator
 from headway.comm.reducer import StepReduction
 from headway.core.errors import UsageError
 from headway.core.group import Group
@@ -130,12 +131,24 @@ class FullShards:
         """Lets gradients go to their ranks in the next backward pass, the last one of a step."""
         self._root.set_requires_gradient_sync(True)
 
+    @torch.no_grad()
+    def take_gradients(self, communicator: Communicator) -> None:
+        """Gives the rows of this rank their gradients, after the backward pass of a step.
+
+        Which weights have one goes into the digest of `communicator`: FSDP2 adds up what ranks send of a block, even if
+        it is of other weights on each.
+        """
+        missing = []
+        for name, parameter in self._whole.items():
+            grad: Any = parameter.grad
+            self._own[name].grad, parameter.grad = None if grad is None else grad.to_local(), None
+            if grad is None and parameter.requires_grad:
+                missing.append(name)
+        tag = "gradients of all weights" + (f" but {', '.join(missing)}" if missing else "")
+        communicator.note(tag, torch.empty(0, device="meta"), kind="to rows")
+
     def complete_step(self, reduction: StepReduction) -> StepReduction:
-        """Gives the rows of this rank their gradients."""
-        with torch.no_grad():
-            for own, parameter in zip(self._own.values(), self._whole.values(), strict=True):
-                grad: Any = parameter.grad
-                own.grad, parameter.grad = None if grad is None else grad.to_local(), None
+        """Lets gradients stay on this rank until the last backward pass of the next step."""
         self._root.set_requires_gradient_sync(False)
         return reduction
 

@@ -129,8 +129,11 @@ def _list_refused_by_full_shards(recipe: TrainRecipe) -> dict[str, bool]:
         _list_refused_by_divided(recipe)
         | _list_refused_by_owners(recipe)
         | {
-            # FSDP2 sends gradients as they are.
+            # FSDP2 sends gradients as they are, block by block.
             f"comm.wire: {recipe.comm.wire}": recipe.comm.wire != "fp32",
+            "comm.bucket_mb": recipe.comm.bucket_mb != "auto",
+            # Each process would choose its own, and all have to gather weights equally often.
+            "micro_batch: auto": recipe.micro_batch == "auto",
             "compile": recipe.compile is not False,
             # FSDP2 takes from a parameter when it is first gathered if it is trained.
             "model.freeze_after": bool(recipe.model.freeze_after),
