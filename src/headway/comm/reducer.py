@@ -415,7 +415,10 @@ class Reducer:
 
     def _build_digest_error(self) -> CommunicationError:
         # Every rank comes here in the same step, so they can still exchange their logs.
-        own_log = json.dumps([(entry.seq, entry.tag, entry.algorithm, entry.bytes) for entry in self._communicator.log])
+        # Texts that ranks exchange differ in length, and are no part of the digest.
+        sizes = [0 if entry.algorithm == "bytes" else entry.bytes for entry in self._communicator.log]
+        log = zip(self._communicator.log, sizes, strict=True)
+        own_log = json.dumps([(entry.seq, entry.tag, entry.algorithm, size) for entry, size in log])
         logs = [json.loads(log) for log in self._world.control.gather_bytes(own_log.encode())]
         ranks = self._world.control.ranks
         for entries in zip(*logs, strict=False):
