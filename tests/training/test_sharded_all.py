@@ -229,8 +229,9 @@ def test_one_process_has_all_of_it(folder: Path) -> None:
 
 def test_a_dry_run_says_the_memory_of_rows(folder: Path, tmp_path: Path) -> None:
     asked = ("train", folder / "recipe.yaml", "--dry-run", "--procs", "3", "--json", "--out", tmp_path / "known.json")
-    said = {strategy: finished(*asked, strategy).json()["memory"] for strategy in (DATA, ALL)}
-    whole, rows = ({item["name"]: item["bytes"] for item in one} for one in said.values())
+    said = {strategy: finished(*asked, strategy).json() for strategy in (DATA, ALL)}
+    assert said[ALL]["sent_bytes"] == pytest.approx(1.5 * said[DATA]["sent_bytes"])
+    whole, rows = ({item["name"]: item["bytes"] for item in one["memory"]} for one in said.values())
     shapes = [(5, 9), (5,), (5,), (2, 45), (2,), (23, 128), (23,), (10, 23), (10,)]
     held = sum(-(-one[0] // 3) * (one[1] if one[1:] else 1) for one in shapes)
     for name, copies in (("weights", 1), ("gradients", 1), ("optimizer state", 2)):

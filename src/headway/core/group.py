@@ -143,6 +143,26 @@ class Group:
             return CollectiveWork(self._world, ())
         return self._work(lambda backend: backend._allgather_base(out, piece))
 
+    def reduce_scatter(self, out: torch.Tensor, pieces: torch.Tensor) -> None:
+        """Sums piece r of all ranks into `out` on rank r, and waits for it, on CUDA with the current stream alone.
+
+        NCCL adds in an order of its own. Gloo would send as much as for an all-reduce, so there each piece goes to its
+        rank, which adds those of all in their order.
+
+        Args:
+            out, pieces: flat tensors; all pieces have the length of `out`.
+        """
+        if self.interface is None and self.size > 1:
+            options = load_c10d().ReduceScatterOptions()
+            self._work(lambda backend: backend._reduce_scatter_base(out, pieces, options)).wait()
+            return
+        received = pieces.new_empty(len(pieces))
+        self.all_to_all(received, pieces).wait()
+        first, *others = received.view(self.size, -1)
+        out.copy_(first)
+        for piece in others:
+            out.add_(piece)
+
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> CollectiveWork:
         """Broadcasts a tensor from rank `root` of the group, in place."""
         if self.size == 1:

@@ -1,7 +1,7 @@
 """Rows of all weights, gradients and optimizer state on each of N processes, by PyTorch's FSDP2 (`fully_shard`).
 
 At rest a rank has 1/N of the rows of each parameter. A block's weights are gathered before it runs, forward and
-backward, and dropped after it; its gradients go to the ranks with their rows, which add them in the order of the ranks.
+backward, and dropped after it. Gradients go to the ranks with their rows, which on CPUs add them in the order of ranks.
 So a rank sends 3 (N - 1)/N of the weights in a step (Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, stage 3).
 
 FSDP2 sends through a group of Headway's world. It needs no default process group: of a mesh it asks rank and size only.
@@ -255,11 +255,4 @@ class _AllGather(_Exchange):
 @final
 class _ReduceScatter(_Exchange):
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **options: Any) -> None:
-        # Gloo has no reduce-scatter but an all-reduce, which sends twice as much.
-        received = torch.empty_like(input_tensor)
-        self._shards.group.all_to_all(received, input_tensor).wait()
-        # In the order of the ranks, as owners of optimizer state do.
-        first, *others = received.view(self._shards.group.size, -1)
-        output_tensor.copy_(first)
-        for one in others:
-            output_tensor.add_(one)
+        self._shards.group.reduce_scatter(output_tensor, input_tensor)

@@ -7,6 +7,7 @@ from math import ceil
 
 from headway.core.text_format import format_bytes, pluralise
 from headway.core.workload import Workload
+from headway.parallel.parallel_recipe import divides_weights
 from headway.setup.rates import describe_batch
 from headway.training.dry_run import DryRun
 
@@ -137,6 +138,8 @@ def _describe_exchange(dry_run: DryRun) -> str:
     who = "host" if dry_run.hosts > 1 else "rank"
     # `auto` chooses by the measured links, and a dry run measures none: the ring stands for it.
     name = "ring" if exchange.algorithm == "auto" else exchange.algorithm
+    if divides_weights(dry_run.loaded.recipe.parallel):
+        name = "weights twice, gradients once"
     return f"{text}; each {who} sends {format_bytes(dry_run.sent_bytes, 4)} ({name})"
 
 

@@ -35,6 +35,7 @@ from headway.model.graph_breaks import CompileReport, try_compiling
 from headway.model.layer_profile import PROFILE_BATCH_SIZES, profile_layers
 from headway.model.model_size import measure_model_size
 from headway.optim.footprint import estimate_footprint
+from headway.parallel.parallel_recipe import divides_weights
 from headway.setup.augment_place import PlaceChoice, choose_augment_place, has_place
 from headway.setup.build import build_setup
 from headway.setup.inputs import DryRunOptions
@@ -230,7 +231,6 @@ def _build_dry_run(
     workload = _build_workload(setup, layers, micro, ranks, evaluation_samples)
     if recipe.data.eval is not None and workload.run.evaluation_samples is None:
         notes.append("The evaluation set is not there. Give its size, for example ImageNet's: --eval-samples 50000.")
-    exchanged = workload.step.exchange.gradient_bytes
     return DryRun(
         loaded=setup.loaded,
         workload=workload,
@@ -241,7 +241,7 @@ def _build_dry_run(
         accumulation=parts,
         rates=_list_learning_rates(setup),
         memory=list_memory(setup, workload, share, -(-share // parts), ranks),
-        sent_bytes=_count_sent_bytes(workload.step.exchange, exchanged, hosts, ranks),
+        sent_bytes=_count_sent_bytes(setup, workload.step.exchange, hosts, ranks),
         augment_place=_find_augment_place(setup),
         on_shapes_only=on_shapes_only,
         compilable=fits,
@@ -420,14 +420,20 @@ def _list_learning_rates(setup: TrainSetup) -> list[tuple[float, float]]:
     return [*out, (plan.find_position(steps) / setup.epoch, setup.lr_at(last))]
 
 
-def _count_sent_bytes(exchange: WorkloadExchange, nbytes: int, hosts: int, ranks: int) -> float:
+def _count_sent_bytes(setup: TrainSetup, exchange: WorkloadExchange, hosts: int, ranks: int) -> float:
     """Counts the bytes that the busiest host sends in a step; on one host, those that a rank sends."""
     if ranks == 1:
         return 0.0
+    nbytes = exchange.gradient_bytes
     # Ranks that do not divide evenly among hosts are treated as a host each.
     m, per_host = (hosts, ranks // hosts) if hosts > 1 and ranks % hosts == 0 else (ranks, 1)
     # The bytes do not depend on the speed of the links.
     any_link = Link(0.0, 1.0)
     algorithm: Algorithm = "ring" if exchange.algorithm == "auto" else exchange.algorithm  # type: ignore[assignment]
     wire = exchange.wire_ratio if hosts > 1 else 1.0
+    if divides_weights(setup.recipe.parallel):
+        ring = count_bytes_out_of_host("ring", nbytes, Network(m, per_host, any_link, any_link, 1.0))
+        # Weights are gathered twice, by half of a ring's all-reduce each. On CPUs each rank sends its gradients itself.
+        scatter = ring / 2 if setup.device.type == "cuda" else per_host * nbytes * (m - 1) / m
+        return ring + scatter
     return count_bytes_out_of_host(algorithm, nbytes, Network(m, per_host, any_link, any_link, 1.0), wire_ratio=wire)

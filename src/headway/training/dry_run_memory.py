@@ -91,14 +91,18 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
 
 def list_extra_memory(setup: TrainSetup, ranks: int = 1) -> list[MemoryItem]:
     """Lists what stays in a rank's memory beside weights, gradients and the optimizer's state."""
+    share = _find_held_share(setup, ranks)
     masters, device = round(count_masters_bytes(setup) * _find_owned_share(setup, ranks)), _get_memory_place(setup)
     return [
         MemoryItem("masters", masters, device, "fp32"),
         MemoryItem("gradients of masters", masters, device, "fp32"),
         MemoryItem("buffers", sum(map(count_bytes, setup.model.buffers())), device),
-        MemoryItem("averaged weights", round(_count_averaged_bytes(setup) * _find_held_share(setup, ranks)), device),
+        MemoryItem("averaged weights", round(_count_averaged_bytes(setup) * share), device),
         MemoryItem(
-            "layer watch", _count_watched_bytes(setup), device, "layers before a logging step, and their changes"
+            "layer watch",
+            round(_count_watched_bytes(setup) * share),
+            device,
+            "layers before a logging step, and their changes",
         ),
     ]
 
