@@ -105,8 +105,7 @@ def measure_full_shards_memory() -> Claim:
 def measure_full_shards_bytes(hosts: Hosts) -> Claim:
     """Counts the bytes of a step of two hosts."""
     with Ranks(hosts, Layout(2, 1), {"arms": "bench._parallel.full_shards"}) as ranks:
-        # The first turn opens connections.
-        turn = [ranks.turn("all") for _ in range(2)][1]
+        turn = ranks.turn("all")
         formula = count_sent_bytes(4 * ranks.facts[0]["parameters"], 2)
     assert turn.answers[0] == turn.answers[1], "the ranks have different weights after a step"
     sent = max(turn.payload)
