@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,14 @@ from tests.training._runs import cut_back, weights
 from tests.training.test_ranks import rows_of
 
 from headway.checkpoint.checkpoints import Checkpoints
+from headway.core.launcher_environment import LaunchedProcess
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
+from headway.launch.ranks import Ranks
+from headway.setup.build import build_setup
+from headway.setup.recipe import TrainRecipe
+from headway.training.progress import LogLines
+from headway.training.trainer import Trainer
 
 NET = r"""
 import os
@@ -131,6 +141,21 @@ def test_two_processes_have_the_weights_of_two_data_parallel_ones(data: Path, di
             assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
             assert other["accuracy"] == one["accuracy"]
     assert all(record["exchange"]["sharded weights"] > 0 for record in records(divided, "train"))
+
+
+def test_nothing_keeps_whole_weights(folder: Path, tmp_path: Path) -> None:
+    """Neither the setup of a process nor its trainer, with EMA and the observer of layers."""
+    loaded = read_recipe(folder / "recipe.yaml", (ALL,), TrainRecipe)
+    with Ranks(loaded.recipe.comm, LaunchedProcess(1, 2, 0, 1, "127.0.0.1", 1, "torchrun"), None) as ranks:
+        setup = build_setup(loaded, ranks=ranks)
+        with (
+            closing(setup.inputs),
+            closing(Trainer(setup, RunFolder.create(tmp_path / "run"), LogLines(), ranks)) as trainer,
+        ):
+            gc.collect()
+            plain = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+            assert [one for one in plain if one.shape == (23, 128)] == []
+            assert trainer.collect_tensors()["model/4.weight"].tensor.shape == (11, 128)  # type: ignore[union-attr]
 
 
 def test_each_process_saves_its_rows(divided: Path) -> None:
