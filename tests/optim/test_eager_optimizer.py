@@ -21,7 +21,7 @@ CASES = {
 }
 RECIPE = """
 data: {train: synthetic, synthetic: {size: [8, 8], classes: 4, samples: 64}}
-model: {factory: headway.model:resnet18, args: {width: 4}, ema: {half_life_steps: 3}}
+model: {factory: headway.model:resnet18, ema: {half_life_steps: 3}}
 optimizer: {name: sgd, lr: 0.01, clip_norm: 1}
 batch: 32
 epochs: 1
