@@ -85,7 +85,7 @@ class Precision:
             weights: [b], 1 / global batch, or 0 for a masked sample.
             auxiliary: a scalar that the network itself adds to the loss.
         """
-        # Without a gradient of its own: to check one, torch imports its symbolic shapes and sympy, 0.4 s in every process.
+        # Without a gradient of its own: to check one, torch imports sympy, 0.4 s in every process.
         total = (losses * weights).sum()
         if auxiliary is not None:
             # One pass for both: they share the graph.
