@@ -111,7 +111,8 @@ def measure_saved(options: argparse.Namespace) -> list[Claim]:
 
 def measure_sharded_memory(options: argparse.Namespace) -> Claim:
     """Counts the live bytes of ranks that own the optimizer's state."""
-    found = {name: measure_memory(name, OWNERS) for name in ("resnet50", "alexnet")[: 1 if options.quick else 2]}
+    owners = 2 if options.quick else OWNERS
+    found = {name: measure_memory(name, owners) for name in ("resnet50", "alexnet")[: 1 if options.quick else 2]}
     rows: list[tuple[str, ...]] = [("network", "n in MB", "largest share", "most, MB", "state, MB", "over the formula")]
     for name, ranks in found.items():
         for one in ranks:
@@ -119,8 +120,8 @@ def measure_sharded_memory(options: argparse.Namespace) -> Claim:
             rows.append((name, *numbers, f"{one.state / 1e6:.1f}", f"{one.ratio:.3f}"))
     table(rows)
     worst = max(found["resnet50"], key=lambda one: one.most)
-    formula = 2 * worst.weights * (1 + 1 / OWNERS)
-    how = f"{worst.most:,} bytes of {formula:,.0f}: n = {worst.weights:,}, {OWNERS} ranks, fp32, Adam"
+    formula = 2 * worst.weights * (1 + 1 / owners)
+    how = f"{worst.most:,} bytes of {formula:,.0f}: n = {worst.weights:,}, {owners} ranks, fp32, Adam"
     if "alexnet" in found:
         how += f"; AlexNet {max(one.ratio for one in found['alexnet']):.3f}"
     return Claim("sharded_memory", worst.most / formula, "", how)
@@ -205,12 +206,12 @@ def measure_experts(hosts: Hosts) -> Claim:
     return Claim("experts_bytes", worst, "", how)
 
 
-def measure_hybrid(hosts: Hosts, rounds: int) -> list[Claim]:
+def measure_hybrid(hosts: Hosts, rounds: int, samples: int) -> list[Claim]:
     """Lets data parallel steps of AlexNet, steps with divided layers, and both without their exchange take turns."""
     names = ["data", "data alone", "hybrid", "hybrid alone"]
     taken: dict[str, list[float]] = {name: [] for name in names}
     sent: dict[str, float] = {}
-    with Ranks(hosts, Layout(2, 1), {"arms": "bench._parallel.hybrid"}) as ranks:
+    with Ranks(hosts, Layout(2, 1), {"arms": "bench._parallel.hybrid", "samples": samples}) as ranks:
         facts = ranks.facts[0]
         for number in range(-1, rounds):
             first = number % len(names)
@@ -229,7 +230,7 @@ def measure_hybrid(hosts: Hosts, rounds: int) -> list[Claim]:
 
     links, layers = facts["network"], [DenseLayer(**one) for one in facts["layers"]]
     network = Network(**{**links, **{name: Link(**links[name]) for name in ("inside", "between")}})
-    total, batch = facts["gradient_bytes"], 2 * HYBRID_SAMPLES
+    total, batch = facts["gradient_bytes"], 2 * samples
     # Two of the three matrix products of a layer are the backward pass.
     backward_s = median(taken["data alone"])[0] * 2 / 3
     chosen = choose_division(layers, total, batch, network, backward_s)
@@ -304,13 +305,13 @@ def main() -> None:
         # So that the hosts are removed then too.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         with Hosts(2) as hosts:
-            claims.append(measure_overlap(hosts, 3 if options.quick else 15))
+            claims.append(measure_overlap(hosts, 1 if options.quick else 15))
             claims.append(measure_towers(hosts, 4 if options.quick else 16))
             claims.append(measure_experts(hosts))
             claims.append(measure_sharded_bytes(hosts))
-            claims += measure_hybrid(hosts, 1 if options.quick else 7)
-        claims += measure_local_steps(2 if options.quick else 5)
-        claims.append(measure_rails(*((3, SIZES[:1]) if options.quick else (15, SIZES))))
+            claims += measure_hybrid(hosts, *((1, 2) if options.quick else (7, HYBRID_SAMPLES)))
+        claims += measure_local_steps(1 if options.quick else 5)
+        claims.append(measure_rails(*((1, SIZES[:1]) if options.quick else (15, SIZES))))
         claims += measure_menu(options)
         with Hosts(2) as hosts:
             claims.append(measure_full_shards_bytes(hosts))

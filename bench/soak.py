@@ -79,7 +79,7 @@ def main() -> None:
     options = asked.parse_args()
     if options.no_dns and not options.pattern:
         asked.error("--no-dns goes with --pattern last-holder")
-    faults = 5 if options.quick else options.faults
+    faults = 3 if options.quick else options.faults
     with tempfile.TemporaryDirectory(prefix="headway-soak-") as name:
         folder = Path(name)
         subprocess.run([sys.executable, ROOT / "examples/digits_folder.py", folder / "digits"], check=True)

@@ -32,11 +32,14 @@ LAYERS = (r"^fc\d$",)
 class Step:
     """A forward and a backward pass of a rank's images, and the sums of the gradients if there is a reducer."""
 
-    def __init__(self, network: nn.Module, rank: int, divided: DividedLayers | None, reducer: Reducer | None) -> None:
-        self._network, self._rank, self._divided, self._reducer = network, rank, divided, reducer
+    def __init__(
+        self, network: nn.Module, rank: int, samples: int, divided: DividedLayers | None, reducer: Reducer | None
+    ) -> None:
+        self._network, self._rank, self._samples = network, rank, samples
+        self._divided, self._reducer = divided, reducer
         mine = torch.Generator().manual_seed(rank)
-        self._images = torch.randn(SAMPLES, 3, SIDE, SIDE, generator=mine).to(memory_format=torch.channels_last)
-        self._labels = torch.randint(CLASSES, (SAMPLES,), generator=mine)
+        self._images = torch.randn(samples, 3, SIDE, SIDE, generator=mine).to(memory_format=torch.channels_last)
+        self._labels = torch.randint(CLASSES, (samples,), generator=mine)
         self._loss = torch.zeros(())
 
     def step(self) -> None:
@@ -44,7 +47,7 @@ class Step:
         # The same dropout in all arms: it is drawn for the outputs of a rank's own samples.
         torch.manual_seed(self._rank)
         if self._divided is not None:
-            self._divided.set_batch(self._divided.ranks * SAMPLES)
+            self._divided.set_batch(self._divided.ranks * self._samples)
         if self._reducer is not None:
             self._reducer.prepare_for_backward()
         self._loss = F.cross_entropy(self._network(self._images), self._labels)
@@ -77,7 +80,7 @@ class Nowhere:
 
 def arms(asked: dict[str, Any], store: dist.Store) -> tuple[dict[str, Arm], dict[str, Any]]:
     """`data`, `hybrid`, and `data alone`, `hybrid alone` without the exchange; what a prediction needs to know."""
-    rank, ranks = asked["rank"], asked["size"]
+    rank, ranks, samples = asked["rank"], asked["size"], asked["samples"]
     device = torch.device("cpu")
     membership = Membership(rank, ranks, identities=[f"host-{one}" for one in range(ranks)])
     world = World.create(store, membership, device, master=asked["address"], secret=b"bench", interface="eth0")
@@ -97,11 +100,11 @@ def arms(asked: dict[str, Any], store: dist.Store) -> tuple[dict[str, Arm], dict
             divided.connect(world if exchanges else Nowhere(rank, ranks))  # type: ignore[arg-type]
             unsummed = divided.unsummed
         if not exchanges:
-            return Step(net, rank, divided, None)
+            return Step(net, rank, samples, divided, None)
         shared = [(name, one) for name, one in net.named_parameters() if name not in unsummed]
         chooser = AlgorithmChooser(network, trials, sum(one.numel() * 4 for _, one in shared))
         reducer = Reducer(shared, communicator, plan=BucketPlan(chooser, chooser.bucket_bytes))
-        return Step(net, rank, divided, reducer)
+        return Step(net, rank, samples, divided, reducer)
 
     found: dict[str, Arm] = {
         "data": build(divides=False, exchanges=True),

@@ -62,9 +62,10 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 STARTS_S, WARM_ROWS, LOCAL_ROUNDS = 180.0, 2, 4
 STEPS, QUICK_STEPS = 12, 3
-STRATEGIES = ("data", "spatial", "hybrid", "local", "sharded, what: optimizer")
-"""Those of the menu that are compared: `async` is a bound, micro-batches and rarer exchange are plain data parallelism,
-and rows of all weights are for GPUs."""
+STRATEGIES = ("data", "spatial", "hybrid", "local", "sharded")
+"""Those of the menu that are compared: `async` is a bound, and micro-batches and rarer exchange are plain data
+parallelism."""
+QUICK_STRATEGIES = ("hybrid",)
 
 
 @final
@@ -88,14 +89,14 @@ class Compared:
 
 
 def measure_menu(options: argparse.Namespace) -> list[Claim]:
-    """Plans and trains every strategy of every setting. A quick run has two of a setting that was looked at before."""
+    """Plans and trains every strategy of every setting. A quick run has one of a setting that was looked at before."""
     found = list[Compared]()
     with tempfile.TemporaryDirectory(prefix="headway-bench-menu-") as name:
         for (n, network), (r, rate_bits_s) in product(enumerate(NETWORKS), enumerate(RATES_BITS_S)):
             if not options.quick:
                 found += _compare_setting(Path(name), network, rate_bits_s, (n + r) % 2 == 1, STEPS)
             elif n == r == 1:
-                found += _compare_setting(Path(name), network, rate_bits_s, False, QUICK_STEPS, most=2)
+                found += _compare_setting(Path(name), network, rate_bits_s, False, QUICK_STEPS, QUICK_STRATEGIES)
     table([HEADING, *map(_format_row, found)])
     scored = [one.error for one in found if one.counts or options.quick]
     how = f"of {len(scored)} settings that nothing was fitted to, {RANKS} processes of one thread"
@@ -118,9 +119,9 @@ def _format_row(one: Compared) -> tuple[str, ...]:
 
 
 def _compare_setting(
-    folder: Path, name: str, rate_bits_s: float, counts: bool, steps: int, most: int | None = None
+    folder: Path, name: str, rate_bits_s: float, counts: bool, steps: int, strategies: Sequence[str] = STRATEGIES
 ) -> list[Compared]:
-    """Compares the strategies of one setting; `most`: the first ones only."""
+    """Compares the strategies of one setting."""
     recipe = folder / f"{name}.yaml"
     recipe.write_text(yaml.safe_dump(COMMON | NETWORKS[name]), encoding="utf-8")
     batch = NETWORKS[name]["batch"]
@@ -135,7 +136,7 @@ def _compare_setting(
         )
         print(f"  link: {link.latency_s * 1e6:.0f} us, {link.bandwidth_bytes_s / 1e6:.1f} MB/s", flush=True)
         found = []
-        for number, one in enumerate(_plan(workload, batch, alone_s, link)[:most]):
+        for number, one in enumerate(_plan(workload, batch, alone_s, link, strategies)):
             run = folder / f"{name}-{rate_bits_s:.0f}-{number}"
             argv = _train(recipe, run, batch, one.recipe.removeprefix("parallel: "))
             # A round logs once.
@@ -145,7 +146,7 @@ def _compare_setting(
     return found
 
 
-def _plan(workload: Workload, batch: int, alone_s: float, link: Link) -> list[Strategy]:
+def _plan(workload: Workload, batch: int, alone_s: float, link: Link, strategies: Sequence[str]) -> list[Strategy]:
     """Predicts the menu from the measured step and link alone."""
     device = Device(title="a core", tflops=PeakTflops(fp32=0.1), memory_gb=8, memory_gb_s=30)
     inside = IntraNodeLink(gb_s=link.bandwidth_bytes_s / 1e9, latency_us=link.latency_s * 1e6)
@@ -155,7 +156,7 @@ def _plan(workload: Workload, batch: int, alone_s: float, link: Link) -> list[St
     estimate = ComputeEstimate(ComputeTime(0.0, alone_s / each), "profile", "a run of one process")
     job = replace(build_job(workload, estimate, 1.0, batch=batch), evaluations=0, checkpoints=0)
     found = compare_strategies(workload, job, cluster, 1)
-    return [one for one in found if any(f"strategy: {name}" in one.recipe for name in STRATEGIES)]
+    return [one for one in found if any(f"strategy: {name}" in one.recipe for name in strategies)]
 
 
 def _train(recipe: Path, run: Path, batch: int, parallel: str) -> list[str]:

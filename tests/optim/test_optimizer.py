@@ -23,6 +23,7 @@ from headway.optim import (
     RMSpropSGD,
     Signum,
     build_optimizer,
+    eager_optimizer,
     read_optimizer,
     set_lr,
     split_decay,
@@ -237,7 +238,7 @@ def test_buffers_of_zeros_change_no_bit(name: str) -> None:
 
 LARGE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     # name: (class, options of the recipe, what a group of the optimizer then holds)
-    "adam": (torch.optim.Adam, {"betas": (0.8, 0.9)}, {"betas": (0.8, 0.9), "eps": 1e-8}),
+    "adam": (eager_optimizer.Adam, {"betas": (0.8, 0.9)}, {"betas": (0.8, 0.9), "eps": 1e-8}),
     "lars": (LARS, {"trust": 0.02, "clip": True, "lr_in_momentum": False, "nesterov": True},
              {"trust": 0.02, "clip": True, "lr_in_momentum": False, "nesterov": True, "eps": 0.0, "momentum": 0.9}),
     "lamb": (LAMB, {}, {"eps": 1e-6, "betas": (0.9, 0.999)}),

@@ -130,6 +130,11 @@ class MultiplyAddCounter(TorchDispatchMode):
         # torch counts a multiply-add as two operations.
         return self._operations // 2
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would import its compiler to keep it out of the method below: see headway.optim.eager_optimizer.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         formula: Any = FORMULAS.get(func._overloadpacket)

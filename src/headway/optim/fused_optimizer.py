@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from headway.core.errors import UsageError
 from headway.optim import native
+from headway.optim.eager_optimizer import EagerOptimizer
 from headway.optim.groups import Group
 from headway.optim.split_parameters import SplitParameters
 from headway.optim.update_rule import StepInputs, UpdateRule
@@ -26,7 +26,7 @@ SCALAR_SHAPE = torch.Size(())
 """The shape of a state that is one number."""
 
 
-class FusedOptimizer(Optimizer, ABC):
+class FusedOptimizer(EagerOptimizer, ABC):
     """Base of the optimizers: a subclass has options, their limits, and the update rule that follows from them.
 
     Args:

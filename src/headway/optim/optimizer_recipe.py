@@ -56,7 +56,7 @@ class NAGRecipe(OptimizerRecipe):
 class AdamRecipe(OptimizerRecipe):
     """Adam."""
 
-    CLASS: ClassVar[str] = "torch.optim:Adam"
+    CLASS: ClassVar[str] = "headway.optim.eager_optimizer:Adam"
     OPTIONS: ClassVar[dict[str, Any]] = {"fused": True}
 
     name: Literal["adam"] = "adam"
@@ -69,7 +69,7 @@ class AdamRecipe(OptimizerRecipe):
 class AdamWRecipe(OptimizerRecipe):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017)."""
 
-    CLASS: ClassVar[str] = "torch.optim:AdamW"
+    CLASS: ClassVar[str] = "headway.optim.eager_optimizer:AdamW"
     OPTIONS: ClassVar[dict[str, Any]] = {"fused": True}
 
     name: Literal["adamw"] = "adamw"

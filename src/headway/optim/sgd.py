@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
+from headway.optim.eager_optimizer import SGD
 
-def build_sgd(groups: list[dict[str, Any]], lr: float, momentum: float, *, nesterov: bool = False) -> torch.optim.SGD:
+
+def build_sgd(groups: list[dict[str, Any]], lr: float, momentum: float, *, nesterov: bool = False) -> SGD:
     """Builds torch's fused SGD with momentum buffers of zeros."""
-    sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
+    sgd = SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
     # Fused SGD (torch 2.13) makes the buffers at the first step without filling them. If loss scaling skips that step,
     # they hold whatever was in memory. From zeros the first step is the same, bit by bit.
     for group in sgd.param_groups if momentum > 0 else ():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
+from headway.optim import eager_optimizer
 from headway.optim.fused_optimizer import SCALAR_SHAPE, FusedOptimizer
 
 
@@ -26,6 +27,8 @@ class _StateForm(NamedTuple):
         return describe_tensor(self.shape, self.types[0])
 
 
+# A subclass of the user's may have other states.
+_SGD_CLASSES = (SGD, eager_optimizer.SGD)
 _COUNT_TYPES = (torch.float32, torch.float64)
 
 
@@ -65,14 +68,14 @@ def find_state_fault(optimizer: Optimizer, parameter: Tensor, saved: Mapping[str
 
 def knows_states(optimizer: Optimizer) -> bool:
     """Tells whether Headway knows the states of an optimizer: SGD, Adam and AdamW of torch, and its own ones."""
-    return type(optimizer) is SGD or isinstance(optimizer, Adam | FusedOptimizer)
+    return type(optimizer) in _SGD_CLASSES or isinstance(optimizer, Adam | FusedOptimizer)
 
 
 def _list_known_states(
     optimizer: Optimizer, parameter: Tensor, group: Mapping[str, Any]
 ) -> dict[str, _StateForm] | None:
     parameter_form = _StateForm(parameter.shape, (parameter.dtype,))
-    if type(optimizer) is SGD:
+    if type(optimizer) in _SGD_CLASSES:
         return {"momentum_buffer": parameter_form} if group["momentum"] else {}
     # AdamW is a subclass of Adam.
     if isinstance(optimizer, Adam):

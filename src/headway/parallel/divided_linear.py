@@ -16,6 +16,7 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn import functional as F
 
 from headway.comm.reducer import StepReduction
@@ -158,7 +159,8 @@ class DividedLinear(nn.Module):
         self.whole: dict[str, Tensor] | None = None
 
     # It talks to other processes, which no graph can hold.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    # torch.compiler.disable does the same, and imports the compiler at once: 0.9 s in every process.
+    @_disable_dynamo
     def forward(self, x: Tensor) -> Tensor:
         if self.whole is not None:
             return F.linear(x, self.whole["weight"], self.whole.get("bias"))
