@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.fuzz import campaign
 
-COUNTS = {"decode": 150, "gather": 5000, "optimize": 1000, "changing": 5000, "sizes": 2000, "fork": 40, "share": 40}
+COUNTS = {"decode": 100, "gather": 5000, "optimize": 1000, "changing": 5000, "sizes": 2000, "fork": 30, "share": 30}
 MISSING = [program for program in ("cmake", "g++") if not shutil.which(program)]
 
 

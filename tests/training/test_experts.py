@@ -45,6 +45,17 @@ def wide(num_classes):
     return Net(num_classes, SwitchGate(16, 4, balance_weight=0.1))
 
 
+class Deep(Net):
+    # The second gate's loss is a function of the first experts' weights.
+    def __init__(self, num_classes):
+        super().__init__(num_classes, SwitchGate(16, 4))
+        self.first = MixtureOfExperts(16, 24, experts=4, gate=SwitchGate(16, 4))
+
+    def forward(self, x):
+        x = self.first(torch.relu(self.body(x)).permute(0, 2, 3, 1))
+        return self.head((x + self.mixture(x)).mean((1, 2)))
+
+
 def plain(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
 """
@@ -81,6 +92,7 @@ def train(folder: Path, name: str, procs: int, *options: str, recipe: Path | Non
     file = (recipe or folder) / "recipe.yaml"
     said = finished("train", file, "--procs", str(procs), "--run", folder / name, *options)
     assert said.status == 0, said.err
+    assert "started again" not in said.err
     return folder / name
 
 
@@ -128,6 +140,10 @@ def test_ranks_with_uneven_shares_have_as_many_micro_batches(folder: Path) -> No
     run = train(folder, "parts", 2, TWO, "micro_batch=23", "model.args={capacity_factor: 0.5}", "data.eval=null")
     last = records(run, "train")[-1]["experts"]["mixture"]
     assert 0 < last["dropped"] < 1
+
+
+def test_a_measured_precision_leaves_no_graph_of_whole_weights(folder: Path) -> None:
+    train(folder, "auto", 2, TWO, "precision=auto", "epochs=0.2", "data.eval=null", "model.factory=net.py:Deep")
 
 
 @pytest.mark.parametrize(

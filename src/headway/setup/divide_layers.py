@@ -10,7 +10,7 @@ import torch
 from headway.core.errors import UsageError
 from headway.launch.ranks import Ranks
 from headway.model.activation_checkpointing import list_blocks
-from headway.model.auxiliary import HasAuxiliaryLoss
+from headway.model.auxiliary import AuxiliaryLosses, HasAuxiliaryLoss
 from headway.optim.fused_optimizer import FusedOptimizer
 from headway.parallel.divided_linear import divide_linear_layers
 from headway.parallel.experts import SharedExperts
@@ -53,6 +53,8 @@ def divide_layers(
         what = "the network has a loss of its own, such as that of experts, which is of the samples of all processes"
         fix = "Set it to data, or to experts: with local each process makes steps alone."
         raise UsageError(what, where="parallel.strategy", fix=fix)
+    # A loss that a trial pass has left keeps a graph with the gradients of whole weights.
+    AuxiliaryLosses(model).pop()
     divided: DividedNetwork
     if isinstance(recipe, HybridRecipe):
         # Left to more processes, which have something to choose for.
