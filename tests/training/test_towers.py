@@ -239,3 +239,4 @@ def test_what_a_network_does_not_allow_is_refused(folder: Path, name: str) -> No
     assert found.status == status, found.err
     assert said in found.err
     assert "Traceback" not in found.err
+    assert not (folder / f"no-{name}").exists()

@@ -179,6 +179,23 @@ class RunFolder:
         finally:
             os.close(handle)
 
+    @contextmanager
+    def explain_disk_errors(self) -> Iterator[None]:
+        """Turns errors of writing into the run folder into messages for the duration of the block."""
+        try:
+            yield
+        except OSError as error:
+            what, where = "the disk is full", str(self.folder)
+            # Errors of other files, for example of the data set, keep their own message.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                where = str(error.filename)
+                if error.filename is None or self.folder.absolute() not in Path(where).absolute().parents:
+                    raise
+                what = f"this cannot be written ({error.strerror})"
+            mend = "make room" if where == str(self.folder) else "mend it"
+            fix = f"Nothing before it is lost: {mend}. Then go on: {self.resume_command}"
+            raise HeadwayError(what, where=where, fix=fix) from error
+
     def write_json(self, name: str, data: Any) -> None:
         """Writes NAME.json atomically."""
         write_atomically(self.folder / f"{name}.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")

@@ -80,7 +80,10 @@ def record_division(loaded: LoadedRecipe[TrainRecipe], division: Division) -> Lo
     if not division.layers:
         what = "this network has no fully connected layer that can be divided over the processes"
         raise UsageError(what, where=where, fix="Use parallel: data.")
-    data, divided = (f"{seconds * 1e3:,.3g} ms" for seconds in (division.data_s, division.divided_s))
+    data, divided = (
+        f"{seconds:,.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+        for seconds in (division.data_s, division.divided_s)
+    )
     if not division.pays:
         what = (
             f"it does not pay to divide fully connected layers here: by the measured links, a data parallel step waits"

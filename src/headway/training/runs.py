@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -235,7 +235,7 @@ def _continue_run(
     named = _collect_callbacks(loaded, callbacks)
     setup = build_setup(loaded, fresh=checkpoint is None, ranks=ranks)
     is_lead = ranks is None or ranks.is_lead
-    with closing(setup.inputs), _explain_disk_errors(run):
+    with closing(setup.inputs), run.explain_disk_errors():
         if checkpoint is None:
             LOG.info("This run has no checkpoint yet: it starts from the beginning.")
             if is_lead:
@@ -324,7 +324,7 @@ def _start_run(
         display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
         with (
             _lock_folder(run, ranks),
-            _explain_disk_errors(run),
+            run.explain_disk_errors(),
             closing(Trainer(setup, run, display, ranks, named)) as trainer,
         ):
             if ranks is not None:
@@ -332,7 +332,13 @@ def _start_run(
                 # The ranks may have agreed on another precision than this one had measured.
                 if is_lead and setup.agreed_recipe is not setup.loaded:
                     _record_recipe(run, setup, ranks)
-            return _run_trainer(trainer, display)
+            try:
+                return _run_trainer(trainer, display)
+            except UsageError:
+                # Refused in its first step: the next try may have the name.
+                if is_lead and not trainer.step:
+                    shutil.rmtree(run.folder, ignore_errors=True)
+                raise
 
 
 def _collect_callbacks(loaded: LoadedRecipe[TrainRecipe], given: Sequence[Any]) -> list[NamedCallback]:
@@ -393,24 +399,6 @@ def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
         trainer.ranks.is_complete = trainer.finished
         trainer.recovery.finish(lambda: write_results(trainer, summary, has_panels=has_panels))
     return RunResult(trainer.run_folder, summary, was_interrupted=not trainer.finished, is_lead=trainer.is_lead)
-
-
-@contextmanager
-def _explain_disk_errors(run: RunFolder) -> Iterator[None]:
-    """Turns errors of writing into the run folder into messages."""
-    try:
-        yield
-    except OSError as error:
-        what, where = "the disk is full", str(run.folder)
-        # Errors of other files, for example of the data set, keep their own message.
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            where = str(error.filename)
-            if error.filename is None or run.folder.absolute() not in Path(where).absolute().parents:
-                raise
-            what = f"this cannot be written ({error.strerror})"
-        mend = "make room" if where == str(run.folder) else "mend it"
-        fix = f"Nothing before it is lost: {mend}. Then go on: {run.resume_command}"
-        raise HeadwayError(what, where=where, fix=fix) from error
 
 
 def _stop_on_signals(trainer: Trainer) -> AbstractContextManager[None]:
