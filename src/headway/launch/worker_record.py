@@ -1,4 +1,4 @@
-"""What the launcher knows of a worker, and how its end is described."""
+"""The launcher's record of a worker, with the description of its end."""
 
 from __future__ import annotations
 
