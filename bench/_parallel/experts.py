@@ -48,5 +48,5 @@ def arms(asked: dict[str, Any], store: dist.Store) -> tuple[dict[str, Arm], dict
     world = World.create(store, membership, device, master=asked["address"], secret=b"bench", interface="eth0")
     torch.manual_seed(0)
     layer = MixtureOfExperts(WIDTH, HIDDEN, experts=EXPERTS, gate=NoisyTopKGate(WIDTH, EXPERTS))
-    SharedExperts(layer, world.rank, world.size, world.size).connect(world)
+    SharedExperts(layer, world.rank, world.size, world.size, across_hosts=True).connect(world)
     return {"experts": Step(layer, world.rank)}, {}

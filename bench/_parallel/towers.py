@@ -66,6 +66,6 @@ def arms(asked: dict[str, Any], store: dist.Store) -> tuple[dict[str, Arm], dict
     torch.manual_seed(0)
     network = model.alexnet(CLASSES, two_towers=True).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     count = sum(parameter.numel() for parameter in network.parameters())
-    towers = divide_towers(network, r"^towers\.(\d+)", world.rank, world.size)
+    towers = divide_towers(network, r"^towers\.(\d+)", world.rank, world.size, across_hosts=True)
     towers.connect(world)
     return {"towers": Step(network, towers, asked["samples"])}, {"parameters": count}

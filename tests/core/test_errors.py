@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 from hypothesis import given
@@ -57,6 +58,11 @@ def test_a_hint_names_known_words_only(word: str, known: set[str]) -> None:
     ("said", "line"),
     [
         ("[../third_party/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:4242", "Connection closed by peer"),
+        (
+            "[gloo/pair.cc:547] Connection closed by peer [127.0.0.1]:4242. This is typically caused by a remote worker"
+            " crashing. Check the logs of the remote worker before reporting an error. GLHF! ",
+            "Connection closed by peer [127.0.0.1]:4242",
+        ),
         ("[enforce fail at tcp.cc:9] [rank 1] timed out.\nframe #0: 0x7f", "timed out"),
         ("the store of the ranks is gone ([Errno 9] Bad file descriptor)", "gone ([Errno 9] Bad file descriptor)"),
         ("", "RuntimeError"),
@@ -65,3 +71,4 @@ def test_a_hint_names_known_words_only(word: str, known: set[str]) -> None:
 def test_of_an_error_of_torch_its_first_line_is_told_without_the_place_in_its_sources(said: str, line: str) -> None:
     assert line in summarise_error(RuntimeError(said))
     assert not summarise_error(RuntimeError(said)).startswith("[")
+    assert not re.search(r"typically|logs|GLHF", summarise_error(RuntimeError(said)))

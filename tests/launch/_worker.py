@@ -57,6 +57,13 @@ def act_in_generation(words: list[str], folder: Path, member: CoordinatorClient)
             os._exit(int(status))
         case ["own", status]:
             leave_with(member, status, "the disk is full.")
+        case ["await", name]:
+            while not (folder / name).exists():
+                time.sleep(0.01)
+            print(f"{name} is there", file=sys.stderr, flush=True)
+        case ["hang"]:  # leaves without a farewell, and does not end
+            member.close()
+            time.sleep(600)
         case ["late", status]:  # says why long after its connection has ended
             member.close()
             time.sleep(0.5)

@@ -227,6 +227,18 @@ def test_if_no_worker_is_left_the_command_to_resume_is_named(tmp_path: Path, cap
     assert capfd.readouterr().err.endswith("headway: No worker is left. Go on with it.\n")
 
 
+@pytest.mark.parametrize(
+    ("fate", "what"),
+    [
+        ("hang", "was killed by the launcher, as it had left the run and did not end"),
+        pytest.param("stop", "did not respond and was ended", marks=CHECK),
+    ],
+)
+def test_a_worker_that_the_launcher_has_killed_is_no_case_of_short_memory(fate: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(CommunicationError, match=rf"no worker is left: worker 0 on host localhost {what}\.$"):
+        launch(build_plan(tmp_path, (9, 9), r0=fate), parse_local(1), timeout_s=2.0)
+
+
 @pytest.mark.parametrize("on_rank_failure", ["continue", "restart"])
 def test_a_worker_may_say_why_it_fails(on_rank_failure: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A process is not killed as soon as its connection has ended, even if no worker is left."""

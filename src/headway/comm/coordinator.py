@@ -64,7 +64,15 @@ class WorkerLeft:
     how: Literal["done", "stopped", "died", "silent"]
 
 
-CoordinatorEvent = GenerationFormed | RunBegan | WorkerLeft
+@final
+@dataclass(frozen=True)
+class CoordinatorFailed:
+    """The coordinator has ended by an error of its own, and no worker hears of it any more."""
+
+    error: Exception
+
+
+CoordinatorEvent = GenerationFormed | RunBegan | WorkerLeft | CoordinatorFailed
 
 
 @final
@@ -152,6 +160,13 @@ class Coordinator:
         self._server.wake()
 
     def _run(self) -> None:
+        # Whoever waits for events would wait for ever for those of a thread that has ended in silence.
+        try:
+            self._serve()
+        except Exception as error:
+            self._on_event(CoordinatorFailed(error))
+
+    def _serve(self) -> None:
         interval_s = self._timeout_s / BEATS_PER_TIMEOUT
         next_beat_s = monotonic() + interval_s
         while not self._closing:

@@ -26,7 +26,7 @@ def main() -> int:
     def send(kind: str, **fields: Any) -> None:
         # Two threads write. Half a line between two halves of another would be no message.
         # If stdout is gone, stdin is gone or silent too, and ends the loop below.
-        with lock, suppress(BrokenPipeError):
+        with lock, suppress(OSError):
             unsent = memoryview(encode(kind, **fields))
             while unsent:
                 unsent = unsent[os.write(1, unsent) :]

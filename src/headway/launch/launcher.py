@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
@@ -14,7 +13,15 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Literal, final
 
-from headway.comm.coordinator import Coordinator, CoordinatorEvent, GenerationFormed, RunBegan, WorkerLeft, WorkerSlot
+from headway.comm.coordinator import (
+    Coordinator,
+    CoordinatorEvent,
+    CoordinatorFailed,
+    GenerationFormed,
+    RunBegan,
+    WorkerLeft,
+    WorkerSlot,
+)
 from headway.comm.messages import BEATS_PER_TIMEOUT
 from headway.core.errors import CommunicationError
 from headway.core.hosts import choose_listening_address
@@ -24,8 +31,9 @@ from headway.core.rendezvous import new_secret
 from headway.core.signals import handle_signals
 from headway.launch.hosts import Host, find_launcher_address
 from headway.launch.remote_workers import DEFAULT_REMOTE_SHELL, RemoteWorkers
-from headway.launch.worker_output import ERROR_PREFIX, WorkerOutput, clear_line
-from headway.launch.workers import LocalWorkers, WorkerCrew
+from headway.launch.worker_output import ERROR_PREFIX, WorkerOutput, write
+from headway.launch.worker_record import WorkerRecord, as_exit_status, format_worker_id
+from headway.launch.workers import OWN_ERROR, STDERR, LocalWorkers, WorkerCrew
 
 # Threads (the coordinator's, the workers' output) and signal handlers only queue events. The main thread takes them one
 # by one, so the state of `_LaunchSession` needs no lock.
@@ -94,37 +102,7 @@ def launch(
 
 
 def _say(text: str) -> None:
-    print(clear_line() + ERROR_PREFIX + escape_controls(text), file=sys.stderr, flush=True)
-
-
-@dataclass
-class _WorkerRecord:
-    """State of a worker, as the launcher knows it.
-
-    Attributes:
-        rank: rank that its environment variables give it; a generation may give it another one.
-        is_joining: True if it was started to join a run that had begun.
-        is_member: True once it was part of a generation of the run.
-        how_left: how it left the run (done, stopped, died, silent); None if it has not.
-        exit_status: exit status of its process, negative for a signal; None while it runs.
-        reason: reason of its end if it could not be started or its host was lost; empty otherwise.
-        replacement_due_s: time (`monotonic`) at which its replacement starts; None if none is planned, `inf` if it was
-            started or given up.
-    """
-
-    id: str
-    slot: WorkerSlot
-    rank: int
-    is_joining: bool
-    is_member: bool = False
-    how_left: str | None = None
-    exit_status: int | None = None
-    reason: str = ""
-    replacement_due_s: float | None = None
-
-    @property
-    def said_farewell(self) -> bool:
-        return self.how_left in ("done", "stopped")
+    write(f"{ERROR_PREFIX}{escape_controls(text)}\n", STDERR)
 
 
 @dataclass(frozen=True)
@@ -162,11 +140,11 @@ class _LaunchSession:
         # Host by host, so that ranks of one host are neighbours in the order of ranks.
         self._slots = [(index, local_rank) for index, host in enumerate(hosts) for local_rank in range(host.procs)]
         self._events: SimpleQueue[CoordinatorEvent | _ProcessEnded | int] = SimpleQueue()
-        self._workers: dict[str, _WorkerRecord] = {}
+        self._workers: dict[str, WorkerRecord] = {}
         self._member_ids: set[str] = set()
-        self._ended_workers: list[_WorkerRecord] = []
+        self._ended_workers: list[WorkerRecord] = []
         self._has_begun = self._is_stopping = False
-        self._failed_worker: _WorkerRecord | None = None
+        self._failed_worker: WorkerRecord | None = None
         self._timeout_s = timeout_s
         self._kill_times: dict[str, float] = {}
         self._failed_starts: defaultdict[WorkerSlot, int] = defaultdict(int)
@@ -177,7 +155,7 @@ class _LaunchSession:
         self.ends_on_rank_failure = self.was_ended_by_loss = False
         self._beat_interval_s = timeout_s / BEATS_PER_TIMEOUT
         self._next_beat_s = monotonic()
-        self._output = WorkerOutput({_format_worker_id(slot, 0): rank for rank, slot in enumerate(self._slots)})
+        self._output = WorkerOutput({format_worker_id(slot, 0): rank for rank, slot in enumerate(self._slots)})
         # A new secret for each start: workers of an earlier start, if any survive, cannot connect.
         self._secret = new_secret()
         listening_address = choose_listening_address(address)
@@ -242,7 +220,9 @@ class _LaunchSession:
         """Starts the worker of a slot, with its environment variables; `attempt` counts the replacements."""
         host, local_rank = slot
         rank = self._slots.index(slot)
-        worker = _WorkerRecord(_format_worker_id(slot, attempt), slot, rank, is_joining=self._has_begun)
+        worker = WorkerRecord(
+            format_worker_id(slot, attempt), slot, self._hosts[host].name, rank, is_joining=self._has_begun
+        )
         self._workers[worker.id] = worker
         # In HOST:PORT an IPv6 address needs brackets.
         coordinator = f"[{self._address}]" if ":" in self._address else self._address
@@ -287,12 +267,16 @@ class _LaunchSession:
                 worker.exit_status = event.exit_status
                 worker.reason = event.reason
                 self._ended_workers.append(worker)
-                # A signal ended it. A child may still hold its connection open, so the coordinator would not notice.
-                if event.exit_status < 0:
+                # A signal ended it, or the launcher. A child may still hold its connection open, unnoticed by the
+                # coordinator.
+                if event.exit_status < 0 or event.reason:
                     self._coordinator.mark_dead(worker.id)
                 self._handle_worker_end(worker)
                 if self._failed_worker is None:
                     self._output.show_last_words(worker.id)
+            # `close` kills the workers.
+            case CoordinatorFailed():
+                raise CommunicationError(f"{OWN_ERROR} ({event.error!r})")
             # The first signal lets the workers save and leave; the second one kills them.
             case _:
                 self._signal_workers(signal.SIGKILL if self._is_stopping else signal.SIGTERM)
@@ -307,7 +291,7 @@ class _LaunchSession:
                 worker.is_member = True
                 self._failed_starts[worker.slot] = 0
 
-    def _handle_worker_end(self, worker: _WorkerRecord) -> None:
+    def _handle_worker_end(self, worker: WorkerRecord) -> None:
         """Decides what follows when a worker has left, or its process has ended, or both.
 
         Before the run began, a worker that fails is replaced or ends the run. Later a lost member is replaced, or ends
@@ -342,7 +326,7 @@ class _LaunchSession:
             else:
                 self._end_run(worker)
 
-    def _end_run(self, worker: _WorkerRecord) -> None:
+    def _end_run(self, worker: WorkerRecord) -> None:
         """Ends the run because of this worker: schedules the end of all others."""
         self._failed_worker = worker
         # Workers that have said farewell are about to end by themselves: they get the time limit of silence on top.
@@ -350,7 +334,7 @@ class _LaunchSession:
             extra_s = self._timeout_s if other.said_farewell else 0.0
             self._kill_times[other.id] = monotonic() + ERROR_GRACE_S + extra_s
 
-    def _schedule_replacement(self, worker: _WorkerRecord) -> None:
+    def _schedule_replacement(self, worker: WorkerRecord) -> None:
         """Schedules a replacement: at once for a silent worker, else when its process has ended."""
         is_still_ending = worker.how_left == "died" and worker.exit_status is None
         if is_still_ending or worker.replacement_due_s is not None or not self._respawn or self._has_lost_all_members():
@@ -363,9 +347,8 @@ class _LaunchSession:
         self._failed_starts[worker.slot] = failed_starts
         if failed_starts >= MAX_FAILED_STARTS:
             worker.replacement_due_s = inf
-            name = self._describe_worker(worker)
             what = f"{failed_starts} processes in a row were lost before they had joined"
-            _say(f"{name} is not replaced any more: {what}.")
+            _say(f"{worker} is not replaced any more: {what}.")
             return
         start_times = self._start_times[worker.slot]
         worker.replacement_due_s = monotonic() + REPLACEMENT_BACKOFF_S * 2**failed_starts
@@ -373,7 +356,9 @@ class _LaunchSession:
         if len(start_times) == MAX_STARTS_PER_WINDOW:
             worker.replacement_due_s = max(worker.replacement_due_s, start_times[0] + START_WINDOW_S)
 
-    def _signal_worker(self, worker: _WorkerRecord, signal_number: int) -> None:
+    def _signal_worker(self, worker: WorkerRecord, signal_number: int) -> None:
+        if signal_number == signal.SIGKILL:
+            worker.note_kill()
         self._crews[worker.slot[0]].signal(worker.id, signal_number)
 
     def _signal_workers(self, signal_number: int) -> None:
@@ -382,7 +367,7 @@ class _LaunchSession:
 
     # Time passes.
 
-    def _list_running(self) -> list[_WorkerRecord]:
+    def _list_running(self) -> list[WorkerRecord]:
         return [worker for worker in self._workers.values() if worker.exit_status is None]
 
     def _has_lost_all_members(self) -> bool:
@@ -442,7 +427,7 @@ class _LaunchSession:
         # Members decide: a newcomer that was ended with the run says nothing about its result.
         members = [worker for worker in self._ended_workers if worker.is_member]
         for how_left in ("done", "stopped"):
-            if statuses := [_as_exit_status(worker.exit_status) for worker in members if worker.how_left == how_left]:
+            if statuses := [as_exit_status(worker.exit_status) for worker in members if worker.how_left == how_left]:
                 return max(statuses) if how_left == "done" else max(1, *statuses)
         if self._is_stopping:
             _say("Stopped.")
@@ -450,43 +435,20 @@ class _LaunchSession:
         if not self._has_begun:
             return 0
         # A positive status means that the worker has printed its error; a signal leaves no words.
-        reporting_worker = next((worker for worker in members if (worker.exit_status or 0) > 0), None)
+        has_spoken = [worker for worker in members if (worker.exit_status or 0) > 0 and not worker.reason]
+        reporting_worker = next(iter(has_spoken), None)
         if reporting_worker is None:
-            raise CommunicationError(f"no worker is left: {self._describe_end(members[-1])}", fix=resume_hint)
+            # Those that the launcher has killed ended because of others.
+            last_worker = next((worker for worker in reversed(members) if not worker.kill_note), members[-1])
+            raise CommunicationError(f"no worker is left: {last_worker.describe_end(self._has_begun)}", fix=resume_hint)
         _say(f"No worker is left. {resume_hint}".rstrip())
-        return _as_exit_status(reporting_worker.exit_status)
+        return as_exit_status(reporting_worker.exit_status)
 
-    def _report_failure(self, failed: _WorkerRecord) -> int:
+    def _report_failure(self, failed: WorkerRecord) -> int:
         """Prints the errors of the workers that failed, each once, and returns the exit status."""
         ended = [worker for worker in self._ended_workers if worker.how_left != "died" or not self._has_begun]
         status_by_id = {worker.id: status for worker in ended if (status := worker.exit_status or 0) > 0}
         self._output.show_failure(status_by_id, failed.exit_status or 0)
         if failed.id in status_by_id and not failed.reason:
             return status_by_id[failed.id]
-        raise CommunicationError(self._describe_end(failed))
-
-    def _describe_worker(self, worker: _WorkerRecord) -> str:
-        host, local_rank = worker.slot
-        return f"worker {local_rank} on host {self._hosts[host].name}"
-
-    def _describe_end(self, worker: _WorkerRecord) -> str:
-        """Describes the end of a worker that has printed no error itself."""
-        if worker.reason:
-            return worker.reason
-        if worker.how_left == "silent":
-            return f"{self._describe_worker(worker)} did not respond at the start and was ended"
-        signal_number = -(worker.exit_status or 0)
-        is_known = signal_number in set(signal.Signals)
-        name = signal.Signals(signal_number).name if is_known else f"signal {signal_number}"
-        hint = " (as the kernel does if memory is short)" if signal_number == signal.SIGKILL else ""
-        return f"{self._describe_worker(worker)} was ended by {name}{hint}"
-
-
-def _format_worker_id(slot: WorkerSlot, attempt: int) -> str:
-    """Formats HOST.LOCAL.ATTEMPT: a replacement in the same slot has another id."""
-    return f"{slot[0]}.{slot[1]}.{attempt}"
-
-
-def _as_exit_status(status: int | None) -> int:
-    """Returns an exit status from 0 on: 1 for a process that a signal has ended."""
-    return 1 if (status or 0) < 0 else status or 0
+        raise CommunicationError(failed.describe_end(self._has_begun))

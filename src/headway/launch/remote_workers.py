@@ -13,8 +13,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, final
 
-from headway.comm.messages import BEATS_PER_TIMEOUT, Message, decode, encode
-from headway.launch.workers import OnEnd, OnLines
+from headway.comm.messages import BEATS_PER_TIMEOUT, decode, encode
+from headway.launch.workers import OWN_ERROR, OnEnd, OnLines
 
 # Batch mode: several hosts would ask for passwords on one terminal at the same time.
 DEFAULT_REMOTE_SHELL = "ssh -o BatchMode=yes -o ConnectTimeout=15"
@@ -163,15 +163,17 @@ class _AgentConnection:
 
     def _read_messages(self) -> None:
         """Reads the agent's messages until it ends, then reports all of its workers as lost."""
+        exit_status, own_error = LOST_HOST_EXIT_STATUS, ""
         assert self._process.stdout is not None
         with self._process.stdout as lines:
-            for line in lines:
-                try:
-                    message = decode(line)
-                # A login shell may print a greeting first.
-                except ValueError:
-                    continue
-                self._handle(message)
+            # Without this thread nobody would learn that a worker has ended, so an error must not end it in silence.
+            try:
+                for line in lines:
+                    self._handle(line)
+            except Exception as error:
+                exit_status, own_error = 1, f"{OWN_ERROR} ({error!r})"
+                # Without stdin the agent kills its workers and ends. If it hangs, `beat` kills it.
+                self._outgoing.put(None)
         # The last line of the shell on stderr becomes part of the message: wait until it is read.
         self._stderr_thread.join()
         status = self._process.wait()
@@ -187,18 +189,24 @@ class _AgentConnection:
             self._has_ended = True
             workers, self._workers = self._workers, set()
         for worker in workers:
-            self._on_end(worker, LOST_HOST_EXIT_STATUS, reason)
+            self._on_end(worker, exit_status, own_error or reason)
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, line: bytes) -> None:
+        try:
+            message = decode(line)
+        # A login shell may print a greeting first.
+        except ValueError:
+            return
         self._silent_beats = 0
         if message["kind"] == "hello":
             self._has_answered, self._end_detail = True, NO_DETAIL
         elif message["kind"] == "output":
             self._on_lines(message["worker"], message["stream"], message["lines"])
         elif message["kind"] == "ended":
+            status, reason = message["status"], message["why"]
             with self._lock:
                 self._workers.discard(message["worker"])
-            self._on_end(message["worker"], message["status"], message["why"])
+            self._on_end(message["worker"], status, reason)
 
     def _read_shell_errors(self) -> None:
         assert self._process.stderr is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import final
 
@@ -52,7 +54,7 @@ class WorkerOutput:
         """Prints or holds lines that a worker wrote to `stream`, STDOUT or STDERR."""
         with self._lock:
             if self._ranks.get(worker) == 0:
-                _write(lines, stream)
+                write(lines, stream)
                 if stream != STDOUT and ERROR_PREFIX in lines:
                     self._last_error = _extract_error(lines)
             # Only rank 0 prints results: stdout of the other ranks is dropped.
@@ -112,7 +114,7 @@ class WorkerOutput:
     def close(self) -> None:
         """Shows the cursor again: a killed rank 0 may have hidden it for its bar."""
         if sys.stderr.isatty():
-            print(SHOW_CURSOR, end="", file=sys.stderr, flush=True)
+            _print(SHOW_CURSOR, STDERR)
 
     def _show_held(self, *workers: str) -> None:
         """Prints the held lines of some workers."""
@@ -124,7 +126,7 @@ class WorkerOutput:
         """Prints lines of a worker, each with its mark."""
         rank = self._ranks.get(worker)
         mark = "[joining]" if rank is None else f"[rank {rank}]"
-        _write("".join(f"{mark} {line}" for line in lines.splitlines(keepends=True)), STDERR)
+        write("".join(f"{mark} {line}" for line in lines.splitlines(keepends=True)), STDERR)
 
 
 def clear_line() -> str:
@@ -132,12 +134,27 @@ def clear_line() -> str:
     return CLEAR_LINE if sys.stderr.isatty() else ""
 
 
+def write(lines: str, stream: int) -> None:
+    """Writes lines to STDOUT or STDERR, on stderr in place of a progress bar.
+
+    If that fails, as after the reader of a pipe has ended or on a full disk, the stream goes to the null device from
+    then on: a run does not end with the reader of its output.
+    """
+    if lines:
+        _print(lines if stream == STDOUT else clear_line() + lines, stream)
+
+
 def _extract_error(lines: str) -> str:
     """Returns the error message at the end of a worker's lines."""
     return lines[max(0, lines.rfind(ERROR_PREFIX)) :]
 
 
-def _write(lines: str, stream: int) -> None:
-    if lines:
-        clear = clear_line() if stream != STDOUT else ""
-        print(clear + lines, end="", file=sys.stdout if stream == STDOUT else sys.stderr, flush=True)
+def _print(text: str, stream: int) -> None:
+    file = sys.stdout if stream == STDOUT else sys.stderr
+    try:
+        print(text, end="", file=file, flush=True)
+    # A stream without a descriptor raises another OSError below, and drops this text alone.
+    except OSError:
+        with suppress(OSError), open(os.devnull, "wb") as null:
+            # What the stream still holds goes there too, and so do workers that inherit the stream later.
+            os.dup2(null.fileno(), file.fileno())

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, final
+from typing import IO, Protocol, final
 
 from headway.core.cpu_count import count_usable_cores
 
@@ -19,6 +19,9 @@ PROCESS_POLL_S = 0.05
 
 # A longer line is cut.
 MAX_LINE_BYTES = 1 << 16
+
+# Reason of the end of workers whose output or end the launcher could not follow any more.
+OWN_ERROR = "the launcher has ended its workers after an error of its own"
 
 # File descriptors.
 STDOUT, STDERR = 1, 2
@@ -95,11 +98,10 @@ class LocalWorkers:
                 self._on_end(worker, 1, f"it could not be started ({error})")
                 return
             self._running[worker] = process
-            for stream, pipe in ((STDOUT, process.stdout), (STDERR, process.stderr)):
-                if pipe is not None:
-                    os.set_blocking(pipe.fileno(), False)
-                    self._line_buffers[pipe.fileno()] = _LineBuffer(worker, stream)
-                    self._selector.register(pipe, selectors.EVENT_READ)
+            for stream, pipe in zip((STDOUT, STDERR), _list_pipes(process), strict=False):
+                os.set_blocking(pipe.fileno(), False)
+                self._line_buffers[pipe.fileno()] = _LineBuffer(worker, stream)
+                self._selector.register(pipe, selectors.EVENT_READ)
 
     def signal(self, worker: str, signal_number: int) -> None:
         """Sends a signal to a worker, and SIGKILL to its whole group; see `WorkerCrew.signal`."""
@@ -125,12 +127,33 @@ class LocalWorkers:
     def _run(self) -> None:
         """Reads the output of all workers, and notices those that have ended."""
         while self._running or not self._closing:
-            for key, _ in self._selector.select(PROCESS_POLL_S):
-                self._read(key.fd)
-            for worker, process in tuple(self._running.items()):
-                # WNOWAIT leaves the process a zombie, which keeps its number until its group is killed.
-                if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                    self._finish(worker, process)
+            # Without this thread nobody would learn that a worker has ended, so no error may end it.
+            try:
+                self._poll()
+            except Exception as error:
+                self._abandon(error)
+
+    def _poll(self) -> None:
+        for key, _ in self._selector.select(PROCESS_POLL_S):
+            self._read(key.fd)
+        for worker, process in tuple(self._running.items()):
+            # WNOWAIT leaves the process a zombie, which keeps its number until its group is killed.
+            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                self._finish(worker, process)
+
+    def _abandon(self, error: Exception) -> None:
+        """Kills all workers after an error of this thread, and reports their ends with its reason."""
+        with self._lock:
+            for key in tuple(self._selector.get_map().values()):
+                self._selector.unregister(key.fd)
+            self._line_buffers.clear()
+            running, self._running = self._running, {}
+            for process in running.values():
+                # The block waits for the process, and closes its pipes.
+                with process, suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        for worker in running:
+            self._on_end(worker, 1, f"{OWN_ERROR} ({error!r})")
 
     def _read(self, fd: int) -> bool:
         """Passes on the lines in a pipe. Returns False if there is no data, or the pipe is closed."""
@@ -155,21 +178,29 @@ class LocalWorkers:
                 os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
             del self._running[worker]
-        for pipe in (process.stdout, process.stderr):
-            if pipe is None:
-                continue
-            # A process outside the group may still hold the pipe: read only until it is empty.
-            fd = pipe.fileno()
-            if fd in self._selector.get_map():
-                while self._read(fd):
-                    pass
-            if fd in self._selector.get_map():
-                self._selector.unregister(fd)
-            line_buffer = self._line_buffers.pop(fd)
-            if rest := line_buffer.flush():
-                self._on_lines(worker, line_buffer.stream, rest)
-            pipe.close()
-        self._on_end(worker, status, "")
+        try:
+            # The block closes the pipes.
+            with process:
+                for pipe in _list_pipes(process):
+                    self._drain(worker, pipe.fileno())
+        finally:
+            self._on_end(worker, status, "")
+
+    def _drain(self, worker: str, fd: int) -> None:
+        """Passes on what is left in the pipe of a worker that has ended."""
+        # A process outside the group may still hold the pipe: read only until it is empty.
+        if fd in self._selector.get_map():
+            while self._read(fd):
+                pass
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+        line_buffer = self._line_buffers.pop(fd)
+        if rest := line_buffer.flush():
+            self._on_lines(worker, line_buffer.stream, rest)
+
+
+def _list_pipes(process: subprocess.Popen[bytes]) -> list[IO[bytes]]:
+    return [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
 
 
 @final

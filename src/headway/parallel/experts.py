@@ -25,6 +25,7 @@ from headway.model.mixture import list_mixtures
 from headway.optim.split_parameters import SplitParameters
 from headway.parallel.fetch import exchange_pieces, sum_in_order
 from headway.parallel.parts import OwnPart, OwnParts
+from headway.parallel.place import expect_one_host
 
 
 def list_expert_weights(network: nn.Module) -> dict[str, nn.Parameter]:
@@ -49,13 +50,14 @@ class SharedExperts:
 
     is_whole_in_evaluation = False
 
-    def __init__(self, network: nn.Module, rank: int, size: int, ranks: int) -> None:
+    def __init__(self, network: nn.Module, rank: int, size: int, ranks: int, *, across_hosts: bool = False) -> None:
         """Removes the other ranks' experts from a network. Its parameters stay the same objects.
 
         Args:
             network: with all experts.
             rank, size: this rank, and the number of all ranks.
             ranks: ranks of a place.
+            across_hosts: let the ranks of a place lie on several hosts.
 
         Raises:
             UsageError: the network has no mixture, or one with a number of experts that `ranks` does not divide.
@@ -70,6 +72,7 @@ class SharedExperts:
                 what = f"{name} has {layer.num_experts} experts, which {ranks} processes cannot share evenly"
                 raise UsageError(what, where="parallel.ranks", fix=f"Set it to a divisor of {layer.num_experts}.")
         self._network, self._rank, self._size, self.ranks = network, rank, size, ranks
+        self._across_hosts = across_hosts
         weights = list_expert_weights(network)
         self._weights = tuple(weights.values())
         parts = {}
@@ -93,15 +96,19 @@ class SharedExperts:
             the ranks that sum all other gradients: those of the world.
 
         Raises:
-            UsageError: this rank has another number than when it took its experts.
+            UsageError: this rank has another number than when it took its experts; or the ranks of a place lie on
+                several hosts, and must not.
         """
         if (world.rank, world.size) != (self._rank, self._size):
             what = f"rank {self._rank} of {self._size} has its experts, and is now {world.rank} of {world.size}"
             raise UsageError(what, fix="Start the run again with --resume.")
         # Places are runs of ranks: a launcher numbers them host by host, and rows then stay on a host.
-        first = world.rank // self.ranks * self.ranks
-        members = range(first, first + self.ranks)
-        self._place = world.create_group(members, name="place of experts", exchange="tokens of experts")
+        places = [range(first, first + self.ranks) for first in range(0, self._size, self.ranks)]
+        if not self._across_hosts:
+            expect_one_host(world, places, "the experts", "each mixture")
+        self._place = world.create_group(
+            places[world.rank // self.ranks], name="place of experts", exchange="tokens of experts"
+        )
         self._replicas = world.create_group(
             range(world.rank % self.ranks, world.size, self.ranks), name="replicas of experts"
         )

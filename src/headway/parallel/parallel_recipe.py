@@ -21,13 +21,21 @@ class StrategyRecipe(RecipePart):
         return 1
 
 
+class PlacesRecipe(StrategyRecipe):
+    """Base of the recipes of strategies whose processes exchange values in the forward and backward pass."""
+
+    across_hosts: bool = False
+    """Let the processes that share an image, the experts or the towers of a network lie on several hosts. Each layer
+    that exchanges values then waits for the network."""
+
+
 class DataParallelRecipe(StrategyRecipe):
     """Each process trains a copy of the network on its own share of the batch."""
 
     strategy: Literal["data"] = "data"
 
 
-class SpatialRecipe(StrategyRecipe):
+class SpatialRecipe(PlacesRecipe):
     """Some processes share each image: each computes some of its rows and columns. For images, or maps, that are too
     large for one device, and for batches with fewer images than devices."""
 
@@ -40,8 +48,6 @@ class SpatialRecipe(StrategyRecipe):
     """Name of the layer, such as `layer4`, before which each process gets whole maps of its own samples, and from which
     on it is as in data parallel training. `auto`: the last one up to which a process has four rows of each map. Unset:
     none, so that images are shared until the maps end."""
-    across_hosts: bool = False
-    """Let processes of several hosts share an image. Each layer then waits for the network."""
 
     @model_validator(mode="after")
     def _check_grid(self) -> SpatialRecipe:
@@ -76,7 +82,7 @@ class HybridRecipe(StrategyRecipe):
     """`all`: the inputs of all samples are gathered at once; `turns`: in parts, which need less memory."""
 
 
-class ExpertsRecipe(StrategyRecipe):
+class ExpertsRecipe(PlacesRecipe):
     """Some processes share the experts of the network's mixtures of experts; all else is data parallel. For networks
     whose experts do not fit into one device, or get too few tokens of one process."""
 
@@ -140,7 +146,7 @@ class AsyncRecipe(StrategyRecipe):
         return 0.95 if self.decay is None else self.decay
 
 
-class TowersRecipe(StrategyRecipe):
+class TowersRecipe(PlacesRecipe):
     """Modules that run side by side, such as the two towers of AlexNet, are computed by a process each; as many
     processes as there are towers share their samples. For networks that do not fit into a device as a whole."""
 

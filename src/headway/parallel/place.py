@@ -1,4 +1,7 @@
-"""A place: the ranks that together train one share of the batch, as rows and columns of a grid."""
+"""A place: the ranks that together train one share of the batch.
+
+Those that split images form a grid of rows and columns.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +66,8 @@ class Place:
         """
         size, order = grid[0] * grid[1], world.ring_order
         places = [order[first : first + size] for first in range(0, len(order), size)]
-        # All ranks come to the same conclusion, also those whose own place lies on one host.
-        if not across_hosts and any(len(set(map(world.find_host, place))) > 1 for place in places):
-            what = f"{size} processes share each image, and those of an image lie on several hosts:"
-            what += " each convolution and each batch norm would wait for the network"
-            fix = f"Start a multiple of {size} on each host, or set parallel.across_hosts to true."
-            raise UsageError(what, where="parallel.ranks", fix=fix)
+        if not across_hosts:
+            expect_one_host(world, places, "an image", "each convolution and each batch norm")
         return Place.create(world, grid, next(place for place in places if world.rank in place))
 
     def divide(self, length: int, dimension: int) -> tuple[Range, ...]:
@@ -87,3 +86,19 @@ class Place:
         """Divides the samples of this place in a step over its ranks, as the step divides `batch` samples over all."""
         sizes = [share.length for share in (divide(batch, num_ranks)[rank] for rank in self.ranks.ranks)]
         return [Range(start, stop) for start, stop in pairwise([0, *accumulate(sizes)])]
+
+
+def expect_one_host(world: World, places: Sequence[Sequence[int]], shared: str, waiting: str) -> None:
+    """Raises UsageError if the ranks of a place lie on several hosts.
+
+    Args:
+        places: ranks of each place; all have the same number.
+        shared: what the ranks of a place share, for the message.
+        waiting: what would wait for the network.
+    """
+    # All ranks come to the same conclusion, also those whose own place lies on one host.
+    if any(len(set(map(world.find_host, place))) > 1 for place in places):
+        size = len(places[0])
+        what = f"the {size} processes that share {shared} lie on several hosts: {waiting} would wait for the network"
+        fix = f"Start a multiple of {size} on each host, or set parallel.across_hosts to true."
+        raise UsageError(what, where="parallel.across_hosts", fix=fix)

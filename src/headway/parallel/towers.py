@@ -28,6 +28,7 @@ from headway.model.batch_norm import list_running_statistics
 from headway.optim.split_parameters import SplitParameters
 from headway.parallel.fetch import exchange_pieces
 from headway.parallel.parts import OwnPart, OwnParts
+from headway.parallel.place import expect_one_host
 from headway.parallel.strips import name_layers
 from headway.parallel.tower_exchange import make_meta
 from headway.parallel.tower_modules import (
@@ -56,7 +57,10 @@ class Towers:
     split: SplitParameters | None = None
     is_whole_in_evaluation = True
 
-    def __init__(self, network: nn.Module, towers: Sequence[Sequence[str]], rank: int, ranks: int) -> None:
+    def __init__(
+        self, network: nn.Module, towers: Sequence[Sequence[str]], rank: int, ranks: int, *, across_hosts: bool
+    ) -> None:
+        self._across_hosts = across_hosts
         self._rank, self._ranks, self.count = rank, ranks, len(towers)
         self.place, self.own = divmod(rank, self.count)
         self.places = ranks // self.count
@@ -99,20 +103,23 @@ class Towers:
         """Connects this rank to its place. Every rank calls it. Returns the ranks over which it sums gradients.
 
         Raises:
-            UsageError: the world has another number of ranks, or another order.
+            UsageError: the world has another number of ranks, or another order; or the ranks of a place lie on several
+                hosts, and must not.
         """
         if (world.rank, world.size) != (self._rank, self._ranks):
             what = f"rank {self._rank} of {self._ranks} has its tower, and is now {world.rank} of {world.size}"
             raise UsageError(what, fix="Start the run again with --resume.")
-        first = self.place * self.count
-        members = range(first, first + self.count)
+        firsts = range(0, self._ranks, self.count)
+        places = [range(first, first + self.count) for first in firsts]
+        if not self._across_hosts:
+            expect_one_host(world, places, "the towers of a network", "each exchange of channels")
+        members = places[self.place]
         self._group = world.create_group(members, name="towers", exchange="channels of towers")
         self._host_group = world.create_group(
             members, name="towers' batches", backend="gloo", exchange="samples of a place"
         )
         # The rest of the network gets the same sums on all ranks of a place only if they add in the same order: hosts
         # count as those of each place's first rank.
-        firsts = range(0, self._ranks, self.count)
         return world.create_part([one + self.own for one in firsts], name="places", on_hosts_of=firsts)
 
     def run(self, network: nn.Module, images: Tensor) -> Tensor:
@@ -217,12 +224,13 @@ class Towers:
             raise UsageError(what, fix="Use the network in evaluations, or load its saved weights.")
 
 
-def divide_towers(network: nn.Module, match: str, rank: int, ranks: int) -> Towers:
+def divide_towers(network: nn.Module, match: str, rank: int, ranks: int, *, across_hosts: bool = False) -> Towers:
     """Divides the towers of a network over ranks, in place: a rank keeps the parameters of its own tower and the rest.
 
     Args:
         network: the same network on all ranks.
         match: a regular expression whose group is the number of the tower, for the names of modules.
+        across_hosts: let the ranks of a place lie on several hosts.
 
     Raises:
         UsageError: it matches no towers, they are not alike, share weights, or do not divide the ranks.
@@ -233,4 +241,4 @@ def divide_towers(network: nn.Module, match: str, rank: int, ranks: int) -> Towe
         fix = f"Start a multiple of {len(towers)}: headway train RECIPE --procs {len(towers)}."
         raise UsageError(what, where=MATCH, fix=fix)
     expect_alike(network, towers)
-    return Towers(network, towers, rank, ranks)
+    return Towers(network, towers, rank, ranks, across_hosts=across_hosts)

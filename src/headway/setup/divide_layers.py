@@ -62,9 +62,9 @@ def divide_layers(
             return None
         divided = divide_linear_layers(model, recipe.layers, *ranks.launched_place, recipe.scheme)
     elif isinstance(recipe, ExpertsRecipe):
-        divided = SharedExperts(model, *ranks.launched_place, recipe.ranks)
+        divided = SharedExperts(model, *ranks.launched_place, recipe.ranks, across_hosts=recipe.across_hosts)
     elif isinstance(recipe, TowersRecipe) and ranks.launched_size > 1:
-        divided = divide_towers(model, recipe.match, *ranks.launched_place)
+        divided = divide_towers(model, recipe.match, *ranks.launched_place, across_hosts=recipe.across_hosts)
     elif divides_weights(recipe) and ranks.launched_size > 1:
         names = list_blocks(model, blocks if isinstance(blocks, tuple) else None)
         whole = dict(model.named_parameters())

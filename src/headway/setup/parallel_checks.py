@@ -24,15 +24,62 @@ DIVISIBLE = frozenset({"sgd", "nag", "adam", "adamw", "signum", "ftml", "rmsprop
 no more of a whole parameter than norms."""
 
 
+NOT_SUMMED = "gradients go to the processes that own them, and not through an all-reduce"
+MASTERS = "it follows the fp32 masters, of which each process has a part"
+GATHERED = "whether a weight is trained is settled when it is first gathered"
+
+ADVICE = {
+    "activation_checkpointing": ("layers that are computed again would exchange values again", "set it to false"),
+    "batch_growth": ("rounds are counted in steps, whose share of an epoch would change", "remove it"),
+    "callbacks": ("", "remove them"),
+    "comm.algorithm": (NOT_SUMMED, "set it to auto"),
+    "comm.batch_norm": ("not all processes exchange statistics in every step", "set it to per_rank"),
+    "comm.bucket_mb": ("gradients travel block by block", "set it to auto"),
+    "comm.on_rank_failure": ("the other processes cannot go on without a lost one", "set it to restart"),
+    "comm.rails": (NOT_SUMMED, "set it to auto"),
+    "comm.wire": ("gradients are sent as they are", "set it to fp32"),
+    "compile": ("layers exchange values between processes while they run", "set it to false"),
+    "compile: graphs": ("", "set it to true or false"),
+    "half_weights": ("", "set it to false"),
+    "half_weights and model.ema": (MASTERS, "remove one of them"),
+    "half_weights and optimizer.lookahead": (MASTERS, "remove one of them"),
+    "micro_batch": ("processes exchange values of all samples of a step at once", "remove it"),
+    "micro_batch: auto": ("processes would choose different sizes, and gather weights in unlike order", "set a number"),
+    "model.batch_norm.ghost": ("statistics are of all images that processes share", "remove it"),
+    "model.ema.every_steps": ("the common weights change once a round", "remove it"),
+    "model.freeze_after": (GATHERED, "remove it, or use model.freeze"),
+    "model.unfreeze_at": (GATHERED, "remove it"),
+    "observe.activations": ("one process alone cannot run the network", "remove it"),
+    "observe.layer_rates": ("it needs whole layers on one process", "set it to false"),
+    "observe.noise_scale": (
+        "it needs the gradients of all weights for the samples of each process, and their sum",
+        "set it to false",
+    ),
+    "optimizer.clip_norm": ("a process has the gradients of one tower alone", "remove it"),
+    "optimizer.factory": ("nothing is known of its state", "set optimizer.name, for example to adamw"),
+    "optimizer.factory and several servers": ("", "set parallel.servers to 1"),
+    "optimizer.lookahead": ("both step the weights by the change of several steps", "remove it"),
+    "optimizer.name": ("it needs whole weights, of which a process has a part", "take for example sgd, adamw or lamb"),
+    "precision": ("each process would decide for itself which steps its loss scale skips", "set it to bf16 or fp32"),
+    "several interfaces in comm.interface": (NOT_SUMMED, "name one"),
+}
+"""Reasons why strategies do not work with a key, and ways out, by key, if need be with its value."""
+
+
 def check_parallel(recipe: TrainRecipe) -> None:
     """Raises ValueError if a recipe has a key that its strategy does not work with."""
-    if isinstance(recipe.parallel, AsyncRecipe):
+    is_async = isinstance(recipe.parallel, AsyncRecipe)
+    if is_async:
         check_async(recipe)
     for key, is_set in _list_refused(recipe).items():
         if is_set:
             which = " with what: all" if divides_weights(recipe.parallel) else ""
+            why, fix = ADVICE.get(key) or ADVICE[key.partition(":")[0]]
+            why = "its processes take no steps together" if is_async else why
+            reason = f", as {why}" if why else ""
             raise ValueError(
-                f"parallel.strategy {recipe.parallel.strategy}{which} does not work with {key}: remove one of them"
+                f"parallel.strategy {recipe.parallel.strategy}{which} does not work with {key}{reason}: {fix}, or take"
+                " another strategy"
             )
 
 
@@ -71,9 +118,9 @@ def _list_refused_by_spatial(recipe: TrainRecipe) -> dict[str, bool]:
 
 def _list_refused_by_divided(recipe: TrainRecipe) -> dict[str, bool]:
     """Returns what all strategies refuse in which each rank steps parameters, or parts of them, that others lack."""
+    name = recipe.optimizer.name
     return {
-        f"optimizer.name: {recipe.optimizer.name}": recipe.optimizer.name not in DIVISIBLE,
-        # Whether a step is skipped would be decided by each rank for its own gradients.
+        "optimizer.factory" if name == "own" else f"optimizer.name: {name}": name not in DIVISIBLE,
         "precision: fp16": recipe.precision == "fp16",
         "half_weights": recipe.half_weights,
         "observe.noise_scale": recipe.observe.noise_scale,
@@ -105,9 +152,7 @@ def _list_refused_by_sharded(recipe: TrainRecipe) -> dict[str, bool]:
     if divides_weights(recipe.parallel):
         return _list_refused_by_full_shards(recipe)
     return _list_refused_by_owners(recipe) | {
-        # Nothing is known of its state, which may belong to several parameters.
         "optimizer.factory": recipe.optimizer.name == "own",
-        # The averages follow the fp32 masters, of which each process has a part.
         "half_weights and model.ema": recipe.half_weights and recipe.model.ema is not None,
         "half_weights and optimizer.lookahead": recipe.half_weights and recipe.optimizer.lookahead is not None,
     }
@@ -129,16 +174,12 @@ def _list_refused_by_full_shards(recipe: TrainRecipe) -> dict[str, bool]:
         _list_refused_by_divided(recipe)
         | _list_refused_by_owners(recipe)
         | {
-            # FSDP2 sends gradients as they are, block by block.
             f"comm.wire: {recipe.comm.wire}": recipe.comm.wire != "fp32",
             "comm.bucket_mb": recipe.comm.bucket_mb != "auto",
-            # Each process would choose its own, and all have to gather weights equally often.
             "micro_batch: auto": recipe.micro_batch == "auto",
             "compile": recipe.compile is not False,
-            # FSDP2 takes from a parameter when it is first gathered if it is trained.
             "model.freeze_after": bool(recipe.model.freeze_after),
             "model.unfreeze_at": bool(recipe.model.unfreeze_at),
-            # One process would run the network while the others do not.
             "observe.activations": bool(recipe.observe.activations),
         }
     )
@@ -147,18 +188,11 @@ def _list_refused_by_full_shards(recipe: TrainRecipe) -> dict[str, bool]:
 def _list_refused_by_local(recipe: TrainRecipe) -> dict[str, bool]:
     ema = recipe.model.ema
     return {
-        # The noise is measured where gradients are summed.
         "observe.noise_scale": recipe.observe.noise_scale,
-        # Rounds are counted in steps, which would change their share of an epoch.
         "batch_growth": recipe.batch_growth is not None,
-        # The statistics of all processes would be needed in every step.
         "comm.batch_norm: sync": recipe.comm.batch_norm == "sync",
-        # Each process would have a loss scale of its own, and a checkpoint has room for one.
         "precision: fp16": recipe.precision == "fp16",
-        # What such an optimizer keeps besides tensors may differ between the processes.
         "optimizer.factory": recipe.optimizer.name == "own",
-        # Both would step the weights by the change of several steps.
         "optimizer.lookahead": recipe.optimizer.lookahead is not None,
-        # The average is that of the common weights, which change once a round.
         "model.ema.every_steps": ema is not None and ema.every_steps != 1,
     }
