@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ from headway.optim.optimizer_recipe import read_optimizer
 from headway.parallel.buffers import SharedBuffers, list_momenta
 from headway.parallel.compensate import DelayCompensation, compensate_adaptive, compensate_constant
 from headway.parallel.flat_tensors import FlatTensors, decode_state, encode_state
+from headway.parallel.host import ServerHost, State
 from headway.parallel.ledger import Ledger, Update
 from headway.parallel.replay import replay
+from headway.parallel.server import LeadServer, ShardServer
 from headway.parallel.shards import WeightShard, divide_tensors
 from headway.parallel.simulator import simulate
 from headway.parallel.update_log import ROW_BYTES, UpdateLog, find_gaps, read_updates
@@ -332,6 +335,23 @@ def test_tensors_travel_with_their_strides() -> None:
     scalars, named = decode_state(encode_state({"step": 3}, {"a": first, "b": first}))
     assert scalars == {"step": 3}
     assert torch.equal(named["b"], first)
+
+
+def test_all_workers_are_told_one_state() -> None:
+    """What changes meanwhile, such as newcomers, would make some of them do what others do not."""
+    shard = Problem("none").shard
+    lead = LeadServer(ShardServer(shard, (0,)), Ledger(0, 0, (0,), None), lr_at, lambda *update: None)
+    calls: list[int] = []
+
+    def collect() -> State:
+        calls.append(len(calls))
+        return {"calls": len(calls)}, {}
+
+    host = ServerHost(ShardServer(shard, (0,)), lead, None, collect, {})
+    with ThreadPoolExecutor(4) as pool:
+        states = list(pool.map(lambda _: host.collect_state(), range(8)))
+    assert all(state is states[0] for state in states)
+    assert calls == [0]
 
 
 def test_tensors_are_spread_over_servers() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import re
 import shutil
 import signal
 import time
@@ -15,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests._support import (
+    damage,
     finished,
     headway,
     paced,
@@ -40,6 +44,10 @@ def build(num_classes):
         nn.Conv2d(8, 12, 3, stride=2, padding=1), nn.BatchNorm2d(12), nn.ReLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, num_classes),
     )
+
+
+def linear(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
 """
 ASYNC = "parallel={strategy: async}"
 
@@ -203,6 +211,102 @@ def test_the_others_go_on_after_a_loss(folder: Path, tmp_path: Path, rank: int, 
     assert sorted(update.step for update in updates) == list(range(len(updates)))
     assert (rows_of(run)[:, 0] == np.arange(len(updates) * 24)).all()
     assert headway("replay", run, "--json").json()["first_difference"] == ""
+
+
+SPOIL = """
+import os
+
+calls = 0
+
+
+def spoil(images, labels, keys):
+    global calls
+    calls += 1
+    return images * (float(os.environ["SPOIL"]) if calls > 10 else 1), labels
+"""
+
+
+@pytest.mark.parametrize(
+    ("factor", "options", "message"),
+    [
+        ("nan", (), "the loss is not finite at step"),
+        ("1e4", ("observe.on_divergence=stop", "model.factory=net.py:linear"), "The run (diverges|lost its progress): "),
+    ],
+)
+def test_all_ranks_stop_when_the_loss_blows_up(
+    folder: Path, tmp_path: Path, factor: str, options: tuple[str, ...], message: str
+) -> None:
+    """At the next records, and not where they would have met: at the end of 750 steps."""
+    (folder / "spoil.py").write_text(SPOIL)
+    meetings = ("epochs=40", "evaluate.every_epochs=40", "checkpoint.every_epochs=40")
+    said = finished(
+        *("train", folder / "recipe.yaml", "--procs", "2", "--run", tmp_path / "run", *meetings),
+        # However slow rank 0 is, which records, the other one is no more than a few steps ahead of it.
+        *("parallel={strategy: async, ahead: 3}", "transform=spoil.py:spoil", *options),
+        env={**os.environ, "SPOIL": factor},
+    )
+    assert said.status == 1
+    assert re.search(message, said.err), said.err
+    assert "Traceback" not in said.err
+    assert count_updates(tmp_path / "run") < 100
+
+
+DYING = """
+import os
+import signal
+import time
+from pathlib import Path
+
+calls = 0
+
+
+def die(images, labels, keys):
+    global calls
+    calls += 1
+    once = Path(__file__).with_name("died")
+    if os.environ.get("RANK") == "1" and calls == 8 and not once.exists():
+        once.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    # The run goes on until the new process has come.
+    if os.environ["HEADWAY_MEMBER"].endswith(".0") and calls > 20 and not Path(__file__).with_name("joined").exists():
+        time.sleep(0.1)
+    return images, labels
+"""
+
+
+@pytest.mark.check
+def test_a_new_process_joins_a_run_with_damaged_samples(tmp_path: Path) -> None:
+    """The segment that it ends has no record of its own; the samples are exchanged all the same."""
+    packed = packed_digits(tmp_path, per_class=60)
+    damage(packed / "train", *range(0, 400, 50))
+    (tmp_path / "net.py").write_text(NET.replace("DROPOUT", "0.0"))
+    (tmp_path / "dying.py").write_text(DYING)
+    write_recipe(
+        tmp_path / "recipe.yaml", data={"max_bad_share": 0.1}, model={"factory": "net.py:build"}, batch=24, epochs=8,
+        log_every_steps=7, log_ids=True,
+    )  # fmt: skip
+    run = tmp_path / "run"
+    long = ("evaluate.every_epochs=8", "checkpoint.every_epochs=8")
+    with running(
+        *("train", tmp_path / "recipe.yaml", "--procs", "2", "--run", run, "--respawn", ASYNC, *long),
+        "transform=dying.py:die",
+    ) as process:
+        # The new process has logged the samples of its first step.
+        while not run.exists() or not list(run.glob("**/*0.1.1*")):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        (tmp_path / "joined").touch()
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    updates = read_updates(run / "updates.bin")
+    assert sorted(update.step for update in updates) == list(range(len(updates)))
+    rows = rows_of(run)
+    assert (rows[:, 0] == np.arange(len(updates) * 24)).all()
+    listed = [json.loads(line) for line in (run / "quarantine.jsonl").read_text().splitlines()]
+    replaced = rows[rows[:, 1] != rows[:, 2], 0]
+    assert len(replaced) > 20
+    # What the lost process had not told yet is missing.
+    assert set(replaced) - {one["position"] for one in listed} <= set(replaced[: 24 * 20])
 
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import torch
 
@@ -26,6 +26,9 @@ State = tuple[dict[str, Any], dict[str, torch.Tensor]]
 """Scalars (JSON) and tensors by name."""
 
 
+T = TypeVar("T")
+
+
 @final
 class ServerHost:
     """Serves the workers of one segment.
@@ -34,7 +37,7 @@ class ServerHost:
         server: this server's weights.
         lead: the order of updates, if this is server 0.
         pairs: connections to the other ranks; None: this process trains alone.
-        collect_state: returns the state of this server, once all updates are applied.
+        collect_state: returns the state of this server; called once, when all updates are applied.
         events: on server 0: the queue of each follower, as given to `lead`.
     """
 
@@ -46,8 +49,10 @@ class ServerHost:
         collect_state: Callable[[], State],
         events: dict[int, queue.SimpleQueue[Event]],
     ) -> None:
-        self.server, self.lead, self._pairs, self.collect_state = server, lead, pairs, collect_state
-        self._events = events
+        self.server, self.lead, self._pairs, self._events = server, lead, pairs, events
+        # One for all workers: what differs between two calls, such as newcomers, would let them do different things.
+        self._state = _Once(collect_state)
+        self._encoded = _Once(lambda: encode_state(*self._state.get()))
         self.error: BaseException | None = None
         self._is_over = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -79,6 +84,10 @@ class ServerHost:
             self._pairs.abort()
         for thread in self._threads:
             thread.join()
+
+    def collect_state(self) -> State:
+        """Returns the state of this server, the same for all workers."""
+        return self._state.get()
 
     def wait_until_over(self) -> None:
         """Waits until all updates are applied here."""
@@ -118,7 +127,7 @@ class ServerHost:
                     push = Push(loss, int(bad), bool(stops))
                 lease = lead.exchange(worker, push)
                 if lease is None:
-                    _send_state(pair, self.collect_state())
+                    _send_state(pair, self._encoded.get())
                     return
                 hint = -1 if lease.next is None else lease.next
                 pair.send_numbers(LEASE, lease.step, lease.version, hint)
@@ -134,7 +143,7 @@ class ServerHost:
                 kind, *_ = pair.receive_numbers()
                 if kind == STATE:
                     self._is_over.wait()
-                    _send_state(pair, self.collect_state())
+                    _send_state(pair, self._encoded.get())
                     return
                 if kind == PUSH:
                     pair.receive(server.inboxes[worker].data)
@@ -160,7 +169,21 @@ class ServerHost:
             self.server.handle(event)
 
 
-def _send_state(pair: Pair, state: State) -> None:
-    data = encode_state(*state)
+@final
+class _Once(Generic[T]):
+    """A value that the first thread to ask for it builds."""
+
+    def __init__(self, build: Callable[[], T]) -> None:
+        self._build, self._lock = build, threading.Lock()
+        self._values: list[T] = []
+
+    def get(self) -> T:
+        with self._lock:
+            if not self._values:
+                self._values.append(self._build())
+            return self._values[0]
+
+
+def _send_state(pair: Pair, data: torch.Tensor) -> None:
     pair.send_numbers(OVER, len(data))
     pair.send(data)

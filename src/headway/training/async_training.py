@@ -8,12 +8,14 @@ rank takes the state of the servers: weights, statistics, the optimizer's state.
 from __future__ import annotations
 
 import queue
+import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, cast, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
 import torch
@@ -115,7 +117,10 @@ class AsyncTraining:
         trainer.accumulator.add_segment(scalars["losses"], scalars["bad"])
         trainer.accumulator.must_stop |= scalars["stops"]
         trainer.recovery.advance()
-        trainer.recovery.queue(*trainer.rules.list_due(trainer.step))
+        # Every meeting has a record, also one before the step at which one is due: with it all ranks gather the damaged
+        # samples, judge the losses, and learn whether the lead saw the run diverge.
+        rules = trainer.rules
+        trainer.recovery.queue(*(rules.list_due(trainer.step) or rules.list_log_actions()))
         if scalars["regroups"]:
             trainer.recovery.queue(Action.REGROUP)
 
@@ -142,7 +147,6 @@ class _Segment:
             )
             server = ShardServer(state.shard, range(size), state.buffers, state.count_update)
             events = {follower: queue.SimpleQueue[Event]() for follower in range(1, servers)}
-            self._events = events
             if self._books is not None:
                 books, plan = self._books, setup.plan
                 ledger = Ledger(trainer.step, stop, tuple(range(size)), options.ahead)
@@ -153,8 +157,9 @@ class _Segment:
                     books.add,
                     list(events.values()),
                 )
-            self._state = state
-            self._host = ServerHost(server, self._lead, self._pairs, self._collect, events)
+            # No method of this object: a reference cycle would keep all tensors until the next garbage collection.
+            collect = partial(_collect, trainer, state, self._books, self._lead)
+            self._host = ServerHost(server, self._lead, self._pairs, collect, events)
         weights = dict(setup.model.named_parameters())
         self._worker = AsyncWorker(self._rank, weights, list(setup.model.buffers()), shares, self._host, self._pairs)
 
@@ -224,13 +229,23 @@ class _Segment:
                 made = [find_position(step) + slot for step in books.steps[worker] for slot in range(find_position(1))]
                 trainer.run_folder.keep_ids(trainer.ranks.get_name(worker), find_position(self._start), made)
 
-    def _collect(self) -> State:
-        tensors = self._state.collect()
-        if self._books is None or self._lead is None:
-            return {}, tensors
-        ranks = self._trainer.ranks
-        regroups = ranks is not None and ranks.has_newcomers
-        return {**self._books.summarise(), "version": self._lead.version, "regroups": regroups}, tensors
+
+def _collect(trainer: Trainer, state: ServerState, books: _Books | None, lead: LeadServer | None) -> State:
+    """Returns the state of a server at the end of a segment, and what the leader tells all ranks."""
+    tensors = state.collect()
+    if books is None or lead is None:
+        return {}, tensors
+    ranks = trainer.ranks
+    regroups = ranks is not None and ranks.has_newcomers
+    return {**books.summarise(), "version": lead.version, "regroups": regroups}, tensors
+
+
+class _Entry(NamedTuple):
+    """What a record says about one update."""
+
+    loss: float
+    staleness: int
+    ratio: float
 
 
 @final
@@ -242,9 +257,9 @@ class _Books:
         self._log = UpdateLog(trainer.run_folder.updates_path, trainer.step)
         self._every = trainer.setup.recipe.log_every_steps
         self._recorded = trainer.step
-        self._losses: list[float] = []
-        self._staleness: list[int] = []
-        self._ratios: list[float] = []
+        # Any thread adds updates while the main thread records them.
+        self._lock = threading.Lock()
+        self._pending: list[_Entry] = []
         self._bad, self._stops = 0, False
         # The steps that each worker has made.
         self.steps: dict[int, list[int]] = defaultdict(list)
@@ -253,47 +268,47 @@ class _Books:
         """Adds an update; called by any thread, one at a time."""
         self._log.write(update)
         self.steps[update.worker].append(update.step)
-        self._losses.append(push.loss)
-        self._staleness.append(update.staleness)
-        self._ratios.append(ratio)
-        self._bad += push.bad
-        self._stops |= push.stops
+        with self._lock:
+            self._pending.append(_Entry(push.loss, update.staleness, ratio))
+            self._bad += push.bad
+            self._stops |= push.stops
 
     def record(self) -> bool:
         """Writes a record if one is due; returns True if the segment has to end."""
-        due = (self._recorded + len(self._losses)) // self._every * self._every
-        count = due - self._recorded
-        if count <= 0:
-            return False
-        losses = self._losses[:count]
-        # All ranks have to learn of it: it is recorded, and judged, when they meet.
-        if not np.isfinite(losses).all():
-            return True
-        self._losses = self._losses[count:]
-        self._recorded = due
-        self._note_delays()
+        with self._lock:
+            due = (self._recorded + len(self._pending)) // self._every * self._every
+            entries = self._pending[: due - self._recorded]
+            if not entries:
+                return False
+            # All ranks have to learn of it: it is recorded, and judged, when they meet.
+            if not np.isfinite([entry.loss for entry in entries]).all():
+                return True
+            self._pending = self._pending[len(entries) :]
+            self._recorded = due
+        self._note_delays(entries)
         trainer = self._trainer
         step, position = trainer.step, trainer.position
         trainer.step, trainer.position = due, trainer.setup.plan.find_position(due)
-        trainer.accumulator.add_segment(losses, 0)
+        trainer.accumulator.add_segment([entry.loss for entry in entries], 0)
         diverged = trainer.record_losses()
         trainer.step, trainer.position = step, position
         return diverged
 
     def summarise(self) -> dict[str, Any]:
         """Returns what all ranks need to know at the end."""
-        self._note_delays()
-        return {"losses": self._losses, "bad": self._bad, "stops": self._stops}
+        with self._lock:
+            self._note_delays(self._pending)
+            return {"losses": [entry.loss for entry in self._pending], "bad": self._bad, "stops": self._stops}
 
-    def _note_delays(self) -> None:
-        if self._staleness:
-            extra = {"staleness": float(np.mean(self._staleness))}
-            options = self._trainer.setup.recipe.parallel
-            assert isinstance(options, AsyncRecipe)
-            if options.compensate != "none":
-                extra["correction"] = float(np.mean(self._ratios))
-            self._trainer.accumulator.next_record |= extra
-            self._staleness, self._ratios = [], []
+    def _note_delays(self, entries: Sequence[_Entry]) -> None:
+        if not entries:
+            return
+        extra = {"staleness": float(np.mean([entry.staleness for entry in entries]))}
+        options = self._trainer.setup.recipe.parallel
+        assert isinstance(options, AsyncRecipe)
+        if options.compensate != "none":
+            extra["correction"] = float(np.mean([entry.ratio for entry in entries]))
+        self._trainer.accumulator.next_record |= extra
 
     def close(self) -> None:
         """Closes the log."""
