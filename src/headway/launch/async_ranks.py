@@ -35,7 +35,8 @@ def continue_without_lost(
         if not members:
             pairs.abort()
 
-    client.watch_generation(world.generation, drop_lost)
+    # The generation stays the same for the block, whoever is lost in it, and each loss is announced.
+    client.watch_generation(world.generation, drop_lost, repeats=True)
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -19,6 +20,8 @@ PULL, PUSH, STATE = 0.0, 1.0, 2.0
 """First number of a worker's message: it asks for weights, brings gradients, or asks for the state at the end."""
 OVER, LEASE = 0.0, 1.0
 """First number of an answer: the segment is over and the state follows, or a step and its weights."""
+
+LOG = logging.getLogger("headway.parallel")
 
 EVENT_KINDS = ("apply", "give", "drop", "end")
 
@@ -133,8 +136,9 @@ class ServerHost:
                 pair.send_numbers(LEASE, lease.step, lease.version, hint)
                 pair.send(server.outboxes[worker].wait().data)
         # Only its connection is gone: the others go on, and its step is leased to one of them.
-        except CommunicationError:
-            lead.drop(worker)
+        except CommunicationError as error:
+            if lead.drop(worker):
+                LOG.warning(f"The connection to rank {worker} ended, and the others go on without it: {error.what}.")
 
     def _serve_as_follower(self, worker: int, pair: Pair) -> None:
         server = self.server

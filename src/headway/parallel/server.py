@@ -191,13 +191,15 @@ class LeadServer:
         self._on_update(update, push, ratio)
         self._changed.notify_all()
 
-    def drop(self, worker: int) -> None:
-        """Goes on without a worker that is lost."""
+    def drop(self, worker: int) -> bool:
+        """Goes on without a worker that is lost. Returns False if it is dropped already, or the servers have ended."""
         with self._changed:
-            if worker in self._ledger.workers:
-                self._ledger.drop(worker)
-                self._emit(Event("drop", worker))
-                self._changed.notify_all()
+            if worker not in self._ledger.workers:
+                return False
+            self._ledger.drop(worker)
+            self._emit(Event("drop", worker))
+            self._changed.notify_all()
+            return self._error is None
 
     def stop_leasing(self) -> None:
         """Ends the segment after the steps that are under way."""
