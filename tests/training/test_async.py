@@ -8,7 +8,10 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,44 +176,146 @@ def count_updates(run: Path) -> int:
     return path.stat().st_size // ROW_BYTES if path.exists() else 0
 
 
+def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, "the run has ended"
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def reading(process: subprocess.Popen[str]) -> Iterator[list[str]]:
+    """The lines that a command writes on stderr, as they come."""
+    lines: list[str] = []
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        # The pipe ends with the process.
+        if process.poll() is None:
+            process.kill()
+        thread.join()
+
+
 @pytest.mark.parametrize(
-    ("rank", "how"),
+    ("servers", "losses"),
     [
-        (2, signal.SIGKILL),
-        pytest.param(2, signal.SIGSTOP, marks=pytest.mark.check),
-        # With it the weights are lost: the others go back to the last checkpoint.
-        pytest.param(0, signal.SIGKILL, marks=pytest.mark.check),
-        pytest.param(1, signal.SIGKILL, marks=pytest.mark.check),
+        (2, [(2, signal.SIGKILL)]),
+        pytest.param(2, [(2, signal.SIGSTOP)], marks=pytest.mark.check),
+        # Both in one segment.
+        pytest.param(1, [(2, signal.SIGKILL), (1, signal.SIGSTOP)], marks=pytest.mark.check),
+        # With a server weights are lost: the others go back to the last checkpoint.
+        pytest.param(2, [(0, signal.SIGKILL)], marks=pytest.mark.check),
+        pytest.param(2, [(1, signal.SIGKILL)], marks=pytest.mark.check),
     ],
 )
-def test_the_others_go_on_after_a_loss(folder: Path, tmp_path: Path, rank: int, how: signal.Signals) -> None:
+def test_the_others_go_on_after_a_loss(
+    folder: Path, tmp_path: Path, servers: int, losses: list[tuple[int, signal.Signals]]
+) -> None:
     run = tmp_path / "run"
+    every = 2 if losses[0][0] < servers else 8
     options = (
-        "parallel={strategy: async, servers: 2}",
-        *("epochs=8", "evaluate.every_epochs=4", "checkpoint={every_epochs: 2, keep: 9}", "comm.timeout_s=2"),
+        f"parallel={{strategy: async, servers: {servers}}}",
+        *("epochs=8", "evaluate.every_epochs=8", f"checkpoint={{every_epochs: {every}, keep: 9}}", "comm.timeout_s=2"),
         paced(folder),
     )
-    with running("train", folder / "recipe.yaml", "--procs", "3", "--run", run, "--no-respawn", *options) as process:
+    with (
+        running("train", folder / "recipe.yaml", "--procs", "3", "--run", run, "--no-respawn", *options) as process,
+        reading(process) as lines,
+    ):
         with slowly(folder):
-            while count_updates(run) < 25 and process.poll() is None:
-                time.sleep(0.01)
+            until(process, lambda: count_updates(run) >= 25)
             workers = {int(worker.environ()["RANK"]): worker for worker in workers_of(process.pid)}
-            workers[rank].send_signal(how)
-            at = count_updates(run)
-            # A lost worker ends nothing: updates come before the ranks have met again.
-            while rank == 2 and count_updates(run) < at + 3 and process.poll() is None:
-                time.sleep(0.01)
-        if how == signal.SIGSTOP:
-            time.sleep(3)
-            # The others may have given it up and ended it already.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                workers[rank].kill()
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+            for rank, how in losses:
+                workers[rank].send_signal(how)
+                at = count_updates(run)
+                # A lost worker ends nothing: updates come before the ranks have met again, which the lead would say.
+                if rank >= servers:
+                    until(process, lambda at=at: count_updates(run) >= at + 3)  # type: ignore[misc]
+                    assert not any(re.search("died|was silent", line) for line in lines), lines
+        for rank, how in losses:
+            if how == signal.SIGSTOP:
+                until(process, lambda: any("was silent" in line for line in lines))
+                # The others may have given it up and ended it already.
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    workers[rank].kill()
+        process.wait(timeout=120)
+    assert process.returncode == 0, lines
+    for rank, _ in losses:
+        dropped = f"The connection to rank {rank} ended, and the others go on without it.\n"
+        assert (dropped in lines) == (rank >= servers), lines
     updates = read_updates(run / "updates.bin")
     assert sorted(update.step for update in updates) == list(range(len(updates)))
     assert (rows_of(run)[:, 0] == np.arange(len(updates) * 24)).all()
     assert headway("replay", run, "--json").json()["first_difference"] == ""
+
+
+SLOW = """
+import os
+import time
+
+calls = 0
+
+
+def wait(images, labels, keys):
+    global calls
+    calls += 1
+    if os.environ["RANK"] == "1" and calls == 3:
+        time.sleep(5)
+    return images, labels
+"""
+
+
+def test_a_slow_process_is_waited_for(folder: Path, tmp_path: Path) -> None:
+    """Longer than the ranks wait for each other in a collective: its server, and the fast process that is ahead."""
+    (folder / "slow.py").write_text(SLOW)
+    run = train(
+        *(folder, tmp_path / "run", 2, "parallel={strategy: async, servers: 2, ahead: 2}", "transform=slow.py:wait"),
+        *("comm={timeout_s: 3, stall_s: 3}", "epochs=1", "data.eval=null"),
+    )
+    workers = [update.worker for update in read_updates(run / "updates.bin")]
+    assert abs(workers.count(0) - workers.count(1)) <= 3
+
+
+BREAKING = """
+import os
+
+import torch
+
+calls = 0
+
+
+def fail(*arguments):
+    raise RuntimeError("broken on purpose")
+
+
+def break_server(images, labels, keys):
+    global calls
+    calls += 1
+    # The compensation of its server needs it.
+    if os.environ["RANK"] == "1" and calls == 3:
+        torch.sqrt = fail
+    return images, labels
+"""
+
+
+def test_the_error_of_a_server_ends_the_run_by_name(folder: Path, tmp_path: Path) -> None:
+    (folder / "breaking.py").write_text(BREAKING)
+    said = finished(
+        *("train", folder / "recipe.yaml", "--procs", "2", "--run", tmp_path / "run", "--no-respawn", "epochs=8"),
+        *("parallel={strategy: async, servers: 2}", "transform=breaking.py:break_server", "evaluate.every_epochs=8"),
+        "comm.on_rank_failure=restart",
+    )
+    assert said.status != 0
+    assert "broken on purpose" in said.err
 
 
 SPOIL = """
@@ -230,7 +335,11 @@ def spoil(images, labels, keys):
     ("factor", "options", "message"),
     [
         ("nan", (), "the loss is not finite at step"),
-        ("1e4", ("observe.on_divergence=stop", "model.factory=net.py:linear"), "The run (diverges|lost its progress): "),
+        (
+            "1e4",
+            ("observe.on_divergence=stop", "model.factory=net.py:linear"),
+            "The run (diverges|lost its progress)",
+        ),
     ],
 )
 def test_all_ranks_stop_when_the_loss_blows_up(
@@ -292,9 +401,7 @@ def test_a_new_process_joins_a_run_with_damaged_samples(tmp_path: Path) -> None:
         "transform=dying.py:die",
     ) as process:
         # The new process has logged the samples of its first step.
-        while not run.exists() or not list(run.glob("**/*0.1.1*")):
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.01)
+        until(process, lambda: bool(list(run.glob("**/*0.1.1*"))))
         (tmp_path / "joined").touch()
         _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said

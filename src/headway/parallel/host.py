@@ -14,7 +14,7 @@ import torch
 from headway.core.errors import CommunicationError
 from headway.parallel.flat_tensors import encode_state
 from headway.parallel.pairs import Pair, ServerPairs
-from headway.parallel.server import Event, LeadServer, Push, ShardServer
+from headway.parallel.server import Event, LeadServer, Push, ShardServer, build_end_error
 
 PULL, PUSH, STATE = 0.0, 1.0, 2.0
 """First number of a worker's message: it asks for weights, brings gradients, or asks for the state at the end."""
@@ -80,7 +80,7 @@ class ServerHost:
     def abort(self) -> None:
         """Ends all threads, after an error."""
         if self.lead is not None:
-            self.lead.fail(CommunicationError("the servers of this run have ended"))
+            self.lead.fail(build_end_error())
             self.lead.end()
         self._release()
         if self._pairs is not None and self._threads:
@@ -109,6 +109,9 @@ class ServerHost:
                 if self.lead is not None:
                     self.lead.fail(error)
                 self._release()
+                # Other ranks may wait for what this thread had to do.
+                if self._pairs is not None:
+                    self._pairs.abort()
 
         self._threads.append(threading.Thread(target=guard, name=f"server of {rank}", daemon=True))
         self._threads[-1].start()
@@ -136,9 +139,9 @@ class ServerHost:
                 pair.send_numbers(LEASE, lease.step, lease.version, hint)
                 pair.send(server.outboxes[worker].wait().data)
         # Only its connection is gone: the others go on, and its step is leased to one of them.
-        except CommunicationError as error:
+        except CommunicationError:
             if lead.drop(worker):
-                LOG.warning(f"The connection to rank {worker} ended, and the others go on without it: {error.what}.")
+                LOG.warning(f"The connection to rank {worker} ended, and the others go on without it.")
 
     def _serve_as_follower(self, worker: int, pair: Pair) -> None:
         server = self.server
@@ -146,7 +149,7 @@ class ServerHost:
             while True:
                 kind, *_ = pair.receive_numbers()
                 if kind == STATE:
-                    self._is_over.wait()
+                    self.wait_until_over()
                     _send_state(pair, self._encoded.get())
                     return
                 if kind == PUSH:

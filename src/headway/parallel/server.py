@@ -49,6 +49,12 @@ class Event(NamedTuple):
     is_stale: bool = False
 
 
+def build_end_error() -> CommunicationError:
+    """Returns the error of those who wait for servers that have ended, whose own errors say why."""
+    fix = "Look at the messages of the other processes, and start the run again with --resume."
+    return CommunicationError("the servers of this run have ended", fix=fix)
+
+
 @final
 class Outbox:
     """The weights that a worker is given: filled by the thread that applies updates, taken by the worker's thread."""
@@ -69,7 +75,7 @@ class Outbox:
     def wait(self) -> FlatTensors:
         """Waits for the weights. Raises CommunicationError if there will be none."""
         if not self._filled.get():
-            raise CommunicationError("the servers of this run have ended")
+            raise build_end_error()
         return self.flat
 
 

@@ -179,10 +179,14 @@ class _Segment:
             self._cut_lost_ids()
             trainer.accumulator.add_bad(bad)
             return merge_states(self._worker.states)
-        except BaseException:
+        except BaseException as error:
             trainer.accumulator.drop_step()
             if host is not None:
                 host.abort()
+                # An ended connection is only the consequence of an error in a thread of this server.
+                cause = None if isinstance(host.error, CommunicationError) else host.error
+                if isinstance(error, CommunicationError) and cause is not None:
+                    raise cause from error
             elif self._pairs is not None:
                 self._pairs.abort()
             raise
