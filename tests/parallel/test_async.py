@@ -298,6 +298,35 @@ class TestLog:
         with pytest.raises(DataError, match="it has 3 updates, and the run has made 9"):
             UpdateLog(path, 9)
 
+    def test_a_run_goes_back_without_reading_or_writing_the_rows_again(self, path: Path) -> None:
+        log = UpdateLog(path, 4)
+        # What is kept is neither checked again nor replaced.
+        with path.open("r+b") as file:
+            file.write(b"\xff")
+        log.rewind(3)
+        log.write(self.UPDATES[3])
+        log.rewind(4)
+        with pytest.raises(DataError, match="it has 4 updates, and the run has made 5"):
+            log.rewind(5)
+        log.close()
+        content = path.read_bytes()
+        assert content[:1] == b"\xff"
+        path.write_bytes(b"\0" + content[1:])
+        assert tuple(read_updates(path)) == self.UPDATES
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            (Update(0, 2, 1, 4), "update 3 says that it was applied as 4"),
+            (Update(0, 2, 3, 3), "update 3 has read version 3, which came later"),
+            (Update(0, 2, 0, 3), "update 3 has read version 0, before its worker's last update was applied"),
+            (Update(0, 1, 1, 3), "update 3 computes step 1 again"),
+        ],
+    )
+    def test_what_cannot_have_happened_is_named(self, changed: Update, message: str) -> None:
+        assert find_gaps([*self.UPDATES[:2], changed, self.UPDATES[3]]) == message
+        assert find_gaps(self.UPDATES) == find_gaps([]) == ""
+
 
 def test_stale_statistics_are_the_moving_mean_of_all_batches() -> None:
     """Two workers read at the same time: the server's mean has both batches, as one process's would."""

@@ -29,7 +29,6 @@ from headway.parallel.host import ServerHost, State
 from headway.parallel.ledger import Lease, Ledger, Update
 from headway.parallel.parallel_recipe import AsyncRecipe
 from headway.parallel.server import Event, LeadServer, Push, ShardServer
-from headway.parallel.update_log import UpdateLog
 from headway.parallel.worker import AsyncWorker, merge_states
 from headway.training.actions import Action
 from headway.training.async_server import MEAN_SQUARE, ServerState, divide_weights, load_network, load_optimizer
@@ -193,7 +192,7 @@ class _Segment:
         finally:
             trainer.setup.optimizer.zero_grad(set_to_none=True)
             if self._books is not None:
-                self._books.close()
+                self._books.sync()
 
     def _build_reader(self) -> Callable[[int], Batch]:
         setup = self._setup
@@ -258,7 +257,7 @@ class _Books:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._log = UpdateLog(trainer.run_folder.updates_path, trainer.step)
+        self._log = trainer.accumulator.log.open_updates(trainer.step)
         self._every = trainer.setup.recipe.log_every_steps
         self._recorded = trainer.step
         # Any thread adds updates while the main thread records them.
@@ -314,10 +313,9 @@ class _Books:
             extra["correction"] = float(np.mean([entry.ratio for entry in entries]))
         self._trainer.accumulator.next_record |= extra
 
-    def close(self) -> None:
-        """Closes the log."""
+    def sync(self) -> None:
+        """Syncs the log to disk: a checkpoint relies on it."""
         self._log.sync()
-        self._log.close()
 
 
 def compute_step(trainer: Trainer, batch: Batch) -> float:
