@@ -138,7 +138,7 @@ def test_a_changed_log_is_caught(three: Path, tmp_path: Path) -> None:
         log.write(update)
     log.close()
     said = headway("replay", run, status=1)
-    assert "is another one than in the checkpoint of step" in said.out
+    assert "differs from that in the checkpoint of step" in said.out
 
 
 def test_a_run_goes_on_from_a_drained_checkpoint_with_other_workers(three: Path, tmp_path: Path) -> None:
@@ -427,6 +427,14 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "layer rates": (("observe.layer_rates=true",), "does not work with observe.layer_rates"),
     "freezing": (("model.freeze_after=[{match: '^0', after_epochs: 1}]",), "does not work with model.freeze_after"),
     "16-bit wire": (("comm.wire=bf16",), "does not work with comm.wire: bf16"),
+    "algorithm": (("comm.algorithm=ring",), "does not work with comm.algorithm: ring"),
+    "rails": (("comm.rails=2",), "does not work with comm.rails"),
+    "buckets": (("comm.bucket_mb=4",), "does not work with comm.bucket_mb"),
+    "interfaces": (("comm.interface=[lo, eth0]",), "does not work with several interfaces in comm.interface"),
+    "own optimizer": (
+        ("parallel.servers=2", "optimizer={name: own, factory: 'net.py:build', lr: 1}"),
+        "does not work with optimizer.factory with several servers",
+    ),
     "synchronised batch norm": (("comm.batch_norm=sync",), "does not work with comm.batch_norm: sync"),
     "fp16": (("precision=fp16", "device=auto"), "fp16 scales the loss"),
     "16-bit weights": (("half_weights=true", "precision=bf16"), "does not work with half_weights"),
