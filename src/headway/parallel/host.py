@@ -140,7 +140,8 @@ class ServerHost:
                 pair.send(server.outboxes[worker].wait().data)
         # Only its connection is gone: the others go on, and its step is leased to one of them.
         except CommunicationError:
-            if lead.drop(worker):
+            # Without a server they do not.
+            if lead.drop(worker) and worker not in self._events:
                 LOG.warning(f"The connection to rank {worker} ended, and the others go on without it.")
 
     def _serve_as_follower(self, worker: int, pair: Pair) -> None:
