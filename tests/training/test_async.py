@@ -199,9 +199,10 @@ def reading(process: subprocess.Popen[str]) -> Iterator[list[str]]:
     try:
         yield lines
     finally:
-        # The pipe ends with the process.
+        # The pipe ends with the last of its processes, and one that is stopped does not end by itself.
         if process.poll() is None:
-            process.kill()
+            for one in (*workers_of(process.pid), process):
+                one.kill()
         thread.join()
 
 
