@@ -244,7 +244,7 @@ def _collect(trainer: Trainer, state: ServerState, books: _Books | None, lead: L
 
 
 class _Entry(NamedTuple):
-    """What a record says about one update."""
+    """The numbers of one update that go into a record."""
 
     loss: float
     staleness: int
