@@ -216,6 +216,8 @@ def reading(process: subprocess.Popen[str]) -> Iterator[list[str]]:
         # With a server weights are lost: the others go back to the last checkpoint.
         pytest.param(2, [(0, signal.SIGKILL)], marks=pytest.mark.check),
         pytest.param(2, [(1, signal.SIGKILL)], marks=pytest.mark.check),
+        # It wakes up while the others train, and must not write into their log.
+        pytest.param(1, [(0, signal.SIGSTOP)], marks=pytest.mark.check),
     ],
 )
 def test_the_others_go_on_after_a_loss(
@@ -242,12 +244,12 @@ def test_the_others_go_on_after_a_loss(
                 if rank >= servers:
                     until(process, lambda at=at: count_updates(run) >= at + 3)  # type: ignore[misc]
                     assert not any(re.search("died|was silent", line) for line in lines), lines
-        for rank, how in losses:
-            if how == signal.SIGSTOP:
-                until(process, lambda: any("was silent" in line for line in lines))
-                # The others may have given it up and ended it already.
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    workers[rank].kill()
+            for rank, how in losses:
+                if how == signal.SIGSTOP:
+                    until(process, lambda: any("was silent" in line for line in lines))
+                    # The others may have given it up and ended it already.
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        workers[rank].send_signal(signal.SIGCONT if rank < servers else signal.SIGKILL)
         process.wait(timeout=120)
     assert process.returncode == 0, lines
     for rank, _ in losses:

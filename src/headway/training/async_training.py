@@ -83,8 +83,8 @@ class AsyncTraining:
         ranks = trainer.ranks
         if ranks is not None:
             ranks.check()
-        with nullcontext() if ranks is None else ranks.continue_without_lost():
-            segment = _Segment(trainer, self.mean_squares, stop)
+        with nullcontext(lambda: None) if ranks is None else ranks.continue_without_lost() as check_member:
+            segment = _Segment(trainer, self.mean_squares, stop, check_member)
             try:
                 scalars, tensors = segment.run()
             # Whatever it was, the weights in this process are not those of a step.
@@ -128,7 +128,10 @@ class AsyncTraining:
 class _Segment:
     """One segment on this rank: the worker, and the server if this rank is one."""
 
-    def __init__(self, trainer: Trainer, mean_squares: dict[str, Tensor], stop: int) -> None:
+    def __init__(
+        self, trainer: Trainer, mean_squares: dict[str, Tensor], stop: int, check_member: Callable[[], None]
+    ) -> None:
+        self._check_member = check_member
         self._trainer, self._setup, self._start = trainer, trainer.setup, trainer.step
         setup, ranks = trainer.setup, trainer.ranks
         options = setup.recipe.parallel
@@ -207,6 +210,8 @@ class _Segment:
         if setup.recipe.log_ids:
             trainer.accumulator.log_ids(batch)
         loss = compute_step(trainer, batch)
+        # The others may have gone on without this process. A server would go on alone, and write the run's log.
+        self._check_member()
         self._worker.push(Push(loss, len(batch.bad), trainer.stopping))
         setup.optimizer.zero_grad(set_to_none=True)
         trainer.clock.lap("reduce")
