@@ -147,6 +147,19 @@ def test_a_change_before_the_watch_is_not_missed() -> None:
         assert calls == ["member"]
 
 
+def test_each_loss_is_told_to_a_watch_that_repeats() -> None:
+    with fleet([(0, 0), (0, 1), (0, 2)]) as made:
+        one, two, three = (made.member(f"0.{local}.0") for local in range(3))
+        next_of(one, two, three)
+        calls: list[tuple[str, ...]] = []
+        one.watch_generation(0, lambda: calls.append(one.list_members()), repeats=True)
+        for lost, left in ((three, ("0.0.0", "0.1.0")), (two, ("0.0.0",))):
+            lost.close()
+            until(lambda left=left: calls and calls[-1] == left, "the loss")  # type: ignore[misc]
+        # Once for each, although its thread has woken up for other messages.
+        assert len(calls) == 2
+
+
 class Link:
     """A connection to the coordinator that can be cut: nothing is closed, nothing goes through any more."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ from headway.optim.optimizer_recipe import read_optimizer
 from headway.parallel.buffers import SharedBuffers, list_momenta
 from headway.parallel.compensate import DelayCompensation, compensate_adaptive, compensate_constant
 from headway.parallel.flat_tensors import FlatTensors, decode_state, encode_state
+from headway.parallel.host import ServerHost, State
 from headway.parallel.ledger import Ledger, Update
 from headway.parallel.replay import replay
+from headway.parallel.server import LeadServer, ShardServer
 from headway.parallel.shards import WeightShard, divide_tensors
 from headway.parallel.simulator import simulate
 from headway.parallel.update_log import ROW_BYTES, UpdateLog, find_gaps, read_updates
@@ -295,6 +298,35 @@ class TestLog:
         with pytest.raises(DataError, match="it has 3 updates, and the run has made 9"):
             UpdateLog(path, 9)
 
+    def test_a_run_goes_back_without_reading_or_writing_the_rows_again(self, path: Path) -> None:
+        log = UpdateLog(path, 4)
+        # What is kept is neither checked again nor replaced.
+        with path.open("r+b") as file:
+            file.write(b"\xff")
+        log.rewind(3)
+        log.write(self.UPDATES[3])
+        log.rewind(4)
+        with pytest.raises(DataError, match="it has 4 updates, and the run has made 5"):
+            log.rewind(5)
+        log.close()
+        content = path.read_bytes()
+        assert content[:1] == b"\xff"
+        path.write_bytes(b"\0" + content[1:])
+        assert tuple(read_updates(path)) == self.UPDATES
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            (Update(0, 2, 1, 4), "update 3 says that it was applied as 4"),
+            (Update(0, 2, 3, 3), "update 3 has read version 3, which came later"),
+            (Update(0, 2, 0, 3), "update 3 has read version 0, before its worker's last update was applied"),
+            (Update(0, 1, 1, 3), "update 3 computes step 1 again"),
+        ],
+    )
+    def test_what_cannot_have_happened_is_named(self, changed: Update, message: str) -> None:
+        assert find_gaps([*self.UPDATES[:2], changed, self.UPDATES[3]]) == message
+        assert find_gaps(self.UPDATES) == find_gaps([]) == ""
+
 
 def test_stale_statistics_are_the_moving_mean_of_all_batches() -> None:
     """Two workers read at the same time: the server's mean has both batches, as one process's would."""
@@ -332,6 +364,23 @@ def test_tensors_travel_with_their_strides() -> None:
     scalars, named = decode_state(encode_state({"step": 3}, {"a": first, "b": first}))
     assert scalars == {"step": 3}
     assert torch.equal(named["b"], first)
+
+
+def test_all_workers_are_told_one_state() -> None:
+    """What changes meanwhile, such as newcomers, would make some of them do what others do not."""
+    shard = Problem("none").shard
+    lead = LeadServer(ShardServer(shard, (0,)), Ledger(0, 0, (0,), None), lr_at, lambda *update: None)
+    calls: list[int] = []
+
+    def collect() -> State:
+        calls.append(len(calls))
+        return {"calls": len(calls)}, {}
+
+    host = ServerHost(ShardServer(shard, (0,)), lead, None, collect, {})
+    with ThreadPoolExecutor(4) as pool:
+        states = list(pool.map(lambda _: host.collect_state(), range(8)))
+    assert all(state is states[0] for state in states)
+    assert calls == [0]
 
 
 def test_tensors_are_spread_over_servers() -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import re
 import shutil
 import signal
+import subprocess
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests._support import (
+    damage,
     finished,
     headway,
     paced,
@@ -40,6 +47,10 @@ def build(num_classes):
         nn.Conv2d(8, 12, 3, stride=2, padding=1), nn.BatchNorm2d(12), nn.ReLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, num_classes),
     )
+
+
+def linear(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
 """
 ASYNC = "parallel={strategy: async}"
 
@@ -127,7 +138,7 @@ def test_a_changed_log_is_caught(three: Path, tmp_path: Path) -> None:
         log.write(update)
     log.close()
     said = headway("replay", run, status=1)
-    assert "is another one than in the checkpoint of step" in said.out
+    assert "differs from that in the checkpoint of step" in said.out
 
 
 def test_a_run_goes_on_from_a_drained_checkpoint_with_other_workers(three: Path, tmp_path: Path) -> None:
@@ -165,44 +176,247 @@ def count_updates(run: Path) -> int:
     return path.stat().st_size // ROW_BYTES if path.exists() else 0
 
 
+def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, "the run has ended"
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def reading(process: subprocess.Popen[str]) -> Iterator[list[str]]:
+    """The lines that a command writes on stderr, as they come."""
+    lines: list[str] = []
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        # The pipe ends with the last of its processes, and one that is stopped does not end by itself.
+        if process.poll() is None:
+            for one in (*workers_of(process.pid), process):
+                one.kill()
+        thread.join()
+
+
 @pytest.mark.parametrize(
-    ("rank", "how"),
+    ("servers", "losses"),
     [
-        (2, signal.SIGKILL),
-        pytest.param(2, signal.SIGSTOP, marks=pytest.mark.check),
-        # With it the weights are lost: the others go back to the last checkpoint.
-        pytest.param(0, signal.SIGKILL, marks=pytest.mark.check),
-        pytest.param(1, signal.SIGKILL, marks=pytest.mark.check),
+        (2, [(2, signal.SIGKILL)]),
+        pytest.param(2, [(2, signal.SIGSTOP)], marks=pytest.mark.check),
+        # Both in one segment.
+        pytest.param(1, [(2, signal.SIGKILL), (1, signal.SIGSTOP)], marks=pytest.mark.check),
+        # With a server weights are lost: the others go back to the last checkpoint.
+        pytest.param(2, [(0, signal.SIGKILL)], marks=pytest.mark.check),
+        pytest.param(2, [(1, signal.SIGKILL)], marks=pytest.mark.check),
+        # It wakes up while the others train, and must not write into their log.
+        pytest.param(1, [(0, signal.SIGSTOP)], marks=pytest.mark.check),
     ],
 )
-def test_the_others_go_on_after_a_loss(folder: Path, tmp_path: Path, rank: int, how: signal.Signals) -> None:
+def test_the_others_go_on_after_a_loss(
+    folder: Path, tmp_path: Path, servers: int, losses: list[tuple[int, signal.Signals]]
+) -> None:
     run = tmp_path / "run"
+    every = 2 if losses[0][0] < servers else 8
     options = (
-        "parallel={strategy: async, servers: 2}",
-        *("epochs=8", "evaluate.every_epochs=4", "checkpoint={every_epochs: 2, keep: 9}", "comm.timeout_s=2"),
+        f"parallel={{strategy: async, servers: {servers}}}",
+        *("epochs=8", "evaluate.every_epochs=8", f"checkpoint={{every_epochs: {every}, keep: 9}}", "comm.timeout_s=2"),
         paced(folder),
     )
-    with running("train", folder / "recipe.yaml", "--procs", "3", "--run", run, "--no-respawn", *options) as process:
+    with (
+        running("train", folder / "recipe.yaml", "--procs", "3", "--run", run, "--no-respawn", *options) as process,
+        reading(process) as lines,
+    ):
         with slowly(folder):
-            while count_updates(run) < 25 and process.poll() is None:
-                time.sleep(0.01)
+            until(process, lambda: count_updates(run) >= 25)
             workers = {int(worker.environ()["RANK"]): worker for worker in workers_of(process.pid)}
-            workers[rank].send_signal(how)
-            at = count_updates(run)
-            # A lost worker ends nothing: updates come before the ranks have met again.
-            while rank == 2 and count_updates(run) < at + 3 and process.poll() is None:
-                time.sleep(0.01)
-        if how == signal.SIGSTOP:
-            time.sleep(3)
-            # The others may have given it up and ended it already.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                workers[rank].kill()
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+            for rank, how in losses:
+                workers[rank].send_signal(how)
+                at = count_updates(run)
+                # A lost worker ends nothing: updates come before the ranks have met again, which the lead would say.
+                if rank >= servers:
+                    until(process, lambda at=at: count_updates(run) >= at + 3)  # type: ignore[misc]
+                    assert not any(re.search("died|was silent", line) for line in lines), lines
+            for rank, how in losses:
+                if how == signal.SIGSTOP:
+                    until(process, lambda: any("was silent" in line for line in lines))
+                    # The others may have given it up and ended it already.
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        workers[rank].send_signal(signal.SIGCONT if rank < servers else signal.SIGKILL)
+        process.wait(timeout=120)
+    assert process.returncode == 0, lines
+    for rank, _ in losses:
+        dropped = f"The connection to rank {rank} ended, and the others go on without it.\n"
+        assert (dropped in lines) == (rank >= servers), lines
     updates = read_updates(run / "updates.bin")
     assert sorted(update.step for update in updates) == list(range(len(updates)))
     assert (rows_of(run)[:, 0] == np.arange(len(updates) * 24)).all()
     assert headway("replay", run, "--json").json()["first_difference"] == ""
+
+
+SLOW = """
+import os
+import time
+
+calls = 0
+
+
+def wait(images, labels, keys):
+    global calls
+    calls += 1
+    if os.environ["RANK"] == "1" and calls == 3:
+        time.sleep(5)
+    return images, labels
+"""
+
+
+def test_a_slow_process_is_waited_for(folder: Path, tmp_path: Path) -> None:
+    """Longer than the ranks wait for each other in a collective: its server, and the fast process that is ahead."""
+    (folder / "slow.py").write_text(SLOW)
+    run = train(
+        *(folder, tmp_path / "run", 2, "parallel={strategy: async, servers: 2, ahead: 2}", "transform=slow.py:wait"),
+        *("comm={timeout_s: 3, stall_s: 3}", "epochs=1", "data.eval=null"),
+    )
+    workers = [update.worker for update in read_updates(run / "updates.bin")]
+    assert abs(workers.count(0) - workers.count(1)) <= 3
+
+
+BREAKING = """
+import os
+
+import torch
+
+calls = 0
+
+
+def fail(*arguments):
+    raise RuntimeError("broken on purpose")
+
+
+def break_server(images, labels, keys):
+    global calls
+    calls += 1
+    # The compensation of its server needs it.
+    if os.environ["RANK"] == "1" and calls == 3:
+        torch.sqrt = fail
+    return images, labels
+"""
+
+
+def test_the_error_of_a_server_ends_the_run_by_name(folder: Path, tmp_path: Path) -> None:
+    (folder / "breaking.py").write_text(BREAKING)
+    said = finished(
+        *("train", folder / "recipe.yaml", "--procs", "2", "--run", tmp_path / "run", "--no-respawn", "epochs=8"),
+        *("parallel={strategy: async, servers: 2}", "transform=breaking.py:break_server", "evaluate.every_epochs=8"),
+        "comm.on_rank_failure=restart",
+    )
+    assert said.status != 0
+    assert "broken on purpose" in said.err
+
+
+SPOIL = """
+import os
+
+calls = 0
+
+
+def spoil(images, labels, keys):
+    global calls
+    calls += 1
+    return images * (float(os.environ["SPOIL"]) if calls > 10 else 1), labels
+"""
+
+
+@pytest.mark.parametrize(
+    ("factor", "options", "message"),
+    [
+        ("nan", (), "the loss is not finite at step"),
+        (
+            "1e4",
+            ("observe.on_divergence=stop", "model.factory=net.py:linear"),
+            "The run (diverges|lost its progress)",
+        ),
+    ],
+)
+def test_all_ranks_stop_when_the_loss_blows_up(
+    folder: Path, tmp_path: Path, factor: str, options: tuple[str, ...], message: str
+) -> None:
+    """At the next records, and not where they would have met: at the end of 750 steps."""
+    (folder / "spoil.py").write_text(SPOIL)
+    meetings = ("epochs=40", "evaluate.every_epochs=40", "checkpoint.every_epochs=40")
+    said = finished(
+        *("train", folder / "recipe.yaml", "--procs", "2", "--run", tmp_path / "run", *meetings),
+        # However slow rank 0 is, which records, the other one is no more than a few steps ahead of it.
+        *("parallel={strategy: async, ahead: 3}", "transform=spoil.py:spoil", *options),
+        env={**os.environ, "SPOIL": factor},
+    )
+    assert said.status == 1
+    assert re.search(message, said.err), said.err
+    assert "Traceback" not in said.err
+    assert count_updates(tmp_path / "run") < 100
+
+
+DYING = """
+import os
+import signal
+import time
+from pathlib import Path
+
+calls = 0
+
+
+def die(images, labels, keys):
+    global calls
+    calls += 1
+    once = Path(__file__).with_name("died")
+    if os.environ.get("RANK") == "1" and calls == 8 and not once.exists():
+        once.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    # The run goes on until the new process has come.
+    if os.environ["HEADWAY_MEMBER"].endswith(".0") and calls > 20 and not Path(__file__).with_name("joined").exists():
+        time.sleep(0.1)
+    return images, labels
+"""
+
+
+@pytest.mark.check
+def test_a_new_process_joins_a_run_with_damaged_samples(tmp_path: Path) -> None:
+    """The segment that it ends has no record of its own; the samples are exchanged all the same."""
+    packed = packed_digits(tmp_path, per_class=60)
+    damage(packed / "train", *range(0, 400, 50))
+    (tmp_path / "net.py").write_text(NET.replace("DROPOUT", "0.0"))
+    (tmp_path / "dying.py").write_text(DYING)
+    write_recipe(
+        tmp_path / "recipe.yaml", data={"max_bad_share": 0.1}, model={"factory": "net.py:build"}, batch=24, epochs=8,
+        log_every_steps=7, log_ids=True,
+    )  # fmt: skip
+    run = tmp_path / "run"
+    long = ("evaluate.every_epochs=8", "checkpoint.every_epochs=8")
+    with running(
+        *("train", tmp_path / "recipe.yaml", "--procs", "2", "--run", run, "--respawn", ASYNC, *long),
+        "transform=dying.py:die",
+    ) as process:
+        # The new process has logged the samples of its first step.
+        until(process, lambda: bool(list(run.glob("**/*0.1.1*"))))
+        (tmp_path / "joined").touch()
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    updates = read_updates(run / "updates.bin")
+    assert sorted(update.step for update in updates) == list(range(len(updates)))
+    rows = rows_of(run)
+    assert (rows[:, 0] == np.arange(len(updates) * 24)).all()
+    listed = [json.loads(line) for line in (run / "quarantine.jsonl").read_text().splitlines()]
+    replaced = rows[rows[:, 1] != rows[:, 2], 0]
+    assert len(replaced) > 20
+    # What the lost process had not told yet is missing.
+    assert set(replaced) - {one["position"] for one in listed} <= set(replaced[: 24 * 20])
 
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -216,6 +430,14 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "layer rates": (("observe.layer_rates=true",), "does not work with observe.layer_rates"),
     "freezing": (("model.freeze_after=[{match: '^0', after_epochs: 1}]",), "does not work with model.freeze_after"),
     "16-bit wire": (("comm.wire=bf16",), "does not work with comm.wire: bf16"),
+    "algorithm": (("comm.algorithm=ring",), "does not work with comm.algorithm: ring"),
+    "rails": (("comm.rails=2",), "does not work with comm.rails"),
+    "buckets": (("comm.bucket_mb=4",), "does not work with comm.bucket_mb"),
+    "interfaces": (("comm.interface=[lo, eth0]",), "does not work with several interfaces in comm.interface"),
+    "own optimizer": (
+        ("parallel.servers=2", "optimizer={name: own, factory: 'net.py:build', lr: 1}"),
+        "does not work with optimizer.factory with several servers",
+    ),
     "synchronised batch norm": (("comm.batch_norm=sync",), "does not work with comm.batch_norm: sync"),
     "fp16": (("precision=fp16", "device=auto"), "fp16 scales the loss"),
     "16-bit weights": (("half_weights=true", "precision=bf16"), "does not work with half_weights"),

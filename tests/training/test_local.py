@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import time
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests._support import (
-    finished,
-    headway,
-    paced,
-    packed_digits,
-    records,
-    refused,
-    running,
-    slowly,
-    workers_of,
-    write_recipe,
-)
+from tests._support import finished, headway, packed_digits, records, refused, write_recipe
 from tests.training._runs import cut_back, weights
 from tests.training.test_ranks import rows_of
 
@@ -174,6 +162,26 @@ def test_16_bit_weights_are_averaged_in_fp32(folder: Path, tmp_path: Path) -> No
     assert records(run, "train")[-1]["loss"] < records(run, "train")[0]["loss"]
 
 
+DYING = """
+import os
+import signal
+from pathlib import Path
+
+calls = 0
+
+
+def die(images, labels, keys):
+    global calls
+    calls += 1
+    once = Path(__file__).with_name(os.environ["DIES_ONCE"])
+    # The second step of the third round.
+    if os.environ["RANK"] == os.environ["DIES"] and calls == 8 and not once.exists():
+        once.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return images, labels
+"""
+
+
 @pytest.mark.parametrize(
     ("rank", "more"),
     [
@@ -185,27 +193,21 @@ def test_16_bit_weights_are_averaged_in_fp32(folder: Path, tmp_path: Path) -> No
 )
 def test_the_others_go_on_after_a_loss(folder: Path, tmp_path: Path, rank: int, more: str) -> None:
     """What the lost rank has trained since the last meeting is lost; all else is served once."""
+    (folder / "dying.py").write_text(DYING)
     run = tmp_path / "run"
-    options = (DILOCO, "epochs=4", "comm.timeout_s=2", paced(folder))
-    with running("train", folder / "recipe.yaml", "--procs", "3", "--run", run, more, *options) as process:
-        with slowly(folder):
-            while not (run / "metrics.jsonl").exists() or len(records(run, "train")) < 3:
-                assert process.poll() is None, process.communicate()
-                time.sleep(0.01)
-            workers = {int(worker.environ()["RANK"]): worker for worker in workers_of(process.pid)}
-            # A record comes at the end of a round. This falls into the next one.
-            time.sleep(0.15)
-            workers[rank].send_signal(signal.SIGKILL)
-            time.sleep(0.5)
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+    said = finished(
+        *("train", folder / "recipe.yaml", "--procs", "3", "--run", run, more, DILOCO, "epochs=4"),
+        *("comm.timeout_s=2", "transform=dying.py:die"),
+        env={**os.environ, "DIES": str(rank), "DIES_ONCE": f"died{rank}{more}"},
+    )
+    assert said.status == 0, said.err
     last = records(run, "train")[-1]["step"]
     positions = rows_of(run)[:, 0]
     assert len(set(positions)) == len(positions)
     missing = set(range(last * BATCH)) - set(positions.tolist())
-    # The lost rank's part of one round of three steps, or nothing if it was lost between two rounds.
-    assert len(missing) in (0, 3 * (BATCH // 3))
-    assert max(missing, default=0) - min(missing, default=0) < 3 * BATCH
+    # The lost rank's part of the round of three steps: the others end it, and none of them takes over.
+    part = range(rank * BATCH // 3, (rank + 1) * BATCH // 3)
+    assert missing == {step * BATCH + place for step in (6, 7, 8) for place in part}
     assert records(run, "evaluate")[-1]["loss"] < records(run, "evaluate")[0]["loss"]
 
 

@@ -88,6 +88,8 @@ class CoordinatorClient:
         # Generation numbers: the newest that runs, and the one that this process uses.
         self._started_number = self._current_number = -1
         self._on_change: Callable[[], None] | None = None
+        # A callback that repeats is called once for each change, counted here.
+        self._repeats, self._num_changes, self._num_called = False, 0, -1
         self._final_error: CommunicationError | None = None
         self._confirmations: dict[int, bool | None] = {}
         self._nonce = 0
@@ -199,10 +201,14 @@ class CoordinatorClient:
             secret=self._secret,
         )
 
-    def watch_generation(self, number: int, on_change: Callable[[], None]) -> None:
-        """Calls `on_change` once, from the client's thread, when generation `number` is over; at once if it is."""
+    def watch_generation(self, number: int, on_change: Callable[[], None], *, repeats: bool = False) -> None:
+        """Calls `on_change` once, from the client's thread, when generation `number` is over; at once if it is.
+
+        Args:
+            repeats: calls it again for each later announcement.
+        """
         with self._condition:
-            self._current_number, self._on_change = number, on_change
+            self._current_number, self._on_change, self._repeats, self._num_called = number, on_change, repeats, -1
             self._update_has_changed()
         # The generation may be over already: the thread then calls `on_change` at once.
         self._wake_sender.send(b"\0")
@@ -400,6 +406,7 @@ class CoordinatorClient:
             # An announced generation ends the one in use; it runs when all of its members are ready.
             if kind == "generation":
                 self._announced = message
+                self._num_changes += 1
                 self._lost_workers += message["lost"]
                 self._reasons.append(read_text(message, "why"))
                 self.has_newcomers = read_int(message, "waiting") > 0
@@ -423,6 +430,7 @@ class CoordinatorClient:
         with self._condition:
             if self._final_error is None:
                 self._final_error = error
+                self._num_changes += 1
                 self._update_has_changed()
                 self._condition.notify_all()
 
@@ -433,9 +441,10 @@ class CoordinatorClient:
 
     def _call_on_change(self) -> None:
         with self._condition:
-            callback = self._on_change if self.has_changed else None
+            callback = self._on_change if self.has_changed and self._num_called != self._num_changes else None
             if callback is not None:
-                self._on_change = None
+                self._num_called = self._num_changes
+                self._on_change = callback if self._repeats else None
         # Outside of the lock: the callback may use this client.
         if callback is not None:
             callback()

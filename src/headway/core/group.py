@@ -90,11 +90,12 @@ class Group:
         store: Store | None = None,
         interface: str | None = None,
         exchange: Exchange | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         self.ranks = tuple(ranks)
         self.rank, self.size = self.ranks.index(world.rank), len(self.ranks)
         self._world, self._backend, self._sockets, self.interface = world, backend, sockets, interface
-        self._exchange = exchange
+        self._exchange, self._timeout_s = exchange, world.timeout_s if timeout_s is None else timeout_s
         # NCCL connects at the first collective, through the store. A store written in Python has to be kept until then:
         # torch keeps its C++ part only, which fails without the other ("Not implemented").
         self._store = store
@@ -243,7 +244,7 @@ class Group:
             raise self._world.build_error(RuntimeError("the group is closed"), self.interface)
         try:
             # Gloo's send and recv use the time-out that the group was built with, not that of its collectives.
-            given = self._world.timeout_s if single and self._world.backend == "gloo" else None
+            given = self._timeout_s if single and self._world.backend == "gloo" else None
             return CollectiveWork(self._world, (issue(self._backend),), given, self.interface, self._exchange)
         except RuntimeError as error:
             raise self._world.build_error(error, self.interface) from error

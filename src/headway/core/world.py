@@ -252,6 +252,7 @@ class World:
         backend: Backend | None = None,
         interface: str | None = None,
         exchange: Exchange | None = None,
+        timeout_s: float | None = None,
     ) -> Group:
         """Creates a process group; each of its ranks has to call this, in the same order for equal names.
 
@@ -260,6 +261,7 @@ class World:
             backend: default: the world's backend.
             interface: one of `interfaces`, for a group on Gloo; default: the first.
             exchange: what it is for, if this rank's steps wait for it: the waits are added to `waits`.
+            timeout_s: time-out of its sends and receives on Gloo; default: the world's.
 
         Raises:
             GenerationEndedError, CommunicationError: it could not be built.
@@ -284,7 +286,7 @@ class World:
                 raw, made = self._gloo_groups[via].build(store, members)
         except RuntimeError as error:
             raise self.build_error(error, via) from error
-        group = Group(self, members, raw, made, store, via, exchange)
+        group = Group(self, members, raw, made, store, via, exchange, timeout_s)
         self._groups.append(group)
         try:
             self._check_not_ended()

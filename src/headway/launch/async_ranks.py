@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from headway.comm.coordinator_client import CoordinatorClient
@@ -13,7 +13,7 @@ from headway.parallel.pairs import ServerPairs
 @contextmanager
 def continue_without_lost(
     client: CoordinatorClient | None, world: World, pairs: ServerPairs, names: Sequence[str]
-) -> Iterator[None]:
+) -> Iterator[Callable[[], None]]:
     """Keeps a generation alive for the duration of the block although ranks are lost.
 
     Only the connections of `pairs` with a lost rank end. After the block the generation ends, if it is over.
@@ -21,9 +21,12 @@ def continue_without_lost(
     Args:
         client: None: there is no launcher, and the run ends with a lost rank.
         names: names of all processes, in the order of `world.control`.
+
+    Yields:
+        a function that raises FencedError or CommunicationError if this process is out of the run.
     """
     if client is None:
-        yield
+        yield lambda: None
         return
 
     def drop_lost() -> None:
@@ -35,8 +38,13 @@ def continue_without_lost(
         if not members:
             pairs.abort()
 
-    client.watch_generation(world.generation, drop_lost)
+    def check() -> None:
+        if client.has_changed and not client.list_members():
+            client.check()
+
+    # The generation stays the same for the block, whoever is lost in it, and each loss is announced.
+    client.watch_generation(world.generation, drop_lost, repeats=True)
     try:
-        yield
+        yield check
     finally:
         client.watch_generation(world.generation, lambda: world.abort("the generation is over"))

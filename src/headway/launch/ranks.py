@@ -163,7 +163,7 @@ class Ranks:
         """True if new processes wait to join."""
         return self._client is not None and self._client.has_newcomers
 
-    def continue_without_lost(self) -> AbstractContextManager[None]:
+    def continue_without_lost(self) -> AbstractContextManager[Callable[[], None]]:
         """Keeps the generation of asynchronous training alive for a block; see `async_ranks`."""
         return continue_without_lost(self._client, self.world, self.pairs, self._names)
 

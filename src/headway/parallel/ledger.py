@@ -54,8 +54,8 @@ class Ledger:
     Args:
         start, stop: the first step and the end. All steps before the first one are applied.
         workers: ranks of the workers.
-        ahead: updates that a worker may be ahead of the slowest one (Ho et al. 2013, stale synchronous parallel);
-            None: no limit.
+        ahead: updates that a worker may be ahead of the slowest one when it begins a step, so that it is ahead by one
+            more after it (Ho et al. 2013, stale synchronous parallel); None: no limit.
     """
 
     def __init__(self, start: int, stop: int, workers: tuple[int, ...], ahead: int | None) -> None:

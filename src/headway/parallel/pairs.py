@@ -16,6 +16,10 @@ from headway.core.world import World
 
 HEADER_NUMBERS = 8
 
+NO_TIMEOUT_S = 10 * 365 * 86400.0
+"""A wait for another rank may last: for a slow step, for slower ranks, for the end of a segment. A rank that is gone
+breaks its connections, and one that is silent is dropped once the launcher has declared it lost."""
+
 
 @final
 class Pair:
@@ -71,19 +75,22 @@ class ServerPairs:
     def connect(world: World, servers: int) -> ServerPairs:
         """Connects the ranks of a world. Every rank calls it with the same number of servers, at most that of ranks."""
         pairs = ServerPairs(servers, world.rank, world.size, {}, {}, {})
+
+        def connect(ranks: tuple[int, int], name: str) -> Pair:
+            return Pair(world.create_group(ranks, name=name, backend="gloo", timeout_s=NO_TIMEOUT_S))
+
         # In one order on all ranks: a group of two is built while both are at it.
         for server in range(servers):
             for worker in range(world.size):
                 if server != worker and world.rank in (server, worker):
-                    pair = Pair(world.create_group((server, worker), name="server", backend="gloo"))
+                    pair = connect((server, worker), "server")
                     if world.rank == server:
                         pairs.to_workers[worker] = pair
                     else:
                         pairs.to_servers[server] = pair
         for follower in range(1, servers):
             if world.rank in (0, follower):
-                pair = Pair(world.create_group((0, follower), name="order of updates", backend="gloo"))
-                pairs.lead[follower] = pair
+                pairs.lead[follower] = connect((0, follower), "order of updates")
         return pairs
 
     def drop(self, worker: int) -> None:

@@ -120,7 +120,8 @@ class AsyncRecipe(StrategyRecipe):
     decay: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Decay of the mean square of the gradients, for `adaptive`. Unset: 0.95; the paper has 0 for ImageNet."""
     ahead: int | None = Field(default=None, ge=0)
-    """Updates that a process may be ahead of the slowest one before it waits. Unset: no limit. 0: they take turns."""
+    """Updates that a process may be ahead of the slowest one when it begins a batch; else it waits. After the batch it
+    is ahead by one more. Unset: no limit. 0: they take turns."""
 
     @model_validator(mode="after")
     def _check_compensation(self) -> AsyncRecipe:

@@ -49,6 +49,12 @@ class Event(NamedTuple):
     is_stale: bool = False
 
 
+def build_end_error() -> CommunicationError:
+    """Returns the error of those who wait for servers that have ended, whose own errors say why."""
+    fix = "Look at the messages of the other processes, and start the run again with --resume."
+    return CommunicationError("the servers of this run have ended", fix=fix)
+
+
 @final
 class Outbox:
     """The weights that a worker is given: filled by the thread that applies updates, taken by the worker's thread."""
@@ -69,7 +75,7 @@ class Outbox:
     def wait(self) -> FlatTensors:
         """Waits for the weights. Raises CommunicationError if there will be none."""
         if not self._filled.get():
-            raise CommunicationError("the servers of this run have ended")
+            raise build_end_error()
         return self.flat
 
 
@@ -191,13 +197,15 @@ class LeadServer:
         self._on_update(update, push, ratio)
         self._changed.notify_all()
 
-    def drop(self, worker: int) -> None:
-        """Goes on without a worker that is lost."""
+    def drop(self, worker: int) -> bool:
+        """Goes on without a worker that is lost. Returns False if it is dropped already, or the servers have ended."""
         with self._changed:
-            if worker in self._ledger.workers:
-                self._ledger.drop(worker)
-                self._emit(Event("drop", worker))
-                self._changed.notify_all()
+            if worker not in self._ledger.workers:
+                return False
+            self._ledger.drop(worker)
+            self._emit(Event("drop", worker))
+            self._changed.notify_all()
+            return self._error is None
 
     def stop_leasing(self) -> None:
         """Ends the segment after the steps that are under way."""

@@ -40,11 +40,17 @@ def list_refused_by_async(recipe: TrainRecipe, servers: int) -> dict[str, bool]:
         "optimizer.lookahead": recipe.optimizer.lookahead is not None,
         "half_weights": recipe.half_weights,
         "compile: graphs": recipe.compile == "graphs",
+        # Gradients go to servers, and not through an all-reduce.
+        f"comm.algorithm: {recipe.comm.algorithm}": recipe.comm.algorithm != "auto",
+        "comm.rails": recipe.comm.rails != "auto",
+        "comm.bucket_mb": recipe.comm.bucket_mb != "auto",
+        "several interfaces in comm.interface": isinstance(recipe.comm.interface, tuple)
+        and len(recipe.comm.interface) > 1,
         f"comm.wire: {recipe.comm.wire}": recipe.comm.wire != "fp32",
         "comm.batch_norm: sync": recipe.comm.batch_norm == "sync",
         "observe.noise_scale": recipe.observe.noise_scale,
         "observe.layer_rates": recipe.observe.layer_rates,
         "observe.activations": bool(recipe.observe.activations),
-        "optimizer.factory and several servers": recipe.optimizer.name == "own" and servers > 1,
+        "optimizer.factory with several servers": recipe.optimizer.name == "own" and servers > 1,
         "callbacks": bool(recipe.callbacks),
     }

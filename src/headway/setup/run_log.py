@@ -20,6 +20,7 @@ from headway.core.run_folder import RunFolder
 from headway.data.batch import BadSample
 from headway.observe.sinks import PANEL_KINDS, MetricsSink, open_sinks
 from headway.page.panel import Panel
+from headway.parallel.update_log import UpdateLog
 
 NON_METRIC_KEYS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
@@ -54,6 +55,7 @@ class RunLog:
         self._sink_names = sinks
         self._name = name
         self._ids: IO[bytes] | None = None
+        self._updates: UpdateLog | None = None
         self.confirm: Callable[[], None] = lambda: None
         """Called before the best weights are replaced. It raises if the other ranks continued without this process."""
         self._is_lead = False
@@ -117,6 +119,18 @@ class RunLog:
             # If one of several ranks is killed, the others continue, so its ids must not be lost in a buffer.
             self._ids = path.open("ab", buffering=0 if self._name else -1)
         self._ids.write(np.stack([positions, asked, served], axis=1).astype("<i8").tobytes())
+
+    def open_updates(self, version: int) -> UpdateLog:
+        """Returns the log of an asynchronous run's updates, cut back to so many. It stays open to the end of the run.
+
+        Raises:
+            DataError: it has fewer updates, or a damaged one.
+        """
+        if self._updates is None:
+            self._updates = UpdateLog(self._run.updates_path, version)
+        else:
+            self._updates.rewind(version)
+        return self._updates
 
     def write_quarantine(self, samples: Sequence[BadSample], get_name: Callable[[int], str]) -> None:
         """Appends damaged samples to quarantine.jsonl.
@@ -182,6 +196,8 @@ class RunLog:
             self._metrics.close()
         if self._ids is not None:
             self._ids.close()
+        if self._updates is not None:
+            self._updates.close()
         for sink in self._sinks:
             sink.close()
         # Results may be written after it, to the run folder alone.

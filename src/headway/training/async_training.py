@@ -8,12 +8,14 @@ rank takes the state of the servers: weights, statistics, the optimizer's state.
 from __future__ import annotations
 
 import queue
+import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, cast, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
 import torch
@@ -27,7 +29,6 @@ from headway.parallel.host import ServerHost, State
 from headway.parallel.ledger import Lease, Ledger, Update
 from headway.parallel.parallel_recipe import AsyncRecipe
 from headway.parallel.server import Event, LeadServer, Push, ShardServer
-from headway.parallel.update_log import UpdateLog
 from headway.parallel.worker import AsyncWorker, merge_states
 from headway.training.actions import Action
 from headway.training.async_server import MEAN_SQUARE, ServerState, divide_weights, load_network, load_optimizer
@@ -82,8 +83,8 @@ class AsyncTraining:
         ranks = trainer.ranks
         if ranks is not None:
             ranks.check()
-        with nullcontext() if ranks is None else ranks.continue_without_lost():
-            segment = _Segment(trainer, self.mean_squares, stop)
+        with nullcontext(lambda: None) if ranks is None else ranks.continue_without_lost() as check_member:
+            segment = _Segment(trainer, self.mean_squares, stop, check_member)
             try:
                 scalars, tensors = segment.run()
             # Whatever it was, the weights in this process are not those of a step.
@@ -115,7 +116,10 @@ class AsyncTraining:
         trainer.accumulator.add_segment(scalars["losses"], scalars["bad"])
         trainer.accumulator.must_stop |= scalars["stops"]
         trainer.recovery.advance()
-        trainer.recovery.queue(*trainer.rules.list_due(trainer.step))
+        # Every meeting has a record, also one before the step at which one is due: with it all ranks gather the damaged
+        # samples, judge the losses, and learn whether the lead saw the run diverge.
+        rules = trainer.rules
+        trainer.recovery.queue(*(rules.list_due(trainer.step) or rules.list_log_actions()))
         if scalars["regroups"]:
             trainer.recovery.queue(Action.REGROUP)
 
@@ -124,7 +128,10 @@ class AsyncTraining:
 class _Segment:
     """One segment on this rank: the worker, and the server if this rank is one."""
 
-    def __init__(self, trainer: Trainer, mean_squares: dict[str, Tensor], stop: int) -> None:
+    def __init__(
+        self, trainer: Trainer, mean_squares: dict[str, Tensor], stop: int, check_member: Callable[[], None]
+    ) -> None:
+        self._check_member = check_member
         self._trainer, self._setup, self._start = trainer, trainer.setup, trainer.step
         setup, ranks = trainer.setup, trainer.ranks
         options = setup.recipe.parallel
@@ -142,7 +149,6 @@ class _Segment:
             )
             server = ShardServer(state.shard, range(size), state.buffers, state.count_update)
             events = {follower: queue.SimpleQueue[Event]() for follower in range(1, servers)}
-            self._events = events
             if self._books is not None:
                 books, plan = self._books, setup.plan
                 ledger = Ledger(trainer.step, stop, tuple(range(size)), options.ahead)
@@ -153,8 +159,9 @@ class _Segment:
                     books.add,
                     list(events.values()),
                 )
-            self._state = state
-            self._host = ServerHost(server, self._lead, self._pairs, self._collect, events)
+            # No method of this object: a reference cycle would keep all tensors until the next garbage collection.
+            collect = partial(_collect, trainer, state, self._books, self._lead)
+            self._host = ServerHost(server, self._lead, self._pairs, collect, events)
         weights = dict(setup.model.named_parameters())
         self._worker = AsyncWorker(self._rank, weights, list(setup.model.buffers()), shares, self._host, self._pairs)
 
@@ -174,17 +181,21 @@ class _Segment:
             self._cut_lost_ids()
             trainer.accumulator.add_bad(bad)
             return merge_states(self._worker.states)
-        except BaseException:
+        except BaseException as error:
             trainer.accumulator.drop_step()
             if host is not None:
                 host.abort()
+                # An ended connection is only the consequence of an error in a thread of this server.
+                cause = None if isinstance(host.error, CommunicationError) else host.error
+                if isinstance(error, CommunicationError) and cause is not None:
+                    raise cause from error
             elif self._pairs is not None:
                 self._pairs.abort()
             raise
         finally:
             trainer.setup.optimizer.zero_grad(set_to_none=True)
             if self._books is not None:
-                self._books.close()
+                self._books.sync()
 
     def _build_reader(self) -> Callable[[int], Batch]:
         setup = self._setup
@@ -199,6 +210,8 @@ class _Segment:
         if setup.recipe.log_ids:
             trainer.accumulator.log_ids(batch)
         loss = compute_step(trainer, batch)
+        # The others may have gone on without this process. A server would go on alone, and write the run's log.
+        self._check_member()
         self._worker.push(Push(loss, len(batch.bad), trainer.stopping))
         setup.optimizer.zero_grad(set_to_none=True)
         trainer.clock.lap("reduce")
@@ -224,13 +237,23 @@ class _Segment:
                 made = [find_position(step) + slot for step in books.steps[worker] for slot in range(find_position(1))]
                 trainer.run_folder.keep_ids(trainer.ranks.get_name(worker), find_position(self._start), made)
 
-    def _collect(self) -> State:
-        tensors = self._state.collect()
-        if self._books is None or self._lead is None:
-            return {}, tensors
-        ranks = self._trainer.ranks
-        regroups = ranks is not None and ranks.has_newcomers
-        return {**self._books.summarise(), "version": self._lead.version, "regroups": regroups}, tensors
+
+def _collect(trainer: Trainer, state: ServerState, books: _Books | None, lead: LeadServer | None) -> State:
+    """Returns the state of a server at the end of a segment, and what the leader tells all ranks."""
+    tensors = state.collect()
+    if books is None or lead is None:
+        return {}, tensors
+    ranks = trainer.ranks
+    regroups = ranks is not None and ranks.has_newcomers
+    return {**books.summarise(), "version": lead.version, "regroups": regroups}, tensors
+
+
+class _Entry(NamedTuple):
+    """The numbers of one update that go into a record."""
+
+    loss: float
+    staleness: int
+    ratio: float
 
 
 @final
@@ -239,12 +262,12 @@ class _Books:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._log = UpdateLog(trainer.run_folder.updates_path, trainer.step)
+        self._log = trainer.accumulator.log.open_updates(trainer.step)
         self._every = trainer.setup.recipe.log_every_steps
         self._recorded = trainer.step
-        self._losses: list[float] = []
-        self._staleness: list[int] = []
-        self._ratios: list[float] = []
+        # Any thread adds updates while the main thread records them.
+        self._lock = threading.Lock()
+        self._pending: list[_Entry] = []
         self._bad, self._stops = 0, False
         # The steps that each worker has made.
         self.steps: dict[int, list[int]] = defaultdict(list)
@@ -253,52 +276,51 @@ class _Books:
         """Adds an update; called by any thread, one at a time."""
         self._log.write(update)
         self.steps[update.worker].append(update.step)
-        self._losses.append(push.loss)
-        self._staleness.append(update.staleness)
-        self._ratios.append(ratio)
-        self._bad += push.bad
-        self._stops |= push.stops
+        with self._lock:
+            self._pending.append(_Entry(push.loss, update.staleness, ratio))
+            self._bad += push.bad
+            self._stops |= push.stops
 
     def record(self) -> bool:
         """Writes a record if one is due; returns True if the segment has to end."""
-        due = (self._recorded + len(self._losses)) // self._every * self._every
-        count = due - self._recorded
-        if count <= 0:
-            return False
-        losses = self._losses[:count]
-        # All ranks have to learn of it: it is recorded, and judged, when they meet.
-        if not np.isfinite(losses).all():
-            return True
-        self._losses = self._losses[count:]
-        self._recorded = due
-        self._note_delays()
+        with self._lock:
+            due = (self._recorded + len(self._pending)) // self._every * self._every
+            entries = self._pending[: due - self._recorded]
+            if not entries:
+                return False
+            # All ranks have to learn of it: it is recorded, and judged, when they meet.
+            if not np.isfinite([entry.loss for entry in entries]).all():
+                return True
+            self._pending = self._pending[len(entries) :]
+            self._recorded = due
+        self._note_delays(entries)
         trainer = self._trainer
         step, position = trainer.step, trainer.position
         trainer.step, trainer.position = due, trainer.setup.plan.find_position(due)
-        trainer.accumulator.add_segment(losses, 0)
+        trainer.accumulator.add_segment([entry.loss for entry in entries], 0)
         diverged = trainer.record_losses()
         trainer.step, trainer.position = step, position
         return diverged
 
     def summarise(self) -> dict[str, Any]:
         """Returns what all ranks need to know at the end."""
-        self._note_delays()
-        return {"losses": self._losses, "bad": self._bad, "stops": self._stops}
+        with self._lock:
+            self._note_delays(self._pending)
+            return {"losses": [entry.loss for entry in self._pending], "bad": self._bad, "stops": self._stops}
 
-    def _note_delays(self) -> None:
-        if self._staleness:
-            extra = {"staleness": float(np.mean(self._staleness))}
-            options = self._trainer.setup.recipe.parallel
-            assert isinstance(options, AsyncRecipe)
-            if options.compensate != "none":
-                extra["correction"] = float(np.mean(self._ratios))
-            self._trainer.accumulator.next_record |= extra
-            self._staleness, self._ratios = [], []
+    def _note_delays(self, entries: Sequence[_Entry]) -> None:
+        if not entries:
+            return
+        extra = {"staleness": float(np.mean([entry.staleness for entry in entries]))}
+        options = self._trainer.setup.recipe.parallel
+        assert isinstance(options, AsyncRecipe)
+        if options.compensate != "none":
+            extra["correction"] = float(np.mean([entry.ratio for entry in entries]))
+        self._trainer.accumulator.next_record |= extra
 
-    def close(self) -> None:
-        """Closes the log."""
+    def sync(self) -> None:
+        """Syncs the log to disk: a checkpoint relies on it."""
         self._log.sync()
-        self._log.close()
 
 
 def compute_step(trainer: Trainer, batch: Batch) -> float:

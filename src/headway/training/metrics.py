@@ -150,15 +150,16 @@ class MetricsAccumulator:
         self.must_end |= ending > 0
         return more
 
-    def read_losses(self) -> NDArray[np.float64]:
+    def read_losses(self, *, meets: bool = True) -> NDArray[np.float64]:
         """Returns the loss of each step since the last call. This waits for the device.
 
-        If a step had damaged samples, the ranks also exchange these here.
+        Args:
+            meets: all ranks call this. If a step had damaged samples, they also exchange these here.
 
         Raises:
             CommunicationError: a rank was lost; nothing has changed.
         """
-        if self._ranks is not None:
+        if self._ranks is not None and meets:
             self._gather_bad(self._ranks)
         if self._ranks is not None or self._step_losses:
             values = np.array(self._step_losses)

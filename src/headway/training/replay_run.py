@@ -153,7 +153,7 @@ def _find_difference(tensors: dict[str, Tensor], checkpoint: Checkpoint) -> str:
     theirs = checkpoint.tensors
     for name in sorted(name for name in theirs if name.startswith(PARTS)):
         if name not in tensors or not torch.equal(tensors[name].cpu(), theirs[name]):
-            return f"{name} is another one than in the checkpoint of step {checkpoint.step:,}"
+            return f"{name} differs from that in the checkpoint of step {checkpoint.step:,}"
     return ""
 
 

@@ -258,11 +258,11 @@ class Trainer:
         if action in (Action.EVALUATE, Action.CHECKPOINT, Action.SETTLE):
             self.accumulator.restart_rate(self.step, self.clock)
 
-    def _log(self) -> None:
+    def _log(self, *, meets: bool = True) -> None:
         """Reads the losses since the last record (this waits for the device), checks them, and writes a record."""
         accumulator = self.accumulator
         self.callbacks.flush()
-        losses = accumulator.read_losses()
+        losses = accumulator.read_losses(meets=meets)
         if not len(losses):
             return
         # The wait for the device belongs to the steps of this record, so it ends its lap before the record is written.
@@ -282,7 +282,7 @@ class Trainer:
 
     def record_losses(self) -> bool:
         """Writes a record between two meetings of the ranks; returns True if the run diverges and has to stop."""
-        self._log()
+        self._log(meets=False)
         return bool(self._divergence) and self.setup.recipe.observe.on_divergence == "stop"
 
     def _stop_if_diverged(self) -> None:
