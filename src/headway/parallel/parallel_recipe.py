@@ -20,6 +20,11 @@ class StrategyRecipe(RecipePart):
         """Number of processes that share an image, as far as it is known before the network is."""
         return 1
 
+    @property
+    def takes_whole_batches(self) -> bool:
+        """True if each process takes whole batches of its own, so that a batch may be smaller than their number."""
+        return False
+
 
 class DataParallelRecipe(StrategyRecipe):
     """Each process trains a copy of the network on its own share of the batch."""
@@ -125,9 +130,9 @@ class AsyncRecipe(StrategyRecipe):
         return self
 
     @property
-    def sharing(self) -> int:
-        """Number of processes for which one sample of a batch is enough: any, as each takes batches of its own."""
-        return 1 << 16
+    def takes_whole_batches(self) -> bool:
+        """True: a batch is one update, by one process."""
+        return True
 
     @property
     def used_strength(self) -> float:

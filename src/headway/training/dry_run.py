@@ -28,7 +28,7 @@ from headway.core.workload import (
 from headway.data.augment_recipe import HOST_AUGMENTATIONS
 from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import compute_progressive_size
-from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
+from headway.launch.hosts import parse_hosts
 from headway.model.batch_norm import list_running_statistics
 from headway.model.fake_tensors import use_fake_tensors
 from headway.model.graph_breaks import CompileReport, try_compiling
@@ -38,6 +38,7 @@ from headway.optim.footprint import estimate_footprint
 from headway.parallel.parallel_recipe import divides_weights
 from headway.setup.augment_place import PlaceChoice, choose_augment_place, has_place
 from headway.setup.build import build_setup
+from headway.setup.checks import check_batch_size
 from headway.setup.inputs import DryRunOptions
 from headway.setup.micro_batch import estimate_micro_batch
 from headway.setup.prepare import prepare_batch
@@ -210,7 +211,7 @@ def _build_dry_run(
     layers, on_shapes_only = measured
     # Rounded up: the busiest rank counts.
     share = -(-setup.plan.largest_batch // ranks)
-    check_batch_covers_ranks(recipe.global_batch, ranks)
+    check_batch_size(recipe, ranks)
     saved = sum(layer.saved_bytes for layer in layers)
     # A run measures it; here it is estimated from the bytes that a sample keeps for backward.
     micro = recipe.micro_batch
