@@ -11,6 +11,8 @@ from pydantic import TypeAdapter
 from tests.plan._workload import layer, workload
 
 from headway.core.collectives import predict_seconds
+from headway.core.errors import RecipeError
+from headway.data.batch_plan import BatchPlan
 from headway.parallel.parallel_recipe import AnyParallelRecipe
 from headway.plan.cluster import load_clusters
 from headway.plan.compute import estimate_from_data_sheet
@@ -22,6 +24,8 @@ from headway.plan.scaling import predict_scaling
 from headway.plan.step import list_gradients
 from headway.plan.strategies import Strategy, compare_strategies
 from headway.plan.strips import SplitNetwork
+from headway.setup.local_steps import plan_rounds
+from headway.setup.recipe import TrainRecipe
 
 
 def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights() -> None:
@@ -206,3 +210,32 @@ def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
     # The same batch and the same memory: strips are no gain then.
     assert roomy["each image in 2 strips"].memory == roomy["data parallel"].memory
     assert roomy["each image in 2 strips"].gain < 1
+
+
+@pytest.mark.parametrize(("samples", "steps"), [(100_000, 16), (1_280, 10), (256, 2), (255, None)])
+def test_a_round_takes_no_more_than_train_allows(samples: int, steps: int | None) -> None:
+    """32 samples a step on 32 devices: a quarter of an epoch, and no round of a single step."""
+    where = load_clusters()["p100-50gbe"]
+    job = build_job(workload(), estimate_from_data_sheet(workload(), where.device_spec), 10.0, batch=32.0)
+    job = replace(job, samples=samples)
+    menu = {one.recipe: one for one in compare_strategies(workload(), job, where, 4)}
+    local = [yaml.safe_load(one)["parallel"]["every_steps"] for one in menu if "local" in one]
+    assert local == ([] if steps is None else [steps])
+    if steps is not None:
+        recipe = _read_recipe(local={"every_steps": steps})
+        assert plan_rounds(recipe, BatchPlan(32), 1000, samples).length == steps
+        with pytest.raises(RecipeError, match="more than a quarter of an epoch"):
+            plan_rounds(_read_recipe(local={"every_steps": samples // 128 + 1}), BatchPlan(32), 1000, samples)
+
+
+def _read_recipe(*, local: dict[str, Any]) -> TrainRecipe:
+    return TrainRecipe.model_validate(
+        {
+            "data": "synthetic",
+            "model": {"factory": "small_net"},
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            "batch": 32,
+            "epochs": 1,
+            "parallel": {"strategy": "local", "from_epoch": 0, **local},
+        }
+    )

@@ -8,6 +8,7 @@ from typing import final
 
 from headway.core import collectives
 from headway.core.collectives import Network
+from headway.core.epochs import count_longest_round
 from headway.core.layer_division import Scheme, count_divided_bytes, predict_divided_s
 from headway.core.row_shards import count_sent_bytes, count_working_bytes
 from headway.core.text_format import format_bytes
@@ -29,7 +30,7 @@ from headway.plan.strips import count_split_bytes, estimate_split_s
 from headway.plan.tower_layers import compute_tower_share, find_towers
 
 STRIPS = (2, 4, 8, 16)
-# Steps of a round, as by default.
+# Steps of a round, as by default; fewer where they would take more than `train` allows.
 LOCAL_STEPS = 16
 
 
@@ -291,17 +292,21 @@ class _Menu:
 
         Nothing hides it. Each device keeps the weights of the round's beginning.
         """
+        steps = min(LOCAL_STEPS, count_longest_round(self.job.samples, self.plain.batch))
+        # One step a round is data parallel.
+        if steps < 2:
+            return
         nbytes = sum(one.nbytes for one in self.job.gradients)
         ratio = self.job.wire_ratio
         seconds, _ = collectives.choose_algorithm(
             nbytes, self.network, get_algorithms(self.job, self.cluster), wire_ratio=ratio
         )
-        free = replace(self.job, gradients=(), exchange_s=seconds / LOCAL_STEPS)
+        free = replace(self.job, gradients=(), exchange_s=seconds / steps / self.parts)
         memory = replace(self.memory, weights=self.memory.weights + round(nbytes))
         self.add(
-            f"{LOCAL_STEPS} steps alone, then a mean",
-            f"parallel: {{strategy: local, every_steps: {LOCAL_STEPS}, from_epoch: 0}}",
-            predict(free, self.cluster, self.nodes), self.count_gradient_bytes(self.job) / LOCAL_STEPS, memory,
+            f"{steps} steps alone, then a mean",
+            f"parallel: {{strategy: local, every_steps: {steps}, from_epoch: 0}}",
+            predict(free, self.cluster, self.nodes), self.count_gradient_bytes(self.job) / steps, memory,
             "weights of the devices differ during a round, which costs accuracy",
         )  # fmt: skip
 
