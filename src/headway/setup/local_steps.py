@@ -16,6 +16,7 @@ from headway.parallel.parallel_recipe import AnyParallelRecipe, LocalRecipe
 from headway.parallel.rounds import Rounds
 from headway.setup.recipe import TrainRecipe
 
+
 def plan_rounds(recipe: TrainRecipe, plan: BatchPlan, steps: int, samples: int) -> Rounds:
     """Plans the rounds of a run; without the strategy `local` each step is a round of all ranks.
 

@@ -44,6 +44,7 @@ from headway.setup.micro_batch import estimate_micro_batch
 from headway.setup.prepare import prepare_batch
 from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
+from headway.setup.refused_strategies import list_refused_strategies
 from headway.setup.train_setup import TrainSetup
 from headway.training.dry_run_memory import (
     MemoryItem,
@@ -169,7 +170,15 @@ def dry_run(
         found = _build_dry_run(setup, measured, fits, len(machines), ranks, evaluation_samples)
     if isinstance(batch := original.recipe.batch, int):
         return found
-    step = found.workload.step.model_copy(update={"per_device": batch.per_device})
+    # Some strategies refuse a batch per device.
+    recipe = found.loaded.recipe.model_copy(update={"batch": batch})
+    step = found.workload.step.model_copy(
+        update={
+            "per_device": batch.per_device,
+            "refused_strategies": list_refused_strategies(recipe),
+            "refused_with_micro_batches": list_refused_strategies(recipe.model_copy(update={"micro_batch": 1})),
+        }
+    )
     return replace(found, workload=found.workload.model_copy(update={"step": step}))
 
 
@@ -302,6 +311,8 @@ def _build_workload(
                 bucket_bytes=None if recipe.comm.bucket_mb == "auto" else round(recipe.comm.bucket_mb * 1e6),
                 sync_batch_norm=recipe.comm.batch_norm == "sync",
             ),
+            refused_strategies=list_refused_strategies(recipe),
+            refused_with_micro_batches=list_refused_strategies(recipe.model_copy(update={"micro_batch": 1})),
         ),
         run=WorkloadRun(
             samples=setup.epoch,
