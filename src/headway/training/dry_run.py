@@ -171,14 +171,8 @@ def dry_run(
     if isinstance(batch := original.recipe.batch, int):
         return found
     # Some strategies refuse a batch per device.
-    recipe = found.loaded.recipe.model_copy(update={"batch": batch})
-    step = found.workload.step.model_copy(
-        update={
-            "per_device": batch.per_device,
-            "refused_strategies": list_refused_strategies(recipe),
-            "refused_with_micro_batches": list_refused_strategies(recipe.model_copy(update={"micro_batch": 1})),
-        }
-    )
+    refused = _list_refused(found.loaded.recipe.model_copy(update={"batch": batch}))
+    step = found.workload.step.model_copy(update={"per_device": batch.per_device, **refused})
     return replace(found, workload=found.workload.model_copy(update={"step": step}))
 
 
@@ -311,8 +305,7 @@ def _build_workload(
                 bucket_bytes=None if recipe.comm.bucket_mb == "auto" else round(recipe.comm.bucket_mb * 1e6),
                 sync_batch_norm=recipe.comm.batch_norm == "sync",
             ),
-            refused_strategies=list_refused_strategies(recipe),
-            refused_with_micro_batches=list_refused_strategies(recipe.model_copy(update={"micro_batch": 1})),
+            **_list_refused(recipe),
         ),
         run=WorkloadRun(
             samples=setup.epoch,
@@ -325,6 +318,13 @@ def _build_workload(
             checkpoint_bytes=count_checkpoint_bytes(setup, kept.state_bytes),
         ),
     )
+
+
+def _list_refused(recipe: TrainRecipe) -> dict[str, tuple[str, ...]]:
+    return {
+        "refused_strategies": list_refused_strategies(recipe),
+        "refused_with_micro_batches": list_refused_strategies(recipe.model_copy(update={"micro_batch": 1})),
+    }
 
 
 def _compute_wire_ratio(setup: TrainSetup) -> float:

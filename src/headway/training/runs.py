@@ -205,19 +205,19 @@ def _meet_ranks(trainer: Trainer) -> None:
         raise CommunicationError(error.what, where=error.where, fix=error.fix) from error
 
 
-def extend(folder: Path, overrides: Sequence[str]) -> None:
-    """Changes the recipe of a run that no process trains. Raises UsageError: a key may not change."""
+def extend(folder: Path, overrides: Sequence[str], ranks: int) -> None:
+    """Changes the recipe of a run that no process trains, and that so many will. Raises UsageError: see `extension`."""
     run = RunFolder.open(folder)
     with run.lock():
-        extend_recipe(run, reload_recipe(run), overrides, writes=True)
+        extend_recipe(run, reload_recipe(run), overrides, ranks=ranks, writes=True)
 
 
 def _resume(run: RunFolder, ranks: Ranks | None, callbacks: Sequence[Any], overrides: Sequence[str] = ()) -> RunResult:
     with _lock_folder(run, ranks):
-        loaded = reload_recipe(run)
+        loaded, size = reload_recipe(run), 1 if ranks is None else ranks.launched_size
         if overrides:
-            loaded = extend_recipe(run, loaded, overrides, writes=ranks is None or ranks.is_lead)
-        check_places(loaded.recipe.parallel, 1 if ranks is None else ranks.launched_size)
+            loaded = extend_recipe(run, loaded, overrides, ranks=size, writes=ranks is None or ranks.is_lead)
+        check_places(loaded.recipe.parallel, size)
         return _continue_run(loaded, run, ranks, callbacks)
 
 
