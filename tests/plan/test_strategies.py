@@ -12,6 +12,7 @@ from tests.plan._workload import layer, workload
 
 from headway.core.collectives import predict_seconds
 from headway.core.errors import RecipeError
+from headway.core.text_format import format_bytes
 from headway.core.workload import Workload
 from headway.data.batch_plan import BatchPlan
 from headway.parallel.parallel_recipe import AnyParallelRecipe
@@ -160,7 +161,10 @@ def test_asynchronous_training_waits_for_nothing_but_the_link_of_the_server() ->
         job = replace(job, losses=StepLosses())
         alone = 32 / job.compute.seconds(32)
         (found,) = (one for one in compare_strategies(known, job, where, 4) if "async" in one.recipe)
-        fed = 32 * between.bytes_s / sum(one.nbytes for one in job.gradients)
+        assert found.memory.weights == estimate_memory(known, 1, 1.0, 1).weights
+        gradients = sum(one.nbytes for one in job.gradients)
+        assert f"{format_bytes(3 * 33 * gradients)} of host memory for the server" in found.note
+        fed = 32 * between.bytes_s / gradients
         return found.images_s / alone, fed / alone
 
     # 32 devices without a network that counts; and the server's own, with as many others as its link feeds.

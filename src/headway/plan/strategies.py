@@ -317,10 +317,15 @@ class _Menu:
         # The time of a step in which each device takes one batch, and none waits for the slowest.
         losses = replace(self.job.losses, jitter=0.0)
         free = replace(self.job, gradients=(), exchange_s=(devices / updates_s - alone_s) / self.parts, losses=losses)
+        # There are no buckets. In the server's host memory each worker has an inbox, an outbox and the weights that it
+        # read; the server has weights, momenta and mean squares.
+        memory = replace(self.memory, weights=self.memory.weights - round(nbytes))
+        served = format_bytes(3 * (devices + 1) * nbytes)
         self.add(
             "asynchronous, at most", "parallel: {strategy: async, servers: 1}",
-            predict(free, self.cluster, self.nodes), (devices - 1) * nbytes, self.memory,
-            f"gradients are {devices - 1} updates old in the mean, which costs accuracy",
+            predict(free, self.cluster, self.nodes), (devices - 1) * nbytes, memory,
+            f"gradients are {devices - 1} updates old in the mean, which costs accuracy; {served} of host memory for "
+            "the server",
         )  # fmt: skip
 
     def add_narrow_messages(self) -> None:

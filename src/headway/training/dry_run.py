@@ -35,7 +35,7 @@ from headway.model.graph_breaks import CompileReport, try_compiling
 from headway.model.layer_profile import PROFILE_BATCH_SIZES, profile_layers
 from headway.model.model_size import measure_model_size
 from headway.optim.footprint import estimate_footprint
-from headway.parallel.parallel_recipe import divides_weights
+from headway.parallel.parallel_recipe import AsyncRecipe, divides_weights
 from headway.setup.augment_place import PlaceChoice, choose_augment_place, has_place
 from headway.setup.build import build_setup
 from headway.setup.checks import check_batch_size
@@ -213,7 +213,7 @@ def _build_dry_run(
     recipe, notes = setup.recipe, list[str]()
     layers, on_shapes_only = measured
     # Rounded up: the busiest rank counts.
-    share = -(-setup.plan.largest_batch // ranks)
+    share = -(-setup.plan.largest_batch // (1 if recipe.parallel.takes_whole_batches else ranks))
     check_batch_size(recipe, ranks)
     saved = sum(layer.saved_bytes for layer in layers)
     # A run measures it; here it is estimated from the bytes that a sample keeps for backward.
@@ -320,7 +320,7 @@ def _build_workload(
     )
 
 
-def _list_refused(recipe: TrainRecipe) -> dict[str, tuple[str, ...]]:
+def _list_refused(recipe: TrainRecipe) -> dict[str, Any]:
     return {
         "refused_strategies": list_refused_strategies(recipe),
         "refused_with_micro_batches": list_refused_strategies(recipe.model_copy(update={"micro_batch": 1})),
@@ -443,6 +443,9 @@ def _count_sent_bytes(setup: TrainSetup, exchange: WorkloadExchange, hosts: int,
     any_link = Link(0.0, 1.0)
     algorithm: Algorithm = "ring" if exchange.algorithm == "auto" else exchange.algorithm  # type: ignore[assignment]
     wire = exchange.wire_ratio if hosts > 1 else 1.0
+    if isinstance(setup.recipe.parallel, AsyncRecipe):
+        # A step is one update: the server that has all weights sends them to a worker, which seldom is its own.
+        return nbytes * (m - 1) / m / min(setup.recipe.parallel.servers, m)
     if divides_weights(setup.recipe.parallel):
         ring = count_bytes_out_of_host("ring", nbytes, Network(m, per_host, any_link, any_link, 1.0))
         # Weights are gathered twice, by half of a ring's all-reduce each. On CPUs each rank sends its gradients itself.
