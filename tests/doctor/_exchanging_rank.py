@@ -11,7 +11,7 @@ from pathlib import Path
 from zlib import crc32
 
 from headway.core.run_folder import RunFolder
-from headway.doctor.measurement_job import MEASURED, MeasurementJob, with_values
+from headway.doctor.measurement_job import MeasurementJob, list_measured_values, with_values
 from headway.doctor.rank_examination import examine_surroundings
 from headway.doctor.rank_exchange import measure_exchange, measure_together, try_alternatives
 from headway.launch.ranks import Ranks
@@ -22,7 +22,8 @@ from headway.training.trainer import Trainer
 
 
 def main(recipe: str, out: str, seconds: str) -> None:
-    loaded = with_values(load_recipe(Path(recipe), ()), MEASURED, "as it is measured")
+    loaded = load_recipe(Path(recipe), ())
+    loaded = with_values(loaded, list_measured_values(loaded.recipe), "as it is measured")
     ranks = Ranks.from_environment(loaded.recipe.comm)
     assert ranks is not None
     with ranks, tempfile.TemporaryDirectory() as folder:

@@ -15,7 +15,7 @@ from tests._support import packed_digits, write_recipe
 from headway.doctor.budget import FULL, QUICK, Budget, WallTime
 from headway.doctor.examination import WANTING, examine_job
 from headway.doctor.measurement_job import MeasurementJob
-from headway.doctor.rank_examination import split_wall_time
+from headway.doctor.rank_examination import TRIES_S, split_wall_time
 from headway.doctor.rank_exchange import TOGETHER_S
 from headway.training.runs import load_recipe
 
@@ -30,14 +30,14 @@ def test_both_budgets_fit_into_what_is_promised() -> None:
 
 def test_ranks_keep_time_for_what_they_measure_together() -> None:
     """What each of them measures by itself has to be over by then, and what overruns shortens the rest."""
-    for budget, quick in ((FULL, False), (QUICK, True)):
-        mine, wall = split_wall_time(quick, perf_counter() - budget.wall / 2)
+    for budget, tries_s in ((FULL, TRIES_S), (QUICK, 0.0)):
+        mine, wall = split_wall_time(budget, perf_counter() - budget.wall / 2, tries_s=tries_s)
         kept = budget.wall - mine.wall
         assert 0 < kept < budget.wall / 3
         assert wall.allot("whole") == TOGETHER_S
-        _, late = split_wall_time(quick, perf_counter() - mine.wall - kept / 2)
+        _, late = split_wall_time(budget, perf_counter() - mine.wall - kept / 2, tries_s=tries_s)
         assert late.allot("single") < budget.whole
-        _, over = split_wall_time(quick, perf_counter() - budget.wall)
+        _, over = split_wall_time(budget, perf_counter() - budget.wall, tries_s=tries_s)
         assert over.allot("single") == over.allot("whole") == 0
 
 

@@ -11,6 +11,10 @@ from pydantic import TypeAdapter
 from tests.plan._workload import layer, workload
 
 from headway.core.collectives import predict_seconds
+from headway.core.errors import RecipeError
+from headway.core.text_format import format_bytes
+from headway.core.workload import Workload
+from headway.data.batch_plan import BatchPlan
 from headway.parallel.parallel_recipe import AnyParallelRecipe
 from headway.plan.cluster import load_clusters
 from headway.plan.compute import estimate_from_data_sheet
@@ -22,6 +26,8 @@ from headway.plan.scaling import predict_scaling
 from headway.plan.step import list_gradients
 from headway.plan.strategies import Strategy, compare_strategies
 from headway.plan.strips import SplitNetwork
+from headway.setup.local_steps import plan_rounds
+from headway.setup.recipe import TrainRecipe
 
 
 def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights() -> None:
@@ -104,21 +110,45 @@ def test_towers_halve_the_work_that_is_in_them_and_exchange_channels() -> None:
     assert 32 / found.images_s == pytest.approx(alone_s + sent_s, rel=0.01)
 
 
-def test_what_a_strategy_cannot_train_is_not_on_the_menu() -> None:
+def test_what_the_recipe_refuses_is_not_on_the_menu() -> None:
+    """As its workload says; one without the lists, of an earlier version, refuses nothing."""
     heavy, slow = workload(dense=100_000_000, convolutions=2), load_clusters()["p100-50gbe"]
 
-    def list_named(optimizer: str, **changes: Any) -> str:
-        update = heavy.step.update.model_copy(update={"optimizer": optimizer})
-        known = heavy.model_copy(update={"step": heavy.step.model_copy(update={"update": update})})
+    def list_named(refused: tuple[str, ...] = (), parted: tuple[str, ...] = (), **changes: Any) -> str:
+        lists = {"refused_strategies": refused, "refused_with_micro_batches": parted}
+        known = heavy.model_copy(update={"step": heavy.step.model_copy(update=lists)})
         job = build_job(known, estimate_from_data_sheet(known, slow.device_spec), 10.0)
         return " ".join(one.recipe for one in compare_strategies(known, replace(job, **changes), slow, 4))
 
-    assert "hybrid" not in list_named("muon")
-    assert "what: all" in list_named("lamb")
-    assert "what: all" not in list_named("muon")
-    assert "async" not in list_named("lars")
-    assert "spatial" not in list_named("sgd", accumulate=2)
-    assert "spatial" not in list_named("sgd", split=SplitNetwork())
+    old = heavy.model_dump(mode="json")
+    del old["step"]["refused_strategies"], old["step"]["refused_with_micro_batches"]
+    assert Workload.model_validate(old) == heavy
+    every = ("spatial", "hybrid", "what: optimizer", "what: all", "local", "async")
+    assert all(name in list_named() for name in every)
+    found = list_named(("hybrid", "sharded all", "async"))
+    assert [name for name in every if name not in found] == ["hybrid", "what: all", "async"]
+    found = list_named(("async",), ("spatial", "hybrid"), accumulate=2)
+    assert [name for name in every if name not in found] == ["spatial", "hybrid"]
+    assert "spatial" not in list_named(split=SplitNetwork())
+
+
+def test_micro_batches_multiply_the_exchanges_between_layers_alone() -> None:
+    """On a link that counts, the extra seconds of a step are once its weights, however many parts it has."""
+    known, where = workload(), load_clusters()["p100-50gbe"]
+
+    def find_extra_s(parts: int) -> dict[str, float]:
+        job = build_job(known, estimate_from_data_sheet(known, where.device_spec), 10.0, per_device=8.0)
+        job = replace(job, losses=StepLosses(), accumulate=parts)
+        menu = compare_strategies(known, job, where, 4)
+        compute_s = parts * job.compute.seconds(8.0)
+        return {one.name: 32 * 8 * parts / one.images_s - compute_s for one in menu}
+
+    once, twice = find_extra_s(1), find_extra_s(2)
+    assert twice["16 steps alone, then a mean"] == pytest.approx(once["16 steps alone, then a mean"], rel=0.01)
+    # Forward and backward gather the weights, as many bytes as an all-reduce; gradients are half as many.
+    assert twice["rows of all weights"] / once["rows of all weights"] == pytest.approx(2.5 / 1.5, rel=0.01)
+    # The second part hides as much of the gradients as the only one did.
+    assert twice["optimizer state by owner"] == pytest.approx(once["optimizer state by owner"], rel=0.2)
 
 
 def test_asynchronous_training_waits_for_nothing_but_the_link_of_the_server() -> None:
@@ -131,7 +161,10 @@ def test_asynchronous_training_waits_for_nothing_but_the_link_of_the_server() ->
         job = replace(job, losses=StepLosses())
         alone = 32 / job.compute.seconds(32)
         (found,) = (one for one in compare_strategies(known, job, where, 4) if "async" in one.recipe)
-        fed = 32 * between.bytes_s / sum(one.nbytes for one in job.gradients)
+        assert found.memory.weights == estimate_memory(known, 1, 1.0, 1).weights
+        gradients = sum(one.nbytes for one in job.gradients)
+        assert f"{format_bytes(3 * 33 * gradients)} of host memory for the server" in found.note
+        fed = 32 * between.bytes_s / gradients
         return found.images_s / alone, fed / alone
 
     # 32 devices without a network that counts; and the server's own, with as many others as its link feeds.
@@ -206,3 +239,32 @@ def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
     # The same batch and the same memory: strips are no gain then.
     assert roomy["each image in 2 strips"].memory == roomy["data parallel"].memory
     assert roomy["each image in 2 strips"].gain < 1
+
+
+@pytest.mark.parametrize(("samples", "steps"), [(100_000, 16), (1_280, 10), (256, 2), (255, None)])
+def test_a_round_takes_no_more_than_train_allows(samples: int, steps: int | None) -> None:
+    """32 samples a step on 32 devices: a quarter of an epoch, and no round of a single step."""
+    where = load_clusters()["p100-50gbe"]
+    job = build_job(workload(), estimate_from_data_sheet(workload(), where.device_spec), 10.0, batch=32.0)
+    job = replace(job, samples=samples)
+    menu = {one.recipe: one for one in compare_strategies(workload(), job, where, 4)}
+    local = [yaml.safe_load(one)["parallel"]["every_steps"] for one in menu if "local" in one]
+    assert local == ([] if steps is None else [steps])
+    if steps is not None:
+        recipe = _read_recipe(local={"every_steps": steps})
+        assert plan_rounds(recipe, BatchPlan(32), 1000, samples).length == steps
+        with pytest.raises(RecipeError, match="more than a quarter of an epoch"):
+            plan_rounds(_read_recipe(local={"every_steps": samples // 128 + 1}), BatchPlan(32), 1000, samples)
+
+
+def _read_recipe(*, local: dict[str, Any]) -> TrainRecipe:
+    return TrainRecipe.model_validate(
+        {
+            "data": "synthetic",
+            "model": {"factory": "small_net"},
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            "batch": 32,
+            "epochs": 1,
+            "parallel": {"strategy": "local", "from_epoch": 0, **local},
+        }
+    )

@@ -242,6 +242,24 @@ def test_the_smallest_images_are_looked_at_before_a_run_folder_is_made(
     headway(*arguments, small, *network)
 
 
+def test_the_name_of_a_strategy_is_enough(folder: Path) -> None:
+    for name in ("data", "spatial", "hybrid", "towers", "experts", "sharded", "async", "local"):
+        named, whole = (
+            read_recipe(folder / "recipe.yaml", [f"parallel={value}"], TrainRecipe).recipe.parallel
+            for value in (name, f"{{strategy: {name}}}")
+        )
+        assert named == whole
+        assert named.strategy == name
+    for wrong in ("parallel=hibrid", "parallel={strategy: hibrid}"):
+        said = refused("train", folder / "recipe.yaml", wrong, "--dry-run", status=2)
+        assert "parallel.strategy" in said
+        assert "hybrid" in said
+    for several in ("parallel=ensemble", "parallel={strategy: sweep}"):
+        said = refused("train", folder / "recipe.yaml", several, "--dry-run", status=2)
+        assert "is no strategy of one run, but several runs: start each by itself with another seed" in said
+        assert "seed=1 --run runs/1" in said
+
+
 def test_files_that_are_no_recipes(folder: Path, tmp_path: Path) -> None:
     assert "the recipe cannot be read" in refused("train", tmp_path / "none.yaml", status=2)
     (tmp_path / "list.yaml").write_text("- a\n- b\n")

@@ -161,6 +161,23 @@ def test_memory_by_hand(folder: Path) -> None:
     assert found.sent_bytes == weights, "a ring of two: 2 (n - 1) / n of it"
 
 
+def test_memory_of_asynchronous_servers(folder: Path) -> None:
+    """Each process takes whole batches, even a single sample, and each server has the mail of all of them."""
+    weights, options = 4 * (64 * 10 + 10), ("model.factory=net.py:linear", "batch=1")
+
+    def find(parallel: str) -> dict[str, int]:
+        found = dried(folder / "recipe.yaml", *options, f"parallel={{strategy: async{parallel}}}", procs=4)
+        assert (found.rank_batch, found.sent_bytes) == (1, weights * 3 / 4 / (2 if "servers" in parallel else 1))
+        return {part.name: part.bytes for part in found.memory}
+
+    memory = find("")
+    assert "buckets" not in memory
+    assert memory["batch"] == 64 * 4
+    assert memory["state of a server"] == (3 * 4 + 3) * weights
+    assert find(", servers: 2")["state of a server"] == 2 * weights + (3 * 4 + 1) * weights // 2
+    assert find(", compensate: none")["state of a server"] == (2 * 4 + 2) * weights
+
+
 def test_layers_that_nobody_looks_at_are_not_copied(folder: Path) -> None:
     unwatched = "observe.on_divergence=ignore"
     for options, copied in (((unwatched,), False), ((unwatched, "observe.layer_rates=true"), True)):

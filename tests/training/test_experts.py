@@ -284,6 +284,6 @@ def test_ranks_and_networks_that_do_not_fit_are_refused(
     assert "Traceback" not in said.err
 
 
-def test_a_run_that_goes_on_keeps_other_strategies(folder: Path, alone: Path) -> None:
-    said = refused("train", "--resume", alone, "parallel={strategy: spatial}", "epochs=3", status=2)
-    assert "a run that goes on cannot change parallel" in said
+def test_a_run_that_goes_on_takes_up_no_updates_of_its_own(folder: Path, alone: Path) -> None:
+    said = refused("train", "--resume", alone, "parallel={strategy: local}", "epochs=3", status=2)
+    assert "a run that goes on cannot change parallel.strategy, because each process of local training" in said

@@ -154,12 +154,14 @@ def _train_in_process(options: TrainOptions, as_json: bool) -> None:
 
 def _train_on_ranks(options: TrainOptions, as_json: bool) -> None:
     """Trains with Headway's launcher, and exits with its status."""
+    from headway.launch.hosts import parse_hosts
     from headway.training import distributed
     from headway.training.runs import extend, find_finished_run
 
     # Once and here: the ranks find the changed recipe in the run folder.
     if options.resume is not None and options.overrides:
-        extend(options.resume, options.overrides)
+        num_ranks = sum(host.procs for host in parse_hosts(options.procs, options.hosts))
+        extend(options.resume, options.overrides, num_ranks)
 
     # A finished run needs no ranks: its result is printed again.
     if options.resume is not None and (finished_run := find_finished_run(options.resume)) is not None:

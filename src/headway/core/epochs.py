@@ -21,6 +21,21 @@ Epochs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Milestones = Annotated[tuple[Epochs, ...], AfterValidator(_check_rising)]
 
 
+LONGEST_ROUND = 0.25
+"""Largest share of an epoch that ranks may train alone in the strategy `local`: an evaluation or a checkpoint may come
+so much later than asked."""
+
+
+def count_longest_round(samples: int, batch: float) -> int:
+    """Returns the largest number of steps of such a round: below 2 there is none, as one step is data parallel.
+
+    Args:
+        samples: size of the training set.
+        batch: of all ranks together.
+    """
+    return int(LONGEST_ROUND * samples / batch)
+
+
 def epochs_to_position(epochs: float, samples: int) -> int:
     """Returns the position (samples served) nearest to a number of epochs."""
     return round(epochs * samples)

@@ -177,6 +177,11 @@ class WorkloadStep(JsonRecord):
     """The run compiles the layers, which saves less for backward; they were measured without compilation."""
     update: WorkloadUpdate
     exchange: WorkloadExchange
+    refused_strategies: tuple[str, ...] = ()
+    """Strategies of `parallel` that the recipe refuses; `sharded all` is the one with what: all. Files without this
+    list refuse none."""
+    refused_with_micro_batches: tuple[str, ...] = ()
+    """Those that it refuses if the batch of a rank is split into micro-batches."""
 
     @property
     def value_bytes(self) -> int:

@@ -19,6 +19,7 @@ from headway.doctor.loader_measurement import build_loader
 from headway.doctor.loop_measurement import LONG_STEP_S, build_wait, run_steps
 from headway.doctor.measurement_job import MeasurementJob, close_stream
 from headway.doctor.rate_measurement import build_window, choose_window_s, measure_rate
+from headway.parallel.parallel_recipe import AsyncRecipe
 
 # Batches that the loader should deliver during the measurement, if the time allows.
 BATCHES = 8
@@ -96,6 +97,9 @@ def measure_handover(job: MeasurementJob, loop_alone: float, *, limit_s: float) 
     to do: both threads wake up for each batch and share the interpreter lock. 0 for long steps, which do not show
     it."""
     if job.batch * loop_alone > SHORT_STEP_S:
+        return 0.0
+    # Asynchronous training reads each batch in a thread of its own, in every measurement of its loop.
+    if isinstance(job.setup.recipe.parallel, AsyncRecipe):
         return 0.0
     given = _ReplayedFeed(job.load_batches(), job.setup.recipe.data.prefetch_batches)
     wait = build_wait(job.setup.device)

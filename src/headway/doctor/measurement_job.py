@@ -19,6 +19,7 @@ from headway.core.messages import mute_messages
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
+from headway.parallel.parallel_recipe import LocalRecipe
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.setup.train_setup import TrainSetup
@@ -71,10 +72,11 @@ class MeasurementJob:
         """
         loaded = with_values(loaded, changes, "as it is tried")
         # Evaluations, checkpoints and sinks would disturb the steps, and write into the user's folders.
-        setup = build_setup(with_values(loaded, MEASURED, "as it is measured"))
+        measured = list_measured_values(loaded.recipe)
+        setup = build_setup(with_values(loaded, measured, "as it is measured"))
         # Values that replace `auto` are shown to the user with the reason for the choice.
         # A batch per device stays one, for the advice about it.
-        chosen = {key: value for key, value in setup.loaded.list_leaves() if key not in (*MEASURED, "batch")}
+        chosen = {key: value for key, value in setup.loaded.list_leaves() if key not in (*measured, "batch")}
         origins = setup.loaded.origins
         resolved = {
             key: (value, origins[key].removeprefix("auto: "))
@@ -164,8 +166,14 @@ def _find_runs_folder() -> Path | None:
     return where if other and os.access(where, os.W_OK) else None
 
 
+def list_measured_values(recipe: TrainRecipe) -> dict[str, Any]:
+    """Returns the values, by key, that replace a recipe's own while its steps are measured."""
+    # Rounds from the beginning: half of an endless run would pass before the first one.
+    return MEASURED | ({"parallel.from_epoch": 0} if isinstance(recipe.parallel, LocalRecipe) else {})
+
+
 def with_values(loaded: LoadedRecipe[TrainRecipe], values: Mapping[str, Any], reason: str) -> LoadedRecipe[TrainRecipe]:
-    """Returns the recipe with other values; keys that it does not have are ignored."""
+    """Returns the recipe with other values."""
     return loaded.resolve_all({key: (value, reason) for key, value in values.items()}) if values else loaded
 
 

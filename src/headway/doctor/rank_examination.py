@@ -37,7 +37,7 @@ from headway.doctor import environment
 from headway.doctor.budget import FULL, QUICK, Budget, WallTime
 from headway.doctor.examination import examine_job
 from headway.doctor.loop_measurement import measure_loop
-from headway.doctor.measurement_job import LOG, MEASURED, MeasurementJob, with_values
+from headway.doctor.measurement_job import LOG, MeasurementJob, list_measured_values, with_values
 from headway.doctor.rank_exchange import (
     GAIN,
     TOGETHER_S,
@@ -51,10 +51,11 @@ from headway.doctor.rank_exchange import (
 from headway.doctor.throughput_model import ThroughputModel
 from headway.doctor.verdict import conclude_verdict
 from headway.doctor.whole_job import run_whole_job
-from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
+from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
+from headway.setup.checks import check_batch_size
 from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
 from headway.training.progress import SilentDisplay
@@ -69,6 +70,8 @@ WORTH = 0.02
 TRIES_S = 10.0
 # Strategies in which ranks exchange values inside of the network.
 SHARING = ("spatial", "hybrid", "experts", "towers")
+# Strategies that may take other buckets and algorithms while they train.
+TRIED = ("data", "spatial", "hybrid", "experts")
 NARROW_COST = "gradients cross between hosts in 16 bits; sums stay in fp32"
 
 
@@ -90,7 +93,7 @@ def examine_ranks(
         raise UsageError(f"a launcher ({above.launcher}) started this process, so it cannot launch others", fix=fix)
     num_ranks = sum(host.procs for host in on)
     loaded = resolve_batch(load_recipe(recipe, overrides), num_ranks)
-    check_batch_covers_ranks(loaded.recipe.global_batch, num_ranks)
+    check_batch_size(loaded.recipe, num_ranks)
     with tempfile.TemporaryDirectory(prefix="headway-doctor-", dir=Path.cwd() if hosts else None) as folder:
         target = Path(folder) / "profile.json"
         asked = {"recipe": str(recipe.resolve()), "overrides": list(overrides), "quick": quick, "folder": folder}
@@ -108,11 +111,16 @@ def examine_ranks(
         return Profile.read(target)
 
 
-def main(asked: dict[str, Any]) -> None:
-    """Runs one of the processes. Rank 0 writes the profile."""
+def main(asked: dict[str, Any], budget: Budget | None = None) -> None:
+    """Runs one of the processes. Rank 0 writes the profile.
+
+    Args:
+        budget: of the measurements; None: as `asked["quick"]` says.
+    """
     show_messages()
     begun = perf_counter()
     recipe, quick = Path(asked["recipe"]), bool(asked["quick"])
+    whole_budget = budget or (QUICK if quick else FULL)
     loaded = load_recipe(recipe, asked["overrides"])
 
     ranks = Ranks.from_environment(loaded.recipe.comm)
@@ -120,9 +128,11 @@ def main(asked: dict[str, Any]) -> None:
     # The user reads the messages of the examination alone, and from one rank.
     with mute_messages(), mute_messages(["doctor"], unless=lambda: ranks.is_lead), ranks:
         loaded = resolve_batch(loaded, ranks.launched_size)
-        ranks.check_batch(loaded.recipe.global_batch)
-        share = loaded.recipe.global_batch // ranks.launched_size
-        setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), ranks=ranks)
+        check_batch_size(loaded.recipe, ranks.launched_size)
+        parallel, share = loaded.recipe.parallel, loaded.recipe.global_batch
+        if not parallel.takes_whole_batches:
+            share //= ranks.launched_size
+        setup = build_setup(with_values(loaded, list_measured_values(loaded.recipe), "as it is measured"), ranks=ranks)
         with closing(setup.inputs):
             where = RunFolder(Path(asked["folder"]) / "run")
             if ranks.is_lead:
@@ -136,34 +146,37 @@ def main(asked: dict[str, Any]) -> None:
                     norm["micro_batch"] = min(micro, share)
                 with closing(MeasurementJob.from_recipe(loaded, norm)) as job:
                     control.barrier()
-                    budget, wall = split_wall_time(quick, begun)
+                    shorter, wall = split_wall_time(whole_budget, begun, tries_s=0.0 if quick else TRIES_S)
                     # Every rank measures its own part at the same time: they share cores, memory and disks as in a run.
-                    mine = examine_job(job, budget, quick, barrier=control.barrier, begun=begun)
+                    mine = examine_job(job, shorter, quick, barrier=control.barrier, begun=begun)
                     around = examine_surroundings(mine.environment, job, ranks.world)
                     mine = mine.model_copy(update={"environment": around})
                     reports = control.gather_bytes(mine.model_dump_json().encode())
                     profiles = [Profile.model_validate_json(text) for text in reports]
                     # The others wait at the barrier, so that this process has all cores.
                     single = (
-                        _measure_single_process(loaded, wall.allot("single"), budget.side) if ranks.is_lead else 0.0
+                        _measure_single_process(loaded, wall.allot("single"), shorter.side) if ranks.is_lead else 0.0
                     )
                     control.barrier()
                     batches = job.load_batches()
                     setup.inputs.batch_source = lambda: itertools.cycle(batches)
                     now = measure_together(trainer, ranks, limit_s=wall.allot("replay"))
-                    alone = measure_exchange(trainer, ranks, limit_s=wall.allot("exchange"))
+                    # Asynchronous training sums no gradients.
+                    alone = None
+                    if parallel.strategy != "async":
+                        alone = measure_exchange(trainer, ranks, limit_s=wall.allot("exchange"))
                     steps = _StepTimes.from_profiles(profiles, now.rate)
                     # All ranks must take the same branch, so rank 0 decides.
                     worth = json.loads(control.broadcast_bytes(json.dumps(steps.exposed > WORTH * steps.step).encode()))
                     others, late = list[CommTrial](), list[str]()
-                    if worth and not quick:
+                    if worth and not quick and parallel.strategy in TRIED:
                         LOG.info("Trying other bucket sizes and all-reduce algorithms.")
                         others, late = try_alternatives(
                             trainer, ranks, loaded.recipe.comm, now, limit_s=wall.allot("tries")
                         )
                 setup.inputs.batch_source = None
-                # Start the loader again, after the replayed batches.
-                trainer.meet()
+                # The next step opens the loader. Not `meet`, after which ranks would look for parameters of rank 0.
+                trainer.close_stream()
                 whole = measure_together(trainer, ranks, limit_s=wall.allot("whole"))
                 if ranks.is_lead:
                     narrow = len(ranks.world.hosts) > 1 and loaded.recipe.comm.wire == "fp32"
@@ -177,7 +190,7 @@ def main(asked: dict[str, Any]) -> None:
                         single=single,
                         alone=alone,
                         others=others,
-                        strategy=loaded.recipe.parallel.strategy,
+                        strategy=parallel.strategy,
                     )
                     missing = (f"{one}: not tried, no time left." for one in late)
                     more = {"seconds": perf_counter() - begun, "not_measured": (*profile.not_measured, *missing)}
@@ -195,18 +208,18 @@ def examine_surroundings(
     return environment.examine_environment(job.loaded.recipe, job.setup.device, job.setup.train, world.interfaces)
 
 
-def split_wall_time(quick: bool, begun: float) -> tuple[Budget, WallTime]:
+def split_wall_time(budget: Budget, begun: float, *, tries_s: float) -> tuple[Budget, WallTime]:
     """Divides the wall time between the measurements of each rank and those of all ranks together.
 
     Args:
         begun: the time of `perf_counter` from which the limit counts.
+        tries_s: seconds for trying other buckets and algorithms.
     """
-    budget = QUICK if quick else FULL
     wants = {
         "single": budget.whole,
         "replay": TOGETHER_S,
         "exchange": budget.side,
-        "tries": 0.0 if quick else TRIES_S,
+        "tries": tries_s,
         "whole": TOGETHER_S,
     }
     return replace(budget, wall=budget.wall - sum(wants.values())), WallTime(budget.wall, wants, begun)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from headway.core.recipe import RecipePart
 
@@ -19,6 +19,11 @@ class StrategyRecipe(RecipePart):
     def sharing(self) -> int:
         """Number of processes that share an image, as far as it is known before the network is."""
         return 1
+
+    @property
+    def takes_whole_batches(self) -> bool:
+        """True if each process takes whole batches of its own, so that a batch may be smaller than their number."""
+        return False
 
 
 class PlacesRecipe(StrategyRecipe):
@@ -132,9 +137,9 @@ class AsyncRecipe(StrategyRecipe):
         return self
 
     @property
-    def sharing(self) -> int:
-        """Number of processes for which one sample of a batch is enough: any, as each takes batches of its own."""
-        return 1 << 16
+    def takes_whole_batches(self) -> bool:
+        """True: a batch is one update, by one process."""
+        return True
 
     @property
     def used_strength(self) -> float:
@@ -191,6 +196,22 @@ class LocalRecipe(StrategyRecipe):
     """Step by the mean change with an optimizer of its own (DiLoCo), which suits long rounds. Unset: take the mean."""
 
 
+SEVERAL_RUNS = ("ensemble", "sweep")
+"""Names that sound like strategies, and are several runs."""
+
+
+def _expand_strategy(value: Any) -> Any:
+    # `parallel: hybrid` is short for `parallel: {strategy: hybrid}`.
+    if isinstance(value, str):
+        value = {"strategy": value}
+    if isinstance(value, dict) and (name := value.get("strategy")) in SEVERAL_RUNS:
+        raise ValueError(
+            f"{name} is no strategy of one run, but several runs: start each by itself with another seed, as in"
+            " headway train RECIPE seed=1 --run runs/1"
+        )
+    return value
+
+
 AnyParallelRecipe = Annotated[
     DataParallelRecipe
     | SpatialRecipe
@@ -201,8 +222,9 @@ AnyParallelRecipe = Annotated[
     | ShardedRecipe
     | LocalRecipe,
     Field(discriminator="strategy"),
+    BeforeValidator(_expand_strategy),
 ]
-"""The recipe of one strategy; `strategy` says which one."""
+"""The recipe of one strategy; `strategy` says which one, or its name alone."""
 
 
 def divides_weights(recipe: AnyParallelRecipe) -> bool:

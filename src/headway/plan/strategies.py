@@ -8,10 +8,11 @@ from typing import final
 
 from headway.core import collectives
 from headway.core.collectives import Network
+from headway.core.epochs import count_longest_round
 from headway.core.layer_division import Scheme, count_divided_bytes, predict_divided_s
 from headway.core.row_shards import count_sent_bytes, count_working_bytes
 from headway.core.text_format import format_bytes
-from headway.core.workload import Workload, WorkloadStep
+from headway.core.workload import Workload
 from headway.plan.cluster import Cluster
 from headway.plan.dense_layers import (
     choose_dense_layers,
@@ -29,7 +30,7 @@ from headway.plan.strips import count_split_bytes, estimate_split_s
 from headway.plan.tower_layers import compute_tower_share, find_towers
 
 STRIPS = (2, 4, 8, 16)
-# Steps of a round, as by default.
+# Steps of a round, as by default; fewer where they would take more than `train` allows.
 LOCAL_STEPS = 16
 
 
@@ -61,37 +62,19 @@ def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, n
     menu.add_plain()
     menu.add_less_memory()
     if menu.plain.devices > 1:
-        # A recipe has either micro-batches or one of these, and images that are in strips already have a strategy.
-        if menu.parts == 1 and menu.plain.strips == 1:
-            refused = list_refused(workload.step)
+        # Images that are in strips already have a strategy.
+        if menu.plain.strips == 1:
             adders = {
                 "spatial": menu.add_spatial, "hybrid": menu.add_hybrid, "towers": menu.add_towers,
                 "sharded": menu.add_sharded, "sharded all": menu.add_full_shards, "local": menu.add_local,
                 "async": menu.add_async,
             }  # fmt: skip
             for strategy, add in adders.items():
-                if strategy not in refused:
+                if strategy not in menu.refused:
                     add()
         menu.add_narrow_messages()
         menu.add_rarer_exchange()
     return sorted(menu.strategies, key=lambda one: one.hours)
-
-
-def list_refused(step: WorkloadStep) -> set[str]:
-    """Lists the strategies that `headway train` refuses for such a step (`setup.parallel_checks`)."""
-    optimizer, fp16 = step.update.optimizer, step.precision == "fp16"
-    # Strategies in which devices have parts of the weights.
-    divides = not step.half_weights and not fp16 and optimizer not in ("muon", "novograd", "own")
-    refused = {
-        "spatial": step.half_weights or step.compiled,
-        "hybrid": not divides,
-        "towers": not divides or step.compiled,
-        "sharded": optimizer == "own",
-        "sharded all": not divides or step.compiled,
-        "local": fp16 or optimizer == "own",
-        "async": step.half_weights or fp16 or optimizer in ("lars", "lamb", "lbsgd", "muon"),
-    }
-    return {strategy for strategy, is_refused in refused.items() if is_refused}
 
 
 @final
@@ -104,6 +87,8 @@ class _Menu:
         devices = self.plain.devices
         self.each, self.parts = job.split_batch(devices), job.count_micro_batches(devices)
         self.memory = self.estimate(self.each)
+        step = workload.step
+        self.refused = step.refused_with_micro_batches if self.parts > 1 else step.refused_strategies
         self.strategies = list[Strategy]()
 
     @property
@@ -150,7 +135,7 @@ class _Menu:
             found, sent = predict(finer, self.cluster, self.nodes), self.count_gradient_bytes(self.job)
             name, recipe = f"{times} micro-batches of {many} samples", f"micro_batch: {math.ceil(less)}"
             self.add(name, recipe, found, sent, self.estimate(less), "the same batch")
-        elif not self.memory.most_samples:
+        elif not self.memory.most_samples and "spatial" not in self.refused:
             for strips in STRIPS:
                 if self.plain.strips < strips <= self.cluster.devices:
                     shared = predict(replace(self.job, per_device=1 / strips, batch=None), self.cluster, self.nodes)
@@ -249,7 +234,8 @@ class _Menu:
         factor = max((devices - 1) * largest, 1 - least) / (2 * (devices - 1) / devices)
         gradients = tuple(replace(one, nbytes=factor * one.nbytes) for one in self.job.gradients)
         # The backward pass hides the gradients; weights travel after the step.
-        gather_s = collectives.predict_cost("ring", self.network).seconds(factor * total)
+        # Seconds of a micro-batch.
+        gather_s = collectives.predict_cost("ring", self.network).seconds(factor * total) / self.parts
         found = predict(replace(self.job, gradients=gradients, exchange_s=gather_s), self.cluster, self.nodes)
         saved = round(update.state_bytes * (1 - largest))
         memory = replace(self.memory, weights=self.memory.weights - saved)
@@ -262,14 +248,17 @@ class _Menu:
         """Adds rows of all weights, gradients and optimizer state on each device (ZeRO-3, arXiv 1910.02054).
 
         Weights are gathered forward and backward, and gradients go to the rows' owners: one and a half times the bytes
-        of an all-reduce. Nothing is taken to hide them, as over Gloo.
+        of an all-reduce. Nothing is taken to hide them, as over Gloo. Each micro-batch gathers the weights again, and
+        gradients stay whole until the last one.
         """
         devices, update, layers = self.plain.devices, self.workload.step.update, self.workload.layers
         gradients = sum(one.gradient_bytes for one in layers)
         weights = sum(one.weight_bytes for one in layers)
         if not gradients or devices == 1:
             return
-        exchange_s = collectives.predict_cost("ring", self.network).seconds(1.5 * gradients)
+        # All-reduces of a micro-batch.
+        times = 1 + 0.5 / self.parts
+        exchange_s = collectives.predict_cost("ring", self.network).seconds(times * gradients)
         found = predict(replace(self.job, gradients=(), exchange_s=exchange_s), self.cluster, self.nodes)
         # Layers of one module count as a block; those of the network itself stay whole for a step.
         blocks: dict[str, int] = {}
@@ -277,13 +266,16 @@ class _Menu:
             parent = one.name.rpartition(".")[0]
             blocks[parent] = blocks.get(parent, 0) + one.weight_bytes
         working = count_working_bytes(blocks.pop("", 0), max(blocks.values(), default=0))
-        held = (weights + gradients + update.state_bytes) / devices
+        held = (weights + gradients + update.state_bytes) / devices + gradients * (self.parts > 1)
         memory = replace(self.memory, weights=round(held + working) + update.beside_bytes)
         less = self.memory.weights - memory.weights
         note = (
             f"{format_bytes(less)} less on each device" if less > 0 else "no less memory, as its blocks are too large"
         )
-        sent, recipe = count_sent_bytes(gradients, devices), "parallel: {strategy: sharded, what: all}"
+        sent, recipe = (
+            count_sent_bytes(gradients, devices) * self.parts * times / 1.5,
+            "parallel: {strategy: sharded, what: all}",
+        )
         self.add("rows of all weights", recipe, found, sent, memory, note)
 
     def add_local(self) -> None:
@@ -291,17 +283,21 @@ class _Menu:
 
         Nothing hides it. Each device keeps the weights of the round's beginning.
         """
+        steps = min(LOCAL_STEPS, count_longest_round(self.job.samples, self.plain.batch))
+        # One step a round is data parallel.
+        if steps < 2:
+            return
         nbytes = sum(one.nbytes for one in self.job.gradients)
         ratio = self.job.wire_ratio
         seconds, _ = collectives.choose_algorithm(
             nbytes, self.network, get_algorithms(self.job, self.cluster), wire_ratio=ratio
         )
-        free = replace(self.job, gradients=(), exchange_s=seconds / LOCAL_STEPS)
+        free = replace(self.job, gradients=(), exchange_s=seconds / steps / self.parts)
         memory = replace(self.memory, weights=self.memory.weights + round(nbytes))
         self.add(
-            f"{LOCAL_STEPS} steps alone, then a mean",
-            f"parallel: {{strategy: local, every_steps: {LOCAL_STEPS}, from_epoch: 0}}",
-            predict(free, self.cluster, self.nodes), self.count_gradient_bytes(self.job) / LOCAL_STEPS, memory,
+            f"{steps} steps alone, then a mean",
+            f"parallel: {{strategy: local, every_steps: {steps}, from_epoch: 0}}",
+            predict(free, self.cluster, self.nodes), self.count_gradient_bytes(self.job) / steps, memory,
             "weights of the devices differ during a round, which costs accuracy",
         )  # fmt: skip
 
@@ -314,17 +310,22 @@ class _Menu:
         devices, network = self.plain.devices, self.network
         link = network.between if self.nodes > 1 else network.inside
         nbytes = sum(one.nbytes for one in self.job.gradients)
-        alone_s = self.job.compute.seconds(self.each)
+        alone_s = self.parts * self.job.compute.seconds(self.each)
         # Gradients come in and weights go out at once, for one worker after the other.
         others = min((devices - 1) / (alone_s + 2 * link.seconds(nbytes)), 1 / link.seconds(nbytes))
         updates_s = 1 / alone_s + others
         # The time of a step in which each device takes one batch, and none waits for the slowest.
         losses = replace(self.job.losses, jitter=0.0)
-        free = replace(self.job, gradients=(), exchange_s=devices / updates_s - alone_s, losses=losses)
+        free = replace(self.job, gradients=(), exchange_s=(devices / updates_s - alone_s) / self.parts, losses=losses)
+        # There are no buckets. In the server's host memory each worker has an inbox, an outbox and the weights that it
+        # read; the server has weights, momenta and mean squares.
+        memory = replace(self.memory, weights=self.memory.weights - round(nbytes))
+        served = format_bytes(3 * (devices + 1) * nbytes)
         self.add(
             "asynchronous, at most", "parallel: {strategy: async, servers: 1}",
-            predict(free, self.cluster, self.nodes), (devices - 1) * nbytes, self.memory,
-            f"gradients are {devices - 1} updates old in the mean, which costs accuracy",
+            predict(free, self.cluster, self.nodes), (devices - 1) * nbytes, memory,
+            f"gradients are {devices - 1} updates old in the mean, which costs accuracy; {served} of host memory for "
+            "the server",
         )  # fmt: skip
 
     def add_narrow_messages(self) -> None:

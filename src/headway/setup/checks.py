@@ -12,6 +12,7 @@ from headway.core.recipe import LoadedRecipe
 from headway.data.data_recipe import SYNTHETIC, DataRecipe
 from headway.data.dataset import Dataset
 from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, list_class_warnings
+from headway.launch.hosts import check_batch_covers_ranks
 from headway.model.fake_tensors import use_fake_tensors
 from headway.parallel.parallel_recipe import AnyParallelRecipe, AsyncRecipe, ExpertsRecipe, SpatialRecipe
 from headway.setup.metric_catalog import collect_set_metrics, compute_set_metrics
@@ -284,6 +285,12 @@ def describe_idle_ghost(recipe: TrainRecipe, ranks: int) -> str:
         return ""
     what = f"Batch norm sees at most {rank_batch} samples at once on each of {ranks} processes"
     return f"{what}, so that model.batch_norm.ghost {norm.ghost} divides nothing. Set it to less, or remove it."
+
+
+def check_batch_size(recipe: TrainRecipe, ranks: int) -> None:
+    """Raises UsageError if a step has too few samples for so many processes."""
+    if not recipe.parallel.takes_whole_batches:
+        check_batch_covers_ranks(recipe.global_batch, ranks, recipe.parallel.sharing)
 
 
 def check_places(parallel: AnyParallelRecipe, ranks: int) -> None:

@@ -129,6 +129,10 @@ class Inputs:
 
     def build_step_reader(self, recipe: TrainRecipe, plan: BatchPlan) -> Callable[[int], Batch]:
         """Builds a function that reads the batch of the step at any position, and sets `loader` as `build_batches`."""
+        if self.batch_source is not None:
+            # Replayed batches follow each other, whatever the step.
+            replayed = iter(self.batch_source())
+            return lambda position: next(replayed)
         batches = self.build_batches(recipe, plan, 0)
         if isinstance(batches, Loader | SyntheticLoader):
             return batches.read_step

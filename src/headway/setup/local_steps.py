@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.core.epochs import epochs_to_position
+from headway.core.epochs import count_longest_round, epochs_to_position
 from headway.core.errors import RecipeError
 from headway.core.text_format import pluralise
 from headway.data.batch_plan import BatchPlan
@@ -15,9 +15,6 @@ from headway.parallel.local import OuterOptimizer
 from headway.parallel.parallel_recipe import AnyParallelRecipe, LocalRecipe
 from headway.parallel.rounds import Rounds
 from headway.setup.recipe import TrainRecipe
-
-LONGEST_ROUND = 0.25
-"""Largest share of an epoch that a round may take: an evaluation or a checkpoint may come so much later than asked."""
 
 
 def plan_rounds(recipe: TrainRecipe, plan: BatchPlan, steps: int, samples: int) -> Rounds:
@@ -33,7 +30,7 @@ def plan_rounds(recipe: TrainRecipe, plan: BatchPlan, steps: int, samples: int) 
     local = recipe.parallel
     if not isinstance(local, LocalRecipe):
         return Rounds(first=steps, length=1, steps=steps)
-    fitting = int(LONGEST_ROUND * samples / plan.largest_batch)
+    fitting = count_longest_round(samples, plan.largest_batch)
     # One step a round is data parallel.
     if local.every_steps > max(1, fitting):
         what = f"{local.every_steps} steps of {plan.largest_batch:,} samples are more than a quarter of an epoch"

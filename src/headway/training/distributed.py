@@ -13,10 +13,10 @@ from headway.core.errors import UsageError
 from headway.core.launcher_environment import read_launcher_environment
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RESUME_COMMAND, RunFolder
-from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
+from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.parallel.parallel_recipe import AsyncRecipe, DataParallelRecipe, LocalRecipe
-from headway.setup.checks import check_places
+from headway.setup.checks import check_batch_size, check_places
 from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
 from headway.training import runs
@@ -61,7 +61,7 @@ def train_on_ranks(
         verb = [str(recipe), *overrides, "--run", str(folder)]
     else:
         raise UsageError("there is neither a recipe nor a run")
-    check_batch_covers_ranks(tree.global_batch, num_ranks, tree.parallel.sharing)
+    check_batch_size(tree, num_ranks)
     check_places(tree.parallel, num_ranks)
     command = ["-m", "headway", "train", *options]
     again = ["--resume", str(folder)]

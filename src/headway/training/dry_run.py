@@ -28,21 +28,23 @@ from headway.core.workload import (
 from headway.data.augment_recipe import HOST_AUGMENTATIONS
 from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import compute_progressive_size
-from headway.launch.hosts import check_batch_covers_ranks, parse_hosts
+from headway.launch.hosts import parse_hosts
 from headway.model.batch_norm import list_running_statistics
 from headway.model.fake_tensors import use_fake_tensors
 from headway.model.graph_breaks import CompileReport, try_compiling
 from headway.model.layer_profile import PROFILE_BATCH_SIZES, profile_layers
 from headway.model.model_size import measure_model_size
 from headway.optim.footprint import estimate_footprint
-from headway.parallel.parallel_recipe import divides_weights
+from headway.parallel.parallel_recipe import AsyncRecipe, divides_weights
 from headway.setup.augment_place import PlaceChoice, choose_augment_place, has_place
 from headway.setup.build import build_setup
+from headway.setup.checks import check_batch_size
 from headway.setup.inputs import DryRunOptions
 from headway.setup.micro_batch import estimate_micro_batch
 from headway.setup.prepare import prepare_batch
 from headway.setup.rates import resolve_batch
 from headway.setup.recipe import TrainRecipe
+from headway.setup.refused_strategies import list_refused_strategies
 from headway.setup.train_setup import TrainSetup
 from headway.training.dry_run_memory import (
     MemoryItem,
@@ -168,7 +170,9 @@ def dry_run(
         found = _build_dry_run(setup, measured, fits, len(machines), ranks, evaluation_samples)
     if isinstance(batch := original.recipe.batch, int):
         return found
-    step = found.workload.step.model_copy(update={"per_device": batch.per_device})
+    # Some strategies refuse a batch per device.
+    refused = _list_refused(found.loaded.recipe.model_copy(update={"batch": batch}))
+    step = found.workload.step.model_copy(update={"per_device": batch.per_device, **refused})
     return replace(found, workload=found.workload.model_copy(update={"step": step}))
 
 
@@ -209,8 +213,8 @@ def _build_dry_run(
     recipe, notes = setup.recipe, list[str]()
     layers, on_shapes_only = measured
     # Rounded up: the busiest rank counts.
-    share = -(-setup.plan.largest_batch // ranks)
-    check_batch_covers_ranks(recipe.global_batch, ranks)
+    share = -(-setup.plan.largest_batch // (1 if recipe.parallel.takes_whole_batches else ranks))
+    check_batch_size(recipe, ranks)
     saved = sum(layer.saved_bytes for layer in layers)
     # A run measures it; here it is estimated from the bytes that a sample keeps for backward.
     micro = recipe.micro_batch
@@ -301,6 +305,7 @@ def _build_workload(
                 bucket_bytes=None if recipe.comm.bucket_mb == "auto" else round(recipe.comm.bucket_mb * 1e6),
                 sync_batch_norm=recipe.comm.batch_norm == "sync",
             ),
+            **_list_refused(recipe),
         ),
         run=WorkloadRun(
             samples=setup.epoch,
@@ -313,6 +318,13 @@ def _build_workload(
             checkpoint_bytes=count_checkpoint_bytes(setup, kept.state_bytes),
         ),
     )
+
+
+def _list_refused(recipe: TrainRecipe) -> dict[str, Any]:
+    return {
+        "refused_strategies": list_refused_strategies(recipe),
+        "refused_with_micro_batches": list_refused_strategies(recipe.model_copy(update={"micro_batch": 1})),
+    }
 
 
 def _compute_wire_ratio(setup: TrainSetup) -> float:
@@ -431,6 +443,9 @@ def _count_sent_bytes(setup: TrainSetup, exchange: WorkloadExchange, hosts: int,
     any_link = Link(0.0, 1.0)
     algorithm: Algorithm = "ring" if exchange.algorithm == "auto" else exchange.algorithm  # type: ignore[assignment]
     wire = exchange.wire_ratio if hosts > 1 else 1.0
+    if isinstance(setup.recipe.parallel, AsyncRecipe):
+        # A step is one update: the server that has all weights sends them to a worker, which seldom is its own.
+        return nbytes * (m - 1) / m / min(setup.recipe.parallel.servers, m)
     if divides_weights(setup.recipe.parallel):
         ring = count_bytes_out_of_host("ring", nbytes, Network(m, per_host, any_link, any_link, 1.0))
         # Weights are gathered twice, by half of a ring's all-reduce each. On CPUs each rank sends its gradients itself.

@@ -13,7 +13,7 @@ from headway.core.workload import Workload
 from headway.data.data_recipe import SYNTHETIC
 from headway.model.activation_checkpointing import list_blocks
 from headway.parallel.owners import find_largest_share
-from headway.parallel.parallel_recipe import ShardedRecipe, divides_weights
+from headway.parallel.parallel_recipe import AsyncRecipe, ShardedRecipe, divides_weights
 from headway.setup.train_setup import TrainSetup
 
 MemoryPlace = Literal["device", "host"]
@@ -55,7 +55,7 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
     share_held = _find_held_share(setup, ranks)
     saved_bytes = workload.count_saved_bytes(micro_batch)
     # Gradients go to their owners without a copy of all.
-    has_buckets = ranks > 1 and not isinstance(recipe.parallel, ShardedRecipe)
+    has_buckets = ranks > 1 and not isinstance(recipe.parallel, ShardedRecipe | AsyncRecipe)
     state_bytes = round(workload.step.update.state_bytes * _find_owned_share(setup, ranks))
     items = [
         MemoryItem("weights", round(weights * share_held), device, about),
@@ -68,6 +68,9 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
             "gradients of micro-batches", gradients if is_divided and micro_batch < share else 0, device, "whole"
         ),
         MemoryItem("buckets", gradients if has_buckets else 0, device, "gradients on their way"),
+        MemoryItem(
+            "state of a server", _count_server_bytes(setup, workload, ranks), "host", "with mail for each process"
+        ),
         MemoryItem("optimizer state", state_bytes, device, recipe.optimizer.name),
         MemoryItem("kept for backward", saved_bytes, device, f"a micro-batch of {micro_batch:,}"),
         MemoryItem(
@@ -138,6 +141,18 @@ def _count_working_bytes(setup: TrainSetup) -> int:
     blocks = [sum(map(count_bytes, setup.model.get_submodule(name).parameters())) for name in names]
     rest = sum(map(count_bytes, setup.model.parameters())) - sum(blocks)
     return round(count_working_bytes(rest, max(blocks, default=0)))
+
+
+def _count_server_bytes(setup: TrainSetup, workload: Workload, ranks: int) -> int:
+    """Counts the bytes of a server of asynchronous training, beside what its process has as a worker."""
+    recipe = setup.recipe.parallel
+    if not isinstance(recipe, AsyncRecipe):
+        return 0
+    trained = workload.step.exchange.gradient_bytes
+    # For each worker an inbox, an outbox, and the weights that it read, if gradients are corrected by these.
+    times = ranks * (2 + (recipe.compensate != "none")) + (recipe.compensate == "adaptive")
+    own = sum(map(count_bytes, setup.model.parameters())) + workload.step.update.state_bytes
+    return own + round(times * trained / min(recipe.servers, ranks))
 
 
 def _count_averaged_bytes(setup: TrainSetup) -> int:

@@ -22,6 +22,7 @@ from headway.core.recipe import LoadedRecipe, format_value, read_recipe
 from headway.core.run_folder import RunFolder
 from headway.optim import Schedule
 from headway.optim.batch_scaling import require_number
+from headway.setup.checks import check_places
 from headway.setup.rates import plan_steps
 from headway.setup.recipe import TrainRecipe
 from headway.training.recovery import MACHINE_KEYS
@@ -37,9 +38,14 @@ CHANGEABLE = (
     *MACHINE_KEYS,
 )
 """Keys that may change when a run goes on, with all keys below them."""
-RESHARED = ({"data", "experts"}, {"data", "sharded"})
-"""Values of `parallel.strategy` that may replace each other, with their options: the sums of gradients are the same,
-and checkpoints hold the same tensors."""
+RESHARED = frozenset({"data", "spatial", "hybrid", "towers", "experts", "sharded"})
+"""Values of `parallel.strategy` that may replace each other, with their options: the sums of gradients are the same up
+to rounding, and checkpoints hold the same tensors."""
+STRATEGY_REASONS = {
+    "local": "each process of local training has weights, or an optimizer's state, of its own",
+    "async": "the updates of asynchronous training are of older weights, which no other strategy computes",
+}
+"""Why a run may not change to a strategy, nor from it to another one."""
 REASONS = {
     "name": "the run folder has its name already",
     "seed": "the order of the samples and all random choices follow from it",
@@ -61,17 +67,19 @@ OTHER_REASON = "the steps before and after the change would be computed in diffe
 
 
 def extend_recipe(
-    run: RunFolder, loaded: LoadedRecipe[TrainRecipe], overrides: Sequence[str], *, writes: bool
+    run: RunFolder, loaded: LoadedRecipe[TrainRecipe], overrides: Sequence[str], *, ranks: int, writes: bool
 ) -> LoadedRecipe[TrainRecipe]:
     """Returns the recipe of a run with overrides, and records them in the run folder.
 
     Args:
         loaded: the recipe of the run.
         overrides: `key=value`.
+        ranks: number of processes that go on.
         writes: this process writes the run folder.
 
     Raises:
-        RecipeError: an override is wrong. UsageError: a key may not change, or the run is past its new end.
+        RecipeError: an override is wrong. UsageError: a key may not change, the run is past its new end, or there are
+            too few processes.
     """
     before = dict(loaded.list_leaves())
     recipe = read_recipe(run.recipe_path, overrides, TrainRecipe).recipe
@@ -84,10 +92,12 @@ def extend_recipe(
         if before.get(key) != after.get(key) and (key not in MACHINE_KEYS or key in given)
     )
     strategies = {loaded.recipe.parallel.strategy, recipe.parallel.strategy}
-    is_reshared = any(strategies <= these for these in RESHARED)
-    for key in changed:
-        if not (is_reshared and key.startswith("parallel.")):
-            _expect_changeable(key, before.get(key), run)
+    reason = "" if len(strategies) == 1 else next((STRATEGY_REASONS[one] for one in sorted(strategies - RESHARED)), "")
+    # The strategy first: its options change with it.
+    for key in sorted(changed, key=lambda one: one != "parallel.strategy"):
+        if not (strategies <= RESHARED and key.startswith("parallel.")):
+            _expect_changeable(key, before.get(key), run, reason if key == "parallel.strategy" else "")
+    check_places(recipe.parallel, ranks)
     # Nothing to write: a plain resume must not leave an entry in the list of changes.
     if not changed:
         return loaded
@@ -107,10 +117,10 @@ def extend_recipe(
     return extended
 
 
-def _expect_changeable(key: str, old_value: Any, run: RunFolder) -> None:
+def _expect_changeable(key: str, old_value: Any, run: RunFolder, own_reason: str = "") -> None:
     if any(key == one or key.startswith(f"{one}.") for one in CHANGEABLE):
         return
-    reason = REASONS.get(key.partition(".")[0], OTHER_REASON)
+    reason = own_reason or REASONS.get(key.partition(".")[0], OTHER_REASON)
     start = choose_wording(
         command=f"headway train RECIPE model.weights={run.weights_path}",
         python=f'headway.train(RECIPE, {{"model.weights": "{run.weights_path}"}})',

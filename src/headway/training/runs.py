@@ -27,7 +27,7 @@ from headway.data.decode import resolve_backend
 from headway.launch.ranks import Ranks
 from headway.model import pretrained
 from headway.setup.build import RecordedData, build_setup
-from headway.setup.checks import check_labels, check_places, list_set_warnings
+from headway.setup.checks import check_batch_size, check_labels, check_places, list_set_warnings
 from headway.setup.inputs import open_dataset
 from headway.setup.rates import describe_batch, resolve_batch
 from headway.setup.recipe import TrainRecipe
@@ -86,8 +86,7 @@ def train_recipe(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, callbac
         raise UsageError("several processes need one run folder", fix=describe_naming())
     with _join_ranks(ranks, RunFolder(folder)):
         # Refused here, before data are opened: a step needs one sample per rank at least.
-        batch = resolve_batch(loaded, ranks.launched_size).recipe.global_batch
-        ranks.check_batch(batch, loaded.recipe.parallel.sharing)
+        check_batch_size(resolve_batch(loaded, ranks.launched_size).recipe, ranks.launched_size)
         check_places(loaded.recipe.parallel, ranks.launched_size)
         # A launcher that restarts all processes gives them the command line of the first start.
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
@@ -206,19 +205,19 @@ def _meet_ranks(trainer: Trainer) -> None:
         raise CommunicationError(error.what, where=error.where, fix=error.fix) from error
 
 
-def extend(folder: Path, overrides: Sequence[str]) -> None:
-    """Changes the recipe of a run that no process trains. Raises UsageError: a key may not change."""
+def extend(folder: Path, overrides: Sequence[str], ranks: int) -> None:
+    """Changes the recipe of a run that no process trains, and that so many will. Raises UsageError: see `extension`."""
     run = RunFolder.open(folder)
     with run.lock():
-        extend_recipe(run, reload_recipe(run), overrides, writes=True)
+        extend_recipe(run, reload_recipe(run), overrides, ranks=ranks, writes=True)
 
 
 def _resume(run: RunFolder, ranks: Ranks | None, callbacks: Sequence[Any], overrides: Sequence[str] = ()) -> RunResult:
     with _lock_folder(run, ranks):
-        loaded = reload_recipe(run)
+        loaded, size = reload_recipe(run), 1 if ranks is None else ranks.launched_size
         if overrides:
-            loaded = extend_recipe(run, loaded, overrides, writes=ranks is None or ranks.is_lead)
-        check_places(loaded.recipe.parallel, 1 if ranks is None else ranks.launched_size)
+            loaded = extend_recipe(run, loaded, overrides, ranks=size, writes=ranks is None or ranks.is_lead)
+        check_places(loaded.recipe.parallel, size)
         return _continue_run(loaded, run, ranks, callbacks)
 
 
