@@ -87,8 +87,12 @@ def train(folder: Path, run: Path, procs: int, *options: str) -> Path:
 
 @pytest.fixture(scope="module")
 def three(folder: Path) -> Path:
-    """Three workers and two servers, with several meetings."""
-    options = ("parallel={strategy: async, servers: 2}", "checkpoint={every_steps: 20, keep: 9}")
+    """Three workers and two servers, with several meetings, and a weight that is not trained."""
+    options = (
+        "parallel={strategy: async, servers: 2}",
+        "checkpoint={every_steps: 20, keep: 9}",
+        "model.freeze=['^0.bias']",
+    )
     return train(folder, folder / "three", 3, *options)
 
 

@@ -57,7 +57,7 @@ ADVICE = {
     ),
     "optimizer.clip_norm": ("a process has the gradients of one tower alone", "remove it"),
     "optimizer.factory": ("nothing is known of its state", "set optimizer.name, for example to adamw"),
-    "optimizer.factory and several servers": ("", "set parallel.servers to 1"),
+    "optimizer.factory with several servers": ("", "set parallel.servers to 1"),
     "optimizer.lookahead": ("both step the weights by the change of several steps", "remove it"),
     "optimizer.name": ("it needs whole weights, of which a process has a part", "take for example sgd, adamw or lamb"),
     "precision": ("each process would decide for itself which steps its loss scale skips", "set it to bf16 or fp32"),

@@ -65,7 +65,10 @@ class ServerState:
         self._averages.load_state({name: value.cpu() for name, value in averages.state().items()}, WHERE)
         every = dict(model.named_parameters())
         self._weights = {name: every[name] for name in names}
-        self._others = {name for name in every if name not in self._weights}
+        # No server steps them. The first one sends them with its part, so that all parts together are a checkpoint.
+        frozen = {name: weight for name, weight in every.items() if leads and not weight.requires_grad}
+        self._named = self._weights | frozen
+        self._others = every.keys() - self._named.keys()
         self._step, self._leads = step, leads
         self.compensation = DelayCompensation(
             options.compensate,
@@ -93,7 +96,7 @@ class ServerState:
     def collect(self) -> dict[str, Tensor]:
         """Returns the tensors of this server's part of the state, by name."""
         buffers = {} if self.buffers is None else dict(zip(self.buffers.names, self.buffers.tensors, strict=True))
-        named = {**self._weights, **buffers}
+        named = {**self._named, **buffers}
         averages = {
             name: value
             for name, value in self._averages.state().items()

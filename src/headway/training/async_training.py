@@ -200,7 +200,13 @@ class _Segment:
     def _build_reader(self) -> Callable[[int], Batch]:
         setup = self._setup
         read_step = setup.inputs.build_step_reader(setup.recipe, setup.plan)
-        return lambda step: read_step(setup.plan.find_position(step))
+
+        def read(step: int) -> Batch:
+            # Until here the process has waited for weights, and not for data.
+            self._trainer.clock.lap("reduce")
+            return read_step(setup.plan.find_position(step))
+
+        return read
 
     def _compute(self, lease: Lease, batch: Batch) -> None:
         """Computes the gradients of a step, and notes them for the server."""
