@@ -117,7 +117,11 @@ def test_a_dry_run_says_both_and_is_that_of_the_global_batch(recipe: Path) -> No
     other = dry_run(recipe, ["batch=60"], procs=4, compiles=False)
     assert "batch        15 a device, 60 in all: 15 in a micro-batch x 1 accumulated x 4 ranks" in format_dry_run(found)
     assert (found.workload.step.batch, found.workload.step.per_device) == (60, 15)
-    step = found.workload.step.model_copy(update={"per_device": None})
+    # With `async` each process takes whole batches, so it refuses a batch per device.
+    refused = {key: getattr(other.workload.step, key) for key in ("refused_strategies", "refused_with_micro_batches")}
+    for key, names in refused.items():
+        assert set(getattr(found.workload.step, key)) - set(names) == {"async"}
+    step = found.workload.step.model_copy(update={"per_device": None, **refused})
     assert found.workload.model_copy(update={"step": step}) == other.workload
     assert found.rates == other.rates
     assert Workload.model_validate(found.workload.model_dump(mode="json")) == found.workload

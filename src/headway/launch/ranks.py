@@ -39,7 +39,6 @@ from headway.launch.generations import (
     measure_world_links,
 )
 from headway.launch.handover import LOG, HandoverResult, StateCarrier, hand_over
-from headway.launch.hosts import check_batch_covers_ranks
 from headway.launch.rank_measurements import RankMeasurements, broadcast_measurements
 from headway.launch.settings_agreement import agree_on_settings
 from headway.launch.step_seeds import seed_step
@@ -191,10 +190,6 @@ class Ranks:
     def launched_size(self) -> int:
         """Number of processes that the launcher started."""
         return self._launched.size
-
-    def check_batch(self, batch: int, sharing: int = 1) -> None:
-        """Raises UsageError if a step has fewer samples than ranks, or than groups of ranks that share a sample."""
-        check_batch_covers_ranks(batch, self._launched.size, sharing)
 
     def measure_network(self, device: torch.device, numbers: Sequence[float]) -> tuple[Network, list[float]]:
         """Meets the other ranks before a `meet`, which then begins with the same world, and measures the links.
