@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests._support import finished, packed_digits, records, refused, write_recipe
-from tests.training._runs import cut_back, weights
+from tests.training._runs import cut_back, train, weights
 
 NET = """
 from torch import nn
@@ -40,12 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         checkpoint={"every_steps": 4, "keep": 9},
     )
     return folder
-
-
-def train(folder: Path, name: str, *options: str) -> Path:
-    said = finished("train", folder / "recipe.yaml", "--run", folder / name, *options)
-    assert said.status == 0, said.err
-    return folder / name
 
 
 @pytest.fixture(scope="module")

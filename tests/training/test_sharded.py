@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests._support import finished, packed_digits, records, refused, write_recipe
-from tests.training._runs import cut_back, weights
+from tests.training._runs import DIE, TIED, cut_back, train, weights
 from tests.training.test_ranks import rows_of
 
 from headway.checkpoint.checkpoints import Checkpoints
@@ -26,10 +26,6 @@ from headway.training.progress import LogLines
 from headway.training.trainer import Trainer
 
 NET = r"""
-import os
-import signal
-from pathlib import Path
-
 import torch
 from torch import nn
 
@@ -39,21 +35,6 @@ def build(num_classes):
         nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1), nn.Dropout(0.1),
         nn.Flatten(), nn.Linear(6 * 64, 24), nn.ReLU(), nn.Linear(24, num_classes),
     )
-
-
-class Tied(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
-        self.second.weight = self.first.weight
-        self.head = nn.Linear(64, num_classes)
-
-    def forward(self, x):
-        return self.head(self.second(self.first(x.flatten(1)).relu()).relu())
-
-
-def tied(num_classes):
-    return Tied(num_classes)
 
 
 class Gaps(nn.Module):
@@ -72,15 +53,6 @@ def gaps(num_classes):
 def make(parameters):
     return torch.optim.SGD(parameters, lr=0.01)
 
-
-class Die:
-    every_rank = True
-
-    def on_step(self, run):
-        died = Path(__file__).with_name("died")
-        if run.step == 6 and os.environ["RANK"] == "1" and not died.exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
 """
 SHARDED = "parallel={strategy: sharded, what: optimizer}"
 DATA = "parallel={strategy: data}"
@@ -91,7 +63,7 @@ HALF = ("precision=bf16", "half_weights=true", "model.ema=null", "model.factory=
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharded")
     packed_digits(folder, per_class=30)
-    (folder / "net.py").write_text(NET)
+    (folder / "net.py").write_text(NET + TIED + DIE)
     write_recipe(
         folder / "recipe.yaml",
         model={"factory": "net.py:build", "ema": {"half_life_steps": 5}},
@@ -106,22 +78,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(folder: Path, name: str, procs: str, *options: str) -> Path:
-    said = finished("train", folder / "recipe.yaml", "--run", folder / name, "--procs", procs, *options)
-    assert said.status == 0, said.err
-    # A process that trains on alone would have the same weights.
-    assert "begins anew" not in said.err
-    return folder / name
-
-
 @pytest.fixture(scope="module")
 def data(folder: Path) -> Path:
-    return train(folder, "data", "2")
+    return train(folder, "data", "--procs", "2")
 
 
 @pytest.fixture(scope="module")
 def sharded(folder: Path) -> Path:
-    return train(folder, "sharded", "2", SHARDED)
+    return train(folder, "sharded", "--procs", "2", SHARDED)
 
 
 def read_checkpoint(run: Path) -> dict[str, torch.Tensor]:
@@ -220,7 +184,8 @@ def test_it_does_not_matter_who_wrote_a_checkpoint(data: Path, sharded: Path, tm
 def test_16_bit_weights_have_masters_at_their_owners(folder: Path, tmp_path: Path) -> None:
     """With the same bits as data parallel training, and back and forth between the two; tied weights are one."""
     data, sharded = (
-        train(folder, f"half-{name}", "2", *HALF, one) for name, one in (("data", DATA), ("sharded", SHARDED))
+        train(folder, f"half-{name}", "--procs", "2", *HALF, one)
+        for name, one in (("data", DATA), ("sharded", SHARDED))
     )
     assert_same(read_checkpoint(data), read_checkpoint(sharded))
     assert {value.dtype for name, value in read_checkpoint(sharded).items() if "weight" in name} == {torch.float32}
@@ -242,7 +207,8 @@ def test_16_bit_weights_have_masters_at_their_owners(folder: Path, tmp_path: Pat
 def test_frozen_layers_stay_as_they_are(folder: Path, what: str) -> None:
     more = (f"model.{what}", "micro_batch=8", "optimizer.lookahead={every_steps: 3}", "model.ema=null")
     one, other = (
-        train(folder, f"{what[:8]}{number}", "2", *more, strategy) for number, strategy in enumerate((DATA, SHARDED))
+        train(folder, f"{what[:8]}{number}", "--procs", "2", *more, strategy)
+        for number, strategy in enumerate((DATA, SHARDED))
     )
     assert_same(read_checkpoint(one), read_checkpoint(other))
 

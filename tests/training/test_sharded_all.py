@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests._support import finished, packed_digits, records, refused, write_recipe
-from tests.training._runs import cut_back, weights
+from tests.training._runs import DIE, TIED, cut_back, train, weights
 from tests.training.test_ranks import rows_of
 
 from headway.checkpoint.checkpoints import Checkpoints
@@ -25,10 +25,6 @@ from headway.training.progress import LogLines
 from headway.training.trainer import Trainer
 
 NET = r"""
-import os
-import signal
-from pathlib import Path
-
 import torch
 from torch import nn
 
@@ -42,33 +38,9 @@ def build(num_classes):
     )
 
 
-class Tied(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
-        self.second.weight = self.first.weight
-        self.head = nn.Linear(64, num_classes)
-
-    def forward(self, x):
-        return self.head(self.second(self.first(x.flatten(1)).relu()).relu())
-
-
-def tied(num_classes):
-    return Tied(num_classes)
-
-
 def make(parameters):
     return torch.optim.SGD(parameters, lr=0.01)
 
-
-class Die:
-    every_rank = True
-
-    def on_step(self, run):
-        died = Path(__file__).with_name("died")
-        if run.step == 6 and os.environ["RANK"] == "1" and not died.exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
 """
 ALL = "parallel={strategy: sharded, what: all}"
 OWNERS = "parallel={strategy: sharded, what: optimizer}"
@@ -79,7 +51,7 @@ DATA = "parallel={strategy: data}"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("all")
     packed_digits(folder, per_class=30)
-    (folder / "net.py").write_text(NET)
+    (folder / "net.py").write_text(NET + TIED + DIE)
     write_recipe(
         folder / "recipe.yaml",
         model={"factory": "net.py:build", "ema": {"half_life_steps": 5}},
@@ -95,21 +67,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(folder: Path, name: str, *options: str, procs: str = "2") -> Path:
-    said = finished("train", folder / "recipe.yaml", "--run", folder / name, "--procs", procs, *options)
-    assert said.status == 0, said.err
-    assert "begins anew" not in said.err
-    return folder / name
-
-
 @pytest.fixture(scope="module")
 def data(folder: Path) -> Path:
-    return train(folder, "data")
+    return train(folder, "data", "--procs", "2")
 
 
 @pytest.fixture(scope="module")
 def divided(folder: Path) -> Path:
-    return train(folder, "divided", ALL)
+    return train(folder, "divided", "--procs", "2", ALL)
 
 
 def read_checkpoint(run: Path) -> dict[str, torch.Tensor]:
@@ -228,7 +193,7 @@ def test_it_evaluates_and_predicts_with_whole_weights(folder: Path, divided: Pat
 )
 def test_what_works_beside_it(folder: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     one, other = (
-        train(folder, str(tmp_path / name), *options, strategy, procs="3")
+        train(folder, str(tmp_path / name), "--procs", "3", *options, strategy)
         for name, strategy in (("data", DATA), ("all", ALL))
     )
     assert_close(read_checkpoint(one), read_checkpoint(other))

@@ -9,14 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests._support import finished, packed_digits, records, refused, write_recipe
-from tests.training._runs import cut_back, weights
+from tests.training._runs import DIE, cut_back, train, weights
 from tests.training.test_ranks import rows_of
 
 NET = r"""
-import os
-import signal
-from pathlib import Path
-
 import torch
 from torch import nn
 
@@ -59,15 +55,6 @@ class Sum(Net):
 def added(num_classes):
     return Sum(num_classes)
 
-
-class Die:
-    every_rank = True
-
-    def on_step(self, run):
-        died = Path(__file__).with_name("died")
-        if run.step == 6 and os.environ["RANK"] == "1" and not died.exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
 """
 TOWERS = "parallel={strategy: towers}"
 
@@ -76,7 +63,7 @@ TOWERS = "parallel={strategy: towers}"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("towers")
     packed_digits(folder, per_class=30)
-    (folder / "net.py").write_text(NET)
+    (folder / "net.py").write_text(NET + DIE)
     write_recipe(
         folder / "recipe.yaml",
         model={"factory": "net.py:build", "ema": {"half_life_steps": 5}},
@@ -89,12 +76,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         checkpoint={"every_steps": 4, "keep": 9},
     )
     return folder
-
-
-def train(folder: Path, name: str, *options: str) -> Path:
-    said = finished("train", folder / "recipe.yaml", "--run", folder / name, *options)
-    assert said.status == 0, said.err
-    return folder / name
 
 
 @pytest.fixture(scope="module")
