@@ -7,7 +7,8 @@ decay.
 
 plain        a hand-written loop: eager, autocast bf16, channels last, torch's fused SGD, cudnn.benchmark
 bf16, ...    the Trainer as `headway train` runs it, log, clock and learning-rate schedule included: bf16 by autocast or
-             with half_weights, each eager and by the recipe's compile: true, graphs, max-autotune
+             with half_weights, each eager and by the recipe's compile: true, graphs, max-autotune (with --autotune:
+             on an H100 its compiler takes more than three minutes)
 
 The arms take turns in one process, and each round starts with another arm. Ratios are computed within a round. The
 compile time is printed and not part of the times. An arm that runs out of memory, or fails, is left out and named.
@@ -59,6 +60,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "autotuned half": ("compile=max-autotune", *HALF),
 }
 """Headway's, each with what it changes in the recipe."""
+SLOW = ("autotuned half",)
 QUICK = {"cuda": ("bf16", "bf16 half", "compiled half"), "cpu": ("bf16", "bf16 half", "compiled")}
 LR, MOMENTUM, DECAY, SMOOTHING = 0.001, 0.9, 5e-5, 0.1
 WARM_STEPS = 4
@@ -161,8 +163,12 @@ def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--batch", type=int, help="images of a step (default: by the GPU's memory, at most 256)")
     asked.add_argument("--network", choices=NETWORKS, default="resnet50", help="default: resnet50")
+    asked.add_argument("--arms", type=lambda text: text.split(","), metavar="A,B", help=f"of {', '.join(ARMS)}")
+    asked.add_argument("--autotune", action="store_true", help="compile: max-autotune too")
     asked.add_argument("--steps", type=int, default=20, help="of a turn (default: 20)")
     options = asked.parse_args()
+    if unknown := set(options.arms or ()) - set(ARMS):
+        asked.error(f"there is no arm {', '.join(sorted(unknown))}; there are {', '.join(ARMS)}")
     show_messages()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not options.quick:
@@ -188,7 +194,8 @@ def compared(size: Size, device: torch.device, folder: Path, options: argparse.N
     arms: dict[str, Callable[[], None]] = {}
     multiply_adds: int | None = None
     with ExitStack() as stack:
-        names = tuple(QUICK[device.type] if options.quick else ARMS)
+        every = [name for name in ARMS if options.autotune or name not in SLOW]
+        names = tuple(options.arms or (QUICK[device.type] if options.quick else every))
         if device.type == "cpu" and options.network != "resnet50":
             # Compiling takes longer than all else, and is tried with the first network.
             names = names[:1]

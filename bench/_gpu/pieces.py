@@ -30,6 +30,7 @@ TESTS = (
         "setup/test_precision.py",
         "training/test_sync.py",
         "checkpoint/test_tensors_file.py",
+        "comm/test_batch_norm.py",
     ),
 )
 """The files in tests/ with tests marked `gpu`. Other files may import packages that a GPU machine lacks."""
@@ -77,6 +78,12 @@ def _bench(name: str, answers: str, *arguments: str, minutes: float = 4.0, bench
 
 PIECES = (
     *(_tests(number, names) for number, names in enumerate(TESTS, 1)),
+    _bench(
+        "strategies",
+        "Does each strategy of `parallel` train as one process does? (two processes on one GPU)",
+        bench="_gpu.strategies",
+        minutes=3.0,
+    ),
     _bench("optim", "How much does a step of LARS and LAMB cost beside torch's fused SGD and AdamW?"),
     _bench("loop", "How much time does the Trainer add to a hand-written loop?", minutes=2.0),
     _bench(

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -88,4 +89,9 @@ def measure_kill(folder: Path, name: str) -> float:
                 time.sleep(0.0005)
             return max(longest, now - changed)
         finally:
-            process.kill()
+            # Workers that outlive their launcher still write into the folder, which is removed next.
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            for one in family:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            psutil.wait_procs(family[1:])

@@ -12,7 +12,7 @@ import torch
 from tests.comm._ranks import Rank, run_ranks
 from torch import Tensor, nn
 
-from headway.comm.batch_norm import SyncBatchNorm, convert_sync_batchnorm
+from headway.comm.batch_norm import SyncBatchNorm, convert_sync_batchnorm, normalise_batch
 from headway.core.errors import UsageError
 from headway.core.group import Group
 from headway.core.world import World
@@ -289,3 +289,27 @@ def test_what_cannot_be_converted_says_so(alone: Group) -> None:
 def test_a_wrong_input_says_so(alone: Group, shape: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match=r"a batch norm of 5 channels was given an input of shape \["):
         SyncBatchNorm(5, group=alone)(torch.zeros(shape))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_gpu_gives_the_gradients_of_torch(dtype: torch.dtype, affine: bool) -> None:
+    device = torch.device("cuda")
+    world = World.create_single(device)
+    x = torch.randn(8, 64, 6, 5, device=device).to(memory_format=torch.channels_last)
+    norms = [nn.BatchNorm2d(64, affine=affine).to(device) for _ in range(2)]
+    norms[1] = convert_sync_batchnorm(norms[1], world.create_group(name="norm"))
+    # A group of one takes torch's own way unless it is told not to, so the function is called itself.
+    found = []
+    for norm in norms:
+        own = x.to(dtype).detach().requires_grad_()
+        if isinstance(norm, SyncBatchNorm):
+            out, *_ = normalise_batch(own, norm.weight, norm.bias, norm.eps, norm.group)
+        else:
+            out = norm(own)
+        (out.float() * x.sin()).sum().backward()
+        found.append([own.grad, *(one.grad for one in norm.parameters())])
+    world.close()
+    for mine, torchs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(mine, torchs, rtol=0.02, atol=0.02 if dtype == torch.bfloat16 else 1e-4)

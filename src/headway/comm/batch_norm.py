@@ -138,10 +138,11 @@ class _SyncBatchNormFunction(torch.autograd.Function):
         x, weight, mean, inv_std, count = ctx.saved_tensors
         sums = torch.zeros(2, len(mean), dtype=mean.dtype, device=mean.device)
         if x.numel():
-            # torch's own kernel gives the sums of dy * xhat and of dy over this rank's samples.
+            # torch's own kernel gives the sums of dy * xhat and of dy over this rank's samples. They do not depend on
+            # the weight, but without one the CUDA kernel gives no sums (torch 2.11).
             mask = [False, True, True]
             _, sums[0], sums[1] = torch.ops.aten.native_batch_norm_backward(
-                grad, x, None, None, None, mean, inv_std, True, 0.0, mask
+                grad, x, torch.ones_like(mean), None, None, mean, inv_std, True, 0.0, mask
             )
         grad_weight, grad_bias = (None if weight is None else row.to(weight.dtype, copy=True) for row in sums)
         if not ctx.needs_input_grad[0]:
