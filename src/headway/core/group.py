@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from headway.core.world import World
 
 Op = Literal["sum", "min", "max", "product"]
+DIRECT_BYTES = 1 << 16
+"""Pieces that Gloo ranks send each other directly. See `Group._start_direct`."""
 
 
 @final
@@ -32,9 +34,11 @@ class CollectiveWork:
         timeout_s: float | None = None,
         interface: str | None = None,
         exchange: Exchange | None = None,
+        finish: Callable[[], object] | None = None,
     ) -> None:
         self._world, self._works, self._interface, self._exchange = world, works, interface, exchange
         self._wait = () if timeout_s is None else (timedelta(seconds=timeout_s),)
+        self._finish = finish
 
     def wait(self, exchange: Exchange | None = None) -> None:
         """Waits for its completion; on CUDA only the current stream waits.
@@ -50,6 +54,8 @@ class CollectiveWork:
         try:
             for work in self._works:
                 work.wait(*self._wait)
+            if self._finish is not None:
+                self._finish()
         except RuntimeError as error:
             raise self._world.build_error(error, self._interface) from error
         exchange = exchange or self._exchange
@@ -99,6 +105,8 @@ class Group:
         # NCCL connects at the first collective, through the store. A store written in Python has to be kept until then:
         # torch keeps its C++ part only, which fails without the other ("Not implemented").
         self._store = store
+        hosts = {world.find_host(rank) for rank in self.ranks}
+        self._is_even = len(hosts) in (1, self.size)
 
     def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> CollectiveWork:
         """Reduces a tensor over all ranks, in place."""
@@ -130,10 +138,12 @@ class Group:
             out, into: flat tensors.
             out_splits, in_splits: elements of each piece; default: equal pieces.
         """
-        # Without splits, torch divides the tensors equally.
         if self.size == 1:
             out.copy_(into)
             return CollectiveWork(self._world, ())
+        if self.interface is not None:
+            return self._exchange_pieces(out, into, out_splits, in_splits)
+        # Without splits, torch divides the tensors equally.
         splits, options = (list(out_splits or ()), list(in_splits or ())), load_c10d().AllToAllOptions()
         return self._work(lambda backend: backend.alltoall_base(out, into, *splits, options))
 
@@ -142,6 +152,10 @@ class Group:
         if self.size == 1:
             out.copy_(piece)
             return CollectiveWork(self._world, ())
+        # With several ranks on each of several hosts, a piece would go to a host several times.
+        if self.interface is not None and self._is_even and piece.nbytes >= DIRECT_BYTES:
+            pieces, own = dict(enumerate(out.split(len(piece)))), dict.fromkeys(range(self.size), piece)
+            return self._work(lambda backend: self._start_direct(backend, pieces, own), single=True)
         return self._work(lambda backend: backend._allgather_base(out, piece))
 
     def reduce_scatter(self, out: torch.Tensor, pieces: torch.Tensor) -> None:
@@ -163,6 +177,63 @@ class Group:
         out.copy_(first)
         for piece in others:
             out.add_(piece)
+
+    def _exchange_pieces(
+        self,
+        out: torch.Tensor,
+        into: torch.Tensor,
+        out_splits: Sequence[int] | None,
+        in_splits: Sequence[int] | None,
+    ) -> CollectiveWork:
+        """An `all_to_all` of Gloo ranks, which send large pieces directly. Both ends of a piece know its size."""
+        import torch
+
+        got, sent = (
+            one.split(list(splits) if splits else len(one) // self.size)
+            for one, splits in ((out, out_splits), (into, in_splits))
+        )
+        large_out, large_in = (
+            {rank: piece for rank, piece in enumerate(pieces) if piece.nbytes >= DIRECT_BYTES} for pieces in (got, sent)
+        )
+        # Without splits all pieces of all ranks have one size.
+        if large_in and not out_splits and not in_splits:
+            return self._work(lambda backend: self._start_direct(backend, large_out, large_in), single=True)
+        # Other ranks may have small pieces, so that each rank takes part in this, even with nothing.
+        small_out, small_in = (
+            [piece[:0] if rank in large else piece for rank, piece in enumerate(pieces)]
+            for pieces, large in ((got, large_out), (sent, large_in))
+        )
+        lengths = [[len(piece) for piece in pieces] for pieces in (small_out, small_in)]
+        small, rest = torch.cat(small_out) if large_out else out, torch.cat(small_in) if large_in else into
+
+        def issue(backend: Any) -> list[Any]:
+            direct = self._start_direct(backend, large_out, large_in)
+            return [*direct, backend.alltoall_base(small, rest, *lengths, load_c10d().AllToAllOptions())]
+
+        def finish() -> None:
+            for piece, arrived in zip(small_out, small.split(lengths[0]), strict=True):
+                piece.copy_(arrived)
+
+        return self._work(issue, single=bool(large_out or large_in), finish=finish if large_out else None)
+
+    def _start_direct(
+        self, backend: Any, out: Mapping[int, torch.Tensor], into: Mapping[int, torch.Tensor]
+    ) -> list[Any]:
+        """Sends `into[r]` to rank r of a Gloo group and receives `out[r]` from it.
+
+        Each rank posts what it receives before what it sends. Gloo's own collectives send first: what tells the other
+        rank that it may send is then often queued behind this rank's data, and the two directions of a connection take
+        turns. Two hosts at 200 Mbit/s exchanged 8 MB in 0.68 s in place of 0.34, and gathered them in 0.53. Small
+        pieces take as long, and longer if the thread that sends goes on computing: a network of small strips made 0.82
+        times as many steps.
+        """
+        if self.rank in out:
+            out[self.rank].copy_(into[self.rank])
+        others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
+        return [
+            *(backend.recv([out[rank]], rank, 0) for rank in reversed(others) if rank in out),
+            *(backend.send([into[rank]], rank, 0) for rank in others if rank in into),
+        ]
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> CollectiveWork:
         """Broadcasts a tensor from rank `root` of the group, in place."""
@@ -239,12 +310,22 @@ class Group:
         whole = journal is not None and self.size == self._world.size
         return journal(what, nbytes) if journal is not None and whole else _NullEntry()
 
-    def _work(self, issue: Callable[[Any], Any], *, single: bool = False) -> CollectiveWork:
+    def _work(
+        self, issue: Callable[[Any], Any], *, single: bool = False, finish: Callable[[], object] | None = None
+    ) -> CollectiveWork:
+        """Starts what `issue` returns, a work of the backend or a list of them.
+
+        Args:
+            single: some are a send or a receive.
+            finish: called once they have completed.
+        """
         if self._backend is None:
             raise self._world.build_error(RuntimeError("the group is closed"), self.interface)
         try:
             # Gloo's send and recv use the time-out that the group was built with, not that of its collectives.
             given = self._timeout_s if single and self._world.backend == "gloo" else None
-            return CollectiveWork(self._world, (issue(self._backend),), given, self.interface, self._exchange)
+            works = issue(self._backend)
+            works = works if isinstance(works, list) else [works]
+            return CollectiveWork(self._world, works, given, self.interface, self._exchange, finish)
         except RuntimeError as error:
             raise self._world.build_error(error, self.interface) from error
