@@ -3,12 +3,14 @@ memory at rest."""
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from tests.comm._ranks import Rank, run_ranks
+from tests.parallel._memory import limit_more_memory, read_status
 from torch import Tensor, nn
 
 from headway.checkpoint.pieces import Piece
@@ -23,6 +25,7 @@ from headway.parallel.full_shards import FullShards
 from headway.setup.precision import Precision
 
 SAMPLES = 7
+M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -263,3 +266,55 @@ def test_another_place_is_refused() -> None:
     for said in run_ranks(2, connect_others):
         assert "before the ranks have met" in said
         assert "Start the run again with --resume." in said
+
+
+def train_under_limit(rank: Rank, budget_bytes: int | None) -> int:
+    """Two steps of Adam on a network of 100 MB, with so many bytes more than the process has; None: any number.
+
+    Returns the bytes that they took; -1 if there were too few.
+    """
+    torch.set_num_threads(1)
+    # Gathered weights that malloc keeps when they are dropped say nothing of what a step needs.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
+    communicator = Communicator(rank.world)
+    held = 0
+    # The first, small network loads what every step needs.
+    for width in (16, 1024):
+        if width > 16 and budget_bytes is not None:
+            limit_more_memory(budget_bytes)
+        held = read_status("VmSize")
+        try:
+            net = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(24)))
+            optimizer = build_optimizer(read_optimizer(name="adam", lr=0.01), net, 5.0)
+            shards = None
+            if rank.size > 1:
+                whole = dict(net.named_parameters())
+                shards = FullShards(net, [str(number) for number in range(24)], rank.rank, rank.size)
+                shards.take_parameters(optimizer, whole)
+                shards.connect(rank.world)
+                del whole
+            for _ in range(2):
+                if shards is not None:
+                    shards.prepare_for_backward()
+                net(torch.ones(4, width)).sum().backward()
+                if shards is not None:
+                    shards.take_gradients(communicator)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        except RuntimeError as error:
+            if "memory" not in str(error):
+                raise
+            return -1
+    return read_status("VmPeak") - held
+
+
+@pytest.mark.check
+def test_weights_too_many_for_one_process_train_on_two() -> None:
+    """With four fifths of the memory that one process takes: it fails with that, and two of them do not.
+
+    Two take 0.72 of it: half of the weights, gradients and state, and the blocks at work.
+    """
+    (needed,) = run_ranks(1, train_under_limit, None)
+    budget = needed * 4 // 5
+    assert run_ranks(1, train_under_limit, budget) == [-1]
+    assert min(run_ranks(2, train_under_limit, budget)) > 0

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import re
-import resource
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.comm._ranks import Rank, run_ranks
+from tests.parallel._memory import limit_more_memory, read_status
 from tests.parallel.test_until import Tail
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -364,13 +362,6 @@ def test_the_bytes_are_those_that_a_workload_counts(ranks: int, names: list[str]
             assert found[rank][name] == (sent, back), name
 
 
-def read_status(name: str) -> int:
-    """Bytes of an entry of this process's status, such as VmData."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-    assert found is not None
-    return int(found[1]) << 10
-
-
 def step_under_limit(rank: Rank, budget_bytes: int | None) -> int:
     """One training step on one large image, with so many bytes more than the process has; None: any number.
 
@@ -386,8 +377,7 @@ def step_under_limit(rank: Rank, budget_bytes: int | None) -> int:
         part = Part(place, (side, side), place.divide_samples(1))
         own = torch.zeros(1, 16, part.get_own(0).length, side)
         if side > 16 and budget_bytes is not None:
-            limit = read_status("VmData") + budget_bytes
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+            limit_more_memory(budget_bytes)
         held = read_status("VmSize")
         try:
             run_in_strips(network, SplitMap(own, part)).sum().backward()
