@@ -37,6 +37,8 @@ local_exchange          seconds of exchange in a step, over those of a data para
 local_accuracy, post_local_accuracy, diloco_accuracy
                         accuracy on CIFAR-10 at 16 pixels of four simulated ranks that average every 32 steps, minus
                         that of data parallel training; the table has rounds of 8 steps too
+exchange_gain           time of an all-to-all of two hosts by Gloo's own collective, over that of ours; 8 MB each way,
+                        200 Mbit/s. Needs root.
 rails_2                 time of an all-reduce of 16 MB over one network interface, over that over two: two hosts with
                         two interfaces of 200 Mbit/s each. The table has 64 MB too, and a second interface of half the
                         rate. Every sum has the same bits over one interface as over two. Needs root.
@@ -65,6 +67,7 @@ from bench._network.layout import Layout
 from bench._network.ranks import Ranks
 from bench._parallel.asynchronous import compare_delays, measure_speed
 from bench._parallel.balance import compare_experts
+from bench._parallel.exchange import PIECE_BYTES
 from bench._parallel.experts import EXPERTS, TOKENS, WIDTH
 from bench._parallel.full_shards import measure_full_shards_bytes, measure_full_shards_memory
 from bench._parallel.hybrid import SAMPLES as HYBRID_SAMPLES
@@ -169,6 +172,22 @@ def measure_overlap(hosts: Hosts, rounds: int) -> Claim:
         f" takes {compute / exchange:.2f} of the exchange"
     )
     return Claim("spatial_overlap", middle, "", how)
+
+
+def measure_exchange(hosts: Hosts, rounds: int, nbytes: int) -> Claim:
+    """Lets an exchange of ours and one of Gloo's take turns."""
+    taken: dict[str, list[float]] = {"ours": [], "gloo": []}
+    with Ranks(hosts, Layout(2, 1), {"arms": "bench._parallel.exchange", "nbytes": nbytes}) as ranks:
+        # The first round opens connections.
+        for number in range(-1, rounds):
+            for name in list(taken) if number % 2 else [*reversed(taken)]:
+                turn = ranks.turn(name, 3)
+                assert all(answer == 1 for answers in turn.answers for answer in answers), "other pieces have come"
+                taken[name] += [turn.seconds] * (number >= 0)
+    gain, low, high = median([gloo / ours for gloo, ours in zip(taken["gloo"], taken["ours"], strict=True)])
+    times = ", ".join(f"{name} {median(of_name)[0] * 1e3:.0f} ms" for name, of_name in taken.items())
+    how = f"[{low:.2f}, {high:.2f}], {rounds} rounds of 3; {times} for {nbytes / 1e6:.0f} MB each way"
+    return Claim("exchange_gain", gain, "", how)
 
 
 def measure_towers(hosts: Hosts, samples: int) -> Claim:
@@ -306,6 +325,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         with Hosts(2) as hosts:
             claims.append(measure_overlap(hosts, 1 if options.quick else 15))
+            claims.append(measure_exchange(hosts, *((1, PIECE_BYTES // 8) if options.quick else (15, PIECE_BYTES))))
             claims.append(measure_towers(hosts, 4 if options.quick else 16))
             claims.append(measure_experts(hosts))
             claims.append(measure_sharded_bytes(hosts))

@@ -27,7 +27,10 @@ RANKS, EPOCHS, PER_CLASS, TEST_PER_CLASS = 4, 8, 2000, 500
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train: steps of a round, the share of the run before the first round, and the outer optimizer."""
+    """One way to train: steps of a round, the share of the run before the first round, and the outer optimizer.
+
+    With one step a round the outer optimizer is that of data parallel training.
+    """
 
     every_steps: int
     start: float = 0.0
@@ -37,6 +40,8 @@ class Arm:
 
 ARMS = {
     "data parallel": Arm(1),
+    # What the outer step of DiLoCo has and plain SGD lacks.
+    "data parallel, momentum": Arm(1, lr=0.7, momentum=0.9),
     "local, every 8": Arm(8),
     "local, every 32": Arm(32),
     "post-local, every 32": Arm(32, start=0.5),
@@ -58,7 +63,7 @@ def train_arm(data: tuple[Tensor, Tensor, Tensor, Tensor], arm: Arm, seed: int, 
     steps = epochs * len(images) // size
     rounds = Rounds(first=int(arm.start * steps), length=arm.every_steps, steps=steps)
     for step in range(1, steps + 1):
-        used = outers if rounds.is_alone(step) else data_parallel
+        used = outers if arm.every_steps == 1 or rounds.is_alone(step) else data_parallel
         if rounds.find_start(step) == step - 1:
             for outer in used:
                 outer.begin_round()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Op = Literal["sum", "min", "max", "product"]
 DIRECT_BYTES = 1 << 16
 """Pieces that Gloo ranks send each other directly. See `Group._start_direct`."""
+DIRECT_TAG = 1 << 20
+"""Keeps these pieces apart from those of `Group.send`."""
 
 
 @final
@@ -231,8 +233,8 @@ class Group:
             out[self.rank].copy_(into[self.rank])
         others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
         return [
-            *(backend.recv([out[rank]], rank, 0) for rank in reversed(others) if rank in out),
-            *(backend.send([into[rank]], rank, 0) for rank in others if rank in into),
+            *(backend.recv([out[rank]], rank, DIRECT_TAG) for rank in reversed(others) if rank in out),
+            *(backend.send([into[rank]], rank, DIRECT_TAG) for rank in others if rank in into),
         ]
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> CollectiveWork:
@@ -323,7 +325,7 @@ class Group:
             raise self._world.build_error(RuntimeError("the group is closed"), self.interface)
         try:
             # Gloo's send and recv use the time-out that the group was built with, not that of its collectives.
-            given = self._timeout_s if single and self._world.backend == "gloo" else None
+            given = self._timeout_s if single and self.interface is not None else None
             works = issue(self._backend)
             works = works if isinstance(works, list) else [works]
             return CollectiveWork(self._world, works, given, self.interface, self._exchange, finish)
