@@ -36,7 +36,8 @@ local_exchange          seconds of exchange in a step, over those of a data para
                         4.2 MB of weights, 16 steps a round. Needs root.
 local_accuracy, post_local_accuracy, diloco_accuracy
                         accuracy on CIFAR-10 at 16 pixels of four simulated ranks that average every 32 steps, minus
-                        that of data parallel training; the table has rounds of 8 steps too
+                        that of data parallel training, which for DiLoCo steps with the outer momentum; the table has
+                        rounds of 8 steps too
 exchange_gain           time of an all-to-all of two hosts by Gloo's own collective, over that of ours; 8 MB each way,
                         200 Mbit/s. Needs root.
 rails_2                 time of an all-reduce of 16 MB over one network interface, over that over two: two hosts with
