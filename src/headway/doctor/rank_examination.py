@@ -54,10 +54,10 @@ from headway.doctor.whole_job import run_whole_job
 from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
+from headway.parallel.parallel_recipe import divides_weights
 from headway.setup.build import build_setup
 from headway.setup.checks import check_batch_size
 from headway.setup.rates import resolve_batch
-from headway.parallel.parallel_recipe import divides_weights
 from headway.setup.recipe import TrainRecipe
 from headway.training.progress import SilentDisplay
 from headway.training.runs import load_recipe

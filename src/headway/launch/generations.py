@@ -30,6 +30,9 @@ from headway.parallel.towers import Towers
 # On one host there is little to choose, so measuring links may take less time.
 SINGLE_HOST_BUDGET_S = 0.2
 
+# A choice that lasts for the whole run rests on these numbers. A machine that stays busy is measured no better later.
+MAX_LINK_MEASUREMENTS = 3
+
 
 class AveragedWeights(NamedTuple):
     """Weights that the ranks average after rounds of steps that each makes alone.
@@ -84,6 +87,15 @@ def get_links_budget_s(world: World) -> float:
 def measure_world_links(world: World, options: CommRecipe) -> MeasuredLinks:
     """Measures the links of a world, as the recipe asks for it. Every rank calls it."""
     return measure_links(world, rails=options.rails, budget_s=get_links_budget_s(world))
+
+
+def measure_reliable_links(world: World, options: CommRecipe) -> MeasuredLinks:
+    """Measures the links of a world, and some times again while the numbers are noise or bounds."""
+    # All ranks have the numbers of rank 0, so that all measure again.
+    for _ in range(MAX_LINK_MEASUREMENTS - 1):
+        if (links := measure_world_links(world, options)).is_reliable:
+            return links
+    return measure_world_links(world, options)
 
 
 def build_chooser(
