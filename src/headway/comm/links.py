@@ -73,11 +73,6 @@ class LinkFit:
     seconds: tuple[float, ...]
 
     @property
-    def is_noise(self) -> bool:
-        """True if the line does not fit: the measurement was disturbed."""
-        return self.residual > MAX_RESIDUAL
-
-    @property
     def is_bound(self) -> bool:
         """True at the fit's upper bound, where the line hardly rises: the bandwidth is at least that of the fastest
         step."""
@@ -90,11 +85,12 @@ class LinkFit:
         bandwidth = self.link.bandwidth_bytes_s
         step_s = [max(seconds, SHORTEST_S) for seconds in self.seconds]
         speed_by_size = {size: size / seconds for size, seconds in zip(self.sizes, step_s, strict=True)}
-        if self.is_noise or self.is_bound:
+        is_noise = self.residual > MAX_RESIDUAL
+        if is_noise or self.is_bound:
             bandwidth_text = f"> {max(speed_by_size.values()) / 1e6:,.0f} MB/s"
         else:
             bandwidth_text = f"{bandwidth / 1e6:,.0f} MB/s"
-        if self.is_noise:
+        if is_noise:
             return f"< {min(self.seconds) * 1e6:,.0f} us", bandwidth_text, "nothing: noise"
         return f"{self.link.latency_s * 1e6:,.0f} us", bandwidth_text, f"{self.residual:.0%}"
 
@@ -134,9 +130,10 @@ class MeasuredLinks:
     rates_bytes_s: tuple[float, ...] = ()
 
     @property
-    def is_reliable(self) -> bool:
-        """True if every link has a latency and a bandwidth, and not just bounds of them."""
-        return not any(fit.is_noise or fit.is_bound for fit in (self.inside, self.alone, self.together) if fit)
+    def scatter(self) -> float:
+        """Largest residual of the fits; infinite if a bandwidth is a bound alone."""
+        fits = (fit for fit in (self.inside, self.alone, self.together) if fit is not None)
+        return max((math.inf if fit.is_bound else fit.residual for fit in fits), default=0.0)
 
     def build_network(self, world: World) -> Network:
         """Builds the cost model's network, for this world or a later generation, which may have lost a host."""
