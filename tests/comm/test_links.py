@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _ranks import Rank, run_ranks
 from bench._hosts import Hosts, why_not
 
+from headway.comm.comm_recipe import CommRecipe
 from headway.comm.hardware import capture_nccl_log, list_gpu_links, list_nics, summarise_nccl_log
 from headway.comm.links import (
     RAIL_COUNTS,
@@ -34,6 +35,7 @@ from headway.comm.links import (
 from headway.core.collectives import Link
 from headway.core.text_format import align_table
 from headway.core.world import World
+from headway.launch import generations
 
 SIZES = tuple((1 << 20) // part for part in SIZE_DIVISORS)
 patient = settings(deadline=None)  # a busy machine is no failure
@@ -170,6 +172,19 @@ def test_a_line_that_does_not_fit_is_called_noise() -> None:
     assert found.format_cells() == ("< 241 us", "> 25 MB/s", "nothing: noise")
     lines = align_table(MeasuredLinks(found, None, None, 1e10, 1).build_rows())
     assert lines[1].endswith("nothing: noise")
+
+
+def test_links_whose_times_scatter_are_measured_again_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What scatters least counts."""
+    good = MeasuredLinks(fit_link(SIZES, line(2e-4, 25e6)), None, None, 1e10, 1)
+    bound = MeasuredLinks(None, fit_link(SIZES, [1e-3] * len(SIZES)), None, 1e10, 1)
+    times = [time * (1000 if place in (1, 2, 5) else 1) for place, time in enumerate(line(2e-4, 25e6))]
+    noise = MeasuredLinks(fit_link(SIZES, times), None, None, 1e10, 1)
+    for measured, chosen in ([good], good), ([noise, good], good), ([bound, noise, bound], noise):
+        left = iter(measured)
+        monkeypatch.setattr(generations, "measure_world_links", lambda *_, left=left: next(left))
+        assert generations.measure_reliable_links(cast(World, None), CommRecipe()) is chosen
+        assert next(left, None) is None
 
 
 def test_a_line_that_hardly_rises_gives_no_bandwidth() -> None:

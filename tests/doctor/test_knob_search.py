@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests._support import packed_digits, write_recipe
 
+from headway.core.errors import UsageError
 from headway.core.profile import Profile, Throughput
 from headway.doctor import knob_search
 from headway.doctor.budget import Budget
@@ -104,6 +107,29 @@ def test_what_stalls_is_offered_rarer_times_and_checkpoints_a_thread(
     taken = [1 + 60 / 4 + 39, 1 + 60 + 3, 1 + 60 + 39 / 4]
     assert [one.gain for one in offered] == pytest.approx([100 / seconds for seconds in taken])
     assert [one.images_s for one in offered] == pytest.approx([1 / seconds for seconds in taken])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "tried"), [("data", {"channels_last", "compile"}), ("spatial", {"channels_last"})]
+)
+def test_what_the_recipe_refuses_is_not_tried(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, tried: set[str]
+) -> None:
+    """And it is no setting that failed."""
+    seen = set[str]()
+
+    def build_variant(job: MeasurementJob, changes: Mapping[str, Any]) -> MeasurementJob:
+        seen.update(changes)
+        raise UsageError("it is not measured here")
+
+    monkeypatch.setattr(MeasurementJob, "build_variant", build_variant)
+    model = ThroughputModel({"input": {}, "loop": {"compute": 1.0}, "stall": {}}, 1.0, 1.0)
+    loop = LoopMeasurement(stated(1.0), {"compute": 1.0}, {}, SyncCounts())
+    with closing(MeasurementJob.from_recipe(load_recipe(recipe, [f"parallel={strategy}"]))) as job:
+        search = KnobSearch(job, model, None, None, None, loop, 0.1, 600)
+        search.search(torch.device("cpu"), quick=False)
+    assert seen & {"channels_last", "compile"} == tried
+    assert any("compile" in one for one in search.missing) == ("compile" in tried)
 
 
 def test_what_feeds_the_loop_adds_up(recipe: Path) -> None:

@@ -37,12 +37,14 @@ def test_strips_end_where_a_rank_would_have_less_than_four_rows() -> None:
     assert choose_until(network, (2, 3, 224, 224), (4, 1)).layer == "layer3"
     assert choose_until(network, (2, 3, 256, 256), (2, 1)).layer is None
     assert choose_until(Tail(), (4, 3, 30, 21), (2, 2)).layer == "tail"
-    with pytest.raises(UsageError, match=r"^Tail: Tensor\.cumsum has no rule"):
+    with pytest.raises(UsageError, match=r"^Tail: Tensor\.cumsum has no rule.* Set parallel\.until to tail,"):
         check_until(Tail(), (4, 3, 30, 21), (2, 2), None)
     check_until(Tail(), (4, 3, 30, 21), (2, 2), "tail")
     network = Flipped(nn.Conv2d(3, 4, 3))
     with pytest.raises(UsageError, match=r"^Flipped: Tensor\.flip has no rule"):
         choose_until(network, (2, 3, 16, 16), (2, 1))
+    with pytest.raises(UsageError, match=r"^Flipped: Tensor\.flip has no rule.* Train with parallel: data, or change"):
+        check_until(network, (2, 3, 16, 16), (2, 1), None)
 
 
 def test_a_layer_that_no_strip_enters_is_refused() -> None:

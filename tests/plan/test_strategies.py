@@ -108,6 +108,20 @@ def test_towers_halve_the_work_that_is_in_them_and_exchange_channels() -> None:
     link = where.build_network(1).inside
     sent_s = sum(link.seconds(nbytes) for nbytes in (*2 * [32 * 4 * 64 * 28 * 28], 32 * 4 * 500, 16 * 150_528))
     assert 32 / found.images_s == pytest.approx(alone_s + sent_s, rel=0.01)
+    # With a device on each of two nodes the channels cross the slower link, which the recipe has to allow.
+    alone = load_clusters()["p100-50gbe"].model_copy(update={"devices": 1})
+    (found,) = (one for one in compare_strategies(known, job, alone, 2) if "towers" in one.recipe)
+    assert yaml.safe_load(found.recipe) == {"parallel": {"strategy": "towers", "across_hosts": True}}
+    link = alone.build_network(2).between
+    sent_s = sum(link.seconds(nbytes) for nbytes in (*2 * [32 * 4 * 64 * 28 * 28], 32 * 4 * 500, 16 * 150_528))
+    assert 32 / found.images_s == pytest.approx(alone_s + sent_s, rel=0.01)
+
+
+def test_images_are_shared_by_numbers_of_devices_that_a_node_has_a_multiple_of() -> None:
+    known, cluster = workload(), load_clusters()["p100-50gbe"].model_copy(update={"devices": 6})
+    job = build_job(known, estimate_from_data_sheet(known, cluster.device_spec), 10.0, per_device=16.0)
+    menu = [one.recipe for one in compare_strategies(known, job, cluster, 2)]
+    assert [one for one in menu if "spatial" in one] == ["parallel: {strategy: spatial, ranks: 2}"]
 
 
 def test_what_the_recipe_refuses_is_not_on_the_menu() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def test_the_fifteen_parts_in_their_order() -> None:
     assert named["pre-process"].loader_s == pytest.approx(30 / 30_000 + 30 / 3000 + 30 / 300_000)
     assert named["pre-process"].loop_s == pytest.approx(0.001)
     assert (named["queue"].loop_s, named["queue"].is_shared) == (pytest.approx(0.003), False)
+    assert re.search(r"; \d batch(es)? ahead$", named["queue"].note)
     assert (named["loss"].loop_s, named["loss"].is_shared) == (pytest.approx(0.0005), False)
     assert named["return to the beginning"].loop_s == pytest.approx(0.0002)
     assert named["transport to the device"].loop_s is None  # on a CPU there is none

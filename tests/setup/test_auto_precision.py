@@ -26,6 +26,7 @@ from headway.core.launcher_environment import LaunchedProcess
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
+from headway.setup import build
 from headway.setup.build import build_setup
 from headway.setup.precision import MIN_SPEEDUP, Precision, PrecisionName, choose_fastest, list_candidates
 from headway.setup.recipe import TrainRecipe
@@ -74,6 +75,24 @@ def test_the_measurement_leaves_no_trace() -> None:
     assert all(value.grad is None for value in model.parameters())
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index,union-attr]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ("strategy: towers", r"matches no module of this network. Its modules are for example: 0, 1"),
+        ("strategy: hybrid, layers: [fc9]", "'fc9' matches no fully connected layer of this network. Its fully"),
+        ("strategy: experts", "the network has no mixture of experts"),
+        ("strategy: spatial, until: layer9", "'layer9' is no layer of the network. Known here: "),
+    ],
+)
+def test_layers_that_a_strategy_does_not_find_are_refused_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, parallel: str, said: str
+) -> None:
+    monkeypatch.setattr(build, "measure_precisions", lambda *_: pytest.fail("the precision was measured"))
+    with pytest.raises(UsageError) as caught:
+        build_setup(read_recipe(folder / "recipe.yaml", [f"parallel={{{parallel}}}"], TrainRecipe))
+    assert said in str(caught.value)
 
 
 class Picky(nn.Linear):

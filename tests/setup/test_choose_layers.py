@@ -14,9 +14,10 @@ from headway.core.collectives import Link, Network
 from headway.core.errors import UsageError
 from headway.core.layer_division import DenseLayer, choose_division
 from headway.core.recipe import LoadedRecipe, read_recipe
-from headway.setup.choose_layers import measure_layers, record_division
+from headway.setup.choose_layers import describe_measurement, measure_layers, record_division
 from headway.setup.recipe import TrainRecipe
 
+MEASURED = "100 us and 25 MB/s between hosts, forward and backward pass 1.2 s"
 FC = DenseLayer("head.fc1", 256, 4096, 4 * 257 * 4096)
 
 
@@ -59,20 +60,27 @@ def test_layers_are_measured_by_the_sample() -> None:
 def test_what_pays_is_recorded_by_name(tmp_path: Path) -> None:
     loaded = load(tmp_path)
     assert loaded.recipe.parallel.layers == "auto"  # type: ignore[union-attr]
-    found = record_division(loaded, choose_division([FC], 5_000_000, 32, network(25e6), 0.01))
+    found = record_division(loaded, choose_division([FC], 5_000_000, 32, network(25e6), 0.01), MEASURED)
     assert found.recipe.parallel.layers == (r"^head\.fc1$",)  # type: ignore[union-attr]
-    assert found.origins["parallel.layers"].startswith("auto: by the measured links, a step waits ")
+    assert found.origins["parallel.layers"].startswith(f"auto: by the measured links ({MEASURED}), a step ")
     (tmp_path / "again.yaml").write_text(found.to_yaml())
     assert read_recipe(tmp_path / "again.yaml", (), TrainRecipe).recipe.parallel == found.recipe.parallel
+
+
+def test_it_says_what_was_measured() -> None:
+    assert describe_measurement(network(25e6), 1.2) == MEASURED
+    one_host = Network(1, 2, Link(5e-5, 1e9), Link(0, 1), 10e9)
+    said = "50 us and 1,000 MB/s between processes, forward and backward pass 300 ms"
+    assert describe_measurement(one_host, 0.3) == said
 
 
 def test_what_does_not_pay_is_refused_with_both_numbers(tmp_path: Path) -> None:
     division = choose_division([FC], 5_000_000, 32, network(10e9), 1.0)
     data, divided = (f"{seconds * 1e3:,.3g} ms" for seconds in (division.data_s, division.divided_s))
     with pytest.raises(UsageError, match=rf"waits {data} for its exchange, and .*\(head.fc1\) {divided}"):
-        record_division(load(tmp_path), division)
+        record_division(load(tmp_path), division, MEASURED)
 
 
 def test_a_network_without_such_layers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no fully connected layer that can be divided"):
-        record_division(load(tmp_path), choose_division([], 5_000_000, 32, network(25e6), 0.0))
+        record_division(load(tmp_path), choose_division([], 5_000_000, 32, network(25e6), 0.0), MEASURED)

@@ -123,6 +123,8 @@ def test_each_step_is_made_once_and_the_log_replays_the_run(three: Path) -> None
     said = (three / "report.html").read_text()
     assert "not reproducible, but replayable" in said
     assert "Correction for delay" in said
+    # The batch of the next step, whatever the recipe says.
+    assert "for the next batch; 1 batch ahead" in said
 
 
 def test_a_changed_log_is_caught(three: Path, tmp_path: Path) -> None:

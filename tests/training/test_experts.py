@@ -237,7 +237,11 @@ def test_after_a_loss_all_begin_again_from_the_last_checkpoint(folder: Path, alo
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "one process": ((TWO,), "2 processes share the experts, and there is 1. Start a multiple of 2"),
+    "one process": (
+        (TWO,),
+        "2 processes share the experts, and there is 1. Start a multiple of 2, such as --procs 2, or add "
+        "'parallel={strategy: data}': both work with --resume too.",
+    ),
     "one rank": (("parallel={strategy: experts, ranks: 1}",), "parallel.ranks must be at least 2, not 1"),
     "compiled": ((TWO, "compile=true"), "parallel.strategy experts does not work with compile"),
     "narrow": ((TWO, "half_weights=true", "precision=bf16"), "does not work with half_weights"),

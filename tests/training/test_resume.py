@@ -18,7 +18,7 @@ import torch
 from tests._support import files, finished, headway, paced, packed_digits, records, running, slowly, write_recipe
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.core.run_folder import IDS_BYTES
+from headway.core.run_folder import IDS_BYTES, RunFolder
 from headway.data import opening
 from headway.data.order import Order
 
@@ -217,6 +217,10 @@ def test_sigterm_and_ctrl_c_save_and_say_how_to_go_on(folder: Path, whole: Calla
     said = headway(*arguments)
     assert f"Resumed at step {stopped.step} of {STEPS} from {stopped.path.name}.\n" in said.err
     assert_same(run, whole("fp32"), records_too=False)  # a stop writes a record of its own
+    assert [one["ranks"] for one in RunFolder.open(run).read_provenance()["resumes"]] == [1, 1]
+    headway("report", run)
+    shown = RunFolder.open(run).report_path.read_text()
+    assert all(text in shown for text in ("started again", "2 times", f"from step {stopped.step}, by 1 process"))
 
 
 def test_a_finished_run_is_left_as_it_is(folder: Path, whole: Callable[[str], Path]) -> None:

@@ -72,14 +72,21 @@ class LinkFit:
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
 
+    @property
+    def is_bound(self) -> bool:
+        """True at the fit's upper bound, where the line hardly rises: the bandwidth is at least that of the fastest
+        step."""
+        last = max(range(len(self.sizes)), key=self.sizes.__getitem__)
+        speed = self.sizes[last] / max(self.seconds[last], SHORTEST_S)
+        return self.link.bandwidth_bytes_s > 0.99 * FASTER * speed
+
     def format_cells(self) -> tuple[str, str, str]:
         """Formats latency, bandwidth and residual; bounds from the steps themselves if the line does not fit."""
         bandwidth = self.link.bandwidth_bytes_s
         step_s = [max(seconds, SHORTEST_S) for seconds in self.seconds]
         speed_by_size = {size: size / seconds for size, seconds in zip(self.sizes, step_s, strict=True)}
         is_noise = self.residual > MAX_RESIDUAL
-        # At the fit's upper bound the line hardly rises: the bandwidth is at least that of the fastest step.
-        if is_noise or bandwidth > 0.99 * FASTER * speed_by_size[max(speed_by_size)]:
+        if is_noise or self.is_bound:
             bandwidth_text = f"> {max(speed_by_size.values()) / 1e6:,.0f} MB/s"
         else:
             bandwidth_text = f"{bandwidth / 1e6:,.0f} MB/s"
@@ -121,6 +128,12 @@ class MeasuredLinks:
     rails_s: dict[int, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     rates_bytes_s: tuple[float, ...] = ()
+
+    @property
+    def scatter(self) -> float:
+        """Largest residual of the fits; infinite if a bandwidth is a bound alone."""
+        fits = (fit for fit in (self.inside, self.alone, self.together) if fit is not None)
+        return max((math.inf if fit.is_bound else fit.residual for fit in fits), default=0.0)
 
     def build_network(self, world: World) -> Network:
         """Builds the cost model's network, for this world or a later generation, which may have lost a host."""

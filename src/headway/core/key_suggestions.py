@@ -6,7 +6,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel
 
@@ -58,13 +58,13 @@ def refuse_key(place: ErrorPlace, model: type[BaseModel]) -> str:
     owners = [tag for tag, member in place.members.items() if key in member.model_fields]
     if owners and place.part is not None:
         tag = next(tag for tag, member in place.members.items() if member is place.part)
-        belongs = (
-            f"{prefix + key!r} belongs to {', '.join(owners)}; {tag} has {', '.join(_list_own_first(place.part))}."
-        )
-        if hint := _explain_synonym(key, model):
+        tag_key = next(name for name, field in place.part.model_fields.items() if tag in get_args(field.annotation))
+        own = ", ".join(name for name in _list_own_first(place.part) if name != tag_key) or "no keys of its own"
+        belongs = f"{prefix + key!r} belongs to {', '.join(owners)}; {tag} has {own}."
+        if hint := _explain_synonym(key, prefix, model):
             return f"{belongs} {hint}"
         elsewhere = _find_elsewhere(key, prefix, model)
-        return f"{belongs} Remove it, or change {prefix}name{f', or write {elsewhere!r}' if elsewhere else ''}."
+        return f"{belongs} Remove it, or change {prefix}{tag_key}{f', or write {elsewhere!r}' if elsewhere else ''}."
     return f"there is no key {prefix + key!r}. {_suggest_key(key, prefix, place.part, model)}".rstrip()
 
 
@@ -78,7 +78,7 @@ def _suggest_key(key: str, prefix: str, part: type[BaseModel] | None, model: typ
     # `lr` of a group is its lr_scale.
     if len(longer := [name for name in own if name.startswith(f"{word}_")]) == 1:
         return f"Did you mean {prefix + longer[0]!r}?"
-    if hint := _explain_synonym(word, model):
+    if hint := _explain_synonym(word, prefix, model):
         return hint
     elsewhere: dict[str, list[str]] = {}
     for dotted in dict.fromkeys(walk_keys(model)):
@@ -97,10 +97,11 @@ def _suggest_key(key: str, prefix: str, part: type[BaseModel] | None, model: typ
     return f"Did you mean {' or '.join(repr(one) for one in found if one.count('.') == level)}?"
 
 
-def _explain_synonym(word: str, model: type[BaseModel]) -> str:
+def _explain_synonym(word: str, prefix: str, model: type[BaseModel]) -> str:
     """Returns the sentences about a key of another library; empty if it is not known."""
     synonyms: Mapping[str, KeySynonym] = getattr(model, "key_synonyms", {})
-    if (synonym := synonyms.get(word)) is None:
+    # `parallel.steps` means something else than `steps`.
+    if (synonym := synonyms.get(prefix + word, synonyms.get(word))) is None:
         return ""
     known = set(walk_keys(model))
     # `task.args.label_smoothing` is not a key of ours: everything below a free mapping exists.
@@ -124,4 +125,4 @@ def _to_snake_case(key: str) -> str:
 
 def _list_own_first(part: type[BaseModel]) -> list[str]:
     own = inspect.get_annotations(part)
-    return sorted((name for name in part.model_fields if name != "name"), key=lambda name: name not in own)
+    return sorted(part.model_fields, key=lambda name: name not in own)

@@ -27,6 +27,9 @@ MOST_ERRORS = 50
 _KIND = re.compile(r"(constrained-)?(int|float|str|bool)|.*\[.*\]|[A-Z]\w*")
 """Elements that pydantic adds to a location for a union, as in `micro_batch.int` or `device.Device.title`."""
 
+_TAG_NAMES = ("name", "type", "kind", "mode", "method")
+"""Keys that say elsewhere which one of several parts is meant."""
+
 
 def explain_errors(
     error: ValidationError, tree: Mapping[str, Any], model: type[BaseModel], path: Path, origins: Mapping[str, str]
@@ -142,7 +145,7 @@ def _explain_key(entry: Any, place: ErrorPlace, model: type[BaseModel]) -> str |
             return f"{describe_value(key, list(map(repr, tags)), given)}. {hint}".rstrip()
         # pydantic looks no further than the tag: a misspelt tag key would be called missing.
         given = [str(one) for one in entry["input"]] if isinstance(entry["input"], dict) else []
-        if close := difflib.get_close_matches(name, given, n=1):
+        if close := difflib.get_close_matches(name, given, n=1) or [one for one in given if one in _TAG_NAMES]:
             return f"there is no key {key.removesuffix(name) + close[0]!r}. Did you mean {key!r}?"
         return f"the key {key!r} is missing."
     return None

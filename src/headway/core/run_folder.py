@@ -218,6 +218,12 @@ class RunFolder:
             what = f"{path.name} cannot be read ({describe_os_error(error)})"
             raise HeadwayError(what, where=str(self.folder)) from None
 
+    def note_resume(self, step: int, ranks: int) -> None:
+        """Notes in provenance.json that the run goes on from a step, by this command or by a launcher's restart."""
+        about = self.read_provenance()
+        entry = {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step, "ranks": ranks}
+        self.write_json("provenance", about | {"resumes": [*about.get("resumes", []), entry]})
+
     def read_provenance(self, **wanted: type) -> dict[str, Any]:
         """Reads provenance.json.
 

@@ -415,6 +415,7 @@ class KnobSearch:
             recipe.compile is not False
             or recipe.activation_checkpointing is not False
             or not self._is_worth_trying("loop")
+            or self._job.refuses(changes)
         ):
             return
         if self._is_out_of_time(text, LONG_S):
@@ -468,12 +469,16 @@ class KnobSearch:
         batches: Sequence[Batch] | None = None,
         measure_also: Callable[[MeasurementJob, float], None] | None = None,
     ) -> float | None:
-        """Returns the loop's time with other values over its time without; None: it failed, and `missing` says why.
+        """Returns the loop's time with other values over its time without.
+
+        None: the recipe refuses the values, or the trial failed, and `missing` says why.
 
         Args:
             batches: to be replayed; None: the job's own. measure_also: called with the changed job and the images/s of
                 its loop.
         """
+        if self._job.refuses(changes):
+            return None
         LOG.info(f"Trying {text}.")
         try:
             with closing(self._job.build_variant(changes)) as other:

@@ -15,6 +15,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from headway.core.errors import RecipeError
 from headway.core.messages import mute_messages
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
@@ -94,6 +95,14 @@ class MeasurementJob:
     def is_synthetic(self) -> bool:
         """True if the images are synthetic, so there is no loader to measure."""
         return self.setup.inputs.train is None
+
+    def refuses(self, changes: Mapping[str, Any]) -> bool:
+        """Returns True if the recipe refuses these values, so that they are no setting for it."""
+        try:
+            with_values(self.loaded, changes, "as it is tried")
+        except RecipeError:
+            return True
+        return False
 
     def build_variant(self, changes: Mapping[str, Any]) -> MeasurementJob:
         """Builds the same job with some values changed, for its loop alone: it replays this job's batches, and its data

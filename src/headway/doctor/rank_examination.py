@@ -54,6 +54,7 @@ from headway.doctor.whole_job import run_whole_job
 from headway.launch.hosts import parse_hosts
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
+from headway.parallel.parallel_recipe import divides_weights
 from headway.setup.build import build_setup
 from headway.setup.checks import check_batch_size
 from headway.setup.rates import resolve_batch
@@ -180,6 +181,7 @@ def main(asked: dict[str, Any], budget: Budget | None = None) -> None:
                 whole = measure_together(trainer, ranks, limit_s=wall.allot("whole"))
                 if ranks.is_lead:
                     narrow = len(ranks.world.hosts) > 1 and loaded.recipe.comm.wire == "fp32"
+                    narrow = narrow and not divides_weights(parallel)
                     device = setup.device.type
                     profile = join_profiles(
                         profiles,

@@ -36,6 +36,7 @@ from headway.launch.generations import (
     get_links_budget_s,
     list_buffers,
     list_shared,
+    measure_reliable_links,
     measure_world_links,
 )
 from headway.launch.handover import LOG, HandoverResult, StateCarrier, hand_over
@@ -208,7 +209,7 @@ class Ranks:
             self._close_generation()
             world, _ = self._join_world(device, connect_s)
             self._measured = world, None
-            links = measure_world_links(world, self.options)
+            links = measure_reliable_links(world, self.options)
             self._measured = world, links
             return links.build_network(world), reduce_max(world, numbers)
 

@@ -244,13 +244,25 @@ def divide_linear_layers(
         patterns: regular expressions for the names of layers.
 
     Raises:
+        UsageError: see `find_divisible_layers`.
+    """
+    layers = {}
+    for name, linear in find_divisible_layers(network, patterns, ranks).items():
+        layers[name] = DividedLinear(name, linear, rank, ranks, scheme)
+        parent, _, key = name.rpartition(".")
+        setattr(network.get_submodule(parent), key, layers[name])
+    return DividedLayers(layers, rank, ranks)
+
+
+def find_divisible_layers(network: nn.Module, patterns: Sequence[str], ranks: int) -> dict[str, nn.Linear]:
+    """Finds the linear layers whose names match one of the patterns, by name, in the order of the network.
+
+    Raises:
         UsageError: a pattern matches no linear layer, a layer has fewer outputs than there are ranks, or shares its
             weight with another one.
     """
-    names = find_linear_layers(network, patterns)
-    counts = _count_owners(network)
-    layers = {}
-    for name in names:
+    counts, found = _count_owners(network), {}
+    for name in find_linear_layers(network, patterns):
         linear = network.get_submodule(name)
         assert isinstance(linear, nn.Linear)
         if linear.out_features < ranks:
@@ -259,14 +271,12 @@ def divide_linear_layers(
         if any(counts[id(parameter)] > 1 for parameter in linear.parameters()):
             what = "another layer uses the same weights, so its outputs cannot be divided"
             raise UsageError(what, where=name, fix="Leave the layer out of parallel.layers.")
-        layers[name] = DividedLinear(name, linear, rank, ranks, scheme)
-        parent, _, key = name.rpartition(".")
-        setattr(network.get_submodule(parent), key, layers[name])
-    return DividedLayers(layers, rank, ranks)
+        found[name] = linear
+    return found
 
 
 def list_divisible_layers(network: nn.Module, ranks: int) -> list[str]:
-    """Lists the names of the layers that `divide_linear_layers` does not refuse, in the order of the network."""
+    """Lists the names of all layers that `find_divisible_layers` does not refuse, in the order of the network."""
     counts = _count_owners(network)
     return [
         name

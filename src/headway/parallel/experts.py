@@ -37,6 +37,19 @@ def list_expert_weights(network: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
+def expect_experts(network: nn.Module, ranks: int) -> None:
+    """Raises UsageError if a network has no mixture, or one with a number of experts that `ranks` does not divide."""
+    mixtures = list(list_mixtures(network))
+    if not mixtures:
+        what = "the network has no mixture of experts, so there is nothing to share"
+        fix = "Use headway.model.MixtureOfExperts in it, or set parallel.strategy to data."
+        raise UsageError(what, where="parallel.strategy", fix=fix)
+    for name, layer in mixtures:
+        if layer.num_experts % ranks:
+            what = f"{name} has {layer.num_experts} experts, which {ranks} processes cannot share evenly"
+            raise UsageError(what, where="parallel.ranks", fix=f"Set it to a divisor of {layer.num_experts}.")
+
+
 @final
 class SharedExperts:
     """The experts of a network's mixtures that this rank holds, of those that the ranks of a place share.
@@ -60,17 +73,9 @@ class SharedExperts:
             across_hosts: let the ranks of a place lie on several hosts.
 
         Raises:
-            UsageError: the network has no mixture, or one with a number of experts that `ranks` does not divide.
+            UsageError: see `expect_experts`.
         """
-        mixtures = list(list_mixtures(network))
-        if not mixtures:
-            what = "the network has no mixture of experts, so there is nothing to share"
-            fix = "Use headway.model.MixtureOfExperts in it, or set parallel.strategy to data."
-            raise UsageError(what, where="parallel.strategy", fix=fix)
-        for name, layer in mixtures:
-            if layer.num_experts % ranks:
-                what = f"{name} has {layer.num_experts} experts, which {ranks} processes cannot share evenly"
-                raise UsageError(what, where="parallel.ranks", fix=f"Set it to a divisor of {layer.num_experts}.")
+        expect_experts(network, ranks)
         self._network, self._rank, self._size, self.ranks = network, rank, size, ranks
         self._across_hosts = across_hosts
         weights = list_expert_weights(network)

@@ -88,6 +88,14 @@ class Place:
         return [Range(start, stop) for start, stop in pairwise([0, *accumulate(sizes)])]
 
 
+def describe_counts(size: int) -> str:
+    """Returns the fix for a number of processes that is no multiple of `size`, for new runs and for resumed ones."""
+    return (
+        f"Start a multiple of {size}, such as --procs {size}, or add 'parallel={{strategy: data}}': both work with"
+        " --resume too"
+    )
+
+
 def expect_one_host(world: World, places: Sequence[Sequence[int]], shared: str, waiting: str) -> None:
     """Raises UsageError if the ranks of a place lie on several hosts.
 

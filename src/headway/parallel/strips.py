@@ -26,6 +26,8 @@ from headway.parallel.norms import normalise_batches
 from headway.parallel.rules import load_rules
 from headway.parallel.values import describe_function
 
+UNTIL = "parallel.until"
+
 
 @final
 class Strip(Tensor):
@@ -133,6 +135,16 @@ def run_in_strips(network: nn.Module, x: SplitMap, until: str | None = None) -> 
     return out.as_subclass(Tensor)
 
 
+def find_layer(network: nn.Module, until: str) -> nn.Module:
+    """Returns the layer of this name. Raises UsageError if there is none."""
+    layers = dict(network.named_modules())
+    if until not in layers or not until:
+        what = f"{until!r} is no layer of the network"
+        raise UsageError(what, where=UNTIL, fix=suggest_nearest(until, filter(None, layers)))
+    layer: nn.Module = layers[until]
+    return layer
+
+
 @contextmanager
 def end_strips(network: nn.Module, until: str | None) -> Iterator[None]:
     """Turns strips into samples where they enter a layer, while the network runs inside the block.
@@ -146,10 +158,7 @@ def end_strips(network: nn.Module, until: str | None) -> Iterator[None]:
     if until is None:
         yield
         return
-    layers = dict(network.named_modules())
-    if until not in layers or not until:
-        what = f"{until!r} is no layer of the network"
-        raise UsageError(what, where="parallel.until", fix=suggest_nearest(until, filter(None, layers)))
+    layer = find_layer(network, until)
     entered = []
 
     def convert(value: Any) -> Any:
@@ -162,14 +171,14 @@ def end_strips(network: nn.Module, until: str | None) -> Iterator[None]:
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return tuple(map(convert, args)), {name: convert(value) for name, value in kwargs.items()}
 
-    handle = layers[until].register_forward_pre_hook(enter, with_kwargs=True)
+    handle = layer.register_forward_pre_hook(enter, with_kwargs=True)
     try:
         yield
     finally:
         handle.remove()
     if not entered:
         what = f"no split map enters layer {until!r}"
-        raise UsageError(what, where="parallel.until", fix="Name an earlier layer, or leave until out.")
+        raise UsageError(what, where=UNTIL, fix="Name an earlier layer, or leave until out.")
 
 
 @contextmanager

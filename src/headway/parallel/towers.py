@@ -28,7 +28,7 @@ from headway.model.batch_norm import list_running_statistics
 from headway.optim.split_parameters import SplitParameters
 from headway.parallel.fetch import exchange_pieces
 from headway.parallel.parts import OwnPart, OwnParts
-from headway.parallel.place import expect_one_host
+from headway.parallel.place import describe_counts, expect_one_host
 from headway.parallel.strips import name_layers
 from headway.parallel.tower_exchange import make_meta
 from headway.parallel.tower_modules import (
@@ -233,12 +233,20 @@ def divide_towers(network: nn.Module, match: str, rank: int, ranks: int, *, acro
         across_hosts: let the ranks of a place lie on several hosts.
 
     Raises:
-        UsageError: it matches no towers, they are not alike, share weights, or do not divide the ranks.
+        UsageError: see `find_divisible_towers`.
+    """
+    return Towers(network, find_divisible_towers(network, match, ranks), rank, ranks, across_hosts=across_hosts)
+
+
+def find_divisible_towers(network: nn.Module, match: str, ranks: int) -> list[list[str]]:
+    """Finds the names of each tower's modules.
+
+    Raises:
+        UsageError: `match` finds no towers, they are not alike, share weights, or do not divide the ranks.
     """
     towers = find_towers(network, match)
     if ranks % len(towers):
         what = f"{len(towers)} processes train a network of {len(towers)} towers together, and there are {ranks}"
-        fix = f"Start a multiple of {len(towers)}: headway train RECIPE --procs {len(towers)}."
-        raise UsageError(what, where=MATCH, fix=fix)
+        raise UsageError(what, where=MATCH, fix=describe_counts(len(towers)))
     expect_alike(network, towers)
-    return Towers(network, towers, rank, ranks, across_hosts=across_hosts)
+    return towers

@@ -18,7 +18,7 @@ from headway.core.errors import UsageError
 from headway.core.group import Group
 from headway.parallel.maps import Part, SplitMap, to_parts
 from headway.parallel.place import Place
-from headway.parallel.strips import Strip, open_strip, run_in_strips
+from headway.parallel.strips import UNTIL, Strip, open_strip, run_in_strips
 
 LEAST_ROWS = 4
 """Rows a rank below which strips pay badly: one row more or less is a quarter of the work, and with kernels of 3 x 3
@@ -38,13 +38,26 @@ class UntilChoice(NamedTuple):
 def check_until(network: nn.Module, shape: Shape, grid: tuple[int, int], until: str | None) -> None:
     """Raises UsageError if a network cannot be split up to a layer; None: to the end of its maps.
 
+    The message names an earlier layer up to which it can.
+
     Args:
         shape, grid: as in `choose_until`.
     """
     _, _, error = _Probe(network, shape, grid).run(until)
     # A network that does not run on shapes alone, such as one that looks at values, may work nevertheless.
-    if isinstance(error, UsageError):
-        raise error
+    if not isinstance(error, UsageError):
+        return
+    # `until` itself may be wrong, and `auto` finds what is right for a function without a rule alone.
+    if error.where != UNTIL:
+        try:
+            earlier = choose_until(network, shape, grid).layer
+        except UsageError:
+            raise error from None
+        fix = f"Set {UNTIL} to auto"
+        if earlier is not None:
+            fix = f"Set {UNTIL} to {earlier}, from which on each process has whole maps of its own samples, or to auto"
+        raise UsageError(error.what, where=error.where, fix=fix)
+    raise error
 
 
 def choose_until(network: nn.Module, shape: Shape, grid: tuple[int, int]) -> UntilChoice:
@@ -65,7 +78,7 @@ def choose_until(network: nn.Module, shape: Shape, grid: tuple[int, int]) -> Unt
     entries, narrowest, error = probe.run(None)
     if error is not None and not isinstance(error, UsageError):
         what = f"the network does not run on shapes alone: {error}"
-        raise UsageError(what, where="parallel.until", fix="Name a layer instead of auto.") from error
+        raise UsageError(what, where=UNTIL, fix="Name a layer instead of auto.") from error
     if error is None and (narrowest >= LEAST_ROWS or entries[0].narrowest < LEAST_ROWS):
         return UntilChoice(None, f"a process has {narrowest:.3g} rows or more of each map")
     wide = [one for one in entries if one.narrowest >= LEAST_ROWS]

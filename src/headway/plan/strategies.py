@@ -107,6 +107,15 @@ class _Menu:
         ratio = job.wire_ratio if self.nodes > 1 else 1.0
         return 2 * (devices - 1) / devices * ratio * sum(one.nbytes for one in job.gradients)
 
+    def format_spatial(self, ranks: int) -> str:
+        """Formats the recipe key for images that so many devices share."""
+        across = ", across_hosts: true" if self.spans_nodes(ranks) else ""
+        return f"parallel: {{strategy: spatial, ranks: {ranks}{across}}}"
+
+    def spans_nodes(self, devices: int) -> bool:
+        """Returns True if so many devices that share a sample lie on several nodes, at least some of them."""
+        return self.nodes > 1 and self.cluster.devices % devices > 0
+
     def add(
         self, name: str, recipe: str, found: Prediction, sent_bytes: float, memory: DeviceMemory, note: str = ""
     ) -> None:
@@ -121,7 +130,7 @@ class _Menu:
             self.add("data parallel", "parallel: {strategy: data}", self.plain, sent, self.memory)
             return
         sent += self.parts * count_split_bytes(self.job.split, self.each * strips, strips)
-        self.add(f"each image in {strips} strips", _format_spatial(strips), self.plain, sent, self.memory)
+        self.add(f"each image in {strips} strips", self.format_spatial(strips), self.plain, sent, self.memory)
 
     def add_less_memory(self) -> None:
         """Adds micro-batches if a step does not fit in memory, or strips if a single sample does not."""
@@ -137,11 +146,11 @@ class _Menu:
             self.add(name, recipe, found, sent, self.estimate(less), "the same batch")
         elif not self.memory.most_samples and "spatial" not in self.refused:
             for strips in STRIPS:
-                if self.plain.strips < strips <= self.cluster.devices:
+                if self.plain.strips < strips and self.cluster.devices % strips == 0:
                     shared = predict(replace(self.job, per_device=1 / strips, batch=None), self.cluster, self.nodes)
                     sent = self.count_gradient_bytes(self.job) + count_split_bytes(self.job.split, 1, strips)
                     self.add(
-                        f"each image in {strips} strips", _format_spatial(strips), shared, sent,
+                        f"each image in {strips} strips", self.format_spatial(strips), shared, sent,
                         self.estimate(1 / strips), f"a batch of {shared.batch:,.0f}",
                     )  # fmt: skip
 
@@ -154,12 +163,15 @@ class _Menu:
             # Strips of fewer than one row are none.
             if strips > min(self.cluster.devices, *(one.window.rows for one in split.windows)):
                 break
+            # Images are shared inside of a node, whose link is much faster.
+            if self.cluster.devices % strips:
+                continue
             images = self.each * strips
             computing_s = self.job.compute.seconds(self.each)
             split_s = estimate_split_s(split, self.cluster.build_network(1), images, strips, computing_s)
             found = predict(replace(self.job, exchange_s=split_s), self.cluster, self.nodes)
             sent = self.count_gradient_bytes(self.job) + count_split_bytes(split, images, strips)
-            name, recipe = f"each image in {strips} strips", _format_spatial(strips)
+            name, recipe = f"each image in {strips} strips", self.format_spatial(strips)
             self.add(name, recipe, found, sent, self.memory, "the same batch and memory; for images that do not fit")
 
     def add_hybrid(self) -> None:
@@ -198,7 +210,8 @@ class _Menu:
         # A device computes its tower for the samples of all devices of its place, and all that is not in a tower.
         share = compute_tower_share(self.workload, towers)
         sample_s = self.job.compute.sample_s * (share + count * (1 - share))
-        width, link = self.workload.step.value_bytes, self.cluster.build_network(1).inside
+        crosses, width = self.spans_nodes(count), self.workload.step.value_bytes
+        link = self.network.between if crosses else self.cluster.build_network(1).inside
         values = [samples * width * one for one in towers.list_exchanged_values()]
         images = self.each * self.workload.input.decoded_bytes
         exchange_s = sum(link.latency_s + others * one / link.bandwidth_bytes_s for one in (*values, images))
@@ -213,7 +226,8 @@ class _Menu:
             self.job, gradients=gradients, exchange_s=exchange_s, compute=replace(self.job.compute, sample_s=sample_s)
         )
         self.add(
-            f"a tower on each of {count} devices", "parallel: {strategy: towers}",
+            f"a tower on each of {count} devices",
+            "parallel: {strategy: towers, across_hosts: true}" if crosses else "parallel: {strategy: towers}",
             predict(job, self.cluster, self.nodes), others * (sum(values) + images) + 2 * (places - 1) / places * own,
             self.estimate(samples, replace_layers(self.workload, kept)), "for towers whose maps do not fit",
         )  # fmt: skip
@@ -317,6 +331,7 @@ class _Menu:
         # The time of a step in which each device takes one batch, and none waits for the slowest.
         losses = replace(self.job.losses, jitter=0.0)
         free = replace(self.job, gradients=(), exchange_s=(devices / updates_s - alone_s) / self.parts, losses=losses)
+        # The server is the busiest: it sends its weights to each other worker, once a step as it is meant here.
         # There are no buckets. In the server's host memory each worker has an inbox, an outbox and the weights that it
         # read; the server has weights, momenta and mean squares.
         memory = replace(self.memory, weights=self.memory.weights - round(nbytes))
@@ -353,10 +368,6 @@ class _Menu:
             name = f"gradients of {times} steps exchanged at once"
             recipe = f"{{batch: {rarer.batch:.0f}, micro_batch: {math.ceil(self.each)}}}"
             self.add(name, recipe, rarer, self.count_gradient_bytes(job), self.memory, f"{times} times the batch")
-
-
-def _format_spatial(ranks: int) -> str:
-    return f"parallel: {{strategy: spatial, ranks: {ranks}}}"
 
 
 def count_useful_nodes(most_batch: float, per_device: float, devices: int) -> int:

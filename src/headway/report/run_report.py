@@ -12,7 +12,7 @@ from headway.core.profile import MOST_OTHER_LOAD
 from headway.core.recipe import flatten, format_value
 from headway.core.recipe_yaml import parse_recipe
 from headway.core.run_folder import RunFolder
-from headway.core.text_format import format_bytes
+from headway.core.text_format import format_bytes, pluralise
 from headway.page import panel
 from headway.page import renderer as page
 from headway.page.panel import Panel
@@ -153,6 +153,9 @@ def _build_cards(
             cards.append(("waiting for other processes", f"{summary['exchange_share']:.1%}", note))
         if summary["damaged_samples"]:
             cards.append(("damaged samples", f"{summary['damaged_samples']:,}", "listed in quarantine.jsonl"))
+    if resumes := about.get("resumes"):
+        note = f"the last time from step {resumes[-1]['step']:,}, by {pluralise(resumes[-1]['ranks'], 'process')}"
+        cards.append(("started again", pluralise(len(resumes), "time"), note))
     if other_load is not None and other_load > MOST_OTHER_LOAD:
         note = "of the processor: on an idle machine the times of this run are shorter"
         cards.append(("other programs", f"{other_load:.0%}", note))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from headway.core.exchange_waits import select_exchanges
+from headway.core.text_format import pluralise
 from headway.observe import host_syncs
 from headway.page import panel
 from headway.page.panel import Panel
@@ -112,7 +113,7 @@ def _list_input_parts(loader: Mapping[str, Any] | None, device: str) -> list[tup
         ("read", "", _sum_loader_seconds(loader, ("read",)), f"{thread}: read"),
         ("transport", "", None, transport),
         ("pre-process", "augment", _sum_loader_seconds(loader, PREPARE_STAGES), made),
-        ("queue", "wait", None, f"{queue}; {loader['ahead']} are prefetched"),
+        ("queue", "wait", None, f"{queue}; {pluralise(loader['ahead'], 'batch')} ahead"),
         ("transport to the device", copied, None, copy),
     ]
 

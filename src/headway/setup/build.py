@@ -34,7 +34,7 @@ from headway.setup.assign_parameters import assign_parameters
 from headway.setup.choose_layers import resolve_layers
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.device import resolve_device
-from headway.setup.divide_layers import divide_layers
+from headway.setup.divide_layers import check_network_divides, divide_layers
 from headway.setup.first_batch import FirstBatch, load_first_batch
 from headway.setup.follow_weights import follow_weights
 from headway.setup.inputs import LOG, DryRunOptions, open_inputs
@@ -278,6 +278,7 @@ class _SetupBuilder:
         model = model.to(device=self.device)
         # Built only to refuse patterns that match no layer, before there is a run folder.
         ActivationPercentiles(model, recipe.observe.activations)
+        check_network_divides(recipe.parallel, model, 1 if ranks is None else ranks.launched_size)
         # Before the rendezvous the layers get a group of this process alone; `Ranks.meet` replaces it.
         if ranks is not None and recipe.comm.batch_norm == "sync":
             model = convert_sync_batchnorm(model, World.create_single(self.device).create_group(name="not met yet"))

@@ -15,6 +15,7 @@ from headway.data.set_warnings import NO_EVALUATION, describe_shared_images, lis
 from headway.launch.hosts import check_batch_covers_ranks
 from headway.model.fake_tensors import use_fake_tensors
 from headway.parallel.parallel_recipe import AnyParallelRecipe, AsyncRecipe, ExpertsRecipe, SpatialRecipe
+from headway.parallel.place import describe_counts
 from headway.setup.metric_catalog import collect_set_metrics, compute_set_metrics
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
@@ -304,5 +305,4 @@ def check_places(parallel: AnyParallelRecipe, ranks: int) -> None:
         return
     shared = "each image" if isinstance(parallel, SpatialRecipe) else "the experts"
     what = f"{parallel.ranks} processes share {shared}, and there {'is' if ranks == 1 else 'are'} {ranks}"
-    fix = f"Start a multiple of {parallel.ranks}: headway train RECIPE --procs {parallel.ranks}."
-    raise UsageError(what, where="parallel.ranks", fix=fix)
+    raise UsageError(what, where="parallel.ranks", fix=describe_counts(parallel.ranks))

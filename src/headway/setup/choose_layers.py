@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from headway.comm.algorithm_choice import get_wire_ratio
+from headway.core.collectives import Network
 from headway.core.errors import UsageError
 from headway.core.layer_division import DenseLayer, Division, choose_division
 from headway.core.modules import preserve_training_state
@@ -71,27 +72,40 @@ def resolve_layers(
         wire_ratio=get_wire_ratio(recipe.comm.wire),
         scheme=options.scheme,
     )
-    return record_division(loaded, division)
+    return record_division(loaded, division, describe_measurement(network, step_s))
 
 
-def record_division(loaded: LoadedRecipe[TrainRecipe], division: Division) -> LoadedRecipe[TrainRecipe]:
-    """Returns the recipe with the names of the divided layers, and logs them. Raises UsageError if they do not pay."""
+def describe_measurement(network: Network, step_s: float) -> str:
+    """Describes the numbers on which a choice of layers rests: the slowest link, and the seconds of a pass."""
+    link, between = (network.between, "hosts") if network.hosts > 1 else (network.inside, "processes")
+    return (
+        f"{link.latency_s * 1e6:,.0f} us and {link.bandwidth_bytes_s / 1e6:,.0f} MB/s between {between}, forward and"
+        f" backward pass {_format_seconds(step_s)}"
+    )
+
+
+def _format_seconds(seconds: float) -> str:
+    return f"{seconds:,.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def record_division(loaded: LoadedRecipe[TrainRecipe], division: Division, measured: str) -> LoadedRecipe[TrainRecipe]:
+    """Returns the recipe with the names of the divided layers, and logs them with what was measured.
+
+    Raises UsageError if they do not pay.
+    """
     where, names = "parallel.layers", ", ".join(division.layers)
     if not division.layers:
         what = "this network has no fully connected layer that can be divided over the processes"
         raise UsageError(what, where=where, fix="Use parallel: data.")
-    data, divided = (
-        f"{seconds:,.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-        for seconds in (division.data_s, division.divided_s)
-    )
+    data, divided = map(_format_seconds, (division.data_s, division.divided_s))
     if not division.pays:
         what = (
-            f"it does not pay to divide fully connected layers here: by the measured links, a data parallel step waits"
-            f" {data} for its exchange, and one with divided layers ({names}) {divided}"
+            f"it does not pay to divide fully connected layers here: by the measured links ({measured}), a data"
+            f" parallel step waits {data} for its exchange, and one with divided layers ({names}) {divided}"
         )
         fix = "Use parallel: data, or set parallel.layers to regular expressions for the names of the layers."
         raise UsageError(what, where=where, fix=fix)
-    reason = f"by the measured links, a step waits {divided} for its exchange, and {data} without"
+    reason = f"by the measured links ({measured}), a step waits {divided} for its exchange, and {data} without"
     LOG.info(f"Divided layers: {names}; {reason}.")
     return loaded.resolve(where, [f"^{re.escape(name)}$" for name in division.layers], reason)
 

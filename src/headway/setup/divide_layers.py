@@ -12,19 +12,52 @@ from headway.launch.ranks import Ranks
 from headway.model.activation_checkpointing import list_blocks
 from headway.model.auxiliary import AuxiliaryLosses, HasAuxiliaryLoss
 from headway.optim.fused_optimizer import FusedOptimizer
-from headway.parallel.divided_linear import divide_linear_layers
-from headway.parallel.experts import SharedExperts
+from headway.parallel.divided_linear import divide_linear_layers, find_divisible_layers
+from headway.parallel.experts import SharedExperts, expect_experts
 from headway.parallel.full_shards import FullShards
 from headway.parallel.parallel_recipe import (
     AnyParallelRecipe,
     ExpertsRecipe,
     HybridRecipe,
     LocalRecipe,
+    SpatialRecipe,
     TowersRecipe,
     divides_weights,
 )
 from headway.parallel.parts import DividedNetwork
-from headway.parallel.towers import divide_towers
+from headway.parallel.strips import find_layer
+from headway.parallel.tower_modules import find_towers
+from headway.parallel.towers import divide_towers, find_divisible_towers
+
+
+def check_network_divides(recipe: AnyParallelRecipe, model: torch.nn.Module, num_ranks: int) -> None:
+    """Refuses a network that cannot be divided as a recipe asks for it, without running it.
+
+    The names that a recipe has are checked for one process too, so that a dry run finds a misspelt one.
+
+    Raises:
+        UsageError: see `find_divisible_layers`, `find_divisible_towers`, `expect_experts` and `find_layer`; or the
+            network has a loss of its own, and each rank is to make steps alone.
+    """
+    if isinstance(recipe, HybridRecipe) and recipe.layers != "auto":
+        find_divisible_layers(model, recipe.layers, num_ranks)
+    elif isinstance(recipe, TowersRecipe) and num_ranks > 1:
+        find_divisible_towers(model, recipe.match, num_ranks)
+    elif isinstance(recipe, TowersRecipe):
+        find_towers(model, recipe.match)
+    elif isinstance(recipe, ExpertsRecipe):
+        expect_experts(model, recipe.ranks)
+    elif isinstance(recipe, SpatialRecipe) and recipe.until is not None and recipe.until != "auto":
+        find_layer(model, recipe.until)
+    elif isinstance(recipe, LocalRecipe) and num_ranks > 1:
+        _expect_no_own_loss(model)
+
+
+def _expect_no_own_loss(model: torch.nn.Module) -> None:
+    if any(isinstance(module, HasAuxiliaryLoss) for module in model.modules()):
+        what = "the network has a loss of its own, such as that of experts, which is of the samples of all processes"
+        fix = "Set it to data, or to experts: with local each process makes steps alone."
+        raise UsageError(what, where="parallel.strategy", fix=fix)
 
 
 def divide_layers(
@@ -44,15 +77,10 @@ def divide_layers(
             those of Headway's own networks.
 
     Raises:
-        UsageError: see `divide_linear_layers`, `divide_towers`, `SharedExperts` and `FullShards`; or the network has a
-            loss of its own, and each rank is to make steps alone.
+        UsageError: see `FullShards`; what `check_network_divides` refuses is refused here again.
     """
     if ranks is None:
         return None
-    if isinstance(recipe, LocalRecipe) and any(isinstance(module, HasAuxiliaryLoss) for module in model.modules()):
-        what = "the network has a loss of its own, such as that of experts, which is of the samples of all processes"
-        fix = "Set it to data, or to experts: with local each process makes steps alone."
-        raise UsageError(what, where="parallel.strategy", fix=fix)
     # A loss that a trial pass has left keeps a graph with the gradients of whole weights.
     AuxiliaryLosses(model).pop()
     divided: DividedNetwork

@@ -133,8 +133,12 @@ class Inputs:
             # Replayed batches follow each other, whatever the step.
             replayed = iter(self.batch_source())
             return lambda position: next(replayed)
+        if self.train is not None:
+            # The caller reads the next step in a thread of its own: nothing else is made ahead of need.
+            self.loader = self.build_training_loader(self.train, recipe, batch=plan, start=0, prefetch_batches=1)
+            return self.loader.read_step
         batches = self.build_batches(recipe, plan, 0)
-        if isinstance(batches, Loader | SyntheticLoader):
+        if isinstance(batches, SyntheticLoader):
             return batches.read_step
         # Synthetic data with a transform of whole batches.
         transform = self.batch_transform

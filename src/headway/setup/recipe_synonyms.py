@@ -14,6 +14,8 @@ _KEPT = "The best weights are always kept, as weights.safetensors in the run fol
 _PARTS = "batch holds all samples of a step, micro_batch those that go through the network at once."
 _BATCH = "It counts the samples of a step over all ranks and micro-batches."
 _PROCS = "The number of processes is an option of the command: headway train RECIPE --procs N."
+_SHARED = f"{_PROCS} How many of them share an image or the experts is parallel.ranks, of spatial and experts."
+_ROUND = "It is a key of parallel: {strategy: local}."
 _FOLDER = "The run folder is no key: headway train RECIPE --run FOLDER, in Python headway.train(recipe, run=FOLDER)."
 _RESUME = "A run continues with its own recipe: headway train --resume RUN, in Python headway.resume(RUN)."
 _NETWORK = "Arguments of the network's factory go to model.args."
@@ -114,6 +116,14 @@ _TABLE: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("gpus num_gpus n_gpu devices nproc_per_node world_size num_processes nnodes num_nodes nodes ddp "
      "distributed strategy",
      (), _PROCS),
+    ("parallel.gpus parallel.num_gpus parallel.n_gpu parallel.devices parallel.procs parallel.num_procs "
+     "parallel.world_size parallel.num_processes parallel.workers parallel.num_workers parallel.size", (), _SHARED),
+    ("parallel.steps parallel.every parallel.h parallel.sync_every parallel.num_steps parallel.local_steps "
+     "parallel.inner_steps", ("parallel.every_steps",), _ROUND),
+    ("parallel.type parallel.name parallel.kind parallel.mode parallel.method", ("parallel.strategy",), ""),
+    ("parallel.pattern parallel.regex", ("parallel.match", "parallel.layers"), ""),
+    ("parallel.staleness parallel.max_staleness", ("parallel.ahead",), ""),
+    ("parallel.stage", ("parallel.what",), "Stage 1 is what: optimizer, and stage 3 what: all."),
     ("torch_compile torchcompile compile_model jit", ("compile",), ""),
     ("gradient_checkpointing grad_checkpointing activation_checkpoint checkpoint_activations use_checkpoint",
      ("activation_checkpointing",), ""),
@@ -180,6 +190,14 @@ VALUE_SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "randaug": "rand",
         **dict.fromkeys(("autoaugment", "autoaug", "aa"), "auto"),
         **dict.fromkeys(("trivialaugment", "trivialaugmentwide", "ta"), "trivial"),
+    },
+    "parallel.strategy": {
+        **dict.fromkeys(("ddp", "dp", "dataparallel", "horovod", "sync"), "data"),
+        **dict.fromkeys(("zero", "zero1", "zero2"), "sharded"),
+        **dict.fromkeys(("fsdp", "fsdp2", "zero3"), "Write parallel: {strategy: sharded, what: all}."),
+        **dict.fromkeys(("localsgd", "postlocalsgd", "diloco"), "local"),
+        **dict.fromkeys(("moe", "expertparallel"), "experts"),
+        **dict.fromkeys(("asgd", "asynchronous", "parameterserver", "ps"), "async"),
     },
     "precision": {
         **dict.fromkeys(("amp", "mixed", "true"), "auto"),

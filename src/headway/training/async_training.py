@@ -173,6 +173,8 @@ class _Segment:
                 bad: list[BadSample] = []
                 while lease := self._worker.pull():
                     self._record()
+                    # Until here the process has waited for weights, and not for data.
+                    trainer.clock.lap("reduce")
                     batch = read(lease)
                     bad += batch.bad
                     self._compute(lease, batch)
@@ -200,13 +202,7 @@ class _Segment:
     def _build_reader(self) -> Callable[[int], Batch]:
         setup = self._setup
         read_step = setup.inputs.build_step_reader(setup.recipe, setup.plan)
-
-        def read(step: int) -> Batch:
-            # Until here the process has waited for weights, and not for data.
-            self._trainer.clock.lap("reduce")
-            return read_step(setup.plan.find_position(step))
-
-        return read
+        return lambda step: read_step(setup.plan.find_position(step))
 
     def _compute(self, lease: Lease, batch: Batch) -> None:
         """Computes the gradients of a step, and notes them for the server."""

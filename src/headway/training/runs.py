@@ -249,6 +249,8 @@ def _continue_run(
             if not trainer.finished and is_lead:
                 # The old summary is about a run that had stopped.
                 (run.folder / "summary.json").unlink(missing_ok=True)
+                if checkpoint is not None:
+                    run.note_resume(trainer.step, 1 if ranks is None else ranks.launched_size)
             if ranks is not None:
                 _meet_ranks(trainer)
             if trainer.finished and (summary := run.read_summary()).get("finished"):
