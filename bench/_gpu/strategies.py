@@ -1,8 +1,8 @@
 """Each strategy of `parallel` by two processes that share one GPU over NCCL: does it train, and as one process does?
 
 The networks draw no random numbers, so a strategy that computes what one process does ends with its loss, up to
-rounding. The others (`local`, `async`) must train every step. It says nothing of speed: the exchange goes through the
-loopback interface.
+rounding. The others (`local`, `async`) must have a lower loss at the end. It says nothing of speed: the exchange goes
+through the loopback interface.
 
 strategies_right   strategies that ended with one process's loss, or that may end with another one
 strategies_wrong   all others: those that failed too. The exit status is 1 if there are some
@@ -18,15 +18,16 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 
 from bench._common import Claim, parser, report
 from bench._family import run_bench
 
-SAME = 0.005
-"""Largest relative difference of the last loss: GPU kernels add in another order, and bf16 has 8 bits."""
+SAME = 0.05
+"""Largest difference of the last losses, over what one process has learnt. Batch norm over half of the samples makes
+0.013 of it; bf16, and GPU kernels that add in another order, make less."""
 SAMPLES, BATCH, EPOCHS = 512, 32, 2
 RECIPE = f"""
 seed: 1
@@ -59,6 +60,13 @@ class Case:
     parallel: str
     same: bool = True
     more: tuple[str, ...] = ()
+
+
+class Losses(NamedTuple):
+    """Of the first and the last logged step."""
+
+    first: float
+    last: float
 
 
 CASES = (
@@ -99,31 +107,33 @@ def main() -> None:
             for number, one in enumerate(cases)
         ]
         losses = {network: run.result() for network, run in zip(networks, alone, strict=True)}
-        rows, right = [("network", "parallel", "loss", "of one process", "")], 0
+        rows, right = [("network", "parallel", "first, last loss", "of one process", "")], 0
         for case, run in zip(cases, runs, strict=True):
             found, expected = run.result(), losses[case.network]
-            says = found if isinstance(found, str) else ""
-            if not isinstance(found, str) and not isinstance(expected, str):
-                is_right = not case.same or abs(found / expected - 1) <= SAME
-                right += is_right
-                says = "right" if is_right else "another loss"
+            is_right = _is_right(found, expected, same=case.same)
+            right += is_right
             keys = " ".join((case.parallel, *case.more))
-            rows.append(
-                (
-                    case.network,
-                    keys,
-                    *(one if isinstance(one, str) else f"{one:.4f}" for one in (found, expected)),
-                    says,
-                )
-            )
+            rows.append((case.network, keys, _format(found), _format(expected), "right" if is_right else "wrong"))
     wrong = len(cases) - right
     how = f"of {len(cases)}, two processes on one {torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}"
     report([Claim("strategies_right", right, "", how), Claim("strategies_wrong", wrong, "", how)], options, rows)
     sys.exit(1 if wrong else 0)
 
 
-def _train(folder: Path, name: str, network: str, device: str, procs: str, *overrides: str) -> float | str:
-    """Trains; returns the last loss, or the end of what the run said."""
+def _is_right(found: Losses | str, expected: Losses | str, *, same: bool) -> bool:
+    if isinstance(found, str) or isinstance(expected, str):
+        return False
+    if same:
+        return abs(found.last - expected.last) <= SAME * (expected.first - expected.last)
+    return found.last < found.first
+
+
+def _format(found: Losses | str) -> str:
+    return found if isinstance(found, str) else f"{found.first:.4f}, {found.last:.4f}"
+
+
+def _train(folder: Path, name: str, network: str, device: str, procs: str, *overrides: str) -> Losses | str:
+    """Trains; returns the losses, or the end of what the run said."""
     side, model = NETWORKS[network]
     recipe = folder / f"{name}.yaml"
     recipe.write_text(RECIPE.format(side=side, model=model, device=device))
@@ -140,7 +150,8 @@ def _train(folder: Path, name: str, network: str, device: str, procs: str, *over
         print(f"{network} {' '.join(overrides)}\n{done.stderr[-2000:]}", flush=True)
         return done.stderr.strip().splitlines()[-1][:100] if done.stderr.strip() else f"exit status {done.returncode}"
     records = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    return float([one["loss"] for one in records if "loss" in one][-1])
+    losses = [float(one["loss"]) for one in records if "loss" in one]
+    return Losses(losses[0], losses[-1])
 
 
 if __name__ == "__main__":

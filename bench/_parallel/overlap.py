@@ -21,7 +21,7 @@ from headway.parallel.strips import make_strip
 SAMPLES, CHANNELS, WIDTH = 16, 64, 112
 HALO_BYTES = SAMPLES * CHANNELS * WIDTH * 4
 # Rows of a rank, among which the bench finds those whose convolution takes as long as the exchange.
-HEIGHTS = (3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24)
+HEIGHTS = (3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40)
 
 
 @final

@@ -52,11 +52,24 @@ def exchange(rank: Rank) -> list[bool]:
         group.all_to_all(swapped, gathered + rank.rank).wait()
         expected = torch.cat([piece(rank.rank, 0, 0, numel) + source for source in range(rank.size)])
         right.append(torch.equal(swapped, expected))
+    # A receive of the group's own that waits meanwhile gets none of the pieces.
+    asked = torch.empty(LARGE)
+    receiving = group.recv(asked, (rank.rank - 1) % rank.size)
+    work = group.all_to_all(torch.empty(rank.size * LARGE), torch.zeros(rank.size * LARGE))
+    work.wait()
+    # What has been waited for is there.
+    work.wait()
+    group.send(torch.full((LARGE,), 1.0 + rank.rank), (rank.rank + 1) % rank.size).wait()
+    receiving.wait()
+    right.append(bool((asked == 1 + (rank.rank - 1) % rank.size).all()))
+    # Pieces are equal or told.
+    with pytest.raises(RuntimeError):
+        group.all_to_all(torch.empty(rank.size * LARGE + 1), torch.zeros(rank.size * LARGE + 1))
     return right
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_pieces_of_any_size_arrive(ranks: int) -> None:
     for right in run_ranks(ranks, exchange):
-        assert len(right) == 21
+        assert len(right) == 22
         assert all(right), right

@@ -185,6 +185,9 @@ REFUSED: dict[str, tuple[Callable[[Any, list[Any]], Any], str]] = {
     "a choice": (lambda _, parts: parts[0] if parts[0].max() > 0 else parts[1], "Tensor.__bool__ of values of a tower"),
     "random numbers": (lambda _, parts: parts[0] + torch.rand_like(parts[0]), "torch.rand_like of values of a tower"),
     "in place": (lambda self, parts: self.stem.weight.detach().mul_(parts[0].sum()), "Tensor.mul_ of values of a"),
+    "joined through relu": (
+        lambda _, parts: torch.relu_(torch.cat(parts, 1)), "torch.relu_ of the joined channels of towers",
+    ),
     "joined in place": (lambda _, parts: torch.cat(parts, 2).add_(1), "Tensor.add_ of the joined channels of towers"),
 }  # fmt: skip
 

@@ -110,6 +110,10 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "fp16": ((HYBRID, "precision=fp16"), "does not work with precision: fp16"),
     "micro-batches": ((HYBRID, "micro_batch=4"), "does not work with micro_batch"),
+    "activations of a compiled network": (
+        (HYBRID, "compile=true", "observe.activations=['.']"),
+        "does not work with compile with observe.activations",
+    ),
     "going on": ((HYBRID, "comm.on_rank_failure=continue"), "does not work with comm.on_rank_failure: continue"),
     "noise": ((HYBRID, "observe.noise_scale=true"), "does not work with observe.noise_scale"),
 }

@@ -171,6 +171,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "ranks of data": (("parallel={strategy: data, ranks: 2}",), "'parallel.ranks'"),
     "compiled": ((SPATIAL, "compile=true"), "parallel.strategy spatial does not work with compile"),
     "micro-batches": ((SPATIAL, "micro_batch=4"), "does not work with micro_batch"),
+    "activations": ((SPATIAL, "observe.activations=['.']"), "does not work with observe.activations"),
     "going on": ((SPATIAL, "comm.on_rank_failure=continue"), "does not work with comm.on_rank_failure: continue"),
     "synchronised": ((SPATIAL, "comm.batch_norm=sync"), "does not work with comm.batch_norm: sync"),
 }

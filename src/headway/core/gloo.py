@@ -244,7 +244,7 @@ class GlooGroups:
         gloo = load_c10d().ProcessGroupGloo
         options = gloo._Options()
         options._timeout = timedelta(seconds=min(self._connect_s, ATTEMPT_S))
-        # One thread: operations complete in the order in which they were issued.
+        # One thread: collectives complete in the order in which they were issued. Sends and receives bypass it.
         options._threads = 1
         options._devices = [self._door.device]
         made = gloo(store, members.index(self._rank), len(members), options)

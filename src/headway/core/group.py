@@ -53,16 +53,18 @@ class CollectiveWork:
             CommunicationError: it failed or timed out.
         """
         begun = perf_counter_ns()
+        # Gloo's sends and receives cannot be waited for twice.
+        works, self._works = self._works, ()
         try:
-            for work in self._works:
+            for work in works:
                 work.wait(*self._wait)
-            if self._finish is not None:
+            if works and self._finish is not None:
                 self._finish()
         except RuntimeError as error:
             raise self._world.build_error(error, self._interface) from error
         exchange = exchange or self._exchange
         # On CUDA the host has not waited, and a group of one rank has nothing to wait for.
-        if exchange is not None and self._works and self._world.device.type == "cpu":
+        if exchange is not None and works and self._world.device.type == "cpu":
             self._world.waits.add(exchange, perf_counter_ns() - begun)
 
 
@@ -136,6 +138,8 @@ class Group:
     ) -> CollectiveWork:
         """Sends piece r of `into` to rank r and receives piece r of `out` from it.
 
+        It does not wait for operations that were started before and may still change `into`.
+
         Args:
             out, into: flat tensors.
             out_splits, in_splits: elements of each piece; default: equal pieces.
@@ -150,13 +154,16 @@ class Group:
         return self._work(lambda backend: backend.alltoall_base(out, into, *splits, options))
 
     def all_gather(self, out: torch.Tensor, piece: torch.Tensor) -> CollectiveWork:
-        """Fills `out` with the pieces of all ranks in their order; all have the same length."""
+        """Fills `out` with the pieces of all ranks in their order; all have the same length.
+
+        It does not wait for operations that were started before and may still change `piece`.
+        """
         if self.size == 1:
             out.copy_(piece)
             return CollectiveWork(self._world, ())
         # With several ranks on each of several hosts, a piece would go to a host several times.
         if self.interface is not None and self._is_even and piece.nbytes >= DIRECT_BYTES:
-            pieces, own = dict(enumerate(out.split(len(piece)))), dict.fromkeys(range(self.size), piece)
+            pieces, own = dict(enumerate(out.view(self.size, -1).unbind())), dict.fromkeys(range(self.size), piece)
             return self._work(lambda backend: self._start_direct(backend, pieces, own), single=True)
         return self._work(lambda backend: backend._allgather_base(out, piece))
 
@@ -191,7 +198,7 @@ class Group:
         import torch
 
         got, sent = (
-            one.split(list(splits) if splits else len(one) // self.size)
+            one.split(list(splits)) if splits else one.view(self.size, len(one) // self.size).unbind()
             for one, splits in ((out, out_splits), (into, in_splits))
         )
         large_out, large_in = (

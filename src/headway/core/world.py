@@ -374,7 +374,7 @@ class World:
             return GenerationEndedError(self._end_reason)
         # torch raises RuntimeError for everything; only the text tells a time-out.
         summary = summarise_error(error)
-        kind = CollectiveTimeoutError if "Timed out" in summary else CommunicationError
+        kind = CollectiveTimeoutError if "timed out" in summary.lower() else CommunicationError
         who = self.explain()
         what = f"a collective failed: {summary}"
         over = fix = ""

@@ -38,9 +38,9 @@ def interpolate(
     for dimension in (0, 1):
         length, out = lengths[dimension], outputs[dimension]
         # A given factor counts as it is, not as the sizes would give it.
-        scale = length / out if factors is None or recompute_scale_factor else 1 / factors[dimension]
+        factor = None if factors is None or recompute_scale_factor else factors[dimension]
         owned, line = place.divide(length, dimension), place.lines[dimension]
-        sources = [_find_sources(one, length, out, scale, mode, align_corners) for one in place.divide(out, dimension)]
+        sources = [_find_sources(one, length, out, factor, mode, align_corners) for one in place.divide(out, dimension)]
         needed = [Range(int(low[0]), int(high[-1]) + 1) if len(low) else Range(0, 0) for low, high, _ in sources]
         own = fetch_rows(own, 2 + dimension, owned, needed, line)
         low, high, weight = sources[line.rank]
@@ -62,20 +62,23 @@ def _pair_of_numbers(value: Any) -> tuple[float, float]:
 
 
 def _find_sources(
-    outputs: Range, length: int, out: int, scale: float, mode: str, align_corners: bool | None
+    outputs: Range, length: int, out: int, factor: float | None, mode: str, align_corners: bool | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the row below and above each output's place, and the weight of the row above."""
     rows = torch.arange(*outputs, dtype=torch.float64)
-    if mode == "bilinear":
-        if align_corners:
-            place = rows * ((length - 1) / (out - 1) if out > 1 else 0.0)
-        else:
-            place = ((rows + 0.5) * scale - 0.5).clamp(min=0)
+    if mode != "bilinear":
+        # torch rounds places to fp32, and differently in each of its functions: so it is asked for rows of such maps.
+        numbers = torch.arange(length, dtype=torch.float32).view(1, 1, -1, 1)
+        size, factors = ((out, 1), None) if factor is None else (None, (factor, 1.0))
+        low = F.interpolate(numbers, size, factors, mode).flatten()[slice(*outputs)].long()
+        return low, low, torch.zeros_like(rows)
+    if align_corners:
+        place = rows * ((length - 1) / (out - 1) if out > 1 else 0.0)
     else:
-        place = rows * scale if mode == "nearest" else (rows + 0.5) * scale
+        scale = length / out if factor is None else 1 / factor
+        place = ((rows + 0.5) * scale - 0.5).clamp(min=0)
     low = place.floor().long().clamp(max=length - 1)
-    high = (low + 1).clamp(max=length - 1) if mode == "bilinear" else low
-    return low, high, place - low
+    return low, (low + 1).clamp(max=length - 1), place - low
 
 
 def pool_adaptively(func: Any, input: Any, output_size: Any) -> SampleValues:

@@ -143,11 +143,12 @@ class TowerPass:
         joined = _get_origin(values[0]).joined
         assert joined is not None
         is_alone = len(values) == 1 and args[:1] and args[0] is values[0]
-        if is_alone and joined.dim == 1 and not joined.is_gathered and works_on_channels(func, args):
+        changes = writes(func, kwargs)
+        if is_alone and joined.dim == 1 and not joined.is_gathered and works_on_channels(func, args) and not changes:
             parts = [func(part, *args[1:], **kwargs) for part in joined.parts]
             if all(isinstance(part, Tensor) for part in parts):
                 return self._close_joined(JoinedTowers(tuple(parts), 1, self._own))
-        if writes(func, kwargs):
+        if changes:
             raise refuse(func, "the joined channels of towers, which it changes,")
 
         def gather(value: Any) -> Any:

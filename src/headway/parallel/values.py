@@ -11,6 +11,8 @@ from torch import Tensor
 from headway.core.errors import UsageError
 from headway.parallel.maps import SampleValues, SplitMap, expect_map, gather_samples, refuse
 
+AFTER_POOLING = "Use it after the global pooling, where each rank has samples of its own."
+
 
 def get_own(value: Any) -> Any:
     """Returns this rank's values of a split map, and anything else unchanged."""
@@ -29,6 +31,12 @@ def cast_to_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
 
 def apply_to_values(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Each value alone, or together with those of the same place in other parts of the same maps."""
+    for one in (*args, *kwargs.values()):
+        # Random numbers of samples, as stochastic depth draws them, would differ in the parts of an image.
+        if isinstance(one, Tensor) and not isinstance(one, SplitMap) and one.dim() == 4 and len(one) > 1:
+            raise refuse(
+                f"{describe_function(func)} of a split map and a tensor with samples of its own", AFTER_POOLING
+            )
     args = tuple(map(_spread_gate, args))
     given = (*args, *kwargs.values())
     parts = [one.part for one in given if isinstance(one, SplitMap)]
@@ -62,31 +70,31 @@ def apply_to_channels(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
 
 def divide_channels(func: Any, input: Any, number: Any, dim: int = 0) -> Any:
     x = expect_map(input, describe_function(func))
-    if dim % 4 > 1:
-        raise refuse(f"{describe_function(func)} of rows or columns")
+    if dim % 4 != 1:
+        raise refuse(f"{describe_function(func)} of samples, rows or columns")
     return tuple(SplitMap(one, x.part) for one in func(x.own, number, dim))
 
 
 def join_channels(func: Any, tensors: Sequence[Any], dim: int = 0) -> SplitMap:
     parts = {one.part.lengths if isinstance(one, SplitMap) else None for one in tensors}
-    if dim % 4 > 1 or len(parts) > 1:
-        raise refuse("joining parts along rows or columns, or with whole maps")
+    if dim % 4 != 1 or len(parts) > 1:
+        raise refuse("joining parts along samples, rows or columns, or with whole maps")
     return SplitMap(torch.cat([one.own for one in tensors], dim), tensors[0].part)
 
 
 def drop(func: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> SplitMap:
     x = expect_map(input, describe_function(func))
     if training and p > 0:
-        fix = "Use it after the global pooling, where each rank has samples of its own."
-        raise refuse(f"{describe_function(func)}, whose random values would differ from those of one process,", fix)
+        what = f"{describe_function(func)}, whose random values would differ from those of one process,"
+        raise refuse(what, AFTER_POOLING)
     return x
 
 
 def index(func: Any, input: Any, key: Any) -> SplitMap:
     x = expect_map(input, "indexing")
     keys = key if isinstance(key, tuple) else (key,)
-    if len(keys) > 2 or not all(isinstance(one, slice) for one in keys):
-        raise refuse("an index of rows or columns")
+    if len(keys) > 2 or keys[0] != slice(None) or not all(isinstance(one, slice) for one in keys):
+        raise refuse("an index of samples, rows or columns")
     return SplitMap(x.own[keys], x.part)
 
 

@@ -40,6 +40,7 @@ ADVICE = {
     "comm.wire": ("gradients are sent as they are", "set it to fp32"),
     "compile": ("layers exchange values between processes while they run", "set it to false"),
     "compile: graphs": ("", "set it to true or false"),
+    "compile with observe.activations": ("they are those of one more pass, of the network alone", "remove one of them"),
     "half_weights": ("", "set it to false"),
     "half_weights and model.ema": (MASTERS, "remove one of them"),
     "half_weights and optimizer.lookahead": (MASTERS, "remove one of them"),
@@ -110,6 +111,7 @@ def _list_refused_by_spatial(recipe: TrainRecipe) -> dict[str, bool]:
         "micro_batch": recipe.micro_batch is not None,
         "activation_checkpointing": recipe.activation_checkpointing is not False,
         "observe.noise_scale": recipe.observe.noise_scale,
+        "observe.activations": bool(recipe.observe.activations),
         "model.batch_norm.ghost": norm is not None and norm.ghost is not None,
         "comm.batch_norm: sync": recipe.comm.batch_norm == "sync",
         "comm.on_rank_failure: continue": recipe.comm.on_rank_failure == "continue",
@@ -130,7 +132,10 @@ def _list_refused_by_divided(recipe: TrainRecipe) -> dict[str, bool]:
 
 
 def _list_refused_by_hybrid(recipe: TrainRecipe) -> dict[str, bool]:
-    return _list_refused_by_divided(recipe) | {"micro_batch": recipe.micro_batch is not None}
+    return _list_refused_by_divided(recipe) | {
+        "micro_batch": recipe.micro_batch is not None,
+        "compile with observe.activations": recipe.compile is not False and bool(recipe.observe.activations),
+    }
 
 
 def _list_refused_by_towers(recipe: TrainRecipe) -> dict[str, bool]:

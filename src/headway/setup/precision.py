@@ -15,7 +15,14 @@ from headway.launch.ranks import Ranks
 from headway.optim import MasterWeights
 from headway.optim.split_parameters import SplitParameters, clip_gradients_
 from headway.parallel.owners import Owners
-from headway.parallel.parallel_recipe import ExpertsRecipe, HybridRecipe, LocalRecipe, TowersRecipe, divides_weights
+from headway.parallel.parallel_recipe import (
+    AsyncRecipe,
+    ExpertsRecipe,
+    HybridRecipe,
+    LocalRecipe,
+    TowersRecipe,
+    divides_weights,
+)
 from headway.setup.recipe import TrainRecipe
 from headway.setup.trial import measure_seconds_per_sample
 
@@ -243,7 +250,8 @@ def measure_precisions(
     if isinstance(recipe.micro_batch, int):
         samples = min(samples, recipe.micro_batch)
     # Ranks with different parameters, or with steps of their own, cannot agree on the steps that a loss scale skips.
-    is_divided = isinstance(recipe.parallel, HybridRecipe | TowersRecipe | ExpertsRecipe | LocalRecipe)
+    alone = HybridRecipe | TowersRecipe | ExpertsRecipe | LocalRecipe | AsyncRecipe
+    is_divided = isinstance(recipe.parallel, alone)
     is_divided = is_divided or divides_weights(recipe.parallel)
     names = list_candidates(device, scaled=not recipe.observe.noise_scale and not is_divided)
     if len(names) == 1:
