@@ -33,7 +33,7 @@ def apply_to_values(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Each value alone, or together with those of the same place in other parts of the same maps."""
     for one in (*args, *kwargs.values()):
         # Random numbers of samples, as stochastic depth draws them, would differ in the parts of an image.
-        if isinstance(one, Tensor) and not isinstance(one, SplitMap) and one.dim() == 4 and len(one) > 1:
+        if isinstance(one, Tensor) and one.dim() == 4 and len(one) > 1:
             raise refuse(
                 f"{describe_function(func)} of a split map and a tensor with samples of its own", AFTER_POOLING
             )
