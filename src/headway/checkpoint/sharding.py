@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from headway.checkpoint.tensors_file import TensorsFile
+from headway.core.owner_shares import assign_largest_first
 
 # Random states differ between the ranks; rank 0 writes its own.
 LEAD_ONLY_PREFIX = "random/"
@@ -17,23 +18,15 @@ LEAD_ONLY_PREFIX = "random/"
 def assign_owners(tensors: Mapping[str, torch.Tensor], size: int) -> dict[str, int]:
     """Returns the rank that writes each tensor, with bytes as even as whole tensors allow.
 
-    Every rank computes the same assignment. The largest tensor goes first, always to the rank with the fewest bytes:
-    longest processing time first, at most 4/3 of the optimum (Graham 1969, doi:10.1137/0117039).
+    Every rank computes the same assignment.
 
     Args:
         tensors: tensors by name.
         size: number of ranks.
     """
-    owner_by_name: dict[str, int] = {}
-    nbytes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
-    bytes_by_rank = [0] * size
-    for name in sorted(tensors, key=lambda name: (-nbytes[name], name)):
-        if name.startswith(LEAD_ONLY_PREFIX):
-            owner_by_name[name] = 0
-        else:
-            owner_by_name[name] = min(range(size), key=bytes_by_rank.__getitem__)
-            bytes_by_rank[owner_by_name[name]] += nbytes[name]
-    return owner_by_name
+    shared = sorted(name for name in tensors if not name.startswith(LEAD_ONLY_PREFIX))
+    owners = assign_largest_first([tensors[name].numel() * tensors[name].element_size() for name in shared], size)
+    return dict.fromkeys(tensors, 0) | dict(zip(shared, owners, strict=True))
 
 
 def compute_layout_digest(tensors: Mapping[str, torch.Tensor], owner_by_name: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -114,38 +114,11 @@ class _AllReduceJob:
         self.work: StripedWork | None = None
 
 
-Rounds = Iterator[Callable[[], object]]
-OPEN_ROUNDS = 2
-"""Rounds of other operations that may be under way at once: one can send to an owner what another receives from it."""
-
-
-@final
-@dataclass
-class _OtherJob:
-    run: Callable[[], Rounds | None]
-    pending: PendingOperation
-    has_failed: bool = False
-
-
 @final
 @dataclass(frozen=True)
-class _Round:
-    """A round that has begun. Attributes: finish: completes it; None: the job has no more."""
-
-    job: _OtherJob
-    finish: Callable[[], object] | None
-
-
-def _fail(job: _OtherJob, error: BaseException) -> None:
-    # The first error counts: later rounds fail for the same reason.
-    if not job.has_failed:
-        job.has_failed = True
-        job.pending._complete(error)
-
-
-def _complete_last(one: _Round) -> None:
-    if one.finish is None and not one.job.has_failed:
-        one.job.pending._complete()
+class _OtherJob:
+    run: Callable[[], None]
+    pending: PendingOperation
 
 
 @final
@@ -171,8 +144,6 @@ class Communicator:
         self._codecs: dict[str, WireCodec] = {}
         self._phases: list[PhaseThread[_AllReduceJob]] = []
         self._other_phase: PhaseThread[_OtherJob] | None = None
-        self._round_phase: PhaseThread[_Round] | None = None
-        self._open_rounds = threading.Semaphore(OPEN_ROUNDS)
         host_ranks, leader_ranks = world.hosts[world.host], [ranks[0] for ranks in world.hosts]
         # `two_dimensional` sums a shard over the ranks of one local rank, which every host has to have.
         has_equal_hosts = len({len(ranks) for ranks in world.hosts}) == 1
@@ -245,15 +216,14 @@ class Communicator:
         return job.pending
 
     def run_in_order(
-        self, run: Callable[[], Rounds | None], like: torch.Tensor, *, kind: str, wire: Wire = "fp32", tag: str = ""
+        self, run: Callable[[], None], like: torch.Tensor, *, kind: str, wire: Wire = "fp32", tag: str = ""
     ) -> PendingOperation:
         """Begins another operation of all ranks: a function that is called behind those that were begun before.
 
         On a CPU a thread calls it, on CUDA this one does with the side stream as the current one.
 
         Args:
-            run: uses groups that nothing else uses meanwhile. It may be a generator, which begins a round and yields
-                what completes it. On a CPU the next round begins before that, also one of the next operation.
+            run: uses groups that nothing else uses meanwhile.
             like: a tensor of the same size and type on all ranks, for the log of operations.
             kind, wire, tag: what it is, for the digest and errors.
         """
@@ -261,18 +231,16 @@ class Communicator:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.world.device))
             with torch.cuda.stream(self._stream):
-                for finish in run() or ():
-                    finish()
+                run()
                 pending._cuda_event = self._stream.record_event()
             pending._complete()
             return pending
         if self._other_phase is None:
-            self._round_phase = PhaseThread(
-                "rounds", self._finish_round, on_done=_complete_last, on_error=lambda one, error: _fail(one.job, error)
-            )
-            put = self._round_phase.put
             self._other_phase = PhaseThread(
-                "other", self._begin_rounds, on_done=lambda job: put(_Round(job, None)), on_error=_fail
+                "other",
+                lambda job: job.run(),
+                on_done=lambda job: job.pending._complete(),
+                on_error=lambda job, error: job.pending._complete(error),
             )
         self._other_phase.put(_OtherJob(run, pending))
         return pending
@@ -316,32 +284,9 @@ class Communicator:
         for phase in self._phases:
             phase.close()
         self._phases = []
-        if self._other_phase is not None and self._round_phase is not None:
+        if self._other_phase is not None:
             self._other_phase.close()
-            self._round_phase.close()
-            self._other_phase = self._round_phase = None
-
-    def _begin_rounds(self, job: _OtherJob) -> None:
-        assert self._round_phase is not None
-        rounds = iter(job.run() or ())
-        while True:
-            self._open_rounds.acquire()
-            try:
-                finish = next(rounds, None)
-            except BaseException:
-                self._open_rounds.release()
-                raise
-            if finish is None:
-                self._open_rounds.release()
-                return
-            self._round_phase.put(_Round(job, finish))
-
-    def _finish_round(self, one: _Round) -> None:
-        if one.finish is not None:
-            try:
-                one.finish()
-            finally:
-                self._open_rounds.release()
+            self._other_phase = None
 
     def _reduce_scatter_intra_host(self, job: _AllReduceJob) -> None:
         """Phase 1: each rank gets its host's sum of one shard; for `leader` the first rank gets the whole sum."""

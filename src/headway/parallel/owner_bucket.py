@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headway.comm.buckets import NamedParameter, describe_names, is_gapless, view_like
 from headway.comm.comm_recipe import Algorithm, Wire
-from headway.comm.communicator import Communicator, PendingOperation, Rounds
+from headway.comm.communicator import Communicator, PendingOperation
 from headway.comm.wire_codec import WireCodec
 from headway.core.group import Group
 from headway.core.rows import Range
@@ -90,7 +90,7 @@ class OwnerBucket:
         """Sends each part of the gradients to its owner, which adds those of all ranks in their order."""
         codec = communicator.get_codec(wire, self._kind.dtype)
 
-        def run() -> Rounds:
+        def run() -> None:
             flat, section = self._flat, self._sections[self._group.rank]
             assert flat is not None
             # Not before the bucket's turn: the sums of all buckets would be there beside the gradients.
@@ -102,7 +102,7 @@ class OwnerBucket:
                 parts = [_cut(section, start, start + self._round) for section in self._sections]
                 mine = parts[self._group.rank]
                 out = own[mine.start - section.start : mine.stop - section.start]
-                yield _start_adding(flat, parts, out, self._group, codec)
+                _add_up(flat, parts, out, self._group, codec)
             self._flat, self._own = None, own
 
         return communicator.run_in_order(run, self._kind, kind="to owners", wire=wire, tag=tag)
@@ -144,14 +144,8 @@ def _can_be_flat(gradient: Tensor, parameter: nn.Parameter) -> bool:
     return gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride() and is_gapless(gradient)
 
 
-def _start_adding(
-    flat: Tensor, parts: Sequence[Range], out: Tensor, group: Group, codec: WireCodec | None
-) -> Callable[[], None]:
-    """Begins to send part r of `flat` to rank r; what it returns adds what comes in the order of the ranks.
-
-    Args:
-        out: gets the sums; may lie in `flat`.
-    """
+def _add_up(flat: Tensor, parts: Sequence[Range], out: Tensor, group: Group, codec: WireCodec | None) -> None:
+    """Sends part r of `flat` to rank r, and adds what comes in the order of the ranks; `out` may lie in `flat`."""
     # A message of 16 bits has one more element, its scale.
     extra = codec is not None
     sizes = [part.length + (1 if extra and part.length else 0) for part in parts]
@@ -166,16 +160,13 @@ def _start_adding(
         sent = torch.cat([flat[slice(*part)] for part in parts])
     mine = sizes[group.rank]
     received = sent.new_empty(mine * group.size)
-    work = group.all_to_all(received, sent, [mine] * group.size, sizes)
-
-    def finish() -> None:
-        work.wait()
-        for rank, message in enumerate(received.view(group.size, mine) if mine else ()):
-            if codec is not None:
-                codec.decode(message, out, add=rank > 0)
-            elif rank:
-                out.add_(message)
-            else:
-                out.copy_(message)
-
-    return finish
+    group.all_to_all(received, sent, [mine] * group.size, sizes).wait()
+    if not mine:
+        return
+    for rank, message in enumerate(received.view(group.size, mine)):
+        if codec is not None:
+            codec.decode(message, out, add=rank > 0)
+        elif rank:
+            out.add_(message)
+        else:
+            out.copy_(message)

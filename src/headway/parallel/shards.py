@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from headway.core.owner_shares import assign_largest_first
 from headway.parallel.compensate import Compensation
 
 
@@ -17,14 +18,8 @@ def divide_tensors(sizes: Mapping[str, int], servers: int) -> list[list[str]]:
     Args:
         sizes: bytes of each tensor by name.
     """
-    shares: list[set[str]] = [set() for _ in range(servers)]
-    loads = [0] * servers
-    # The largest first, each to the server with the least so far.
-    for name in sorted(sizes, key=lambda one: -sizes[one]):
-        server = loads.index(min(loads))
-        loads[server] += sizes[name]
-        shares[server].add(name)
-    return [[name for name in sizes if name in share] for share in shares]
+    owners = assign_largest_first(list(sizes.values()), servers)
+    return [[name for name, owner in zip(sizes, owners, strict=True) if owner == server] for server in range(servers)]
 
 
 @final

@@ -24,6 +24,7 @@ from headway.plan.dense_layers import (
 )
 from headway.plan.device_memory import DeviceMemory, estimate_memory
 from headway.plan.job import TrainingJob
+from headway.plan.owners import compute_owner_loads
 from headway.plan.prediction import Prediction, get_algorithms, predict
 from headway.plan.step import list_gradients
 from headway.plan.strips import count_split_bytes, estimate_split_s
@@ -242,18 +243,18 @@ class _Menu:
         total = sum(one.nbytes for one in self.job.gradients)
         if not total:
             return
-        largest = max(1 / devices, max(one.nbytes for one in self.job.gradients) / total)
-        least = (1 - largest) / (devices - 1)
-        # What the busiest link carries of an array each way, over what a ring carries.
-        factor = max((devices - 1) * largest, 1 - least) / (2 * (devices - 1) / devices)
-        gradients = tuple(replace(one, nbytes=factor * one.nbytes) for one in self.job.gradients)
+        loads = compute_owner_loads([one.nbytes for one in self.job.gradients], devices)
+        gradients = tuple(
+            replace(one, nbytes=load * one.nbytes)
+            for one, load in zip(self.job.gradients, loads.gradients, strict=True)
+        )
         # The backward pass hides the gradients; weights travel after the step.
         # Seconds of a micro-batch.
-        gather_s = collectives.predict_cost("ring", self.network).seconds(factor * total) / self.parts
+        gather_s = collectives.predict_cost("ring", self.network).seconds(loads.weights * total) / self.parts
         found = predict(replace(self.job, gradients=gradients, exchange_s=gather_s), self.cluster, self.nodes)
-        saved = round(update.state_bytes * (1 - largest))
+        saved = round(update.state_bytes * (1 - loads.largest))
         memory = replace(self.memory, weights=self.memory.weights - saved)
-        sent = total * max(1 - one + (devices - 1) * one for one in (largest, least))
+        sent = total * max(1 - one + (devices - 1) * one for one in (loads.largest, loads.least))
         recipe = "parallel: {strategy: sharded, what: optimizer}"
         note = f"{format_bytes(saved)} of the optimizer's state less on each device"
         self.add("optimizer state by owner", recipe, found, sent, memory, note)

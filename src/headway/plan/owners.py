@@ -1,0 +1,49 @@
+"""What links carry if each weight has an owner, over what they carry in a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from headway.core.owner_shares import assign_largest_first
+
+
+@final
+@dataclass(frozen=True)
+class OwnerLoads:
+    """Loads of the links of owners.
+
+    Attributes:
+        largest, least: shares of all bytes that an owner has.
+        weights: bytes that the busiest link carries when owners send all weights, over those of an all-reduce.
+        gradients: the same of each tensor's gradients on their way to the owner.
+    """
+
+    largest: float
+    least: float
+    weights: float
+    gradients: tuple[float, ...]
+
+
+def compute_owner_loads(sizes: Sequence[float], devices: int) -> OwnerLoads:
+    """Computes the loads for tensors of these bytes, at least one, on two or more devices.
+
+    A tensor of more than an equal share travels alone, to its owner. The others share buckets, in which links carry
+    both directions at once.
+    """
+    total, others = sum(sizes), devices - 1
+    shares, rest = [0.0] * devices, [0.0] * devices
+    is_large = [size > total / devices for size in sizes]
+    for size, owner, alone in zip(sizes, assign_largest_first(sizes, devices), is_large, strict=True):
+        shares[owner] += size
+        rest[owner] += 0.0 if alone else size
+    # What a ring sends of an array (Patarasuk and Yuan 2009).
+    ring = 2 * others / devices
+    busiest = max(others * max(rest), sum(rest) - min(rest)) / (ring * sum(rest)) if any(rest) else 0.0
+    return OwnerLoads(
+        max(shares) / total,
+        min(shares) / total,
+        max(others * max(shares), total - min(shares)) / (ring * total),
+        tuple(others / ring if alone else busiest for alone in is_large),
+    )
