@@ -1,4 +1,4 @@
-"""What links carry if each weight has an owner, over what they carry in a ring."""
+"""Loads of links if each weight has an owner, relative to an all-reduce."""
 
 from __future__ import annotations
 
