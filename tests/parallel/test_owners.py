@@ -224,5 +224,5 @@ def meet_in_another_world(rank: Rank) -> str:
 
 def test_another_number_of_ranks_is_refused() -> None:
     first, second = run_ranks(2, meet_in_another_world)
-    assert "rank 0 of 3 owns its parameters, and is now 0 of 2" in first
+    assert "rank 0 of 3 has its parameters, and is now 0 of 2" in first
     assert "Start the run again with --resume." in second

@@ -300,6 +300,12 @@ class World:
         """Returns the number of a rank's host in `hosts`."""
         return next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
 
+    def check_rank(self, rank: int, size: int, has: str) -> None:
+        """Raises UsageError if this process has not this rank of so many; `has` is what it took then."""
+        if (self.rank, self.size) != (rank, size):
+            what = f"rank {rank} of {size} has {has}, and is now {self.rank} of {self.size}"
+            raise UsageError(what, fix="Start the run again with --resume.")
+
     def create_part(self, ranks: Iterable[int], *, name: str, on_hosts_of: Iterable[int] | None = None) -> World:
         """Creates a world of some ranks on the same store; each of these ranks has to call this.
 

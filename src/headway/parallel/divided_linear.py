@@ -75,11 +75,7 @@ class DividedLayers:
         Raises:
             UsageError: the world has another number of ranks.
         """
-        if (world.rank, world.size) != (self.rank, self.ranks):
-            what = (
-                f"rank {self.rank} of {self.ranks} has its part of the layers, and is now {world.rank} of {world.size}"
-            )
-            raise UsageError(what, fix="Start the run again with --resume.")
+        world.check_rank(self.rank, self.ranks, "its part of the layers")
         self._group = world.create_group(range(world.size), name="divided layers", exchange="divided layers")
         return world
 

@@ -104,9 +104,7 @@ class SharedExperts:
             UsageError: this rank has another number than when it took its experts; or the ranks of a place lie on
                 several hosts, and must not.
         """
-        if (world.rank, world.size) != (self._rank, self._size):
-            what = f"rank {self._rank} of {self._size} has its experts, and is now {world.rank} of {world.size}"
-            raise UsageError(what, fix="Start the run again with --resume.")
+        world.check_rank(self._rank, self._size, "its experts")
         # Places are runs of ranks: a launcher numbers them host by host, and rows then stay on a host.
         places = [range(first, first + self.ranks) for first in range(0, self._size, self.ranks)]
         if not self._across_hosts:

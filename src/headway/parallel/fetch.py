@@ -40,14 +40,16 @@ class _FetchRows(torch.autograd.Function):
     ) -> Tensor:
         ctx.axis, ctx.owned, ctx.needed, ctx.group = axis, owned, needed, group
         sent, got = list_pieces(owned, needed, group.rank)
-        pieces = exchange_pieces(_cut(x, axis, owned[group.rank], sent), _shape(x, axis, got), x, group)
+        pieces = exchange_pieces(cut_pieces(x, axis, owned[group.rank], sent), list_shapes(x, axis, got), x, group)
         return torch.cat(pieces, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         axis, owned, needed, group = ctx.axis, ctx.owned, ctx.needed, ctx.group
         sent, got = list_pieces(owned, needed, group.rank)
-        pieces = exchange_pieces(_cut(grad, axis, needed[group.rank], got), _shape(grad, axis, sent), grad, group)
+        pieces = exchange_pieces(
+            cut_pieces(grad, axis, needed[group.rank], got), list_shapes(grad, axis, sent), grad, group
+        )
         mine = owned[group.rank]
         shape = list(grad.shape)
         shape[axis] = mine.length
@@ -58,11 +60,13 @@ class _FetchRows(torch.autograd.Function):
         return total, None, None, None, None
 
 
-def _cut(x: Tensor, axis: int, mine: Range, pieces: Sequence[Range]) -> list[Tensor]:
+def cut_pieces(x: Tensor, axis: int, mine: Range, pieces: Sequence[Range]) -> list[Tensor]:
+    """Cuts rows out of a tensor whose rows along `axis` are `mine`."""
     return [x.narrow(axis, rows.start - mine.start if rows.length else 0, rows.length) for rows in pieces]
 
 
-def _shape(x: Tensor, axis: int, pieces: Sequence[Range]) -> list[tuple[int, ...]]:
+def list_shapes(x: Tensor, axis: int, pieces: Sequence[Range]) -> list[tuple[int, ...]]:
+    """Lists the shapes of such pieces."""
     return [(*x.shape[:axis], rows.length, *x.shape[axis + 1 :]) for rows in pieces]
 
 

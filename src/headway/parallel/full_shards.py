@@ -102,9 +102,7 @@ class FullShards:
         Raises:
             UsageError: the world has another number of ranks.
         """
-        if (world.rank, world.size) != (self._rank, self._ranks):
-            what = f"rank {self._rank} of {self._ranks} has its rows, and is now {world.rank} of {world.size}"
-            raise UsageError(what, fix="Start the run again with --resume.")
+        world.check_rank(self._rank, self._ranks, "its rows")
         self._group = world.create_group(range(world.size), name="full shards", exchange="sharded weights")
         return world
 

@@ -67,9 +67,7 @@ class Owners:
             UsageError: the world has another number of ranks.
         """
         world = communicator.world
-        if (world.rank, world.size) != (self.rank, self.ranks):
-            what = f"rank {self.rank} of {self.ranks} owns its parameters, and is now {world.rank} of {world.size}"
-            raise UsageError(what, fix="Start the run again with --resume.")
+        world.check_rank(self.rank, self.ranks, "its parameters")
         group = world.create_group(range(world.size), name="owners")
         self._connected = communicator, group, max(1, bucket_bytes // world.size)
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from headway.core.group import Group
 from headway.core.rows import Range, Window, list_pieces
-from headway.parallel.fetch import start_exchange
+from headway.parallel.fetch import cut_pieces, list_shapes, start_exchange
 
 
 @final
@@ -105,8 +105,7 @@ class _ConvolveSplit(torch.autograd.Function):
         one, line = settings, settings.line
         own = one.owned[line.rank]
         sent, got = list_pieces(one.owned, one.needed, line.rank)
-        cuts = [x.narrow(one.axis, rows.start - own.start if rows.length else 0, rows.length) for rows in sent]
-        pending = start_exchange(cuts, _list_shapes(x, one.axis, got), x, line)
+        pending = start_exchange(cut_pieces(x, one.axis, own, sent), list_shapes(x, one.axis, got), x, line)
         before, inside, after = one.split_outputs()
         parts = []
         if inside.length:
@@ -136,7 +135,7 @@ class _ConvolveSplit(torch.autograd.Function):
         grad_x = torch.zeros_like(x) if needs_input else x
         grad_weight = torch.zeros_like(weight)
         # Gradients of the rows of others, which go back to them.
-        given = [x.new_zeros(shape) for shape in _list_shapes(x, one.axis, got)] if needs_input else []
+        given = [x.new_zeros(shape) for shape in list_shapes(x, one.axis, got)] if needs_input else []
         before, inside, after = one.split_outputs()
 
         def cut_grad(outputs: Range) -> Tensor:
@@ -159,7 +158,7 @@ class _ConvolveSplit(torch.autograd.Function):
                     target.narrow(one.axis, here.start - start, here.length).add_(part)
         pending = None
         if needs_input:
-            pending = start_exchange(given, _list_shapes(x, one.axis, sent), x, line)
+            pending = start_exchange(given, list_shapes(x, one.axis, sent), x, line)
         if inside.length:
             rows = one.find_rows(inside)
             cut = x.narrow(one.axis, rows.start - own.start, rows.length)
@@ -174,10 +173,6 @@ class _ConvolveSplit(torch.autograd.Function):
                     grad_x.narrow(one.axis, theirs.start - own.start, theirs.length).add_(came)
         grad_bias = grad.sum((0, 2, 3)) if ctx.has_bias else None
         return grad_x if needs_input else None, grad_weight, grad_bias, None
-
-
-def _list_shapes(x: Tensor, axis: int, pieces: Sequence[Range]) -> list[tuple[int, ...]]:
-    return [(*x.shape[:axis], rows.length, *x.shape[axis + 1 :]) for rows in pieces]
 
 
 def _gather(x: Tensor, halos: Sequence[Tensor | None], rows: Range, one: SplitConvolution) -> Tensor:

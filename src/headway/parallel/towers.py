@@ -106,9 +106,7 @@ class Towers:
             UsageError: the world has another number of ranks, or another order; or the ranks of a place lie on several
                 hosts, and must not.
         """
-        if (world.rank, world.size) != (self._rank, self._ranks):
-            what = f"rank {self._rank} of {self._ranks} has its tower, and is now {world.rank} of {world.size}"
-            raise UsageError(what, fix="Start the run again with --resume.")
+        world.check_rank(self._rank, self._ranks, "its tower")
         firsts = range(0, self._ranks, self.count)
         places = [range(first, first + self.count) for first in firsts]
         if not self._across_hosts:
