@@ -92,6 +92,7 @@ def three(folder: Path) -> Path:
         "parallel={strategy: async, servers: 2}",
         "checkpoint={every_steps: 20, keep: 9}",
         "model.freeze=['^0.bias']",
+        "log_every_steps=13",
     )
     return train(folder, folder / "three", 3, *options)
 
@@ -115,6 +116,10 @@ def test_each_step_is_made_once_and_the_log_replays_the_run(three: Path) -> None
     assert sorted(update.step for update in updates) == list(range(steps))
     assert len({update.worker for update in updates}) == 3
     assert (rows_of(three)[:, 0] == np.arange(steps * 24)).all()
+    # Also behind a meeting, such as that of step 40, which is one more than a multiple of 13.
+    recorded = [record["step"] for record in records(three, "train")]
+    assert recorded == sorted({*recorded, 20, 40, 60, steps})
+    assert min(record["images_s"] for record in records(three, "train")) > 0
     found = headway("replay", three, "--json").json()
     assert found["updates"] == steps
     assert found["first_difference"] == ""

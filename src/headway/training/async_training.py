@@ -287,9 +287,10 @@ class _Books:
         """Writes a record if one is due; returns True if the segment has to end."""
         with self._lock:
             due = (self._recorded + len(self._pending)) // self._every * self._every
-            entries = self._pending[: due - self._recorded]
-            if not entries:
+            # A segment may begin behind the newest step of a record.
+            if due <= self._recorded:
                 return False
+            entries = self._pending[: due - self._recorded]
             # All ranks have to learn of it: it is recorded, and judged, when they meet.
             if not np.isfinite([entry.loss for entry in entries]).all():
                 return True
