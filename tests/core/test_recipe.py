@@ -234,6 +234,7 @@ def test_the_last_override_wins_and_an_empty_one_is_null(recipe: Path) -> None:
     ("override", "said"),
     [
         ("batch", "'batch' is not an override. Write key=value, for example optimizer.lr=0.1."),
+        ("wagon: 3", "'wagon: 3' is not an override. Write key=value, for example 'wagon=3'."),
         ("=3", "'=3' is not an override. Write key=value, for example optimizer.lr=0.1."),
         ("batch=[1", "batch: the value '[1' is not YAML."),
         ("batch=2024-13-01", "batch: the value '2024-13-01' is not YAML."),

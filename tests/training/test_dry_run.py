@@ -364,6 +364,10 @@ def test_of_very_many_epochs_some_rates_are_kept(folder: Path) -> None:
         (("--samples", "5"), "only work with --dry-run"),
         (("--dry-run", "--classes", "5"), "go with --samples"),
         (("--dry-run", "--procs", "31"), "a batch of 30 cannot be shared by 31 processes"),
+        (
+            ("--dry-run", "--procs", "2", "parallel={strategy: spatial, ranks: 3}"),
+            "3 processes share each image, and there are 2",
+        ),
         (("--dry-run", "--hosts", "a"), "not of the form HOST:NUMBER"),
     ],
 )

@@ -160,7 +160,10 @@ def _validate(
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
-            raise RecipeError(f"{override!r} is not an override", fix="Write key=value, for example optimizer.lr=0.1.")
+            # A line of a recipe, such as the planner prints.
+            line, colon, rest = override.partition(": ")
+            example = f"'{line}={rest}'" if colon and line.isidentifier() else "optimizer.lr=0.1"
+            raise RecipeError(f"{override!r} is not an override", fix=f"Write key=value, for example {example}.")
         try:
             set_value(tree, key.split("."), parse_override(value, key), key)
         except RecipeError:

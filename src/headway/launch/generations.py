@@ -22,7 +22,9 @@ from headway.launch.handover import LOG
 from headway.model.batch_norm import list_running_statistics
 from headway.observe.rank_timings import RankTimings
 from headway.parallel.experts import SharedExperts, connect_mixtures
+from headway.parallel.owners import Owners
 from headway.parallel.pairs import ServerPairs
+from headway.parallel.parallel_recipe import SpatialRecipe
 from headway.parallel.parts import DividedNetwork
 from headway.parallel.place import Place
 from headway.parallel.towers import Towers
@@ -141,6 +143,17 @@ def connect_network(model: torch.nn.Module, divided: DividedNetwork | None, worl
         # Ranks that share no experts still sum the load of each over all samples.
         connect_mixtures(model, part)
     return part
+
+
+def describe_strategy(
+    owners: Owners | None, divided: DividedNetwork | None, spatial: SpatialRecipe | None
+) -> list[str]:
+    """Describes what the processes of a run share besides the batch, a sentence each."""
+    sentences = [holder.describe() for holder in (owners, divided) if holder is not None]
+    if spatial is not None:
+        until = f", until {spatial.until}" if spatial.until else ""
+        sentences.append(f"{spatial.ranks} processes share each image{until}.")
+    return sentences
 
 
 def list_shared(model: torch.nn.Module, divided: DividedNetwork | None) -> list[NamedParameter]:

@@ -33,6 +33,7 @@ from headway.launch.generations import (
     build_reducers,
     connect_batch_norms,
     connect_network,
+    describe_strategy,
     get_links_budget_s,
     list_buffers,
     list_shared,
@@ -451,8 +452,8 @@ class Ranks:
             world, rank_timings, communicator, summing, reducer, round_reducer, watch, place
         )
         if must_measure:
-            sums = chooser.describe([bucket.nbytes for bucket in reducer.buckets])
-            for text in (*links.describe(world), sums if holder is None else holder.describe()):
+            sums = () if holder is not None else (chooser.describe([bucket.nbytes for bucket in reducer.buckets]),)
+            for text in (*links.describe(world), *describe_strategy(self.owners, self.divided, self.spatial), *sums):
                 LOG.info(text)
         if options.batch_norm == "sync":
             connect_batch_norms(model, world)

@@ -79,6 +79,10 @@ class DividedLayers:
         self._group = world.create_group(range(world.size), name="divided layers", exchange="divided layers")
         return world
 
+    def describe(self) -> str:
+        """Returns a sentence for the user."""
+        return f"Each of {self.ranks} processes has its part of the outputs of {', '.join(self.layers)}."
+
     def sum_over_ranks(self, values: Tensor) -> Tensor:
         """Adds a tensor of all ranks, in their order: the sums have the same bits on each. Every rank calls it."""
         return sum_in_order(values, self.group)

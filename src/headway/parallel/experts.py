@@ -94,6 +94,10 @@ class SharedExperts:
         self._place: Group | None = None
         self._replicas: Group | None = None
 
+    def describe(self) -> str:
+        """Returns a sentence for the user."""
+        return f"{self.ranks} processes share the experts of each mixture."
+
     def connect(self, world: World) -> World:
         """Connects the mixtures to the other ranks. Every rank calls it. Replicas of an expert begin as the first.
 

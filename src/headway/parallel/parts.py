@@ -108,6 +108,9 @@ class DividedNetwork(Protocol):
     def unsummed(self) -> frozenset[str]:
         """Names of the parameters whose gradients the reducer does not sum."""
 
+    def describe(self) -> str:
+        """Returns a sentence for the user."""
+
     def connect(self, world: World) -> World:
         """Connects the network to the ranks of a world. Every rank calls it. Returns the ranks that sum gradients."""
 

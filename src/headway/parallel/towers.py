@@ -99,6 +99,10 @@ class Towers:
         assert self._host_group is not None
         return self._host_group
 
+    def describe(self) -> str:
+        """Returns a sentence for the user."""
+        return f"Each process has one of {self.count} towers, and all that is in none."
+
     def connect(self, world: World) -> World:
         """Connects this rank to its place. Every rank calls it. Returns the ranks over which it sums gradients.
 

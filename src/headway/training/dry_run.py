@@ -35,10 +35,17 @@ from headway.model.graph_breaks import CompileReport, try_compiling
 from headway.model.layer_profile import PROFILE_BATCH_SIZES, profile_layers
 from headway.model.model_size import measure_model_size
 from headway.optim.footprint import estimate_footprint
-from headway.parallel.parallel_recipe import AsyncRecipe, divides_weights
+from headway.parallel.parallel_recipe import (
+    AsyncRecipe,
+    ExpertsRecipe,
+    HybridRecipe,
+    SpatialRecipe,
+    TowersRecipe,
+    divides_weights,
+)
 from headway.setup.augment_place import PlaceChoice, choose_augment_place, has_place
 from headway.setup.build import build_setup
-from headway.setup.checks import check_batch_size
+from headway.setup.checks import check_batch_size, check_places
 from headway.setup.inputs import DryRunOptions
 from headway.setup.micro_batch import estimate_micro_batch
 from headway.setup.prepare import prepare_batch
@@ -215,6 +222,8 @@ def _build_dry_run(
     # Rounded up: the busiest rank counts.
     share = -(-setup.plan.largest_batch // (1 if recipe.parallel.takes_whole_batches else ranks))
     check_batch_size(recipe, ranks)
+    if ranks > 1:
+        check_places(recipe.parallel, ranks)
     saved = sum(layer.saved_bytes for layer in layers)
     # A run measures it; here it is estimated from the bytes that a sample keeps for backward.
     micro = recipe.micro_batch
@@ -232,6 +241,9 @@ def _build_dry_run(
         )
     if setup.device.type == "cpu" and recipe.precision == "fp16":
         notes.append("Training in fp16 needs a GPU, and there is none here.")
+    if ranks > 1 and isinstance(recipe.parallel, SpatialRecipe | HybridRecipe | TowersRecipe | ExpertsRecipe):
+        what = f"parallel.strategy {recipe.parallel.strategy} divides them, and exchanges other values"
+        notes.append(f"Memory and exchange are those of data parallel training: {what}.")
     workload = _build_workload(setup, layers, micro, ranks, evaluation_samples)
     if recipe.data.eval is not None and workload.run.evaluation_samples is None:
         notes.append("The evaluation set is not there. Give its size, for example ImageNet's: --eval-samples 50000.")

@@ -57,7 +57,8 @@ class ReplayResult:
         """Describes the result in a sentence or two."""
         what = f"Replayed {self.updates:,} updates of {pluralise(self.workers, 'worker')} in one process"
         if self.first_difference:
-            return f"{what}: {self.first_difference}."
+            threads = "A run that went on with another number of threads differs from its replay in rounding."
+            return f"{what}: {self.first_difference}. {threads}"
         steps = " and ".join(f"{step:,}" for step in self.equal_steps)
         return (
             f"{what}: weights, statistics and the optimizer's state are those of the run at step {steps}, bit for bit."
