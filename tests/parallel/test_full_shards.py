@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from tests.comm._ranks import Rank, run_ranks
-from tests.parallel._memory import limit_more_memory, read_status
+from tests.parallel._memory import expect_two_to_fit, limit_more_memory, read_status
 from torch import Tensor, nn
 
 from headway.checkpoint.pieces import Piece
@@ -310,11 +310,5 @@ def train_under_limit(rank: Rank, budget_bytes: int | None) -> int:
 
 @pytest.mark.check
 def test_weights_too_many_for_one_process_train_on_two() -> None:
-    """With four fifths of the memory that one process takes: it fails with that, and two of them do not.
-
-    Two take 0.72 of it: half of the weights, gradients and state, and the blocks at work.
-    """
-    (needed,) = run_ranks(1, train_under_limit, None)
-    budget = needed * 4 // 5
-    assert run_ranks(1, train_under_limit, budget) == [-1]
-    assert min(run_ranks(2, train_under_limit, budget)) > 0
+    """Two take 0.72 of it: half of the weights, gradients and state, and the blocks at work."""
+    expect_two_to_fit(train_under_limit, 0.8)

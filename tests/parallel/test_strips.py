@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.comm._ranks import Rank, run_ranks
-from tests.parallel._memory import limit_more_memory, read_status
+from tests.parallel._memory import expect_two_to_fit, limit_more_memory, read_status
 from tests.parallel.test_until import Tail
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -390,11 +390,7 @@ def step_under_limit(rank: Rank, budget_bytes: int | None) -> int:
 
 @pytest.mark.check
 def test_an_image_too_large_for_one_process_trains_on_two() -> None:
-    """With three quarters of the memory that one process takes: it fails with that, and two of them do not."""
-    (needed,) = run_ranks(1, step_under_limit, None)
-    budget = needed * 3 // 4
-    assert run_ranks(1, step_under_limit, budget) == [-1]
-    assert min(run_ranks(2, step_under_limit, budget)) > 0
+    expect_two_to_fit(step_under_limit, 0.75)
 
 
 REFUSED: dict[str, tuple[Layer, str]] = {
