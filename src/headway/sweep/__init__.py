@@ -1,0 +1,1 @@
+"""Trains many runs at once: sweeps over recipes, learning rates, and ensembles."""
