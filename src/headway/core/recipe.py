@@ -52,8 +52,8 @@ class LoadedRecipe(Generic[P]):
 
     Attributes:
         recipe: the validated tree.
-        origins: `default`, `FILE:LINE`, `command line`, `overrides` (in Python) or `auto: reason` by dotted key of each
-            leaf.
+        origins: `default`, `FILE:LINE`, `command line`, `overrides` (in Python), `sweep: trial N`, or `auto: reason`
+            for a value that was resolved, by dotted key of each leaf.
         base: folder that the recipe's relative paths start from.
         path: file of the recipe; None: Python gave its values.
     """
@@ -178,7 +178,7 @@ def _validate(
         recipe = model.model_validate(tree)
     except ValidationError as error:
         raise RecipeError(explain_errors(error, tree, model, path, origins)) from None
-    return LoadedRecipe(recipe, _origins_of_leaves(recipe, origins, given), path.resolve().parent)
+    return LoadedRecipe(recipe, find_leaf_origins(recipe, origins, given), path.resolve().parent)
 
 
 def validate_part(values: Mapping[str, Any], model: type[P], name: str) -> P:
@@ -210,11 +210,15 @@ def flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def _origins_of_leaves(recipe: RecipePart, origins: Mapping[str, str], given: str) -> dict[str, str]:
+def find_leaf_origins(recipe: RecipePart, origins: Mapping[str, str], given: str) -> dict[str, str]:
     """Returns the origin of each leaf.
 
-    It is the leaf's own, or the overrides (`given`) if an entry below it came from there; else that of the nearest key
+    It is the leaf's own, or that of the overrides if an entry below it came from there; else that of the nearest key
     above it that was given as a whole (`data: synthetic`, `augment={flip: true}`).
+
+    Args:
+        origins: the origin of each key that was given.
+        given: the origin of the overrides among them.
     """
 
     def origin(leaf: str) -> str:
