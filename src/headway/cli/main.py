@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli import examine, planning, study, training
+from headway.cli import examine, many, planning, study, training
 from headway.cli.screen import LOG, Json, Overrides, can_print, print_result
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.files import expect_writable
@@ -236,6 +236,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
 
 
 app.command()(training.train)
+app.command()(many.sweep)
 
 
 @app.command()

@@ -32,7 +32,7 @@ def override_values(loaded: LoadedRecipe[P], values: Mapping[str, Any], origin: 
         RecipeError: the recipe refuses the values.
     """
     model = type(loaded.recipe)
-    tree = _collect_given_values(loaded)
+    tree = collect_given_values(loaded)
     # A key above replaces everything below it, and so comes first.
     keys = sorted(values, key=lambda key: (key.count("."), key))
     tag_origins = _pick_members(tree, loaded.recipe, {key: values[key] for key in keys}, origin)
@@ -53,7 +53,7 @@ def override_values(loaded: LoadedRecipe[P], values: Mapping[str, Any], origin: 
     return replace(loaded, recipe=recipe, origins=find_leaf_origins(recipe, origins, origin))
 
 
-def _collect_given_values(loaded: LoadedRecipe[P]) -> dict[str, Any]:
+def collect_given_values(loaded: LoadedRecipe[P]) -> dict[str, Any]:
     """Returns the tree of the values that were given or resolved, without those that are defaults."""
 
     def prune(tree: dict[str, Any], prefix: str) -> dict[str, Any]:

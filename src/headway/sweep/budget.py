@@ -8,11 +8,19 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, final, get_args
 
-from headway.core.errors import UsageError
+from headway.core.errors import UsageError, suggest_nearest
 from headway.sweep.rungs import Bracket, build_bracket, build_hyperband, count_divisions
 
 Method = Literal["random", "halving", "hyperband", "asha", "pbt"]
 METHODS: tuple[Method, ...] = get_args(Method)
+
+
+def parse_method(name: str) -> Method:
+    """Returns a method by its name. Raises UsageError if there is none."""
+    for method in METHODS:
+        if method == name:
+            return method
+    raise UsageError(f"there is no method {name!r}", fix=suggest_nearest(name, METHODS))
 
 
 @final

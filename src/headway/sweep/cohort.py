@@ -79,6 +79,7 @@ class _Member:
         # None once the run has ended.
         self.trainer: Trainer | None = None
         self._last: Trainer | None = None
+        self._summary: dict[str, Any] = {}
         self.take_turn()
 
     def take_turn(self) -> None:
@@ -88,8 +89,8 @@ class _Member:
             self._states.restore()
         try:
             self.trainer = self._last = next(self._steps)
-        except StopIteration:
-            self.trainer = None
+        except StopIteration as end:
+            self.trainer, self._summary = None, end.value.summary
             return
         finally:
             self.cpu_s += time.process_time() - began
@@ -97,11 +98,16 @@ class _Member:
 
     @property
     def step(self) -> int:
-        return 0 if self._last is None else self._last.step
+        """Steps done."""
+        return int(self._summary["step"]) if self._last is None else self._last.step
 
     @property
     def metrics(self) -> dict[str, float] | None:
-        return None if self._last is None else self._last.metrics
+        """Metrics of the newest evaluation."""
+        if self._last is not None:
+            return self._last.metrics
+        # The run was at its end before, so it has no trainer.
+        return {name: value for name, value in self._summary.items() if isinstance(value, float)}
 
     def pause(self) -> None:
         """Saves a checkpoint, so that the trial can go on here or in another process; a run at its end ends."""
@@ -271,8 +277,3 @@ def _is_of_machine(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """Returns an outcome as a JSON object."""
-    return dict(vars(outcome))

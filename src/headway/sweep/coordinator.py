@@ -1,0 +1,275 @@
+"""The coordinator of a sweep: decides by the journal, gives trials to slots, and writes their results down."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from queue import SimpleQueue
+from typing import Any, final
+
+from headway.core.errors import HeadwayError, RecipeError, UserCodeError
+from headway.core.recipe import LoadedRecipe
+from headway.setup.recipe import TrainRecipe
+from headway.setup.shared_inputs import select_shared_values
+from headway.sweep.cohort import Assignment, Outcome
+from headway.sweep.halving import decide, is_over
+from headway.sweep.journal import Journal
+from headway.sweep.records import Result, Stopped, Values, build_result
+from headway.sweep.slots import Event, Slot, share_machine
+from headway.sweep.space import Space
+from headway.sweep.state import State, Task, list_tasks
+from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
+from headway.sweep.trials import build_assignment
+from headway.sweep.worker import decode_outcome
+
+LOG = logging.getLogger("headway.sweep")
+
+MOST_CRASHES = 3
+"""Trials that crash one after another, and lives of a process that a trial may end, until the sweep gives up."""
+
+
+@final
+class TrialValues:
+    """The values of trials, as `decide` asks for them."""
+
+    def __init__(self, space: Space, seed: int) -> None:
+        self._space, self._seed = space, seed
+
+    def draw(self, trial: int) -> Values:
+        """Returns the values of a new trial."""
+        return self._space.draw(self._seed, trial)
+
+    def perturb(self, values: Values, trial: int, rung: int) -> Values:
+        """Returns the values of a fork."""
+        raise NotImplementedError
+
+
+@final
+class Coordinator:
+    """Runs the trials of one sweep until nothing is left to decide.
+
+    A result is in the journal before anything is decided by it. A trial that crashes has no result until another
+    trial has shown that the sweep works: if three crash one after another, the sweep ends with the last traceback,
+    and `--resume` tries them again.
+
+    Attributes:
+        cpu_s: seconds of the processor that the trials took, of this process's time alone.
+        steps: steps that were made.
+    """
+
+    def __init__(
+        self, sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], gpus: Sequence[str] = ()
+    ) -> None:
+        self._sweep, self._settings, self._loaded = sweep, settings, loaded
+        self._values = TrialValues(Space(settings.space), settings.seed)
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        shares = share_machine(settings.slots, gpus)
+        self._slots = [Slot(number, sweep.folder, cpus, gpu, self._events) for number, (cpus, gpu) in enumerate(shares)]
+        self._crashes: list[Result] = []
+        self._deaths: Counter[int] = Counter()
+        self._assignments: dict[tuple[int, int], Assignment] = {}
+        self._keys: dict[int, str] = {}
+        self.cpu_s, self.steps = 0.0, 0
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with ExitStack() as stack:
+            for slot in self._slots:
+                stack.callback(slot.close)
+
+    def run(self, journal: Journal) -> State:
+        """Runs the trials; returns the state at the end.
+
+        Raises:
+            HeadwayError: trials crash one after another, or the machine has not what a trial needs.
+        """
+        self._decide(journal)
+        while not is_over(journal.state):
+            self._assign(journal)
+            if all(slot.is_idle for slot in self._slots):
+                # No other trial can show any more that the sweep works.
+                crashes, self._crashes = self._crashes, []
+                self._record(crashes, journal)
+            else:
+                self._handle(self._events.get(), journal)
+        return journal.state
+
+    def train(self, assignments: Sequence[Assignment]) -> list[Outcome]:
+        """Trains runs that are no trials, each alone; returns what became of them."""
+        waiting, outcomes = list(assignments), list[Outcome]()
+        for slot in self._slots:
+            slot.end(sorted(slot.held))
+        while len(outcomes) < len(assignments):
+            for slot in self._slots:
+                if slot.is_idle and waiting:
+                    slot.train([waiting.pop(0)])
+            event = self._events.get()
+            slot, message = self._slots[event.slot], event.message
+            if message is None:
+                status = slot.take_status()
+                raise HeadwayError(f"a process of the sweep ended with status {status}", where=str(self._sweep.logs))
+            if "outcome" in message:
+                outcome = decode_outcome(message["outcome"])
+                self._note(slot, outcome)
+                outcomes.append(outcome)
+            slot.is_idle = slot.is_idle or "idle" in message
+        return outcomes
+
+    # Decisions.
+
+    def _decide(self, journal: Journal) -> None:
+        while decisions := decide(journal.state, self._values, len(self._slots)):
+            journal.append(*decisions)
+            stopped = [one.trial for one in decisions if isinstance(one, Stopped)]
+            for slot in self._slots:
+                slot.end(stopped)
+
+    def _find_waiting(self, state: State) -> list[Task]:
+        """Returns the tasks that no slot works on."""
+        busy = {trial for slot in self._slots for trial in slot.training} | {one.trial for one in self._crashes}
+        return [task for task in list_tasks(state) if task.trial.number not in busy]
+
+    # Work for slots.
+
+    def _assign(self, journal: Journal) -> None:
+        """Gives each idle slot its share of what waits: trials that read the same batches from the same position."""
+        idle = [slot for slot in self._slots if slot.is_idle]
+        for number, slot in enumerate(idle):
+            waiting = self._find_waiting(journal.state)
+            groups: dict[tuple[str, Any], list[Task]] = defaultdict(list)
+            for task in waiting:
+                if self._prepare(task, journal):
+                    groups[self._keys[task.trial.number], task.start].append(task)
+            if not groups:
+                return
+            # Trials in this slot's memory go on without being built again.
+            group = max(groups.values(), key=lambda tasks: (self._count_held(slot, tasks), len(tasks)))
+            share = math.ceil(sum(map(len, groups.values())) / (len(idle) - number))
+            own = self._choose(slot, group, min(share, self._settings.together))
+            if own:
+                slot.train([self._assignments[task.trial.number, task.rung] for task in own])
+
+    def _count_held(self, slot: Slot, tasks: Sequence[Task]) -> int:
+        return sum(task.trial.number in slot.held for task in tasks)
+
+    def _choose(self, slot: Slot, group: Sequence[Task], most: int) -> list[Task]:
+        """Returns up to so many tasks of a group for a slot; takes them out of the memory of others."""
+        # A trial whose process died may have ended it, so it is tried alone.
+        suspects = [task for task in group if self._deaths[task.trial.number]]
+        if suspects:
+            return suspects[:1]
+        holders = {trial: other for other in self._slots for trial in other.held if other is not slot}
+        free = [task for task in group if (other := holders.get(task.trial.number)) is None or other.is_idle]
+        own = sorted(free, key=lambda task: (task.trial.number not in slot.held, task.trial.number in holders))[:most]
+        for other in self._slots:
+            taken = [task.trial.number for task in own if holders.get(task.trial.number) is other]
+            if other.end(taken):
+                self._wait_until_ended(other)
+        return own
+
+    def _wait_until_ended(self, slot: Slot) -> None:
+        """Waits until an idle slot has let go of trials."""
+        kept: list[Event] = []
+        while True:
+            event = self._events.get()
+            if event.slot == slot.number and (event.message is None or "ended" in event.message):
+                break
+            kept.append(event)
+        if event.message is None:
+            kept.append(event)
+        for one in kept:
+            self._events.put(one)
+
+    def _prepare(self, task: Task, journal: Journal) -> bool:
+        """Builds the assignment of a task; returns False if the recipe refuses the trial's values."""
+        trial, state = task.trial, journal.state
+        if (trial.number, task.rung) in self._assignments:
+            return True
+        levels = state.plan.find_bracket(trial.number).levels
+        folder = self._sweep.find_trial(trial.number)
+        try:
+            assignment = build_assignment(
+                self._settings, self._loaded, trial.number, trial.values, levels, task.to, folder
+            )
+        except RecipeError as error:
+            self._fail(Outcome(trial=trial.number, step=0, failure=str(error), kind="crashed"), task.rung, journal)
+            return False
+        self._assignments[trial.number, task.rung] = assignment
+        self._keys[trial.number] = json.dumps(select_shared_values(assignment.loaded), sort_keys=True)
+        return True
+
+    # Answers of slots.
+
+    def _handle(self, event: Event, journal: Journal) -> None:
+        slot, message = self._slots[event.slot], event.message
+        if message is None:
+            self._handle_death(slot, journal)
+        elif "outcome" in message:
+            self._handle_outcome(slot, decode_outcome(message["outcome"]), journal)
+        elif "idle" in message:
+            slot.is_idle = True
+        else:
+            self.steps += message.get("steps", 0)
+
+    def _note(self, slot: Slot, outcome: Outcome) -> None:
+        slot.training.pop(outcome.trial, None)
+        self.cpu_s += outcome.cpu_s
+        if outcome.kind != "done":
+            slot.held.discard(outcome.trial)
+
+    def _handle_outcome(self, slot: Slot, outcome: Outcome, journal: Journal) -> None:
+        self._note(slot, outcome)
+        rung = journal.state.trials[outcome.trial].rung
+        if outcome.kind == "stopped":
+            return
+        if outcome.kind == "machine":
+            fix = f"Mend it, and continue: headway sweep --resume {self._sweep.folder}"
+            raise HeadwayError(f"trial {outcome.trial} cannot train: {outcome.failure}", fix=fix)
+        if outcome.kind != "done":
+            self._fail(outcome, rung, journal)
+            return
+        assert outcome.metrics is not None
+        score = outcome.metrics[self._settings.objective]
+        # This trial shows that the sweep works, so those that crashed before it did so by themselves.
+        crashes, self._crashes = self._crashes, []
+        self._record([*crashes, build_result(outcome.trial, rung, score)], journal)
+
+    def _fail(self, outcome: Outcome, rung: int, journal: Journal) -> None:
+        result = Result(outcome.trial, rung, None, outcome.failure.splitlines()[0] if outcome.failure else "it failed")
+        LOG.warning(f"Trial {outcome.trial} failed at step {outcome.step}: {result.reason}")
+        if outcome.kind == "diverged":
+            self._record([result], journal)
+            return
+        self._crashes.append(result)
+        if len(self._crashes) >= MOST_CRASHES:
+            how = outcome.trace or outcome.failure
+            what = f"{MOST_CRASHES} trials crashed one after another, the last one with:\n{how}"
+            fix = f"Mend the cause, and continue: headway sweep --resume {self._sweep.folder}"
+            raise UserCodeError(what, fix=fix) if outcome.trace else HeadwayError(what, fix=fix)
+
+    def _record(self, results: Sequence[Result], journal: Journal) -> None:
+        for result in results:
+            journal.append(result)
+            self._decide(journal)
+
+    def _handle_death(self, slot: Slot, journal: Journal) -> None:
+        """A process has ended that should not have: what it trained is tried again, each trial alone."""
+        lost, status = dict(slot.training), slot.take_status()
+        slot.training.clear()
+        for trial in lost:
+            self._deaths[trial] += 1
+        if len(lost) > 1:
+            LOG.warning(f"A process of the sweep ended with status {status}; its trials go on, each alone.")
+        elif lost:
+            (trial,) = lost
+            LOG.warning(f"The process of trial {trial} ended with status {status}.")
+            if self._deaths[trial] >= MOST_CRASHES:
+                what = f"its process ended {MOST_CRASHES} times, the last time with status {status}"
+                rung = journal.state.trials[trial].rung
+                self._fail(Outcome(trial=trial, step=0, failure=what, kind="crashed"), rung, journal)

@@ -1,0 +1,297 @@
+"""Sweeps: many trainings of one recipe with other values, of which the best one is trained again with new seeds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, final
+
+import yaml
+
+from headway.core.errors import HeadwayError
+from headway.core.files import write_atomically
+from headway.core.recipe import LoadedRecipe, read_recipe
+from headway.core.recipe_override import collect_given_values, override_values
+from headway.core.recipe_yaml import RecipeDumper, dump_in_line
+from headway.core.run_folder import RunFolder
+from headway.core.statistics import compute_interval
+from headway.setup.recipe import TrainRecipe
+from headway.sweep.budget import Method, Plan, plan_brackets
+from headway.sweep.cohort import Assignment
+from headway.sweep.coordinator import Coordinator
+from headway.sweep.journal import open_journal
+from headway.sweep.space import Space
+from headway.sweep.space_recipe import SpaceRecipe
+from headway.sweep.state import State, rank_trials
+from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
+from headway.sweep.trial_recipe import build_trial_recipe
+from headway.sweep.trials import count_steps, probe_recipe
+
+LOG = logging.getLogger("headway.sweep")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """What a sweep may spend, and how.
+
+    Attributes:
+        budget: most work, in full trainings.
+        method: which trials go on.
+        eta: one trial of `eta` goes on from a rung.
+        smallest: least fraction of a training after which trials are compared.
+        max_trials: most trials.
+        seed: seed of the trials' values.
+        slots: processes that train at once; None: one for each GPU, else one for each core.
+        together: most trials that take turns in one process.
+        seeds: trainings of the winner with new seeds.
+    """
+
+    budget: Fraction
+    method: Method = "halving"
+    eta: int = 3
+    smallest: Fraction = Fraction(1, 27)
+    max_trials: int | None = None
+    seed: int = 0
+    slots: int | None = None
+    together: int = 16
+    seeds: int = 3
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SweepResult:
+    """The result of a sweep.
+
+    Attributes:
+        folder: its folder.
+        state: all trials.
+        objective: the metric by which they were compared.
+        winner: number of the best trial.
+        score: its score, which is biased: it is the best of many noisy ones.
+        values: its values.
+        recipe: recipe of the winner.
+        retrained: scores of the winner with new seeds.
+        seconds: wall time of this call; `cpu_s`: seconds of the processor in trials.
+    """
+
+    folder: Path
+    state: State
+    objective: str
+    winner: int
+    score: float
+    values: dict[str, Any]
+    recipe: Path
+    retrained: tuple[float, ...]
+    seconds: float
+    cpu_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the result as a JSON object."""
+        retrained: dict[str, Any] = {"scores": list(self.retrained)}
+        if len(self.retrained) > 1:
+            mean, half = compute_interval(self.retrained)
+            retrained |= {"mean": mean, "interval": half}
+        return {
+            "sweep": str(self.folder),
+            "objective": self.objective,
+            "trials": len(self.state.trials),
+            "winner": {"trial": self.winner, "score": self.score, "values": self.values, "recipe": str(self.recipe)},
+            "retrained": retrained,
+            "seconds": self.seconds,
+            "cpu_s": self.cpu_s,
+        }
+
+    def describe(self) -> str:
+        """Describes the result, for the terminal."""
+        failed = sum(trial.has_failed for trial in self.state.trials)
+        lines = [
+            f"{len(self.state.trials)} trials in {self.folder}"
+            + (f", {failed} of which failed" if failed else "")
+            + ".",
+            f"Best: trial {self.winner}, {self.objective} {self.score:.4f}, the best of many noisy scores: "
+            + ", ".join(f"{key}={dump_in_line(value)}" for key, value in self.values.items()),
+        ]
+        if len(self.retrained) > 1:
+            mean, half = compute_interval(self.retrained)
+            lines.append(
+                f"Trained again with {len(self.retrained)} new seeds: {self.objective} {mean:.4f} +- {half:.2g} (95 %)."
+            )
+        elif self.retrained:
+            lines.append(f"Trained again with a new seed: {self.objective} {self.retrained[0]:.4f}.")
+        lines.append(f"Its recipe: {self.recipe}")
+        return "\n".join(lines)
+
+
+def run_sweep(
+    recipe: Path, overrides: Sequence[str], space: Path, options: SweepOptions, folder: Path | None = None
+) -> SweepResult:
+    """Runs a sweep in a new folder (default: sweeps/NAME).
+
+    Raises:
+        HeadwayError: recipe, space or options are wrong, or trials crash one after another.
+    """
+    loaded = read_recipe(recipe, overrides, TrainRecipe)
+    space_recipe = read_recipe(space, (), SpaceRecipe, kind="space", fix="See `headway sweep --help`.").recipe
+    folder = folder or RunFolder.find_free_name(Path("sweeps"), loaded.recipe.name)
+    probe = probe_recipe(loaded, space_recipe.objective, space_recipe.parameters)
+    size = Space(space_recipe).size
+    bounds = [bound for bound in (size, options.max_trials) if bound is not None]
+    settings = SweepRecipe(
+        recipe=collect_given_values(probe.loaded),
+        space=space_recipe,
+        objective=probe.objective,
+        higher_is_better=probe.higher_is_better,
+        samples=probe.samples,
+        method=options.method,
+        budget=options.budget,
+        eta=options.eta,
+        smallest=options.smallest,
+        max_trials=min(bounds) if bounds else None,
+        seed=options.seed,
+        slots=options.slots or _count_slots(),
+        together=options.together,
+        seeds=options.seeds,
+    )
+    # Before there is a folder: a budget that is too small is refused.
+    build_plan(settings)
+    sweep = SweepFolder.create(folder)
+    sweep.write_settings(settings, probe.loaded)
+    return _run(sweep)
+
+
+def resume_sweep(folder: Path) -> SweepResult:
+    """Continues a sweep that was stopped or killed, with the same decisions.
+
+    Raises:
+        UsageError: there is no such sweep, or another process runs it.
+    """
+    return _run(SweepFolder.open(folder))
+
+
+def build_plan(settings: SweepRecipe) -> Plan:
+    """Returns how many trials start, and where they are compared."""
+    return plan_brackets(
+        settings.budget,
+        settings.eta,
+        settings.smallest,
+        settings.method,
+        max_trials=settings.max_trials,
+        higher_is_better=settings.higher_is_better,
+        seed=settings.seed,
+    )
+
+
+def _count_slots() -> int:
+    import torch
+
+    from headway.core.cpu_count import count_usable_cores
+
+    return torch.cuda.device_count() or count_usable_cores()
+
+
+def _list_gpus() -> list[str]:
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _run(sweep: SweepFolder) -> SweepResult:
+    began = time.monotonic()
+    settings, loaded = sweep.read_settings()
+    plan = build_plan(settings)
+    with open_journal(sweep.folder, plan) as journal:
+        sweep.wait_for_workers(LOG.info)
+        _describe_plan(plan)
+        with Coordinator(sweep, settings, loaded, _list_gpus()) as coordinator:
+            state = coordinator.run(journal)
+            winner, score = find_winner(state)
+            recipe = _write_winner(sweep, settings, loaded, state, winner)
+            retrained = _retrain(sweep, settings, coordinator, recipe)
+            cpu_s = coordinator.cpu_s
+    result = SweepResult(
+        folder=sweep.folder,
+        state=state,
+        objective=settings.objective,
+        winner=winner,
+        score=score,
+        values=dict(state.trials[winner].values),
+        recipe=recipe,
+        retrained=retrained,
+        seconds=time.monotonic() - began,
+        cpu_s=cpu_s,
+    )
+    write_atomically(sweep.folder / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
+    return result
+
+
+def _describe_plan(plan: Plan) -> None:
+    rungs = "; ".join(
+        ", ".join(f"{size} to {level}" for size, level in zip(bracket.sizes, bracket.levels, strict=True))
+        for bracket in plan.brackets
+    )
+    LOG.info(f"{plan.method}: {plan.trials} trials ({rungs} of a training), {float(plan.work):.4g} full trainings.")
+
+
+def find_winner(state: State) -> tuple[int, float]:
+    """Returns the number and the score of the best trial.
+
+    Raises:
+        HeadwayError: every trial failed.
+    """
+    ranked = rank_trials(state)
+    if not ranked:
+        reasons = {trial.reason for trial in state.trials}
+        raise HeadwayError(
+            f"every trial failed: {'; '.join(sorted(reasons)[:3])}", fix="Change the space or the recipe."
+        )
+    best = state.trials[ranked[0]]
+    return best.number, next(score for score in reversed(best.scores) if score is not None)
+
+
+def _write_winner(
+    sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], state: State, winner: int
+) -> Path:
+    """Writes the winner as a recipe, with its evidence above it; paths in it start from its own folder."""
+    own = build_trial_recipe(loaded, winner, state.trials[winner].values)
+    tree = collect_given_values(own)
+    for key in ("train", "eval"):
+        if isinstance(value := tree.get("data", {}).get(key), str) and "://" not in value and value != "synthetic":
+            tree["data"][key] = str((loaded.base / value).resolve())
+    score = find_winner(state)[1]
+    head = [
+        f"# Trial {winner} of {len(state.trials)} in {sweep.folder}: {settings.objective} {score:.4f}.",
+        "# The best of many noisy scores is biased: see `retrained` in result.json for a fair one.",
+        *(f"#   {key}: {dump_in_line(value)}" for key, value in state.trials[winner].values.items()),
+    ]
+    body = yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
+    write_atomically(sweep.folder / "winner.yaml", "\n".join([*head, body]))
+    return sweep.folder / "winner.yaml"
+
+
+def _retrain(sweep: SweepFolder, settings: SweepRecipe, coordinator: Coordinator, recipe: Path) -> tuple[float, ...]:
+    """Trains the winner with new seeds; returns the scores."""
+    loaded = read_recipe(recipe, (), TrainRecipe)
+    seeds = [loaded.recipe.seed + number for number in range(1, settings.seeds + 1)]
+    if seeds:
+        LOG.info(f"Training the winner again with {len(seeds)} new seeds.")
+    assignments = [
+        Assignment(
+            trial=-seed - 1,
+            folder=sweep.find_retrained(seed),
+            loaded=override_values(loaded, {"seed": seed}, "another seed of the winner"),
+            until=count_steps(loaded, settings.samples),
+        )
+        for seed in seeds
+    ]
+    outcomes = coordinator.train(assignments)
+    for outcome in outcomes:
+        if outcome.kind != "done":
+            raise HeadwayError(f"the winner failed with another seed: {outcome.failure}", where=str(sweep.retrained))
+    by_trial = {outcome.trial: outcome.metrics or {} for outcome in outcomes}
+    return tuple(by_trial[one.trial][settings.objective] for one in assignments)
