@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from tests._support import headway, packed_digits, refused, write_recipe
 from tests.training._runs import weights
@@ -92,6 +93,21 @@ def test_a_greedy_soup_is_at_least_as_good_as_its_best_member(folder: Path) -> N
     assert accuracies[chosen[0]] == max(accuracies.values())
     # Tried from the best one to the worst one.
     assert [accuracies[name] for name in chosen] == sorted((accuracies[name] for name in chosen), reverse=True)
+
+
+@pytest.mark.parametrize("primary", ["f1", "loss"])
+def test_a_greedy_soup_by_another_metric(folder: Path, tmp_path: Path, primary: str) -> None:
+    """A metric of a whole set, or one that is better when lower."""
+    runs = [tmp_path / name for name in ("r1", "r2", "r3")]
+    for run in runs:
+        shutil.copytree(folder / run.name, run)
+        tree = yaml.safe_load((run / "recipe.yaml").read_text())
+        tree["task"] |= {"metrics": ["f1"], "primary": primary}
+        (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    found = make(*runs, "--soup", "greedy")
+    alone = [headway("evaluate", run, "--json").json()[primary] for run in runs]
+    value = found["soup"]["metrics"][primary]
+    assert value <= min(alone) + 1e-6 if primary == "loss" else value >= max(alone)
 
 
 def test_what_cannot_be_averaged(folder: Path, tmp_path: Path) -> None:

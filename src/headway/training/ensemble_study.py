@@ -53,7 +53,6 @@ class EnsembleStudy:
         disagreement: share of the samples for which two members predict different classes (or labels), mean over all
             pairs of members. None if labels are numbers.
         clock: `CPU` or `GPU`, the time that `ms` counts.
-        primary: the metric by which runs are compared.
     """
 
     data: str
@@ -63,7 +62,6 @@ class EnsembleStudy:
     first: tuple[Figures, ...]
     disagreement: float | None
     clock: str
-    primary: str
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -87,7 +85,8 @@ class EnsembleStudy:
             rows.append([*_format_figures(one, names), f"{one.metrics[loss] - before.metrics[loss]:+.4f}"])
         lines = [f"{self.samples:,} images of {shorten_path(self.data)}", *align_table(rows)]
         if self.disagreement is not None:
-            lines.append(f"Two members disagree on {self.disagreement:.1%} of the images, on average over all pairs.")
+            what = "images" if loss == "nll" else "labels"
+            lines.append(f"Two members disagree on {self.disagreement:.1%} of the {what}, on average over all pairs.")
         return "\n".join(lines)
 
 
@@ -206,7 +205,6 @@ def study_ensemble(
         first=tuple(one.summarise(cost) for one, cost in zip(together, together_ms, strict=True)),
         disagreement=float(torch.cat(differences).double().mean()) / pairs if differences else None,
         clock="CPU" if setup.device.type == "cpu" else "GPU",
-        primary=task.primary,
     )
 
 

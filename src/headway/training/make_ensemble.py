@@ -96,7 +96,7 @@ def make_ensemble(
         with closing(setup.inputs), closing(open_evaluation_set(setup, data, folders[0])) as dataset:
             _warn_of_doubts(members, names)
             study = study_ensemble(setup, names, dataset, progress)
-            mixed = None if soup is None else _mix(soup, setup, members, study, dataset)
+            mixed = None if soup is None else _mix(soup, setup, members, dataset)
         # Written after all else has succeeded.
         if out is not None and mixed is None:
             _write_ensemble(out, members, snapshots, setup)
@@ -138,16 +138,12 @@ def _warn_of_doubts(members: Sequence[RunFolder], names: Sequence[str]) -> None:
         LOG.warning(f"{what}. If one of these has images of the evaluation set, the figures are too good.")
 
 
-def _mix(
-    kind: SoupKind, setup: TrainSetup, members: Sequence[RunFolder], study: EnsembleStudy, dataset: Dataset
-) -> Soup:
+def _mix(kind: SoupKind, setup: TrainSetup, members: Sequence[RunFolder], dataset: Dataset) -> Soup:
     first = setup.members[0]
     augment = [(one.recipe.augment.mean, one.recipe.augment.std) for one in setup.members]
     if any(one != augment[0] for one in augment):
         LOG.warning("The runs normalise with different mean and std: their average takes those of the first run.")
-    return make_soup(
-        kind, first, [read_state(member) for member in members], [one.metrics for one in study.members], dataset
-    )
+    return make_soup(kind, first, [read_state(member) for member in members], dataset)
 
 
 def _describe_soup(soup: Soup, study: EnsembleStudy) -> dict[str, Any]:

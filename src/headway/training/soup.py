@@ -89,13 +89,7 @@ def read_state(run: RunFolder) -> dict[str, Tensor]:
     return load_file(run.weights_path)
 
 
-def make_soup(
-    kind: SoupKind,
-    setup: TrainSetup,
-    states: Sequence[Mapping[str, Tensor]],
-    scores: Sequence[dict[str, float]],
-    dataset: Dataset,
-) -> Soup:
+def make_soup(kind: SoupKind, setup: TrainSetup, states: Sequence[Mapping[str, Tensor]], dataset: Dataset) -> Soup:
     """Averages weights, and evaluates the average.
 
     `greedy` goes through the members from the best one to the worst one, and keeps each in the average if the primary
@@ -103,39 +97,35 @@ def make_soup(
 
     Args:
         setup: a setup of this network; its weights are replaced.
-        scores: metrics of each member alone, with the primary metric and `loss`.
         dataset: the evaluation set.
+
+    Raises:
+        UsageError: the states are of different networks. HeadwayError: the training set cannot be read, and the network
+            has batch norm.
     """
     if kind == "uniform":
-        chosen = tuple(range(len(states)))
-        state, recomputed = build_average(setup, [states[place] for place in chosen])
-        return Soup(
-            kind=kind, chosen=chosen, state=state, metrics=evaluate_state(setup, dataset), recomputed=recomputed
-        )
-    order = sort_best_first(setup, scores)
-    best: Soup | None = None
-    for place in order:
-        chosen = (*(() if best is None else best.chosen), place)
-        state, recomputed = build_average(setup, [states[one] for one in chosen])
-        metrics = evaluate_state(setup, dataset)
-        # Kept on a tie too, as in the paper: "does not decrease".
-        primary = setup.task.primary
-        if best is None or metrics[primary] == best.metrics[primary] or is_better(setup.task, metrics, best.metrics):
-            best = Soup(kind=kind, chosen=chosen, state=state, metrics=metrics, recomputed=recomputed)
-    assert best is not None
+        return _evaluate_average(kind, setup, states, tuple(range(len(states))), dataset)
+    alone = [_evaluate_average(kind, setup, states, (place,), dataset) for place in range(len(states))]
+    primary, sign = setup.task.primary, -1.0 if setup.task.higher_is_better else 1.0
+    best, *others = sorted(alone, key=lambda one: sign * one.metrics[primary])
+    for one in others:
+        tried = _evaluate_average(kind, setup, states, (*best.chosen, *one.chosen), dataset)
+        # Kept on a tie too, as in the paper, whatever the loss.
+        if tried.metrics[primary] == best.metrics[primary] or is_better(setup.task, tried.metrics, best.metrics):
+            best = tried
     return best
 
 
-def sort_best_first(setup: TrainSetup, scores: Sequence[dict[str, float]]) -> list[int]:
-    """Returns the places of scores, sorted by the primary metric; equal ones stay in their order."""
-    primary = setup.task.primary
-    sign = -1.0 if setup.task.higher_is_better else 1.0
-    return sorted(range(len(scores)), key=lambda place: sign * scores[place][primary])
-
-
-def evaluate_state(setup: TrainSetup, dataset: Dataset) -> dict[str, float]:
-    """Evaluates the weights that the network has now."""
-    return evaluate(setup, dataset).metrics
+def _evaluate_average(
+    kind: SoupKind,
+    setup: TrainSetup,
+    states: Sequence[Mapping[str, Tensor]],
+    chosen: tuple[int, ...],
+    dataset: Dataset,
+) -> Soup:
+    state, recomputed = build_average(setup, [states[place] for place in chosen])
+    metrics = evaluate(setup, dataset).metrics
+    return Soup(kind=kind, chosen=chosen, state=state, metrics=metrics, recomputed=recomputed)
 
 
 def build_average(setup: TrainSetup, states: Sequence[Mapping[str, Tensor]]) -> tuple[dict[str, Tensor], bool]:
