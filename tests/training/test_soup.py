@@ -106,8 +106,10 @@ def test_a_greedy_soup_by_another_metric(folder: Path, tmp_path: Path, primary: 
         (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
     found = make(*runs, "--soup", "greedy")
     alone = [headway("evaluate", run, "--json").json()[primary] for run in runs]
-    value = found["soup"]["metrics"][primary]
-    assert value <= min(alone) + 1e-6 if primary == "loss" else value >= max(alone)
+    value, first = found["soup"]["metrics"][primary], found["soup"]["members"][0]
+    best = min(alone) if primary == "loss" else max(alone)
+    assert alone[[str(run) for run in runs].index(first)] == best
+    assert value <= best + 1e-6 if primary == "loss" else value >= best
 
 
 def test_what_cannot_be_averaged(folder: Path, tmp_path: Path) -> None:
