@@ -78,7 +78,7 @@ def test_a_sweep_finds_its_best_trial_and_trains_it_again(whole: Path) -> None:
 
 
 def test_the_winner_is_a_recipe_that_trains_as_the_trial_did(folder: Path, whole: Path) -> None:
-    said = finished("train", whole / "winner.yaml", "--run", folder / "again", cwd=folder.parent)
+    said = finished("train", whole / "winner/recipe.yaml", "--run", folder / "again", cwd=folder.parent)
     assert said.status == 0, said.err
     winner = json.loads((whole / "result.json").read_text())["winner"]
     summary = json.loads((folder / "again/summary.json").read_text())
@@ -109,7 +109,8 @@ def test_killed_at_random_moments_it_makes_the_same_decisions(folder: Path, whol
     begin = ("sweep", "recipe.yaml", "--space", "space.yaml", *OPTIONS, "--out", "killed")
     arguments: tuple[str, ...] = begin
     while kills < 5:
-        process = subprocess.Popen(command(*arguments), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command(*arguments), cwd=folder, **quiet)
         try:
             process.wait(chance.uniform(1, 10))
             break
@@ -122,7 +123,7 @@ def test_killed_at_random_moments_it_makes_the_same_decisions(folder: Path, whol
             os.kill(victim, signal.SIGKILL)
         kills += 1
         process.kill()
-        process.communicate()
+        process.wait()
         if (folder / "killed/sweep.yaml").exists():
             arguments = ("sweep", "--resume", "killed")
         else:

@@ -15,7 +15,7 @@ import yaml
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import write_atomically
-from headway.core.recipe import LoadedRecipe, read_recipe
+from headway.core.recipe import LoadedRecipe
 from headway.core.recipe_override import collect_given_values, override_values
 from headway.core.recipe_yaml import RecipeDumper, dump_in_line
 from headway.core.run_folder import RunFolder
@@ -30,6 +30,7 @@ from headway.sweep.state import State, rank_trials
 from headway.sweep.sweep_folder import SweepFolder, SweepRecipe
 from headway.sweep.trial_recipe import build_trial_recipe, check_space
 from headway.sweep.trials import count_steps, probe_recipe
+from headway.training.runs import load_recipe
 
 LOG = logging.getLogger("headway.sweep")
 
@@ -135,7 +136,7 @@ def run_sweep(
     Raises:
         HeadwayError: recipe, space or options are wrong, or trials crash one after another.
     """
-    loaded = read_recipe(recipe, overrides, TrainRecipe)
+    loaded = load_recipe(recipe, overrides)
     space_recipe = read_space(space).recipe
     check_space(Space(space_recipe), loaded)
     if space_recipe.method == "tpe" and options.method != "asha":
@@ -260,26 +261,20 @@ def find_winner(state: State) -> tuple[int, float]:
 def _write_winner(
     sweep: SweepFolder, settings: SweepRecipe, loaded: LoadedRecipe[TrainRecipe], state: State, winner: int
 ) -> Path:
-    """Writes the winner as a recipe, with its evidence above it; paths in it start from its own folder."""
+    """Writes the winner as a recipe, with its evidence above it."""
     own = build_trial_recipe(loaded, winner, state.trials[winner].values)
-    tree = collect_given_values(own)
-    for key in ("train", "eval"):
-        if isinstance(value := tree.get("data", {}).get(key), str) and "://" not in value and value != "synthetic":
-            tree["data"][key] = str((loaded.base / value).resolve())
-    score = find_winner(state)[1]
     head = [
-        f"# Trial {winner} of {len(state.trials)} in {sweep.folder}: {settings.objective} {score:.4f}.",
+        f"# Trial {winner} of {len(state.trials)}: {settings.objective} {find_winner(state)[1]:.4f}.",
         "# The best of many noisy scores is biased: see `retrained` in result.json for a fair one.",
         *(f"#   {key}: {dump_in_line(value)}" for key, value in state.trials[winner].values.items()),
     ]
-    body = yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
-    write_atomically(sweep.folder / "winner.yaml", "\n".join([*head, body]))
-    return sweep.folder / "winner.yaml"
+    body = yaml.dump(collect_given_values(own), Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
+    return sweep.write_winner("\n".join([*head, body]), own)
 
 
 def _retrain(sweep: SweepFolder, settings: SweepRecipe, coordinator: Coordinator, recipe: Path) -> tuple[float, ...]:
     """Trains the winner with new seeds; returns the scores."""
-    loaded = read_recipe(recipe, (), TrainRecipe)
+    loaded = load_recipe(recipe, ())
     seeds = [loaded.recipe.seed + number for number in range(1, settings.seeds + 1)]
     if seeds:
         LOG.info(f"Training the winner again with {len(seeds)} new seeds.")
