@@ -1,0 +1,1 @@
+"""Sweeps: the arms of bench.sweep."""
