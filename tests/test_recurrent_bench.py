@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from bench._accuracy.results import Results
+from bench._accuracy.results import FOLDER, Results
 from bench._arms import ROOT
 from bench._sweep import recurrent
 from bench._sweep.recurrent import ARMS, CELLS, EPOCHS, SEEDS, TRUST, TUNING_SEED, Cell, Job, Table
@@ -126,3 +126,17 @@ def test_a_run_of_each_network_is_a_recipe_that_trains(tmp_path: Path) -> None:
         found = recurrent.train(tree | {"epochs": 3 * cell.batch / 1438})
         assert found["steps"] == 3
         assert not found["diverged"]
+
+
+def test_the_lab_shows_the_kept_runs() -> None:
+    """If it fails, the settings have changed: run the bench again, and write its table into the lab."""
+    table, lab = Table(Results(FOLDER / "recurrent.jsonl").all()), (ROOT / "docs/labs/recurrent.md").read_text("utf-8")
+    assert table.list_missing() == []
+    shown = lab.replace("**", "").replace(", the lowest", ", the edge")
+    for _network, _batch, *cells in table.build_rows()[1:]:
+        assert f"| {' | '.join(cells)} |" in shown
+    claims = (ROOT / "docs/claims.md").read_text("utf-8")
+    for claim in table.build_claims():
+        half = claim.how.partition("+- ")[2].partition(";")[0]
+        assert f"`{claim.name}`" in claims
+        assert f"{claim.value:.1f} +- {half}" in claims, claim.name
